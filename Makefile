@@ -1,0 +1,44 @@
+# The one front door for people, CI and buildspec. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+STAMP := .venv/.ready
+TIMED := scripts/timed
+
+.PHONY: help setup demo test test-all test-long check fmt lock bench-launcher clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with everything development and the demo need
+
+$(STAMP): constraints/dev.txt docker/versions.env scripts/setup toolkit/launcher/pyproject.toml toolkit/version.py
+	@scripts/setup
+
+demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine
+	@$(BIN)/python examples/digits/demo.py
+
+check: $(STAMP) ## format, lint, types, import layers, unit tests (under 60 s)
+	@$(TIMED) check 60 scripts/check
+
+fmt: $(STAMP) ## format the code and mend what lint can mend
+	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+
+test: $(STAMP) ## everything that needs no root, Docker or apt (at most 8 minutes)
+	@$(TIMED) test 480 scripts/run-tests fast
+
+test-all: $(STAMP) ## test, and namespaces, other Pythons, frameworks, Docker, SDKs (at most 45 minutes)
+	@$(TIMED) test-all 2700 scripts/run-tests all
+
+test-long: $(STAMP) ## fuzz, soak, full matrices
+	@$(TIMED) test-long 10800 scripts/run-tests long
+
+bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON
+	@$(BIN)/python -m benchmarks.launcher
+
+lock: ## make constraints/dev.txt anew from dev.in
+	@cd constraints && ../$(BIN)/uv pip compile --quiet dev.in --universal --python-version 3.10 --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file dev.txt
+
+clean: ## remove what set-up and runs left in the checkout
+	@rm -rf .venv .cache muster-runs dist build

@@ -1,0 +1,1 @@
+"""muster: SageMaker-compatible distributed training that runs anywhere."""

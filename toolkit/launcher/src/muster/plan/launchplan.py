@@ -1,0 +1,114 @@
+"""What will run: on this host in full, on the others as far as all hosts must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class _CommandFields(NamedTuple):
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+
+class Command(_CommandFields):
+    """One process to start. Raises ValueError for an empty argv or a NUL anywhere."""
+
+    __slots__ = ()
+
+    def __new__(cls, argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Command:
+        if not argv:
+            raise ValueError("a command needs a program")
+        if any("\0" in text for text in (*argv, cwd)):
+            raise ValueError("a command line cannot hold a NUL character")
+        if any("\0" in name or "\0" in value or "=" in name for name, value in env.items()):
+            raise ValueError("an environment cannot hold a NUL, nor a name with '='")
+        return super().__new__(cls, argv, env, cwd)
+
+
+class RankSlot(NamedTuple):
+    """One rank: its number, its host's index in the cluster, its number on that host."""
+
+    rank: int
+    host: int
+    local_rank: int
+
+
+class _LaunchPlanFields(NamedTuple):
+    option: str
+    world_size: int
+    ranks: tuple[RankSlot, ...]
+    leader: int
+    master_addr: str
+    ports: Mapping[str, int]
+    launcher: Command | None
+    launcher_ends_itself: bool
+    script: Command
+    script_is_python: bool
+    rank_env: tuple[str, ...]
+    agreed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class LaunchPlan(_LaunchPlanFields):  # built by name only
+    """The same on every host but for `launcher` and `script`, which are this host's.
+
+    `ranks`: every process of the job that runs the user's script, hosts without a distribution
+    role included (their ranks are numbered from `world_size` on). `launcher`: the process that
+    starts this host's rank shims (torchrun), or None: the supervisor starts them itself.
+    `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
+    (ending in `*`) of the variables that a launcher makes and that are added over it.
+    `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
+    host's own. `notes`: lines for the log and for `muster plan`.
+    Raises ValueError when the ranks do not fit the world size or two ports are equal.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        option: str,
+        world_size: int,
+        ranks: tuple[RankSlot, ...],
+        leader: int,
+        master_addr: str,
+        ports: Mapping[str, int],
+        launcher: Command | None,
+        launcher_ends_itself: bool,
+        script: Command,
+        script_is_python: bool,
+        rank_env: tuple[str, ...],
+        agreed: tuple[str, ...],
+        notes: tuple[str, ...] = (),
+    ) -> LaunchPlan:
+        if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
+            raise ValueError("ranks are not numbered 0, 1, 2, ...")
+        if not 1 <= world_size <= len(ranks):
+            raise ValueError(f"world size {world_size} does not fit {len(ranks)} ranks")
+        if len(set(ports.values())) != len(ports):
+            raise ValueError(f"two ports of the plan are equal: {dict(ports)}")
+        return super().__new__(
+            cls, option, world_size, ranks, leader, master_addr, ports, launcher,
+            launcher_ends_itself, script, script_is_python, rank_env, agreed, notes,
+        )  # fmt: skip
+
+    def ranks_of(self, host: int) -> tuple[RankSlot, ...]:
+        """The ranks of one host, by local rank."""
+        return tuple(slot for slot in self.ranks if slot.host == host)
+
+    @property
+    def digest(self) -> str:
+        """Equal on two hosts exactly when they are about to run the same thing."""
+        import hashlib  # only jobs of several hosts compare digests
+        import json
+
+        content = [
+            self.option,
+            self.world_size,
+            self.ranks,
+            self.leader,
+            sorted(self.ports.items()),
+            self.agreed,
+        ]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()

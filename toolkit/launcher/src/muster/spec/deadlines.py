@@ -1,0 +1,108 @@
+"""Every time limit of the launcher, with its default and its range. All in seconds, monotonic.
+
+Source: reliability.md section 3, protocol.md sections 1, 2, 6, 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muster.spec.errors import Problem
+
+
+class Deadlines(NamedTuple):
+    join_s: float = 900.0
+    stage_s: float = 3600.0
+    start_s: float = 120.0
+    heartbeat_s: float = 5.0
+    lost_after_s: float = 30.0
+    reconnect_s: float = 5.0
+    settle_s: float = 1.0
+    report_ack_s: float = 1.0
+    failfast_grace_s: float = 15.0
+    stop_grace_s: float = 100.0
+    stop_drain_s: float = 103.0  # the three below count from the stop, not from one another
+    stop_verdict_s: float = 106.0
+    stop_total_s: float = 110.0
+    drain_s: float = 5.0
+    finish_s: float = 60.0
+    leave_s: float = 5.0
+    told_s: float = 60.0  # how long a leader with bad input waits to tell the others
+
+
+# Compose kills a container 10 s after SIGTERM (sdk-and-local-mode.md 3.4).
+LOCAL_MODE_STOP = {
+    "stop_grace_s": 7.0,
+    "stop_drain_s": 7.5,
+    "stop_verdict_s": 8.2,
+    "stop_total_s": 9.0,
+}
+
+# name -> smallest and largest value that a variable may set
+RANGES: Mapping[str, tuple[float, float]] = {
+    "join_s": (1, 86_400),
+    "stage_s": (1, 604_800),
+    "start_s": (1, 86_400),
+    "heartbeat_s": (0.05, 60),
+    "lost_after_s": (0.2, 3_600),
+    "reconnect_s": (0.1, 600),
+    "settle_s": (0, 60),
+    "failfast_grace_s": (0, 3_600),
+    "stop_grace_s": (0, 86_400),
+    "drain_s": (0, 600),
+    "finish_s": (1, 3_600),
+}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a deadline: `join_s` -> `MUSTER_JOIN_S`."""
+    return "MUSTER_" + name.upper()
+
+
+def parse_deadlines(
+    environ: Mapping[str, str], local_mode: bool
+) -> tuple[Deadlines, tuple[Problem, ...]]:
+    """The deadlines of this run and all that is wrong with the variables that change them.
+
+    `local_mode`: the instance type begins with `local`, so the whole stop must fit in 10 s.
+    A stop grace that is given moves the three times behind it by the same amount.
+    """
+    values: dict[str, float] = dict(LOCAL_MODE_STOP) if local_mode else {}
+    problems: list[Problem] = []
+    for name, (low, high) in RANGES.items():
+        text = environ.get(variable(name))
+        if text is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            problems.append(
+                Problem(
+                    variable(name),
+                    f"expected a number of seconds from {low:g} to {high:g}, got {text!r}",
+                    f"unset {variable(name)} or set it inside the range",
+                )
+            )
+            continue
+        values[name] = value
+    result = Deadlines(**values)
+    if variable("stop_grace_s") in environ and "stop_grace_s" in values:
+        base = Deadlines(**LOCAL_MODE_STOP) if local_mode else Deadlines()
+        moved = result.stop_grace_s - base.stop_grace_s
+        result = result._replace(
+            stop_drain_s=base.stop_drain_s + moved,
+            stop_verdict_s=base.stop_verdict_s + moved,
+            stop_total_s=base.stop_total_s + moved,
+        )
+    if result.lost_after_s < 2 * result.heartbeat_s:
+        problems.append(
+            Problem(
+                variable("lost_after_s"),
+                f"{result.lost_after_s:g} s is under two heartbeats of {result.heartbeat_s:g} s",
+                f"set {variable('lost_after_s')} to at least {2 * result.heartbeat_s:g}",
+            )
+        )
+    return result, tuple(problems)

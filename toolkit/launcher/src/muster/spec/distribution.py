@@ -1,0 +1,36 @@
+"""The distribution option as a closed union: one small value per way of starting ranks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+
+class Single(NamedTuple):
+    """No distribution: the script runs once per host."""
+
+    option: str = "none"
+
+
+class Torchrun(NamedTuple):
+    """torchrun on every host. `processes_per_host` None: the devices found, else 1."""
+
+    option: str = "torch_distributed"
+    processes_per_host: int | None = None
+
+
+class Mpi(NamedTuple):
+    """mpirun on the leader. `option` is the one that the request named."""
+
+    option: str = "mpi"
+    processes_per_host: int | None = None
+    processes: int | None = None
+    custom_options: str = ""
+
+
+class ParameterServer(NamedTuple):
+    """Server and worker processes on every host; also `multi_worker_mirrored_strategy`."""
+
+    option: str = "parameter_server"
+
+
+Distribution = Union[Single, Torchrun, Mpi, ParameterServer]  # noqa: UP007 - a runtime alias on 3.10
