@@ -26,8 +26,8 @@ class _ClusterFields(NamedTuple):
 class Cluster(_ClusterFields):
     """All hosts of the job in the order of the request.
 
-    `current`: position of this host. `distribution`: positions, in order, of the hosts that take part
-    in the distribution (all of them unless the cluster is heterogeneous); never empty.
+    `current`: position of this host. `distribution`: positions, in order, of the hosts that take
+    part in the distribution (all of them unless the cluster is heterogeneous); never empty.
     `interface`: the network interface that the request names, perhaps absent on this machine.
     `addresses`: host name -> IPv4 address where the engine gives addresses (`muster local`).
     Raises ValueError when a position is out of range or a name appears twice.

@@ -94,7 +94,8 @@ class Job(NamedTuple):
 
     `id` is "" when nothing names the job. `program` is the entry point relative to the code
     folder, `source` where the code comes from ("" for the code folder itself). `arguments` are
-    the script's own, in order. `warnings` are lines for the log, found while reading.
+    the script's own, in order. `warnings` are lines for the log, found while reading. `origins`
+    says where values came from ("program" -> "variable SAGEMAKER_PROGRAM"), for `muster plan`.
     """
 
     id: str
@@ -111,6 +112,7 @@ class Job(NamedTuple):
     deadlines: Deadlines
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    origins: Mapping[str, str] = {}  # noqa: RUF012 - never written to
 
 
 class Program(NamedTuple):
