@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def train() -> None:
-    sys.exit(100)
+    """The container's entry point: runs the job and exits with its code.
+
+    Exits at once, without waiting for threads that a blocked disk or name server may hold.
+    """
+    arguments = sys.argv[1:]
+    if arguments not in ([], ["train"]):
+        _leave(_usage(arguments))
+    from muster.train_job import run
+
+    _leave(run(os.environ).exit_code)
 
 
 def main() -> None:
-    sys.exit(2)
+    """The command for people; `muster train` is `train`."""
+    if sys.argv[1:2] == ["train"]:
+        del sys.argv[1]
+        train()
+    from muster.commands.parser import main as run_command
+
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def _usage(arguments: list[str]) -> int:
+    sys.stderr.write(
+        f"train: unexpected arguments: {' '.join(arguments)}\n"
+        "usage: train [train]\n"
+        "  The job comes from /opt/ml/input/config; `muster --help` shows commands for people.\n"
+    )
+    return 100
+
+
+def _leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass
+    os._exit(code)

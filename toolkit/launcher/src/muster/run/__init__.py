@@ -1,1 +1,1 @@
-"""TODO."""
+"""The effects: processes, sockets, signals, logs. Knows `spec` and the types of a launch plan."""

@@ -65,6 +65,14 @@ class ConfigError(MusterError):
         text = str(self.problems[0]) + (f" (and {more} more, below)" if more else "")
         super().__init__(text, self.problems[0].fix)
 
+    @property
+    def detail(self) -> str:
+        """The problems behind the first, a line each and its fix; "" when there is only one."""
+        return "\n".join(
+            f"{problem}" + (f"\n  Fix: {problem.fix}" if problem.fix else "")
+            for problem in self.problems[1:]
+        )
+
     @classmethod
     def of(cls, where: str, what: str, fix: str = "") -> ConfigError:
         """The error of a single problem."""

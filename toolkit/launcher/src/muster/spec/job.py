@@ -87,6 +87,7 @@ class Documents(NamedTuple):
     input_data_config: Mapping[str, object]
     hyperparameters: Mapping[str, object]  # the user's own, decoded
     framework_parameters: Mapping[str, object]  # sagemaker_* keys outside the fixed list
+    fixed_parameters: Mapping[str, object] = {}  # noqa: RUF012 - never written to; the fixed list
 
 
 class Job(NamedTuple):

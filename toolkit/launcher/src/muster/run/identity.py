@@ -1,0 +1,45 @@
+"""Who this host says it is when it joins, and what all hosts of a job must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+PROTOCOL = 1
+
+
+class Identity(NamedTuple):
+    """`agreed`: what must be equal on every host (protocol.md 1), by name, as short texts; empty
+    on a host whose request is bad and that joins only to say so. `secret`: shared by all hosts,
+    or empty; it never travels."""
+
+    job: str
+    name: str
+    position: int
+    agreed: Mapping[str, str]
+    secret: bytes
+
+
+class Hello(NamedTuple):
+    """What a follower says of itself. `resume`: it has the job key from an earlier connection."""
+
+    protocol: int
+    job: str
+    position: int
+    name: str
+    agreed: Mapping[str, str]
+    nonce: str
+    proof: str
+    resume: bool
+    received: int
+
+
+def disagreement(mine: Mapping[str, str], theirs: Mapping[str, str], me: str, them: str) -> str:
+    """What two hosts disagree on: `algo-2 has toolkit 1.2, algo-1 has 1.3`; "" when they agree."""
+    if not mine or not theirs:
+        return ""
+    for name in sorted({*mine, *theirs}):
+        a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
+        if a != b:
+            return f"{them} has {name} {b}, {me} has {a}"
+    return ""

@@ -1,0 +1,300 @@
+"""The leader's end of the control channel: it listens, admits, and notices who goes away.
+
+Source: protocol.md 2, 3, 6; reliability.md S03, S19.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from muster.run import wire
+from muster.run.identity import PROTOCOL, Hello, Identity, disagreement
+from muster.run.link import Frames, Session
+from muster.run.loop import Loop, Timer
+from muster.run.messages import ToHost, ToLeader
+from muster.spec.deadlines import Deadlines
+from muster.spec.errors import ClusterError
+
+PENDING_LIMIT = 64
+HANDSHAKE_S = 5.0
+
+
+class LeaderEvents(Protocol):
+    """What the listening end tells; all on the loop's thread."""
+
+    def peer_joined(self, host: int) -> None: ...
+    def peer_disagrees(self, host: int, what: str) -> None: ...
+    def peer_said(self, host: int, message: ToLeader) -> None: ...
+    def peer_suspect(self, host: int) -> None: ...
+    def peer_recovered(self, host: int) -> None: ...
+    def peer_freed(self, host: int) -> None: ...
+    def peer_lost(self, host: int, last_heard: float, why: str) -> None: ...
+
+
+class _Peer:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.suspect_s: float | None = None
+        self.left = False
+
+
+class Leader:
+    """`admits(host, address, done)` checks an address against the host's name and calls
+    `done(bool)` on the loop's thread; it is asked only when there is no job secret."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        identity: Identity,
+        names: Sequence[str],
+        deadlines: Deadlines,
+        events: LeaderEvents,
+        admits: Callable[[int, str, Callable[[bool], None]], None],
+    ) -> None:
+        self.strict = False  # after the ready barrier only the holder of the job key comes back
+        self._loop = loop
+        self._identity = identity
+        self._names = names
+        self._deadlines = deadlines
+        self._events = events
+        self._admits = admits
+        self._key = os.urandom(wire.KEY_BYTES)
+        self._peers: dict[int, _Peer] = {}
+        self._pending: set[_Handshake] = set()
+        self._listener: socket.socket | None = None
+        self._closed = False
+
+    def listen(self, address: str, port: int) -> None:
+        """Binds the control port. Raises ClusterError when that is not possible."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            raise ClusterError(
+                f"the control port {address}:{port} cannot be bound: {error.strerror}",
+                "end the process that holds it, or set MUSTER_CONTROL_PORT on every host",
+            ) from error
+        listener.setblocking(False)
+        self._listener = listener
+        self._accept_again()
+        self._loop.after(self._sweep_s, self._sweep)
+
+    def send(self, host: int, message: ToHost) -> None:
+        """To one host that has joined; otherwise nothing."""
+        peer = self._peers.get(host)
+        if peer is not None:
+            peer.session.send(message)
+
+    def send_all(self, message: ToHost) -> None:
+        for host in list(self._peers):
+            self.send(host, message)
+
+    def open_connections(self) -> int:
+        """Followers that have not closed yet."""
+        return sum(peer.session.frames is not None for peer in self._peers.values())
+
+    def expect_closes(self) -> None:
+        """From now on a connection that ends means nothing."""
+        for peer in self._peers.values():
+            peer.left = True
+
+    def close(self) -> None:
+        """Closes everything."""
+        self._closed = True
+        for handshake in list(self._pending):
+            self._drop(handshake)
+        for peer in self._peers.values():
+            peer.session.detach()
+        if self._listener is not None:
+            self._loop.forget(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    @property
+    def _sweep_s(self) -> float:
+        return min(1.0, self._deadlines.heartbeat_s, self._deadlines.reconnect_s / 2)
+
+    def _accept(self, _events: int) -> None:
+        assert self._listener is not None
+        try:
+            sock, (address, _) = self._listener.accept()
+        except OSError:
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = _Handshake(self, self._loop, sock, address)
+        self._pending.add(handshake)
+        handshake.timer = self._loop.after(HANDSHAKE_S, lambda: self._drop(handshake))
+        if len(self._pending) >= PENDING_LIMIT:
+            self._loop.forget(self._listener.fileno())
+
+    def _drop(self, handshake: _Handshake) -> None:
+        handshake.frames.close()
+        self._done_with(handshake)
+
+    def _done_with(self, handshake: _Handshake) -> None:
+        self._pending.discard(handshake)
+        if handshake.timer is not None:
+            handshake.timer.cancel()
+        self._accept_again()
+
+    def _accept_again(self) -> None:
+        if self._listener is not None and len(self._pending) < PENDING_LIMIT:
+            self._loop.watch(self._listener.fileno(), self._accept)
+
+    def _hello(self, handshake: _Handshake, fields: list[object]) -> None:
+        """Checks who it is; whoever is not of this job is dropped without a word."""
+        hello = _parse_hello(fields, self._identity, self._names)
+        if hello is None:
+            self._drop(handshake)
+            return
+        parts = (handshake.nonce, bytes.fromhex(hello.nonce), str(hello.position).encode())
+        if hello.resume:
+            self._resume(handshake, hello, parts)
+            return
+        taken = self._peers.get(hello.position)
+        if taken is not None and (self.strict or taken.suspect_s is None):
+            self._drop(handshake)
+            return
+        if self._identity.secret:
+            proof = wire.derive(self._identity.secret, "follower", *parts)
+            if not wire.equal(proof.hex(), hello.proof):
+                self._drop(handshake)
+                return
+            self._welcome(handshake, hello, parts)
+            return
+        self._admits(
+            hello.position,
+            handshake.address,
+            lambda good: self._welcome(handshake, hello, parts) if good else self._drop(handshake),
+        )
+
+    def _welcome(self, handshake: _Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
+        if handshake not in self._pending:
+            return
+        secret = self._identity.secret
+        key = wire.masked(self._key, secret, *parts) if secret else self._key
+        proof = wire.derive(secret or self._key, "leader", *parts)
+        handshake.frames.send(["welcome", proof.hex(), key.hex(), 0])
+        replaced = self._peers.get(hello.position)
+        if replaced is not None:
+            replaced.session.detach()
+            self._events.peer_freed(hello.position)
+        host = hello.position
+        session = Session(lambda message: self._events.peer_said(host, message))  # type: ignore[arg-type]
+        peer = self._peers[host] = _Peer(session)
+        self._connect(handshake, peer, host, parts, 0)
+        self._events.peer_joined(host)
+        what = disagreement(
+            self._identity.agreed, hello.agreed, self._identity.name, self._names[host]
+        )
+        if what:
+            self._events.peer_disagrees(host, what)
+
+    def _resume(self, handshake: _Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
+        peer = self._peers.get(hello.position)
+        proof = wire.derive(self._key, "resume", *parts)
+        if peer is None or not wire.equal(proof.hex(), hello.proof):
+            self._drop(handshake)
+            return
+        peer.session.detach()
+        answer = wire.derive(self._key, "leader", *parts)
+        handshake.frames.send(["welcome", answer.hex(), "", peer.session.received])
+        self._connect(handshake, peer, hello.position, parts, hello.received)
+        if peer.suspect_s is not None:
+            peer.suspect_s = None
+            self._events.peer_recovered(hello.position)
+
+    def _connect(
+        self, handshake: _Handshake, peer: _Peer, host: int, parts: tuple[bytes, ...], heard: int
+    ) -> None:
+        frames = handshake.frames
+        frames.use_key(wire.derive(self._key, "session", *parts))
+        frames.on_payload = lambda payload: self._payload(peer, payload)
+        frames.on_end = lambda why: self._ended(host, peer)
+        self._done_with(handshake)
+        peer.session.attach(frames, heard)
+
+    def _payload(self, peer: _Peer, payload: list[object]) -> None:
+        beat = peer.session.take(payload)
+        if beat is not None and beat[0] == "h" and peer.session.frames is not None:
+            now = time.monotonic()
+            peer.session.frames.send(["e", peer.session.received, beat[2], now])
+
+    def _ended(self, host: int, peer: _Peer) -> None:
+        peer.session.frames = None
+        if peer.left or self._closed or self._peers.get(host) is not peer:
+            return
+        peer.suspect_s = time.monotonic()
+        self._events.peer_suspect(host)
+
+    def _sweep(self) -> None:
+        """Looks for hosts that are silent or did not come back."""
+        if self._closed:
+            return
+        now = time.monotonic()
+        for host, peer in list(self._peers.items()):
+            if peer.left:
+                continue
+            silent = now - peer.session.heard_s
+            if peer.suspect_s is not None and now - peer.suspect_s >= self._deadlines.reconnect_s:
+                self._give_up(host, peer, "its connection ended and did not come back")
+            elif peer.suspect_s is None and silent >= self._deadlines.lost_after_s:
+                self._give_up(host, peer, f"no heartbeat for {silent:.0f} s")
+        self._loop.after(self._sweep_s, self._sweep)
+
+    def _give_up(self, host: int, peer: _Peer, why: str) -> None:
+        peer.left = True
+        last = peer.session.heard_s
+        peer.session.detach()
+        if self.strict:
+            self._events.peer_lost(host, last, why)
+        else:
+            del self._peers[host]
+            self._events.peer_freed(host)
+
+
+class _Handshake:
+    """A connection that has not proved anything yet: one hello within a few seconds."""
+
+    def __init__(self, leader: Leader, loop: Loop, sock: socket.socket, address: str) -> None:
+        self.address = address
+        self.nonce = os.urandom(wire.NONCE_BYTES)
+        self.timer: Timer | None = None
+        self.frames = Frames(
+            loop,
+            sock,
+            wire.TO_FOLLOWER,
+            wire.TO_LEADER,
+            lambda fields: leader._hello(self, fields),
+            lambda _why: leader._done_with(self),
+        )
+        self.frames.send(["challenge", PROTOCOL, self.nonce.hex()])
+
+
+def _parse_hello(fields: list[object], mine: Identity, names: Sequence[str]) -> Hello | None:
+    """The hello when it is well formed and of this job, else None."""
+    try:
+        hello = Hello(*fields[1:])  # type: ignore[arg-type]
+        bytes.fromhex(hello.nonce)
+        good = (
+            fields[0] == "hello"
+            and hello.protocol == PROTOCOL
+            and hello.job == mine.job
+            and type(hello.position) is int
+            and 0 <= hello.position < len(names)
+            and hello.position != mine.position
+            and hello.name == names[hello.position]
+            and isinstance(hello.agreed, dict)
+            and isinstance(hello.proof, str)
+            and type(hello.received) is int
+        )
+    except (TypeError, ValueError):
+        return None
+    return hello if good else None

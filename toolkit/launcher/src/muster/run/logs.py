@@ -1,0 +1,196 @@
+"""Moves what ranks write to our own streams: byte for byte, whole lines, in constant memory.
+
+One thread reads all pipes and writes; the supervisor's own lines pass through the same thread, so
+that nothing the supervisor does can block on a reader that stopped reading (reliability.md F58,
+F59). A second thread keeps the files of each rank and drops and counts when the disk is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from muster.run.evidence import Watcher
+
+READ_BYTES = 1 << 16
+LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
+
+
+class Stream:
+    """One pipe of one process and where its bytes go. `target` -1: on no screen."""
+
+    def __init__(
+        self,
+        fd: int,
+        target: int,
+        prefix: bytes,
+        watcher: Watcher | None,
+        keep: Callable[[bytes], None] | None,
+        ended: Callable[[], None],
+    ) -> None:
+        self.fd = fd
+        self.target = target
+        self.prefix = prefix
+        self.watcher = watcher
+        self.keep = keep
+        self.ended = ended
+        self.partial = b""
+        self.at_line_start = True
+
+    def complete(self, data: bytes) -> bytes:
+        """The part of all unwritten bytes that may be written now; the rest is kept."""
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end == 0 and len(self.partial) + len(data) < LINE_BYTES:
+            self.partial += data
+            return b""
+        whole = self.partial + data[:end] if end else self.partial + data
+        self.partial = data[end:] if end else b""
+        return whole
+
+    def prefixed(self, block: bytes) -> bytes:
+        """The block with the prefix at the start of each of its lines."""
+        if not self.prefix or not block:
+            return block
+        ends = block.endswith(b"\n")
+        body = block[:-1] if ends else block
+        start = self.prefix if self.at_line_start else b""
+        self.at_line_start = ends
+        return start + body.replace(b"\n", b"\n" + self.prefix) + (b"\n" if ends else b"")
+
+
+class Pump:
+    """The thread that writes. `say` adds a line of our own; `close` flushes within a limit."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._streams: dict[int, Stream] = {}
+        self._incoming: deque[Stream] = deque()
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll.register(self._wake_r, select.EPOLLIN)
+        self._closing = False
+        self._broken: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="log-pump", daemon=True)
+        self._thread.start()
+
+    def add(self, stream: Stream) -> None:
+        """Takes over the descriptor of the stream; it is closed at its end."""
+        self._incoming.append(stream)
+        self._wake()
+
+    def say(self, target: int, line: bytes) -> None:
+        """Writes one whole line of our own; never blocks."""
+        self._ask(lambda: self._write(target, line))
+
+    def flush(self, limit_s: float) -> bool:
+        """Waits until all lines said so far are written; False when that took too long."""
+        written = threading.Event()
+        self._ask(written.set)
+        return written.wait(limit_s)
+
+    def close(self, limit_s: float) -> bool:
+        """Writes what is left; False when the reader did not take it within `limit_s`."""
+        self._closing = True
+        self._wake()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Ends every open stream: reads what is there now and closes it."""
+        self._ask(self._finish_all)
+
+    def _ask(self, call: Callable[[], None]) -> None:
+        self._asked.append(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_w, b"\0")
+        except BlockingIOError:
+            pass
+
+    def _run(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._wake_r:
+                    self._answer_wake()
+                elif fd in self._streams:
+                    self._move(self._streams[fd])
+            if self._closing and not self._asked and not self._incoming:
+                self._finish_all()
+                return
+
+    def _answer_wake(self) -> None:
+        try:
+            os.read(self._wake_r, 4096)
+        except BlockingIOError:
+            pass
+        while self._incoming:
+            stream = self._incoming.popleft()
+            os.set_blocking(stream.fd, False)
+            self._streams[stream.fd] = stream
+            self._poll.register(stream.fd, select.EPOLLIN)
+        while self._asked:
+            self._asked.popleft()()
+
+    def _move(self, stream: Stream) -> bool:
+        """One read; False when the stream has nothing more."""
+        try:
+            data = os.read(stream.fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._end(stream)
+            return False
+        block = stream.complete(data)
+        if block:
+            self._pass_on(stream, block)
+        return True
+
+    def _pass_on(self, stream: Stream, block: bytes) -> None:
+        if stream.watcher is not None:
+            stream.watcher.feed(block, time.monotonic(), stream.target == 2)
+        if stream.keep is not None:
+            stream.keep(block)
+        if stream.target >= 0:
+            self._write(stream.target, stream.prefixed(block))
+
+    def _finish_all(self) -> None:
+        for stream in list(self._streams.values()):
+            self._finish(stream)
+
+    def _finish(self, stream: Stream) -> None:
+        """Reads what the pipe holds now, at most a pipe's worth, and ends the stream."""
+        for _ in range(64):
+            if not self._move(stream):
+                break
+        if stream.fd in self._streams:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        if stream.partial:
+            block, stream.partial = stream.partial, b""
+            self._pass_on(stream, block)
+        self._poll.unregister(stream.fd)
+        del self._streams[stream.fd]
+        os.close(stream.fd)
+        stream.ended()
+
+    def _write(self, target: int, data: bytes) -> None:
+        if target in self._broken:
+            return
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(target, view) :]
+            except BlockingIOError:
+                select.select([], [target], [])
+            except OSError:
+                self._broken.add(target)  # nobody reads any more: keep draining the ranks
+                return

@@ -1,0 +1,84 @@
+"""What the supervisor is given: the job as far as it concerns it, and the work of other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from muster.plan.launchplan import LaunchPlan
+from muster.run.identity import Identity
+from muster.run.messages import RankEnd, Trouble
+from muster.spec.cluster import Cluster
+from muster.spec.deadlines import Deadlines
+from muster.spec.machine import HostFacts
+from muster.spec.outcome import Outcome
+from muster.spec.steps import StepRunner
+
+
+class Post(NamedTuple):
+    """Where this host stands in the job.
+
+    `address`: this host's on the job interface. `environ`: for helpers that muster itself starts,
+    without secrets. `resolve`: name -> IPv4 addresses, may block. `checks_names`: the engine gives
+    names, so a peer's address must be one of its name's. `trouble`: what is wrong with this
+    host's request, when it joins only to say so.
+    """
+
+    cluster: Cluster
+    identity: Identity
+    deadlines: Deadlines
+    address: str
+    control_port: int
+    checks_names: bool
+    log_prefix: bool
+    environ: Mapping[str, str]
+    resolve: Callable[[str], Sequence[str]]
+    memory_note: Callable[[], str]
+    trouble: Trouble | None = None
+
+
+class Ending(NamedTuple):
+    """What a host knows of the run when it writes its files; the leader knows all hosts."""
+
+    outcome: Outcome
+    plan: LaunchPlan | None
+    ranks: tuple[tuple[str, RankEnd], ...]
+    phases: Mapping[str, Mapping[str, float]]  # host -> state -> seconds
+    duration_s: float
+
+
+class Work(Protocol):
+    """The work of the layers that the supervisor must not know."""
+
+    def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
+        """Makes the code ready, on a thread of its own. Raises MusterError."""
+        ...
+
+    def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
+        """The plan of this host. Raises MusterError."""
+        ...
+
+    def check(self, plan: LaunchPlan) -> None:
+        """On the leader: whether the plan's ports are free. Raises MusterError."""
+        ...
+
+    def write(self, ending: Ending) -> None:
+        """Writes the host's files and says the last lines; never raises for a bad disk."""
+        ...
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """Any exception as trouble that can be told to all hosts; a foreign one is our defect."""
+    from muster.spec.errors import ConfigError, InternalError, MusterError
+
+    if not isinstance(error, MusterError):
+        import traceback
+
+        detail = "".join(traceback.format_exception(error))[-4096:]
+        message = f"{type(error).__name__}: {error}"
+        fix = "this is a defect of muster: please report it with the lines below"
+        return Trouble(InternalError.__name__, InternalError.exit_code, message, fix, detail)
+    detail = getattr(error, "tail", "")
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        detail = "\n".join(f"{problem}; Fix: {problem.fix}" for problem in error.problems)
+    return Trouble(type(error).__name__, error.exit_code, error.message, error.fix, detail[-4096:])

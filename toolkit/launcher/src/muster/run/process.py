@@ -1,0 +1,297 @@
+"""Supervised processes of this host: every one of them runs below a waiting shim.
+
+`Nursery` starts shims, accepts their registrations on a private socket, and turns what they say
+into calls. It never waits. Source: protocol.md 4 and 5, reliability.md S18.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from muster.run import rank_shim
+from muster.run.loop import Loop
+from muster.spec.errors import InternalError, LaunchError
+
+SHIM = os.path.abspath(rank_shim.__file__)
+UNIX_PATH_LIMIT = 100
+MESSAGE_LIMIT_BYTES = 64 << 20
+
+
+class Wrapped:
+    """One shim and its script. `status` is the exit code or minus the signal, once `ended`."""
+
+    def __init__(self, role: str, sock: socket.socket, shim_pid: int, environ: dict[str, str]):
+        self.role = role
+        self.sock = sock
+        self.shim_pid = shim_pid
+        self.environ = environ  # what the shim was started with
+        self.pid = 0
+        self.pidfd = -1
+        self.status: int | None = None
+        self.failure = ""  # why it could not be started
+        self.connected = True
+        self._inbox = b""
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None
+
+    def order(self, *fields: bytes) -> None:
+        """Sends one order; a shim that is gone is noticed by its socket, not here."""
+        try:
+            self.sock.setblocking(True)
+            rank_shim.send(self.sock, list(fields))
+            self.sock.setblocking(False)
+        except OSError:
+            pass
+
+    def start(self, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
+        """Tells the shim what to run."""
+        entries = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+        arguments = [os.fsencode(text) for text in argv]
+        count = str(len(arguments)).encode()
+        self.order(b"start", os.fsencode(cwd), count, *arguments, *entries)
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """To the script alone, or to its whole process group; also when its shim is gone."""
+        if self.connected:
+            self.order(b"signal", str(int(number)).encode(), b"group" if group else b"script")
+        elif self.pidfd >= 0 and not self.ended:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except OSError:
+                pass
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree below the shim."""
+        if self.connected:
+            self.order(b"kill")
+        else:
+            self.signal(signal.SIGKILL)
+
+    def release(self) -> None:
+        """The shim ends what is left of its tree and exits 0."""
+        self.order(b"release")
+
+    def messages(self) -> list[list[bytes]] | None:
+        """Complete messages that have arrived, or None when the shim is gone."""
+        closed = False
+        try:
+            data = self.sock.recv(65536)
+            closed = not data
+            self._inbox += data
+        except BlockingIOError:
+            pass
+        except OSError:
+            closed = True
+        found = []
+        while len(self._inbox) >= 4:
+            size = int.from_bytes(self._inbox[:4], "big")
+            if len(self._inbox) < 4 + size:
+                break
+            found.append(self._inbox[4 : 4 + size].split(b"\0"))
+            self._inbox = self._inbox[4 + size :]
+        return None if closed and not found else found
+
+
+class Nursery:
+    """Starts and watches wrapped processes.
+
+    Calls, on the loop's thread: `registered(wrapped, out_fd, err_fd)` when a shim is there and
+    waits for its order; `changed(wrapped)` when its script started, failed to start, or ended.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        registered: Callable[[Wrapped, int, int], None],
+        changed: Callable[[Wrapped], None],
+    ) -> None:
+        self._loop = loop
+        self._registered = registered
+        self._changed = changed
+        self._token = os.urandom(16).hex()
+        self.folder = private_folder()
+        self.path = os.path.join(self.folder, "s")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listener.bind(self.path)
+        self._listener.listen(1024)
+        self._listener.setblocking(False)
+        self.all: list[Wrapped] = []
+        self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
+        loop.watch(self._listener.fileno(), self._accept)
+
+    @property
+    def variable(self) -> str:
+        """The value of MUSTER_SHIM for a process whose children are to be shims."""
+        return f"{self.path} {self._token}"
+
+    def spawn(self, role: str, environ: Mapping[str, str]) -> int:
+        """Starts a shim of our own; returns its pid. Raises LaunchError when the fork fails."""
+        argv = [sys.executable, "-I", "-S", SHIM, role]
+        try:
+            pid = os.posix_spawn(
+                sys.executable, argv, {**environ, "MUSTER_SHIM": self.variable}, setsid=True
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"no process could be started for {role}: {error.strerror}",
+                "raise the limit of processes (ulimit -u, or the container's pids limit)",
+            ) from error
+        self.shims[pid] = role
+        return pid
+
+    def close(self) -> None:
+        """Removes the socket and its folder; open shims see their supervisor go."""
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+        for wrapped in self.all:
+            self._drop(wrapped)
+        for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
+            try:
+                remove(path)
+            except OSError:
+                pass
+
+    def shim_of(self, pid: int) -> Wrapped | None:
+        """The process whose shim has this pid."""
+        return next((wrapped for wrapped in self.all if wrapped.shim_pid == pid), None)
+
+    def adopted(self, pid: int, status: int) -> bool:
+        """An orphan ended: its status counts when it is a script that lost its shim."""
+        for wrapped in self.all:
+            if wrapped.pid == pid and not wrapped.ended and not wrapped.connected:
+                self._end(wrapped, status)
+                return True
+        return False
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            sock.close()
+            return
+        # The hello is sent right after the connect and is one message: read it when it is there.
+        sock.setblocking(False)
+        pending = _Hello(sock, pid)
+        self._loop.watch(sock.fileno(), lambda _events: self._hear_hello(pending))
+
+    def _hear_hello(self, pending: _Hello) -> None:
+        fields = pending.read()
+        if fields is None:
+            return
+        self._loop.forget(pending.sock.fileno())
+        if len(fields) < 4 or fields[0] != b"hello" or fields[2] != self._token.encode():
+            pending.drop()
+            return
+        entries = (os.fsdecode(entry).partition("=") for entry in fields[4:])
+        environ = {name: value for name, _, value in entries}
+        wrapped = Wrapped(os.fsdecode(fields[1]), pending.sock, pending.pid, environ)
+        self.all.append(wrapped)
+        self._loop.watch(wrapped.sock.fileno(), lambda _events: self._hear(wrapped))
+        out_fd, err_fd = pending.descriptors
+        self._registered(wrapped, out_fd, err_fd)
+
+    def _hear(self, wrapped: Wrapped) -> None:
+        messages = wrapped.messages()
+        if messages is None:
+            self._drop(wrapped)
+            return
+        for fields in messages:
+            kind, numbers = fields[0], [int(field) for field in fields[1:]]
+            if kind == b"started":
+                wrapped.pid = numbers[0]
+                wrapped.pidfd = open_pidfd(wrapped.pid)
+                self._changed(wrapped)
+            elif kind == b"failed":
+                wrapped.failure = os.strerror(numbers[0])
+                self._end(wrapped, 126 if numbers[0] == 13 else 127)
+            elif kind == b"ended":
+                self._end(wrapped, numbers[0])
+            elif kind == b"orphan":
+                self.adopted(numbers[0], numbers[1])
+
+    def _end(self, wrapped: Wrapped, status: int) -> None:
+        if wrapped.ended:
+            return
+        wrapped.status = status
+        self._changed(wrapped)
+
+    def _drop(self, wrapped: Wrapped) -> None:
+        if wrapped.connected:
+            wrapped.connected = False
+            self._loop.forget(wrapped.sock.fileno())
+            wrapped.sock.close()
+            if wrapped.pidfd >= 0 and wrapped.ended:
+                os.close(wrapped.pidfd)
+                wrapped.pidfd = -1
+            self._changed(wrapped)
+
+
+class _Hello:
+    """A connection that has not said who it is yet."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.sock = sock
+        self.pid = pid
+        self.descriptors: tuple[int, int] = (-1, -1)
+        self._data = b""
+
+    def read(self) -> list[bytes] | None:
+        """The fields of the hello once it is whole, [] when the peer is gone, else None."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, 2)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return []
+        if len(descriptors) == 2:
+            self.descriptors = (descriptors[0], descriptors[1])
+        self._data += data
+        size = int.from_bytes(self._data[:4], "big")
+        if not data or size > MESSAGE_LIMIT_BYTES:
+            return []
+        if len(self._data) < 4 or len(self._data) < 4 + size:
+            return None
+        return self._data[4 : 4 + size].split(b"\0") if -1 not in self.descriptors else []
+
+    def drop(self) -> None:
+        for fd in self.descriptors:
+            if fd >= 0:
+                os.close(fd)
+        self.sock.close()
+
+
+def private_folder() -> str:
+    """A new folder of mode 700 with a random name and a path short enough for a socket."""
+    tried = []
+    for parent in (os.environ.get("TMPDIR", "/tmp"), "/tmp", "/dev/shm", "/run", "/var/tmp"):
+        path = os.path.join(parent, "muster-" + os.urandom(6).hex())
+        if len(path) > UNIX_PATH_LIMIT - 4:
+            continue
+        try:
+            os.mkdir(path, 0o700)
+            return path
+        except OSError as error:
+            tried.append(f"{parent}: {error.strerror}")
+    raise InternalError(
+        "no folder for the supervisor's socket: " + "; ".join(tried),
+        "mount a writable /tmp (tmpfs will do) or set TMPDIR",
+    )
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor of the process, or -1 when it has ended or the kernel has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return -1

@@ -1,0 +1,272 @@
+"""The waiting parent of one script, launcher or installer: `python -I -S rank_shim.py [ROLE]`.
+
+It connects to its host's supervisor, hands over the read ends of the script's output, starts
+the script in a session of its own, reports its true status, and exits only when it is released,
+so that neither torchrun nor mpirun ever decides an outcome. It is a child subreaper: whatever the
+script leaves behind stays below it and ends with it. When the supervisor's socket closes, the
+supervisor is gone: the whole tree is killed, exit 137. Source: protocol.md 4 and 5.
+
+It runs once per rank, so it imports C modules only (`socket` and `signal` cost 8 ms and 5 ms) and
+nothing of muster. Messages both ways: 4 bytes of length, then fields joined by NUL.
+"""
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import _socket
+import errno
+import os
+import select
+import sys
+import time
+
+IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
+PR_SET_CHILD_SUBREAPER = 36
+GROUP_POLL_MS = 20
+KILL_LIMIT_S = 10.0
+
+
+def send(sock: _socket.socket, fields: list[bytes], descriptors: tuple[int, ...] = ()) -> None:
+    """Sends one message; descriptors travel with its first bytes."""
+    payload = b"\0".join(fields)
+    data = len(payload).to_bytes(4, "big") + payload
+    if descriptors:
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+        sent = sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        data = data[sent:]
+    while data:
+        data = data[sock.send(data) :]
+
+
+def receive(sock: _socket.socket) -> "list[bytes] | None":
+    """The fields of the next message, or None when the supervisor is gone."""
+    header = receive_exactly(sock, 4)
+    payload = receive_exactly(sock, int.from_bytes(header, "big")) if header else None
+    return None if payload is None else payload.split(b"\0")
+
+
+def receive_exactly(sock: _socket.socket, size: int) -> "bytes | None":
+    data = b""
+    while len(data) < size:
+        try:
+            piece = sock.recv(size - len(data))
+        except OSError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return data
+
+
+def become_subreaper() -> None:
+    from ctypes import CDLL
+
+    CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(
+    argv: list[bytes], environ: dict[bytes, bytes], cwd: bytes, output: int, errors: int
+) -> tuple[int, int]:
+    """Forks and executes; returns (pid, 0) or (pid, errno of the step that failed)."""
+    failed_r, failed_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
+            for number in (*IGNORED, _signal.SIGPIPE, _signal.SIGXFSZ):
+                _signal.signal(number, _signal.SIG_DFL)
+            os.chdir(cwd)
+            os.execvpe(argv[0], argv, environ)
+        except OSError as error:
+            os.write(failed_w, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(failed_w)
+    text = os.read(failed_r, 16)
+    os.close(failed_r)
+    return pid, int(text or b"0")
+
+
+def parents() -> dict[int, int]:
+    """pid -> parent pid of every process, zombies included."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                stat = file.read()
+        except OSError:
+            continue
+        found[int(name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below `root`."""
+    by_parent: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        by_parent.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = by_parent.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+class Shim:
+    def __init__(self, sock: _socket.socket, script: int) -> None:
+        self.sock = sock
+        self.script = script
+        self.running = True
+        self.status = 0
+        self.reported = False
+        self.group_signalled = False
+
+    def tell(self, *fields: object) -> None:
+        try:
+            send(self.sock, [str(field).encode() for field in fields])
+        except OSError:
+            pass  # the supervisor is gone; the next read says so
+
+    def reap(self) -> bool:
+        """Takes every child that ended, reports orphans; False when no child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self.script:
+                self.running, self.status = False, code
+            else:
+                self.tell("orphan", pid, code)
+
+    def report(self) -> None:
+        """Says once that the script ended; after a signal to its group, once that is empty."""
+        if self.running or self.reported:
+            return
+        if self.group_signalled:
+            try:
+                os.killpg(self.script, 0)
+                return
+            except OSError:
+                pass
+        self.reported = True
+        self.tell("ended", self.status)
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        if not self.running and not whole_group:
+            return
+        try:
+            if whole_group:
+                self.group_signalled = True
+                os.killpg(self.script, number)
+            else:
+                os.kill(self.script, number)
+        except OSError:
+            pass
+
+    def kill_tree(self) -> None:
+        """SIGKILL to everything below, again and again until nothing is left."""
+        self.group_signalled = False
+        limit = time.monotonic() + KILL_LIMIT_S
+        me = os.getpid()
+        while self.reap() and time.monotonic() < limit:
+            for pid in descendants(me):
+                try:
+                    os.kill(pid, _signal.SIGKILL)
+                except OSError:
+                    pass
+            if not self.reap():
+                break
+            select.poll().poll(5)
+        self.report()
+
+    def obey(self, message: "list[bytes] | None") -> "int | None":
+        """One message of the supervisor; returns the exit code when this process is to end."""
+        if message is None:
+            self.kill_tree()
+            return 137
+        kind = message[0]
+        if kind == b"signal":
+            self.signal(int(message[1]), message[2] == b"group")
+        elif kind == b"kill":
+            self.kill_tree()
+        elif kind == b"release":
+            self.kill_tree()
+            return 0
+        return None
+
+
+def watch(shim: Shim, wake: int) -> int:
+    poll = select.poll()
+    poll.register(shim.sock, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        shim.reap()
+        shim.report()
+        waits_for_group = shim.group_signalled and not shim.running and not shim.reported
+        for fd, _ in poll.poll(GROUP_POLL_MS if waits_for_group else None):
+            if fd == wake:
+                os.read(wake, 512)
+                continue
+            code = shim.obey(receive(shim.sock))
+            if code is not None:
+                return code
+
+
+def main() -> int:
+    role = sys.argv[1] if len(sys.argv) > 1 else "rank"
+    path, _, token = os.environ.get("MUSTER_SHIM", "").partition(" ")
+    for number in IGNORED:
+        _signal.signal(number, _signal.SIG_IGN)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sys.stderr.write(
+            f"muster: only `train` starts this process; nobody answers at {path!r}: {error}\n"
+        )
+        return 106
+    out_r, out_w = os.pipe()
+    err_r, err_w = os.pipe()
+    hello = [b"hello", role.encode(), token.encode(), str(os.getpid()).encode()]
+    hello += [name + b"=" + value for name, value in os.environb.items() if name != b"MUSTER_SHIM"]
+    send(sock, hello, (out_r, err_r))
+    os.close(out_r)
+    os.close(err_r)
+    become_subreaper()
+    order = receive(sock)
+    if order is None or order[0] != b"start":
+        return 137
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    _signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
+    count = int(order[2])
+    argv, entries = order[3 : 3 + count], order[3 + count :]
+    environ = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+    try:
+        pid, failed = start(argv, environ, order[1], out_w, err_w)
+    except OSError as error:
+        pid, failed = 0, error.errno or errno.EAGAIN
+    os.close(out_w)
+    os.close(err_w)
+    shim = Shim(sock, pid)
+    if failed:
+        shim.running, shim.reported = False, True
+        shim.tell("failed", failed)
+    else:
+        shim.tell("started", pid)
+    return watch(shim, wake_r)
+
+
+if __name__ == "__main__":
+    os._exit(main())

@@ -1,0 +1,354 @@
+"""The ranks of this host while they run: started below shims, watched, signalled, accounted for.
+
+It tells what happened through `RanksEvents` and decides nothing. Source: protocol.md 4 to 6.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
+from muster.run.logs import Pump, Stream
+from muster.run.loop import Loop
+from muster.run.messages import RankEnd, Trouble
+from muster.run.process import Nursery, Wrapped
+from muster.run.record import Recorder
+from muster.run.verdict import signal_name
+from muster.spec.errors import LaunchError
+from muster.spec.outcome import RankFailure
+
+FAILURE_TEXT_BYTES = 4096
+FAILURES_TOLD = 8
+LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
+
+
+class RanksEvents(Protocol):
+    """What the ranks of a host tell; all on the loop's thread."""
+
+    def ranks_started(self, count: int) -> None: ...
+    def rank_failed(self, failure: RankFailure) -> None: ...
+    def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None: ...
+    def launch_failed(self, trouble: Trouble) -> None: ...
+
+
+class Rank:
+    """One rank of this host."""
+
+    def __init__(self, slot: RankSlot) -> None:
+        self.slot = slot
+        self.wrapped: Wrapped | None = None
+        self.watcher = Watcher()
+        self.open_streams = 0
+        self.began_s = 0.0
+        self.ended_s = 0.0
+        self.signalled_s: float | None = None
+        self.killed = False
+        self.gone = False
+        self.told = False
+
+
+class HostRanks:
+    """`clock_offset()`: seconds to add to this host's monotonic clock to get the leader's.
+    `memory_note()`: says whether the kernel killed a process for memory, "" when it did not."""
+
+    def __init__(
+        self,
+        host: str,
+        loop: Loop,
+        nursery: Nursery,
+        pump: Pump,
+        recorder: Recorder,
+        events: RanksEvents,
+        drain_s: float,
+        prefix: bool,
+        clock_offset: Callable[[], float],
+        memory_note: Callable[[], str],
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._nursery = nursery
+        self._pump = pump
+        self._recorder = recorder
+        self._events = events
+        self._drain_s = drain_s
+        self._prefix = prefix
+        self._clock_offset = clock_offset
+        self._memory_note = memory_note
+        self._plan: LaunchPlan | None = None
+        self._ranks: list[Rank] = []
+        self._launcher: Wrapped | None = None
+        self._launcher_words = Watcher()
+        self._stopping = False
+        self._over = False
+
+    def start(self, plan: LaunchPlan, host: int) -> None:
+        """Starts what the plan has for this host. Raises LaunchError when a fork fails."""
+        self._plan = plan
+        self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
+        if plan.launcher is not None:
+            self._nursery.spawn("launcher", plan.launcher.env)
+            return
+        for rank in self._ranks:
+            self._nursery.spawn(f"rank:{rank.slot.local_rank}", plan.script.env)
+
+    def signal(self) -> None:
+        """SIGTERM to every script that still runs; what has not started will not start."""
+        self._stopping = True
+        now = time.monotonic()
+        group = self._plan is not None and not self._plan.script_is_python
+        for rank in self._ranks:
+            if rank.wrapped is None:
+                rank.gone = True
+            elif not rank.wrapped.ended:
+                rank.signalled_s = now
+                rank.wrapped.signal(signal.SIGTERM, group)
+        if not any(rank.wrapped for rank in self._ranks) and self._launcher is not None:
+            self._launcher.kill()
+        self._check_gone()
+
+    def kill(self) -> None:
+        """SIGKILL to everything below the shims of this host."""
+        self._stopping = True
+        now = time.monotonic()
+        for rank in self._ranks:
+            if rank.wrapped is None:
+                rank.gone = True
+                continue
+            if not rank.wrapped.ended:
+                rank.killed = True
+                rank.signalled_s = rank.signalled_s or now
+            rank.wrapped.kill()
+        self._loop.after(1.0, self._pump.abandon)
+        self._check_gone()
+
+    def release(self) -> None:
+        """The verdict is there: shims end, and with them the launcher."""
+        self._over = True
+        for rank in self._ranks:
+            if rank.wrapped is not None:
+                rank.wrapped.release()
+
+    def release_launcher(self) -> None:
+        """Ends the launcher and all that is left below it."""
+        if self._launcher is not None:
+            self._launcher.release()
+
+    @property
+    def launcher_runs(self) -> bool:
+        return self._launcher is not None and not self._launcher.ended
+
+    def registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+        """A shim of this host is there and waits for its order."""
+        assert self._plan is not None
+        if wrapped.role == "launcher":
+            self._begin_launcher(wrapped, out_fd, err_fd, self._plan)
+            return
+        rank = self._rank_of(wrapped)
+        if rank is None or self._stopping:
+            for fd in (out_fd, err_fd):
+                os.close(fd)
+            wrapped.release()
+            return
+        rank.wrapped = wrapped
+        rank.began_s = time.monotonic()
+        for fd, name, target in ((out_fd, "out", 1), (err_fd, "err", 2)):
+            rank.open_streams += 1
+            self._pump.add(self._stream(rank, fd, name, target))
+        script = self._plan.script
+        wrapped.start(script.argv, rank_environment(self._plan, wrapped.environ), script.cwd)
+
+    def changed(self, wrapped: Wrapped) -> None:
+        """A script of this host started or ended, or its shim is gone."""
+        if wrapped is self._launcher:
+            if wrapped.ended:
+                self._launcher_ended(wrapped)
+            return
+        rank = next((rank for rank in self._ranks if rank.wrapped is wrapped), None)
+        if rank is None:
+            return
+        if wrapped.pid and not wrapped.ended:
+            self._recorder.event("rank_started", rank.slot.rank, pid=wrapped.pid)
+            if all(r.wrapped is not None and r.wrapped.pid for r in self._ranks):
+                self._events.ranks_started(len(self._ranks))
+        elif wrapped.ended and not rank.ended_s:
+            self._rank_ended(rank, wrapped)
+
+    def _rank_of(self, wrapped: Wrapped) -> Rank | None:
+        """The rank that the shim stands for, or None when there is no such place left."""
+        _, _, number = wrapped.role.partition(":")
+        local = number or wrapped.environ.get("LOCAL_RANK", "0")
+        for rank in self._ranks:
+            if str(rank.slot.local_rank) == local and rank.wrapped is None:
+                return rank if self._fits(rank, wrapped) else None
+        return None
+
+    def _fits(self, rank: Rank, wrapped: Wrapped) -> bool:
+        """Whether the launcher started the world that was planned (never a silent other size)."""
+        assert self._plan is not None
+        if self._plan.launcher is None:
+            return True
+        started = wrapped.environ.get("RANK"), wrapped.environ.get("WORLD_SIZE")
+        planned = str(rank.slot.rank), str(self._plan.world_size)
+        if started == planned:
+            return True
+        self._events.launch_failed(
+            Trouble(
+                LaunchError.__name__,
+                LaunchError.exit_code,
+                f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
+                f"of {planned[1]} was planned",
+                "look for variables that change the launcher, such as PET_*",
+                "",
+            )
+        )
+        return False
+
+    def _begin_launcher(self, wrapped: Wrapped, out_fd: int, err_fd: int, plan: LaunchPlan) -> None:
+        assert plan.launcher is not None
+        self._launcher = wrapped
+        prefix = f"[{self._host}:launcher] ".encode() if self._prefix else b""
+        for fd, name in ((out_fd, "out"), (err_fd, "err")):
+            keep = self._recorder.keeper(f"launcher.{name}")
+            target = 1 if name == "out" else 2
+            self._pump.add(Stream(fd, target, prefix, self._launcher_words, keep, _nothing))
+        environ = {**plan.launcher.env, "MUSTER_SHIM": self._nursery.variable}
+        wrapped.start(plan.launcher.argv, environ, plan.launcher.cwd)
+
+    def _stream(self, rank: Rank, fd: int, name: str, target: int) -> Stream:
+        prefix = f"[{self._host}:{rank.slot.rank}] ".encode() if self._prefix else b""
+        keep = self._recorder.keeper(f"rank-{rank.slot.rank}.{name}")
+
+        def ended() -> None:
+            self._loop.post(lambda: self._stream_ended(rank))
+
+        return Stream(fd, target, prefix, rank.watcher, keep, ended)
+
+    def _stream_ended(self, rank: Rank) -> None:
+        rank.open_streams -= 1
+        if rank.ended_s and rank.open_streams == 0:
+            self._tell_failure(rank)
+            self._rank_gone(rank)
+
+    def _rank_ended(self, rank: Rank, wrapped: Wrapped) -> None:
+        rank.ended_s = time.monotonic()
+        self._recorder.event("rank_ended", rank.slot.rank, status=wrapped.status)
+        if rank.open_streams <= 0:
+            self._tell_failure(rank)
+            self._rank_gone(rank)
+            return
+        self._loop.after(LAST_WORDS_S, lambda: self._tell_failure(rank))
+        self._loop.after(self._drain_s, lambda: self._drained(rank))
+
+    def _drained(self, rank: Rank) -> None:
+        """Something the script left behind keeps its output open: it goes now."""
+        if not rank.gone and rank.wrapped is not None:
+            rank.wrapped.kill()
+            self._loop.after(1.0, lambda: self._rank_gone(rank))
+
+    def _tell_failure(self, rank: Rank) -> None:
+        if rank.told or rank.wrapped is None or rank.signalled_s is not None:
+            return
+        if rank.wrapped.status:
+            rank.told = True
+            self._events.rank_failed(self._failure(rank, rank.wrapped.status))
+
+    def _rank_gone(self, rank: Rank) -> None:
+        rank.gone = True
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self._over or not all(rank.gone for rank in self._ranks):
+            return
+        self._over = True
+        ends = tuple(
+            RankEnd(rank.slot.rank, rank.wrapped.status or 0, _took(rank), rank.killed)
+            for rank in self._ranks
+            if rank.wrapped is not None and rank.wrapped.ended
+        )
+        self._events.ranks_gone(ends, self._failures())
+
+    def _failures(self) -> tuple[RankFailure, ...]:
+        """Ranks that failed on their own, and those that were about to when we signalled them."""
+        found = []
+        for rank in self._ranks:
+            if rank.wrapped is None or not rank.wrapped.status:
+                continue
+            evidence = rank.watcher.evidence()
+            late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
+            showed = evidence is not None and evidence.is_open
+            if late and not (showed and evidence and evidence.at_s < (rank.signalled_s or 0.0)):
+                continue
+            found.append(self._failure(rank, rank.wrapped.status))
+        return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_TOLD])
+
+    def _failure(self, rank: Rank, status: int) -> RankFailure:
+        assert rank.wrapped is not None
+        evidence = rank.watcher.evidence()
+        at_s = rank.ended_s if evidence is None else min(evidence.at_s, rank.ended_s)
+        summary = evidence.summary if evidence is not None else ""
+        if rank.wrapped.failure and self._plan is not None:
+            summary = f"{self._plan.script.argv[0]} could not be started: {rank.wrapped.failure}"
+        tail = last_traceback(rank.watcher.tail)[-FAILURE_TEXT_BYTES:]
+        late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
+        return RankFailure(
+            host=self._host,
+            rank=rank.slot.rank,
+            status=status,
+            at_s=at_s + self._clock_offset(),
+            summary=summary[:500],
+            tail=tail,
+            peer_lost=looks_like_lost_peer(summary or tail),
+            signalled=late,
+            log=self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
+            note=self._memory_note() if status in (-signal.SIGKILL, 137) else "",
+        )
+
+    def _launcher_ended(self, launcher: Wrapped) -> None:
+        """A launcher that ends before its ranks have is a failure of its own."""
+        if self._over or self._stopping or all(rank.ended_s for rank in self._ranks):
+            return
+        status = launcher.status or 0
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with {status}"
+        name = os.path.basename(_program(self._plan))
+        detail = last_traceback(self._launcher_words.tail)[-FAILURE_TEXT_BYTES:]
+        if launcher.failure:
+            how = f"could not be started: {launcher.failure}"
+        if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):
+            code = 128 - status if status < 0 else status or 1
+            message = f"the launcher {name} {how} while its ranks ran (on {self._host})"
+            trouble = Trouble("UserScriptError", code, message, "see its lines below", detail)
+        else:
+            message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
+            trouble = Trouble(
+                LaunchError.__name__, LaunchError.exit_code, message, "see its lines below", detail
+            )
+        self._events.launch_failed(trouble)
+
+
+def rank_environment(plan: LaunchPlan, started_with: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment: its own host's, and over it only what the launcher made."""
+    environ = dict(plan.script.env)
+    names = frozenset(name for name in plan.rank_env if not name.endswith("*"))
+    prefixes = tuple(name[:-1] for name in plan.rank_env if name.endswith("*"))
+    for name, value in started_with.items():
+        if name in names or (prefixes and name.startswith(prefixes)):
+            environ[name] = value
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    return environ
+
+
+def _took(rank: Rank) -> float:
+    return round(rank.ended_s - rank.began_s, 3) if rank.ended_s else 0.0
+
+
+def _program(plan: LaunchPlan | None) -> str:
+    return plan.launcher.argv[0] if plan is not None and plan.launcher is not None else "launcher"
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,107 @@
+"""The one place that takes exit statuses of our children. Source: protocol.md 5.
+
+It looks before it takes: our own shims are taken by pid; a child of a library call (a probe's
+subprocess) shares our session, belongs to that call and gets half a second to be taken by it;
+whatever is left was adopted from a dead parent and is taken, because PID 1 and subreapers owe
+that to the system.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from muster.run.loop import Loop
+
+OWNER_GRACE_S = 0.5
+
+
+class Reaper:
+    """Reaps on every SIGCHLD. `shim_ended(pid)` and `orphan_ended(pid, status)` are called."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        is_shim: Callable[[int], bool],
+        shim_ended: Callable[[int], None],
+        orphan_ended: Callable[[int, int], object],
+    ) -> None:
+        self._loop = loop
+        self._is_shim = is_shim
+        self._shim_ended = shim_ended
+        self._orphan_ended = orphan_ended
+        self._seen: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Takes what is ours to take."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid = found.si_pid
+            if self._is_shim(pid):
+                self._take(pid)
+                self._shim_ended(pid)
+                continue
+            if self._may_have_owner(pid):
+                # It hides the children behind it for so long: look again soon.
+                self._loop.after(0.05, self.look)
+                return
+            self._seen.pop(pid, None)
+            status = self._take(pid)
+            if status is not None:
+                self._orphan_ended(pid, status)
+
+    def _may_have_owner(self, pid: int) -> bool:
+        try:
+            shared = os.getsid(pid) == os.getsid(0)
+        except OSError:
+            shared = False
+        now = time.monotonic()
+        return shared and now - self._seen.setdefault(pid, now) < OWNER_GRACE_S
+
+    @staticmethod
+    def _take(pid: int) -> int | None:
+        try:
+            _, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        return os.waitstatus_to_exitcode(status)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of PID 1's."""
+    if os.getpid() != 1:
+        from muster.run.rank_shim import become_subreaper as become
+
+        become()
+
+
+def survivors() -> list[int]:
+    """Every process below this one that is still alive."""
+    from muster.run.rank_shim import descendants
+
+    alive = []
+    for pid in descendants(os.getpid()):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                stat = file.read()
+        except OSError:
+            continue
+        if stat[stat.rindex(b")") + 2 :].split()[0] != b"Z":
+            alive.append(pid)
+    return alive
+
+
+def kill(pids: list[int]) -> None:
+    """SIGKILL to each that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass

@@ -1,0 +1,182 @@
+"""The run's record: events as JSON lines, and what each rank wrote, in files of bounded size.
+
+One thread writes. When the disk is slow or full it drops and counts; nothing here ever changes an
+outcome or blocks a rank. Source: protocol.md 12, architecture.md "One run folder".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+BACKLOG_BYTES = 2 << 20
+KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
+
+
+class RankLog:
+    """A file that keeps the first and the last `limit` bytes of a stream."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.path = path
+        self._limit = limit
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._head = 0
+        self._ring_fd = -1
+        self._after_head = 0
+
+    def write(self, data: bytes) -> None:
+        """Raises OSError when the disk does not take it."""
+        room = self._limit - self._head
+        if room > 0:
+            _write_all(self._fd, data[:room])
+            self._head += len(data[:room])
+            data = data[room:]
+        if data:
+            self._write_ring(data)
+
+    def close(self) -> None:
+        """Puts what the ring holds behind the head, with a line that says what is left out."""
+        if self._ring_fd >= 0:
+            left_out = self._after_head - self._limit
+            start = self._after_head % self._limit if left_out > 0 else 0
+            kept = min(self._after_head, self._limit)
+            if left_out > 0:
+                _write_all(self._fd, b"\n... muster left out %d bytes here ...\n" % left_out)
+            self._copy_ring(start, kept)
+            self._copy_ring(0, start)
+            os.close(self._ring_fd)
+            os.unlink(self.path + ".tail")
+        os.close(self._fd)
+
+    def _copy_ring(self, begin: int, end: int) -> None:
+        while begin < end:
+            piece = os.pread(self._ring_fd, min(1 << 20, end - begin), begin)
+            if not piece:
+                return
+            _write_all(self._fd, piece)
+            begin += len(piece)
+
+    def _write_ring(self, data: bytes) -> None:
+        if self._ring_fd < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._ring_fd = os.open(self.path + ".tail", flags, 0o644)
+        while data:
+            at = self._after_head % self._limit
+            piece = data[: self._limit - at]
+            os.pwrite(self._ring_fd, piece, at)
+            self._after_head += len(piece)
+            data = data[len(piece) :]
+
+
+class Recorder:
+    """`folder` "" records nothing. `events_path`: events.jsonl, shared by hosts of one machine."""
+
+    def __init__(self, host: str, events_path: str, logs_folder: str, limit: int) -> None:
+        self.logs_folder = logs_folder
+        self.dropped_bytes = 0
+        self.problem = ""
+        self._host = host
+        self._events_path = events_path
+        self._limit = limit
+        self._logs: dict[str, RankLog] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._backlog = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._events_fd = -1
+        self._thread: threading.Thread | None = None
+
+    def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
+        """Adds one event; its time is now."""
+        if not self._events_path:
+            return
+        fields = {"t": time.monotonic(), "time": time.time(), "host": self._host, "rank": rank}
+        line = json.dumps({**fields, "kind": kind, **facts}, default=str).encode() + b"\n"
+        self._put(len(line), lambda: self._write_event(line))
+
+    def keeper(self, name: str) -> Callable[[bytes], None] | None:
+        """Where a stream's bytes go, e.g. `rank-0.out`; None when nothing is recorded."""
+        if not self.logs_folder:
+            return None
+        return lambda data: self._put(len(data), lambda: self._write_log(name, data))
+
+    def log_path(self, name: str) -> str:
+        """The path that a person is told; "" when nothing is recorded."""
+        return os.path.join(self.logs_folder, name) if self.logs_folder else ""
+
+    def close(self, limit_s: float) -> None:
+        """Writes what is queued, for at most `limit_s`."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
+    def keep_tails(self, mask: Callable[[str], str]) -> None:
+        """After `close`: cuts every log to its last MiB and masks secrets in it."""
+        for log in self._logs.values():
+            try:
+                with open(log.path, "rb+") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(max(0, size - KEEP_TAIL_BYTES))
+                    text = mask(file.read().decode("utf-8", "replace"))
+                    file.seek(0)
+                    file.write(text.encode())
+                    file.truncate()
+            except OSError as error:
+                self.problem = str(error)
+
+    def _put(self, size: int, write: Callable[[], None]) -> None:
+        if self._backlog + size > BACKLOG_BYTES:
+            self.dropped_bytes += size
+            return
+        self._backlog += size
+        self._queue.append(lambda: self._take(size, write))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def _take(self, size: int, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.problem = str(error)
+            self.dropped_bytes += size
+        self._backlog -= size
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                self._queue.popleft()()
+            if self._closing:
+                break
+        for log in self._logs.values():
+            try:
+                log.close()
+            except OSError as error:
+                self.problem = str(error)
+
+    def _write_event(self, line: bytes) -> None:
+        if self._events_fd < 0:
+            os.makedirs(os.path.dirname(self._events_path), exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._events_fd = os.open(self._events_path, flags, 0o644)
+        os.write(self._events_fd, line)
+
+    def _write_log(self, name: str, data: bytes) -> None:
+        log = self._logs.get(name)
+        if log is None:
+            os.makedirs(self.logs_folder, exist_ok=True)
+            log = self._logs[name] = RankLog(os.path.join(self.logs_folder, name), self._limit)
+        log.write(data)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

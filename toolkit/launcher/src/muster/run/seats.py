@@ -1,0 +1,291 @@
+"""This host's seat at the table: the leader's, with the conductor, or a follower's.
+
+Both offer the same few verbs, so that the supervisor need not know which one it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from muster.run import events as e
+from muster.run.conductor import Conductor
+from muster.run.loop import Loop
+from muster.run.messages import HostEnded, Leave, Message, RankEnd, ToHost, ToLeader
+from muster.run.post import Post
+from muster.run.record import Recorder
+from muster.spec.outcome import Failed
+from muster.spec.steps import Log
+
+if TYPE_CHECKING:
+    from muster.run.leader import Leader
+
+
+class Seat(Protocol):
+    """How the supervisor reaches the leader, wherever that is."""
+
+    @property
+    def clock_offset_s(self) -> float: ...
+    @property
+    def leader_address(self) -> str: ...
+    def begin(self) -> None: ...
+    def tell(self, message: ToLeader) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def files_written(self) -> None: ...
+    def farewell(self, done: Callable[[], None]) -> None: ...
+    def close(self) -> None: ...
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
+    def phases(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+class LeaderSeat:
+    """`happen` takes the events of this host's own life."""
+
+    clock_offset_s = 0.0
+
+    def __init__(
+        self,
+        loop: Loop,
+        post: Post,
+        happen: Callable[[e.Event], None],
+        log: Log,
+        recorder: Recorder,
+    ) -> None:
+        cluster = post.cluster
+        self.leader_address = post.address
+        self._loop = loop
+        self._post = post
+        self._happen = happen
+        self._log = log
+        self._recorder = recorder
+        self._me = cluster.current
+        self._names = tuple(host.name for host in cluster.hosts)
+        self._ended: dict[int, HostEnded] = {}
+        self._addresses: dict[int, Sequence[str]] = {}
+        self._released = False
+        self._began_s = time.monotonic()
+        helpers = sorted(set(range(len(cluster.hosts))) - set(cluster.distribution))
+        self._conductor = Conductor(
+            self._names, self._me, helpers, post.deadlines, time.monotonic()
+        )
+        self._leader = self._listener() if len(self._names) > 1 else None
+
+    def begin(self) -> None:
+        """Listens, and joins itself. Raises ClusterError when the port cannot be bound."""
+        if self._leader is not None:
+            self._leader.listen(self._post.address, self._post.control_port)
+        self._conductor.joined(self._me, time.monotonic())
+        self._happen(e.Joined())
+        self._carry_out()
+
+    def tell(self, message: ToLeader) -> None:
+        self.peer_said(self._me, message)
+
+    def tick(self, now: float) -> None:
+        self._conductor.tick(now)
+        self._carry_out()
+
+    def files_written(self) -> None:
+        self._released = True
+        self._conductor.files_written()
+        self._carry_out()
+
+    def farewell(self, done: Callable[[], None]) -> None:
+        """Waits a little until the others have closed, and for those that must still be told."""
+        limits = self._post.deadlines
+        now = time.monotonic()
+        wait_s = limits.leave_s if self._leader is not None else 0.0
+        if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
+            told_by = min(limits.told_s, limits.join_s - (now - self._began_s))
+            wait_s = max(wait_s, told_by) if self._conductor.missing() else wait_s
+        if self._leader is not None:
+            self._leader.expect_closes()
+        self._wait_for_closes(now + wait_s, done)
+
+    def close(self) -> None:
+        if self._leader is not None:
+            self._leader.close()
+
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
+        """Every rank that ended, by rank."""
+        found = [(self._names[i], end) for i, ended in self._ended.items() for end in ended.ranks]
+        return tuple(sorted(found, key=lambda pair: pair[1].rank))
+
+    def phases(self) -> Mapping[str, Mapping[str, float]]:
+        return {self._names[i]: ended.phases for i, ended in sorted(self._ended.items())}
+
+    # what the listening end tells
+
+    def peer_joined(self, host: int) -> None:
+        self._log("join", f"{self._names[host]} joined", position=host)
+        self._recorder.event("joined", peer=self._names[host])
+        self._conductor.joined(host, time.monotonic())
+        self._carry_out()
+        if self._released and self._leader is not None:
+            self._leader.send(host, Leave())
+
+    def peer_disagrees(self, host: int, what: str) -> None:
+        self._conductor.disagrees(host, what, time.monotonic())
+        self._carry_out()
+
+    def peer_said(self, host: int, message: ToLeader) -> None:
+        if isinstance(message, HostEnded):
+            self._ended[host] = message
+        self._conductor.heard(host, message, time.monotonic())
+        self._carry_out()
+
+    def peer_suspect(self, host: int) -> None:
+        self._log("channel", f"the connection of {self._names[host]} ended", level="WARNING")
+        self._conductor.suspect(host, time.monotonic())
+
+    def peer_recovered(self, host: int) -> None:
+        self._log("channel", f"{self._names[host]} is back")
+        self._conductor.recovered(host)
+
+    def peer_freed(self, host: int) -> None:
+        self._log("join", f"{self._names[host]} left before the start", level="WARNING")
+        self._conductor.left_before_ready(host)
+
+    def peer_lost(self, host: int, last_heard: float, why: str) -> None:
+        self._log("channel", f"lost {self._names[host]}: {why}", level="ERROR")
+        self._conductor.lost(host, last_heard, why, time.monotonic())
+        self._carry_out()
+
+    def _listener(self) -> Leader:
+        from muster.run.leader import Leader  # hashing and sockets: only for several hosts
+
+        post = self._post
+        return Leader(self._loop, post.identity, self._names, post.deadlines, self, self._admits)
+
+    def _admits(self, host: int, address: str, done: Callable[[bool], None]) -> None:
+        """Whether the address is one of the host's name (protocol.md 2)."""
+        if not self._post.checks_names or address in self._addresses.get(host, ()):
+            done(True)
+            return
+        from muster.run.resolver import in_background
+
+        def resolved(addresses: Sequence[str]) -> None:
+            self._addresses[host] = addresses
+            if address not in addresses:
+                self._log(
+                    "join",
+                    f"refused {address}: it says it is {self._names[host]}, whose name resolves "
+                    f"to {', '.join(addresses) or 'nothing'}",
+                    level="WARNING",
+                )
+            done(address in addresses)
+
+        in_background(self._loop, lambda: self._post.resolve(self._names[host]), resolved)
+
+    def _carry_out(self) -> None:
+        for note in self._conductor.notes:
+            self._log("job", note)
+            self._recorder.event("missing", text=note)
+        self._conductor.notes.clear()
+        for order in self._conductor.take_orders():
+            self._send(order.host, order.message)
+        if self._leader is not None and self._conductor.running:
+            self._leader.strict = True
+
+    def _send(self, host: int | None, message: ToHost) -> None:
+        if self._leader is not None and host is None:
+            self._leader.send_all(message)
+        elif self._leader is not None and host is not None and host != self._me:
+            self._leader.send(host, message)
+        if host is None or host == self._me:
+            self._happen(e.FromLeader(message))
+
+    def _wait_for_closes(self, until: float, done: Callable[[], None]) -> None:
+        late = time.monotonic() >= until
+        connected = self._leader.open_connections() if self._leader is not None else 0
+        if late or (connected == 0 and self._conductor.all_told()):
+            done()
+            return
+        if connected == 0 and (self._conductor.running or not self._waits_for_absent()):
+            done()
+            return
+        self._loop.after(0.01, lambda: self._wait_for_closes(until, done))
+
+    def _waits_for_absent(self) -> bool:
+        return isinstance(self._conductor.outcome, Failed) and bool(self._conductor.missing())
+
+
+class FollowerSeat:
+    """`happen` takes the events of this host's own life."""
+
+    def __init__(self, loop: Loop, post: Post, happen: Callable[[e.Event], None], log: Log) -> None:
+        from muster.run.follower import Follower
+        from muster.run.resolver import in_background
+
+        self._post = post
+        self._happen = happen
+        self._log = log
+        self._leader = post.cluster.leader.name
+        self._own: HostEnded | None = None
+        self._follower = Follower(
+            loop,
+            post.identity,
+            lambda done: in_background(loop, lambda: post.resolve(self._leader), done),
+            post.control_port,
+            "" if post.checks_names else post.address,
+            post.deadlines,
+            self,
+        )
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._follower.clock_offset_s
+
+    @property
+    def leader_address(self) -> str:
+        return self._follower.address
+
+    def begin(self) -> None:
+        limit_s = 5.0 if self._post.trouble is not None else self._post.deadlines.join_s
+        self._limit_s = limit_s
+        self._log("join", f"looking for the leader {self._leader}", port=self._post.control_port)
+        self._follower.join(limit_s)
+
+    def tell(self, message: ToLeader) -> None:
+        if isinstance(message, HostEnded):
+            self._own = message
+        self._follower.send(message)
+
+    def tick(self, now: float) -> None:
+        pass
+
+    def files_written(self) -> None:
+        pass
+
+    def farewell(self, done: Callable[[], None]) -> None:
+        done()
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
+        name = self._post.cluster.me.name
+        return tuple((name, end) for end in self._own.ranks) if self._own is not None else ()
+
+    def phases(self) -> Mapping[str, Mapping[str, float]]:
+        return {self._post.cluster.me.name: self._own.phases} if self._own is not None else {}
+
+    # what the connecting end tells
+
+    def leader_joined(self) -> None:
+        self._log("join", f"admitted by {self._leader}", address=self._follower.address)
+        self._happen(e.Joined())
+
+    def leader_unreachable(self, why: str) -> None:
+        text = f"the leader {self._leader} could not be joined within {self._limit_s:g} s ({why})"
+        self._happen(e.NotJoined(text))
+
+    def leader_said(self, message: Message) -> None:
+        self._happen(e.FromLeader(message))  # type: ignore[arg-type]
+
+    def leader_lost(self, why: str) -> None:
+        self._log("channel", f"lost the leader {self._leader}: {why}", level="ERROR")
+        self._happen(e.LeaderLost(self._leader, why))
+
+    _limit_s = 0.0

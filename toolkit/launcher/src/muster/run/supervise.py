@@ -1,0 +1,313 @@
+"""One host's supervisor: the event loop that carries out what the state machine asks for.
+
+It owns the processes, the channel and the log pump of the host from the join to the end, and
+returns the job's outcome. Source: protocol.md, all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from muster.plan.launchplan import LaunchPlan
+from muster.run import events as e
+from muster.run.console import Console
+from muster.run.hostlife import HostLife
+from muster.run.logs import Pump
+from muster.run.loop import Loop
+from muster.run.messages import RankEnd, Trouble
+from muster.run.post import Ending, Post, Work, trouble_of
+from muster.run.process import Nursery, Wrapped
+from muster.run.ranks import HostRanks
+from muster.run.reaper import Reaper, become_subreaper, kill, survivors
+from muster.run.record import Recorder
+from muster.run.seats import FollowerSeat, LeaderSeat, Seat
+from muster.run.steps import Steps
+from muster.spec.errors import MusterError, StoppedError
+from muster.spec.outcome import Outcome, RankFailure
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+TICK_S = 0.1
+LAUNCHER_LEAVES_S = 2.0
+CLEAN_UP_S = 4.0
+FLUSH_S = 3.0
+
+
+class Output(NamedTuple):
+    """Where lines, blocks and records go."""
+
+    pump: Pump
+    console: Console
+    recorder: Recorder
+
+
+def supervise(post: Post, work: Work, output: Output) -> Outcome:
+    """Runs this host's part of the job to its end and returns the outcome of the job.
+
+    Must be called on the main thread. Leaves no process of its own behind, restores signal
+    handlers, and never raises for anything that happens to the job.
+    """
+    return _Supervisor(post, work, output).run()
+
+
+class _Supervisor:
+    def __init__(self, post: Post, work: Work, output: Output) -> None:
+        self._post = post
+        self._work = work
+        self._pump, self._log, self._recorder = output
+        self._loop = Loop()
+        self._began_s = time.monotonic()
+        self._mark = "MUSTER_RUN_ID=" + os.urandom(8).hex()
+        self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
+        self._queue: deque[e.Event] = deque()
+        self._busy = False
+        self._plan: LaunchPlan | None = None
+        self._clean_by = 0.0
+        self._nursery = Nursery(self._loop, self._registered, self._changed)
+        self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
+        self._seat: Seat = (
+            LeaderSeat(self._loop, post, self._happen, self._log, self._recorder)
+            if post.cluster.is_leader
+            else FollowerSeat(self._loop, post, self._happen, self._log)
+        )
+        self._ranks = HostRanks(
+            post.cluster.me.name,
+            self._loop,
+            self._nursery,
+            self._pump,
+            self._recorder,
+            self,
+            post.deadlines.drain_s,
+            post.log_prefix,
+            lambda: self._seat.clock_offset_s,
+            post.memory_note,
+        )
+        self._reaper = Reaper(
+            self._loop,
+            self._nursery.shims.__contains__,
+            self._shim_ended,
+            self._nursery.adopted,
+        )
+
+    def run(self) -> Outcome:
+        become_subreaper()
+        before = self._take_signals()
+        try:
+            if self._post.trouble is not None:
+                self._happen(e.WentWrong(self._post.trouble))
+            try:
+                self._seat.begin()
+            except MusterError as error:
+                # nobody can be told: the outcome of this host alone
+                self._happen(e.WentWrong(trouble_of(error)))
+                self._happen(e.NotJoined(str(error)))
+            self._tick()
+            self._loop.run()
+        finally:
+            self._seat.close()
+            self._nursery.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(-1)
+            self._loop.close()
+        assert self._life.outcome is not None
+        return self._life.outcome
+
+    def _take_signals(self) -> dict[int, Any]:
+        signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
+        before: dict[int, Any] = {}
+        for number in STOP_SIGNALS:
+            before[number] = signal.signal(number, self._stop_signal)
+        before[signal.SIGCHLD] = signal.signal(
+            signal.SIGCHLD, lambda _number, _frame: self._loop.post(self._reaper.look)
+        )
+        return before
+
+    def _stop_signal(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        self._loop.post(lambda: self._happen(e.Signalled(name)))
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._seat.tick(now)
+        self._do_all(self._life.tick(now))
+        self._loop.after(TICK_S, self._tick)
+
+    # events
+
+    def _happen(self, event: e.Event) -> None:
+        """Takes events one after the other, also those that arise while one is handled."""
+        self._queue.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._queue:
+                before = self._life.state
+                actions = self._life.on(self._queue.popleft(), time.monotonic())
+                if self._life.state is not before:
+                    self._recorder.event("phase", name=self._life.state.value)
+                for action in actions:
+                    self._do(action)
+        finally:
+            self._busy = False
+
+    def _do_all(self, actions: list[e.Action]) -> None:
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: e.Action) -> None:
+        if isinstance(action, e.Tell):
+            self._seat.tell(action.message)
+        elif isinstance(action, e.Say):
+            self._log("job", action.text, level=action.level)
+        elif isinstance(action, e.BeginStage):
+            threading.Thread(target=self._stage, name="stage", daemon=True).start()
+        elif isinstance(action, e.AbortStage):
+            self._steps.abort()
+        elif isinstance(action, e.MakePlan):
+            self._make_plan(action)
+        elif isinstance(action, e.Spawn):
+            self._guard(self._spawn)
+        elif isinstance(action, e.SignalRanks):
+            self._ranks.signal()
+        elif isinstance(action, e.KillRanks):
+            self._ranks.kill()
+        elif isinstance(action, e.WriteOutcome):
+            self._wrap_up()
+        elif isinstance(action, e.Finish):
+            self._seat.farewell(self._loop.stop)
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        """Whatever a step raises ends the job, with its class and on every host."""
+        try:
+            step()
+        except Exception as error:
+            self._happen(e.WentWrong(trouble_of(error)))
+
+    # phases
+
+    def _stage(self) -> None:
+        """On a thread of its own, so that heartbeats go on."""
+        try:
+            facts = self._work.stage(self._steps, self._seat.leader_address)
+        except StoppedError:
+            return
+        except BaseException as error:
+            trouble = trouble_of(error)
+            self._loop.post(lambda: self._happen(e.WentWrong(trouble)))
+            return
+        self._loop.post(lambda: self._happen(e.StageDone(facts)))
+
+    def _make_plan(self, action: e.MakePlan) -> None:
+        def plan() -> None:
+            self._plan = self._work.plan(action.facts)
+            if self._post.cluster.is_leader:
+                self._work.check(self._plan)
+            one_host = len(self._post.cluster.hosts) == 1
+            self._happen(e.Planned("alone" if one_host else self._plan.digest))
+
+        self._guard(plan)
+
+    def _spawn(self) -> None:
+        assert self._plan is not None
+        name, _, value = self._mark.partition("=")
+        plan = _with_mark(self._plan, name, value)
+        self._ranks.start(plan, self._post.cluster.current)
+
+    # processes
+
+    def _registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+        if not self._steps.registered(wrapped, out_fd, err_fd):
+            self._ranks.registered(wrapped, out_fd, err_fd)
+
+    def _changed(self, wrapped: Wrapped) -> None:
+        if not self._steps.changed(wrapped):
+            self._ranks.changed(wrapped)
+
+    def _shim_ended(self, pid: int) -> None:
+        self._nursery.shims.pop(pid, None)
+
+    def ranks_started(self, count: int) -> None:
+        self._happen(e.AllRegistered(count))
+
+    def rank_failed(self, failure: RankFailure) -> None:
+        what = failure.summary or f"status {failure.status}"
+        self._log(
+            "rank", f"rank {failure.rank} failed: {what}", level="ERROR", status=failure.status
+        )
+        self._happen(e.RankFailed(failure))
+
+    def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
+        self._happen(e.AllGone(ends, failures))
+
+    def launch_failed(self, trouble: Trouble) -> None:
+        self._happen(e.WentWrong(trouble))
+
+    # the end
+
+    def _wrap_up(self) -> None:
+        """Lets the shims go, makes sure that nothing is left, then writes the files."""
+        self._ranks.release()
+        now = time.monotonic()
+        self._clean_by = now + CLEAN_UP_S
+        if self._ranks.launcher_runs:
+            self._loop.after(LAUNCHER_LEAVES_S, self._ranks.release_launcher)
+        self._clean()
+
+    def _clean(self) -> None:
+        if not self._ranks.launcher_runs:
+            self._ranks.release_launcher()
+        late = time.monotonic() >= self._clean_by
+        self._reaper.look()
+        if self._nursery.shims and not late:
+            self._loop.after(0.005, self._clean)
+            return
+        ours = list(self._nursery.shims) + [pid for pid in survivors() if _carries(pid, self._mark)]
+        if ours:
+            kill(ours)
+        self._write()
+
+    def _write(self) -> None:
+        outcome = self._life.outcome
+        assert outcome is not None
+        self._recorder.event(
+            "outcome",
+            result=type(outcome).__name__,
+            exit_code=outcome.exit_code,
+            headline=outcome.headline,
+        )
+        ending = Ending(
+            outcome,
+            self._plan,
+            self._seat.ranks(),
+            self._seat.phases(),
+            time.monotonic() - self._began_s,
+        )
+        self._work.write(ending)
+        self._pump.flush(FLUSH_S)
+        self._happen(e.FilesWritten())
+        self._seat.files_written()
+
+
+def _with_mark(plan: LaunchPlan, name: str, value: str) -> LaunchPlan:
+    """The plan with the run's mark in every environment, by which strays are known as ours."""
+    script = plan.script._replace(env={**plan.script.env, name: value})
+    launcher = plan.launcher
+    if launcher is not None:
+        launcher = launcher._replace(env={**launcher.env, name: value})
+    return plan._replace(script=script, launcher=launcher)
+
+
+def _carries(pid: int, mark: str) -> bool:
+    """Whether the process has the mark in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:
+        return False

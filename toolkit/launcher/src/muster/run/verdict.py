@@ -1,0 +1,154 @@
+"""Who failed first, and what to call it: pure, over the evidence of all hosts.
+
+Source: protocol.md 6 and 9, reliability.md section 3.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muster.run.messages import RankEnd, Trouble
+from muster.spec.errors import RESERVED_EXIT_CODES, PeerError
+from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+
+NAMED_LIMIT = 3
+
+
+class Loss(NamedTuple):
+    """A host that went away. `at_s`: when it was last known to be there (leader's clock)."""
+
+    host: str
+    at_s: float
+    why: str
+
+
+def first_failure(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """The failure that began it: by evidence, victims and ranks that we ended yielding.
+
+    A rank that shows an error of its own comes before one that we signalled while its error was
+    on the screen, and both before ranks that only lost a peer; then the earliest evidence wins.
+    """
+    return min(failures, key=_order, default=None)
+
+
+def _order(failure: RankFailure) -> tuple[bool, bool, float]:
+    return (failure.peer_lost, failure.signalled, failure.at_s)
+
+
+def decide(
+    failures: Sequence[RankFailure],
+    losses: Sequence[Loss],
+    troubles: Sequence[Trouble],
+    stopped_by: str,
+    ends: Sequence[tuple[str, RankEnd]],
+) -> Outcome:
+    """The outcome of the job once nothing of it runs any more.
+
+    `stopped_by`: who asked from outside, when that came before any failure. `ends`: every rank
+    that ended, with its host.
+    """
+    first = first_failure(failures)
+    loss = min(losses, key=lambda loss: loss.at_s, default=None)
+    if loss is not None and (
+        first is None or first.peer_lost or first.signalled or loss.at_s <= first.at_s
+    ):
+        return lost_host(loss, stopped=len(ends))
+    if stopped_by:
+        return Stopped(stopped_by, _forced_headline(ends))
+    if troubles:
+        return from_trouble(troubles[0], len(troubles) - 1)
+    if first is not None:
+        return _from_rank(first, failures, ends)
+    return Succeeded()
+
+
+def lost_host(loss: Loss, stopped: int = 0) -> Failed:
+    """The outcome when a host was lost."""
+    return Failed(
+        PeerError.exit_code,
+        f"PeerError: lost {loss.host} ({loss.why})",
+        f"look at the log and the failure reason of {loss.host}; retrying is useful when the "
+        "machine or its network failed",
+        stopped_ranks=stopped,
+    )
+
+
+def from_trouble(trouble: Trouble, others: int = 0) -> Failed:
+    """The outcome of a failure that is not a rank's."""
+    return Failed(
+        trouble.exit_code,
+        f"{trouble.kind}: {trouble.message}",
+        trouble.fix,
+        trouble.detail,
+        also_failed=others,
+    )
+
+
+def _from_rank(
+    first: RankFailure, failures: Sequence[RankFailure], ends: Sequence[tuple[str, RankEnd]]
+) -> Failed:
+    own = [f for f in failures if not f.peer_lost and not f.signalled]
+    failed = {failure.rank for failure in failures}
+    also = max(0, len(own) - 1) if first in own else 0
+    code = exit_code(first)
+    said = f"exit code {code}"
+    if first.status != code and first.status >= 0:
+        said = f"exit code {first.status} of the script, reported as {code}"
+    what = first.note or first.summary
+    if first.status < 0 and not first.note and not first.signalled:
+        name = signal_name(-first.status)
+        what = f"{what} [{name}]" if what else f"killed by signal {-first.status} {name}"
+    headline = f"UserScriptError: {what or said} ({first.host} rank {first.rank}, {said})"
+    if also:
+        headline += f" and {also} more"
+    return Failed(
+        code,
+        headline,
+        _fix(first),
+        first.tail,
+        first,
+        stopped_ranks=sum(end.rank not in failed for _, end in ends),
+        also_failed=also,
+    )
+
+
+def _fix(first: RankFailure) -> str:
+    if first.note:
+        return "use a smaller batch or model per rank, or an instance with more memory"
+    if first.tail:
+        where = f"; all of its output: {first.log}" if first.log else ""
+        return f"the error of rank {first.rank} stands below{where}"
+    return "the script wrote nothing to its error stream; run it with `muster local` to watch it"
+
+
+def exit_code(failure: RankFailure) -> int:
+    """The job's exit code for this failure: the script's own, unless muster alone says that one.
+
+    100 to 106 and 143 become 1, as does a rank ended by a SIGTERM (protocol.md 9).
+    """
+    if failure.status == -signal.SIGTERM or failure.signalled:
+        return 1
+    code = failure.status if failure.status >= 0 else 128 - failure.status
+    return 1 if code in RESERVED_EXIT_CODES or code == 0 else code
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; real-time signals by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _forced_headline(ends: Sequence[tuple[str, RankEnd]]) -> str:
+    forced = [(host, end) for host, end in ends if end.forced]
+    if not forced:
+        return ""
+    named = ", ".join(f"{host} rank {end.rank}" for host, end in forced[:NAMED_LIMIT])
+    rest = len(forced) - NAMED_LIMIT
+    return (
+        f"StoppedError: {len(forced)} of {len(ends)} ranks did not stop in time "
+        f"({named}{f' and {rest} more' if rest > 0 else ''})"
+    )

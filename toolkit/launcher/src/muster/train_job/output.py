@@ -1,0 +1,75 @@
+"""Where this host's lines and records go, opened before anything can go wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from muster.run.console import Console
+from muster.run.logs import Pump
+from muster.run.record import Recorder
+from muster.run.supervise import Output
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job, Paths
+from muster.spec.masking import Masker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLOSE_S = 3.0
+DEFAULT_BASE = "/opt/ml"
+
+
+def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
+    """The pump, the console and the recorder of this host."""
+    pump = Pump()
+    masker = masker_of(environ, job)
+    if isinstance(job, ConfigError):
+        name = environ.get("SM_CURRENT_HOST", "this-host")
+        return Output(pump, Console(name, 20, pump, masker.mask), Recorder(name, "", "", 1))
+    name = job.cluster.me.name
+    folder = record_folder(job)
+    logs = ""
+    if folder:
+        shared = bool(job.settings.run_dir)
+        logs = f"{folder}/logs/{name}" if shared else f"{folder}/logs"
+    recorder = Recorder(
+        name, f"{folder}/events.jsonl" if folder else "", logs, job.settings.log_limit_bytes
+    )
+    return Output(pump, Console(name, job.log_level, pump, masker.mask), recorder)
+
+
+def close_output(environ: Mapping[str, str], job: Job | ConfigError, output: Output) -> None:
+    """Flushes within a few seconds; a reader or a disk that does not take more is left behind."""
+    output.recorder.close(CLOSE_S)
+    if isinstance(job, Job) and not job.settings.run_dir and job.settings.record == "tail":
+        output.recorder.keep_tails(masker_of(environ, job).mask)
+    if output.recorder.dropped_bytes:
+        output.console(
+            "record",
+            f"{output.recorder.dropped_bytes} bytes of the record were not written: "
+            f"{output.recorder.problem or 'the disk was too slow'}",
+            level="WARNING",
+        )
+    output.pump.close(CLOSE_S)
+
+
+def record_folder(job: Job) -> str:
+    """The run folder, else a place below the output that the platform uploads; "" for none."""
+    if job.settings.run_dir:
+        return job.settings.run_dir
+    return "" if job.settings.record == "off" else os.path.join(job.paths.output_data, "muster")
+
+
+def base_paths(environ: Mapping[str, str]) -> Paths:
+    """The contract's folders as far as the environment names them, for reporting bad input."""
+    return Paths.below(environ.get("SAGEMAKER_BASE_DIR") or DEFAULT_BASE)
+
+
+def masker_of(environ: Mapping[str, str], job: Job | ConfigError) -> Masker:
+    """Hides what the environment and the hyperparameters name as secret."""
+    maps: Sequence[Mapping[str, object]] = (environ,)
+    if isinstance(job, Job):
+        maps = (environ, job.documents.hyperparameters)
+    return Masker.of(*maps)

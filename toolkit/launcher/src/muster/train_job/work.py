@@ -1,0 +1,215 @@
+"""The work of the other layers on one host: stage the code, plan, check ports, write the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from muster.contract import markers, report
+from muster.contract.environ import exports
+from muster.plan import plan as make_plan
+from muster.run.identity import Identity
+from muster.spec.errors import ClusterError, ConfigError
+from muster.spec.job import Job, Program, Staged
+from muster.spec.machine import HostFacts, Machine
+from muster.train_job.output import masker_of, record_folder
+from muster.train_job.place import Place, warn_of_init
+from muster.version import __version__
+
+if TYPE_CHECKING:
+    from muster.plan.launchplan import LaunchPlan
+    from muster.run.post import Ending
+    from muster.run.supervise import Output
+    from muster.spec.steps import StepRunner
+
+# Never handed to a rank, a launcher or an installer (protocol.md 2).
+OURS_ALONE = ("MUSTER_JOB_SECRET",)
+
+
+class JobWork:
+    """Satisfies `run.post.Work` for a request that was read without a complaint."""
+
+    def __init__(self, job: Job, output: Output, place: Place) -> None:
+        self._job = job
+        self._place = place
+        self._output = output
+        self._log = output.console
+        self._masker = masker_of(job.environ, job)
+        self._staged: Staged | None = None
+        self._oom_before: int | None = None
+
+    def begin(self) -> None:
+        """Before the join: room for the failure file, and what there is to warn of."""
+        job = self._job
+        for folder in (job.paths.model, job.paths.output_data):
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                self._log("start", f"{folder}: {error.strerror}", level="WARNING")
+        if not report.reserve(job.paths):
+            self._log(
+                "start",
+                f"no room can be reserved for the failure file in {job.paths.output}",
+                level="WARNING",
+            )
+        for warning in job.warnings:
+            self._log("read", warning, level="WARNING")
+        warn_of_init(self._log)
+
+    def identity(self) -> Identity:
+        """Who this host is, and what all hosts must agree on (protocol.md 1)."""
+        job = self._job
+        agreed: dict[str, str] = {}
+        if len(job.cluster.hosts) > 1:
+            from muster.run.wire import digest_of
+
+            agreed = {
+                "hosts": str(len(job.cluster.hosts)),
+                "program": job.program,
+                "distribution": repr(job.distribution),
+                "hyperparameters": digest_of(job.documents.hyperparameters)[:12],
+                "toolkit": __version__,
+            }
+        cluster = job.cluster
+        secret = job.settings.secret.encode()
+        return Identity(job.id, cluster.me.name, cluster.current, agreed, secret)
+
+    def memory_note(self) -> str:
+        """Says that the kernel killed for memory since the start, or ""."""
+        from muster.stage.cgroup import Cgroups
+
+        cgroups = Cgroups()
+        now = cgroups.oom_kills()
+        if now is None or self._oom_before is None or now <= self._oom_before:
+            return ""
+        limit = cgroups.memory_limit_bytes()
+        size = f" of {limit >> 20} MiB" if limit else ""
+        return f"killed by the kernel: container memory limit{size} reached"
+
+    def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
+        """See `Work`. Order of contract.md 1.5: code, then requirements, then facts."""
+        from muster.stage.cgroup import oom_kills
+        from muster.stage.install import install
+        from muster.stage.probe import probe_machine
+        from muster.stage.source import code_hash, fetch
+
+        job = self._job
+        self._oom_before = oom_kills()
+        environ = {k: v for k, v in job.environ.items() if k not in OURS_ALONE}
+        program = fetch(job, self._log)
+        program = install(program, environ, job.settings, run, self._log)
+        machine = probe_machine(environ)
+        several = len(job.cluster.hosts) > 1
+        self._staged = Staged(
+            program,
+            sys.executable,
+            self._rank_environment(environ, machine, program),
+            code_hash(program) if several else "",
+        )
+        return self._facts(machine, leader_address)
+
+    def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
+        """See `Work`."""
+        assert self._staged is not None
+        from muster.plan.tools import find_tools
+
+        self._compare_code(facts)
+        staged = self._staged
+        tools = find_tools(staged.environ, staged.python)
+        plan = make_plan(self._job, facts, staged, tools)
+        for note in plan.notes:
+            self._log("plan", note)
+        self._log(
+            "plan",
+            f"option {plan.option}",
+            hosts=len(self._job.cluster.hosts),
+            world_size=plan.world_size,
+            leader=self._job.cluster.leader.name,
+        )
+        self._log("plan", markers.INVOKING_USER_SCRIPT)
+        command = plan.launcher or plan.script
+        shown = self._masker.mask(" ".join(command.argv))
+        self._log("plan", f"{markers.INVOKING_COMMAND} {shown}")
+        return plan
+
+    def check(self, plan: LaunchPlan) -> None:
+        """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
+        if len(self._job.cluster.hosts) == 1:
+            return
+        from muster.stage.network import port_holder
+
+        for name, port in plan.ports.items():
+            if name == "control":
+                continue  # bound since the join
+            holder = port_holder("0.0.0.0", port)
+            if holder is not None:
+                raise ClusterError(
+                    f"port {port} ({name}) is in use by {holder} on {self._job.cluster.me.name}",
+                    "end that process, or set MUSTER_STORE_PORT on every host",
+                )
+
+    def write(self, ending: Ending) -> None:
+        """See `Work`."""
+        from muster.train_job.last_words import say_last
+
+        job = self._job
+        written = report.write(job.paths, ending.outcome, self._masker)
+        folder = record_folder(job)
+        if folder and job.cluster.is_leader:
+            from muster.train_job.summary import summary, write_summary
+
+            problem = write_summary(folder, summary(job, ending, __version__), self._masker)
+            if problem:
+                self._log("record", f"no summary was written: {problem}", level="WARNING")
+        say_last(self._output, ending, self._masker, job.cluster.is_leader, written)
+
+    def _rank_environment(
+        self, environ: Mapping[str, str], machine: Machine, program: Program
+    ) -> Mapping[str, str]:
+        """The caller's environment, the SM_* variables over it, the code folder importable."""
+        from muster.contract.spill import spill
+
+        merged = {**environ, **exports(self._job, machine, program)}
+        paths = [program.code_dir, merged.get("PYTHONPATH", "")]
+        merged["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        folder = os.path.join(self._job.paths.output, ".muster-spilled")
+        result, warnings = spill(merged, folder, program.arguments)
+        for warning in warnings:
+            self._log("stage", warning, level="WARNING")
+        return result
+
+    def _facts(self, machine: Machine, leader_address: str) -> HostFacts:
+        assert self._staged is not None
+        cluster = self._job.cluster
+        resolves = len(cluster.hosts) == 1
+        if not resolves:
+            from muster.stage.network import resolve
+
+            resolves = leader_address in resolve(cluster.leader.name, {})
+        return HostFacts(
+            position=cluster.current,
+            address=self._place.address,
+            interface=self._place.interface,
+            cpus=machine.cpus,
+            gpus=machine.gpus or 0,
+            neurons=machine.neurons or 0,
+            efa=machine.efa,
+            resolves_leader=resolves,
+            code_hash=self._staged.code_hash,
+            toolkit=__version__,
+            python=".".join(map(str, sys.version_info[:3])),
+        )
+
+    def _compare_code(self, facts: Sequence[HostFacts]) -> None:
+        hosts = self._job.cluster.hosts
+        leader = facts[self._job.cluster.leader.position]
+        for fact in facts:
+            if fact.code_hash != leader.code_hash:
+                raise ConfigError.of(
+                    "code",
+                    f"hosts disagree: {hosts[fact.position].name} has other code than "
+                    f"{self._job.cluster.leader.name}",
+                    "start every host from the same source",
+                )
