@@ -1,1 +1,7 @@
-"""TODO."""
+"""`muster local`: a cluster of one or several hosts on this machine.
+
+`command` and `request` read the command line, `runfolder`, `tree` and `sourcecode` lay out what
+SageMaker would give each host, `environment` its variables. `holder` is the process that owns
+the hosts, in `namespaces` or as plain processes; `hosts` is our end of it. `pump`, `progress`
+and `screen` show the run, `summary` closes it.
+"""

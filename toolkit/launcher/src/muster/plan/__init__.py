@@ -1,1 +1,52 @@
-"""TODO."""
+"""From a job and the facts of all its hosts to what will run. Pure: equal inputs, equal plans.
+
+A further way of starting ranks is one module here and one arm below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from muster.plan.launchplan import LaunchPlan
+from muster.plan.single import SWITCH_ON, plan_single
+from muster.spec.distribution import Mpi, ParameterServer, Single, Torchrun
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job, Staged
+from muster.spec.machine import HostFacts
+
+if TYPE_CHECKING:
+    from muster.plan.tools import Tools
+
+__all__ = ["plan"]
+
+
+def plan(
+    job: Job, facts: Sequence[HostFacts], staged: Staged, tools: Tools | None = None
+) -> LaunchPlan:
+    """The plan of this host (`job.cluster.current`), agreeing with that of every other.
+
+    `facts`: one per host. `tools`: as `find_tools` of plan.tools found them here;
+    only Torchrun needs them, None means torch's module under the job's own Python.
+    Raises ConfigError when the hosts cannot hold what was asked for.
+    """
+    match job.distribution:
+        case Single() as option:
+            return plan_single(job, option, facts, staged)
+        case Torchrun() as option:
+            from muster.plan.torchrun import plan_torchrun
+
+            return plan_torchrun(job, option, facts, staged, tools)
+        case Mpi(option=name):
+            raise _unserved(job, name, "mpirun")
+        case ParameterServer(option=name):
+            raise _unserved(job, name, "parameter server processes")
+
+
+def _unserved(job: Job, option: str, what: str) -> ConfigError:
+    """An option that is known and not served: never a silent single process (B26)."""
+    return ConfigError.of(
+        job.origins.get("distribution", "distribution"),
+        f"{option} is a known option, but this build does not start {what} yet",
+        f"for PyTorch use {SWITCH_ON}",
+    )

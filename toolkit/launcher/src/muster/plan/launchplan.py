@@ -27,6 +27,17 @@ class Command(_CommandFields):
         return super().__new__(cls, argv, env, cwd)
 
 
+class Addition(NamedTuple):
+    """One variable that the plan sets for the scripts of this host, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}: {self.reason}"
+
+
 class RankSlot(NamedTuple):
     """One rank: its number, its host's index in the cluster, its number on that host."""
 
@@ -49,14 +60,16 @@ class _LaunchPlanFields(NamedTuple):
     rank_env: tuple[str, ...]
     agreed: tuple[str, ...]
     notes: tuple[str, ...]
+    additions: tuple[Addition, ...]
 
 
 class LaunchPlan(_LaunchPlanFields):  # built by name only
-    """The same on every host but for `launcher` and `script`, which are this host's.
+    """The same on every host but for `launcher`, `script`, `notes` and `additions`.
 
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
     role included (their ranks are numbered from `world_size` on). `launcher`: the process that
     starts this host's rank shims (torchrun), or None: the supervisor starts them itself.
+    `launcher_ends_itself`: it exits soon after its last shim did.
     `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
     (ending in `*`) of the variables that a launcher makes and that are added over it.
     `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
@@ -81,6 +94,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         rank_env: tuple[str, ...],
         agreed: tuple[str, ...],
         notes: tuple[str, ...] = (),
+        additions: tuple[Addition, ...] = (),
     ) -> LaunchPlan:
         if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
             raise ValueError("ranks are not numbered 0, 1, 2, ...")
@@ -90,7 +104,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
             raise ValueError(f"two ports of the plan are equal: {dict(ports)}")
         return super().__new__(
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
-            launcher_ends_itself, script, script_is_python, rank_env, agreed, notes,
+            launcher_ends_itself, script, script_is_python, rank_env, agreed, notes, additions,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:

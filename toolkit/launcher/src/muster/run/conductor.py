@@ -44,7 +44,7 @@ class Order(NamedTuple):
 class _Peer:
     """What is known of one host."""
 
-    __slots__ = ("ended", "facts", "joined", "lost", "ready", "registered", "suspect_s", "told")
+    __slots__ = ("ended", "facts", "joined", "lost", "ready", "registered", "suspect_s")
 
     def __init__(self) -> None:
         self.joined = False
@@ -54,7 +54,6 @@ class _Peer:
         self.ended: HostEnded | None = None
         self.suspect_s: float | None = None
         self.lost = False
-        self.told = False
 
 
 class Conductor:
@@ -101,7 +100,6 @@ class Conductor:
         peer.joined = True
         peer.suspect_s = None
         if self.outcome is not None:
-            peer.told = True
             self._orders.append(Order(host, Verdict(self.outcome)))
         elif self._stopping:
             self._orders.append(Order(host, Stop(bool(self._stopped_by), self._stopped_by)))
@@ -172,10 +170,6 @@ class Conductor:
     def files_written(self) -> None:
         """The leader's own files and last lines are out: the others may leave."""
         self._orders.append(Order(None, Leave()))
-
-    def all_told(self) -> bool:
-        """Whether every host that can still come has heard the verdict."""
-        return all(peer.told or peer.lost for peer in self._peers)
 
     def tick(self, now: float) -> None:
         """Deadlines and progress lines; to be called at least every second."""
@@ -298,8 +292,6 @@ class Conductor:
             for end in peer.ended.ranks
         ]
         self.outcome = decide(self._failures, self._losses, self._troubles, self._stopped_by, ends)
-        for peer in self._peers:
-            peer.told = peer.joined and not peer.lost
         self._orders.append(Order(None, Verdict(self.outcome)))
 
     def _say_who_is_missing(self) -> None:

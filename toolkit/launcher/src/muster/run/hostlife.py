@@ -83,7 +83,8 @@ class HostLife:
         self._trouble: Trouble | None = None  # found before the leader could be told
         self._verdict: Outcome | None = None  # came while ranks still ran
         self._staging = False
-        self._forced = False
+        self._before_report = State.JOIN
+        self._let_go = False
 
     def on(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from the event. Unexpected events are ignored, never fatal."""
@@ -99,7 +100,7 @@ class HostLife:
             return self._files_written(now)
         if isinstance(event, NotJoined) and self.state is State.JOIN:
             trouble = self._trouble or Trouble("ClusterError", 102, event.why, _REACH, "")
-            return self._write(from_trouble(trouble), now)
+            return self._write_alone(from_trouble(trouble), now)
         return self._on_progress(event, now)
 
     def tick(self, now: float) -> list[Action]:
@@ -109,12 +110,11 @@ class HostLife:
             return self._act_on(self._wanted or Stop(False, "no answer"), now)
         if self.state is State.STOP and now >= self._kill_at():
             self._enter(State.KILL, now)
-            self._forced = True
             return [KillRanks()]
         if self.state is State.KILL and now >= self._kill_at() + self._limits.drain_s + 1:
             return self._all_gone(AllGone((), ()), now)
         if self.state is State.ENDED and self._stop is not None and now >= self._verdict_at():
-            return self._write(self._own or self._undecided(), now)
+            return self._write_alone(self._own or self._undecided(), now)
         if self.state is State.LEAVE and waited >= self._limits.finish_s:
             return self._finish(now)
         return []
@@ -181,7 +181,7 @@ class HostLife:
 
     def _signalled(self, by: str, now: float) -> list[Action]:
         if self.state is State.JOIN:
-            return self._write(Stopped(f"{by} on {self._name}"), now)
+            return self._write_alone(Stopped(f"{by} on {self._name}"), now)
         if self._stop is not None or self.state is State.REPORT:
             return [Say(f"{by} again: the job is stopping already", "WARNING")]
         if self.state in _OVER:
@@ -220,7 +220,7 @@ class HostLife:
         if self._verdict is not None:
             return told + self._write(self._verdict, now)
         if self._own is not None:
-            return told + self._write(self._own, now)
+            return told + self._write_alone(self._own, now)
         return told
 
     def _leader_lost(self, event: LeaderLost, now: float) -> list[Action]:
@@ -230,7 +230,7 @@ class HostLife:
         if self._trouble is not None:
             self._own = from_trouble(self._trouble)
         if self.state is State.ENDED:
-            return self._write(self._own, now)
+            return self._write_alone(self._own, now)
         return self._act_on(Stop(False, f"lost {event.leader}"), now)
 
     def _on_verdict(self, outcome: Outcome, now: float) -> list[Action]:
@@ -244,6 +244,11 @@ class HostLife:
             return [KillRanks()]
         return self._write(outcome, now)
 
+    def _write_alone(self, outcome: Outcome, now: float) -> list[Action]:
+        """An outcome of this host alone: nobody is there who could let it go."""
+        self._let_go = True
+        return self._write(outcome, now)
+
     def _write(self, outcome: Outcome, now: float) -> list[Action]:
         self._enter(State.VERDICT, now)
         self.outcome = outcome
@@ -253,7 +258,7 @@ class HostLife:
         if self.state is not State.VERDICT:
             return []
         self._enter(State.LEAVE, now)
-        return self._finish(now) if self._own is not None or self._let_go else []
+        return self._finish(now) if self._let_go else []
 
     def _leave_later(self) -> list[Action]:
         self._let_go = True
@@ -286,9 +291,6 @@ class HostLife:
         )
         self.state = state
         self._entered_s = now
-
-    _before_report = State.JOIN
-    _let_go = False
 
 
 _REACH = "look at the leader's log, and whether its control port can be reached from this host"

@@ -33,7 +33,24 @@ class Seat(Protocol):
     def tell(self, message: ToLeader) -> None: ...
     def tick(self, now: float) -> None: ...
     def files_written(self) -> None: ...
-    def farewell(self, done: Callable[[], None]) -> None: ...
+    def farewell(self, done: Callable[[], None]) -> None:
+        """Waits a little until the others have closed, and for those that must still be told.
+
+        Hosts that have not joined are waited for only when this job was refused before it ran:
+        each of them is to end with the same words (protocol.md 1).
+        """
+        if self._leader is None:
+            done()
+            return
+        limits = self._post.deadlines
+        now = time.monotonic()
+        close_by = now + limits.leave_s
+        tell_by = now
+        if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
+            tell_by = min(now + limits.told_s, self._began_s + limits.join_s)
+        self._leader.expect_closes()
+        self._wait_for_closes(close_by, tell_by, done)
+
     def close(self) -> None: ...
     def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
     def phases(self) -> Mapping[str, Mapping[str, float]]: ...
@@ -196,19 +213,14 @@ class LeaderSeat:
         if host is None or host == self._me:
             self._happen(e.FromLeader(message))
 
-    def _wait_for_closes(self, until: float, done: Callable[[], None]) -> None:
-        late = time.monotonic() >= until
-        connected = self._leader.open_connections() if self._leader is not None else 0
-        if late or (connected == 0 and self._conductor.all_told()):
+    def _wait_for_closes(self, close_by: float, tell_by: float, done: Callable[[], None]) -> None:
+        now = time.monotonic()
+        open_ones = self._leader is not None and self._leader.open_connections() > 0
+        untold = bool(self._conductor.missing()) and now < tell_by
+        if untold or (open_ones and now < close_by):
+            self._loop.after(0.01, lambda: self._wait_for_closes(close_by, tell_by, done))
+        else:
             done()
-            return
-        if connected == 0 and (self._conductor.running or not self._waits_for_absent()):
-            done()
-            return
-        self._loop.after(0.01, lambda: self._wait_for_closes(until, done))
-
-    def _waits_for_absent(self) -> bool:
-        return isinstance(self._conductor.outcome, Failed) and bool(self._conductor.missing())
 
 
 class FollowerSeat:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The client side: what users of the SageMaker SDKs call before a job exists."""

@@ -31,7 +31,9 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
         log("report", said, level="INFO" if good else "ERROR", exit_code=outcome.exit_code)
         return
     for host, phases in ending.phases.items():
-        log("report", f"time on {host}: {phase_lines(phases)}")
+        took = phase_lines(phases)
+        if took:
+            log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):
         log("report", "no failure file could be written", level="WARNING")
     output.console.block(failure_block(outcome, masker) + "\n")

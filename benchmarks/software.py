@@ -1,0 +1,75 @@
+"""What is measured: our wheel and its peers, each in an environment of its own below `.cache/`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.venvs import CACHE, CHECKOUT, build_wheel, locked_environment, wheel_environment
+
+INCUMBENT = "sagemaker-training 5.1.4"
+TORCHX = "torchx"
+TORCHRUN = "torchrun"
+
+# Runs inside the measured environment, so it may use nothing but the standard library.
+_SIZE = """
+import importlib.metadata as metadata, json, os, re, sys
+def plain(name): return re.sub(r"[-_.]+", "-", name).lower()
+installed = {plain(d.metadata["Name"]): d for d in metadata.distributions()}
+todo, seen = [plain(sys.argv[1])], set()
+while todo:
+    name = todo.pop()
+    if name in seen or name not in installed: continue
+    seen.add(name)
+    for line in installed[name].requires or ():
+        if "extra ==" not in line: todo.append(plain(re.match(r"[\\w.-]+", line)[0]))
+files = set()
+for name in seen:
+    for entry in installed[name].files or ():
+        path = os.path.realpath(installed[name].locate_file(entry))
+        stem = os.path.splitext(os.path.basename(path))[0]
+        compiled = f"{os.path.dirname(path)}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
+        files.update(one for one in (path, compiled) if os.path.isfile(one))
+print(json.dumps([sum(map(os.path.getsize, files)), sorted(seen)]))
+"""
+
+
+class Software(NamedTuple):
+    """Folders of executables. `muster` is the built wheel's, as a user has it; `development` has
+    torch beside it."""
+
+    muster: Path
+    incumbent: Path
+    torchx: Path
+    development: Path
+
+
+class Size(NamedTuple):
+    """Bytes on disk, compiled modules included, of a distribution and all that it requires."""
+
+    total: int
+    distributions: tuple[str, ...]
+
+
+def software() -> Software:
+    """Makes what is not there yet. Raises UnavailableError when a peer cannot be had."""
+    wheel = build_wheel(CHECKOUT / "toolkit" / "launcher", CACHE / "bench-wheel")
+    locks = CHECKOUT / "constraints"
+    return Software(
+        wheel_environment("bench-muster", wheel) / "bin",
+        locked_environment("incumbent", locks / "incumbent.txt") / "bin",
+        locked_environment("torchx", locks / "torchx.txt") / "bin",
+        Path(sys.prefix) / "bin",
+    )
+
+
+def installed_size(bin_folder: Path, distribution: str) -> Size:
+    done = subprocess.run(
+        [str(bin_folder / "python"), "-I", "-c", _SIZE, distribution],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    total, names = json.loads(done.stdout)
+    return Size(total, tuple(names))

@@ -1,0 +1,31 @@
+"""The runs behind the conformance tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.launchers import OURS, launcher
+from tests.conformance.scenario import BARE
+from tests.conformance.suite import Suite
+from tests.support.venvs import UnavailableError
+
+
+@pytest.fixture(scope="session")
+def suite(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Suite]:
+    """All selected scenarios, started in the order of the tests."""
+    try:
+        launcher(BARE)
+    except UnavailableError as reason:
+        pytest.skip(f"the incumbent cannot be installed here: {reason}")
+    runs = Suite(tmp_path_factory.mktemp("conformance"))
+    for item in request.session.items:
+        values = getattr(item, "callspec", None)
+        if values is not None and "scenario" in values.params:
+            scenario, oracle = values.params["scenario"], values.params["oracle"]
+            runs.start([(scenario, oracle), (scenario, OURS)])
+    yield runs
+    runs.close()

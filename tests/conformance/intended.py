@@ -1,0 +1,276 @@
+"""Differences that hold for every scenario of a kind; the others stand beside their scenario.
+
+Each says why and where that is decided. `applies` looks at the scenario and at what the incumbent
+did, so that a difference which ought to be there and is not is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tests.conformance.scenario import ABSENT, PYTORCH, Intended, Scenario
+
+
+class Case(NamedTuple):
+    """One scenario through one incumbent, as the conditions below see it."""
+
+    scenario: Scenario
+    theirs: Mapping[str, str]
+    ours: Mapping[str, str]
+
+    def both(self, name: str, *empty: str) -> bool:
+        """Whether the facet `name` of some host says something on both sides."""
+        return all(
+            any(_named(key, name) and value not in (ABSENT, *empty) for key, value in side.items())
+            for side in (self.theirs, self.ours)
+        )
+
+    def theirs_has(self, name: str, value: str) -> bool:
+        return any(_named(key, name) and text == value for key, text in self.theirs.items())
+
+    @property
+    def ran(self) -> bool:
+        """The script ran on both sides, started by the launcher and not by a function of its."""
+        return self.both("script.runs", "0") and self.both("env.SM_HOSTS")
+
+    @property
+    def alone(self) -> bool:
+        return len(self.scenario.hosts) == 1
+
+    @property
+    def torchrun(self) -> bool:
+        return self.both("calls.torchrun")
+
+
+class Common(NamedTuple):
+    intended: Intended
+    applies: Callable[[Case], bool]
+
+
+def intended(
+    scenario: Scenario, theirs: Mapping[str, str], ours: Mapping[str, str]
+) -> tuple[Intended, ...]:
+    """All differences that are meant for one scenario."""
+    case = Case(scenario, theirs, ours)
+    return (
+        *scenario.differences,
+        *(common.intended for common in COMMON if common.applies(case)),
+    )
+
+
+def _named(key: str, name: str) -> bool:
+    return key.rsplit("/", 1)[-1] == name
+
+
+def _added(name: str, reason: str, source: str) -> Intended:
+    return Intended(f"env.{name}", ABSENT, "*", reason, source)
+
+
+_V3 = "the v3 SDK's scripts know it by this name"
+_V3_SOURCE = "contract.md 2.1, sdk-and-local-mode.md 2.3"
+_ALWAYS = (
+    Common(
+        Intended(
+            "log.logger", "yes", "no",
+            "one line per event: time host level component message", "architecture.md",
+        ),
+        lambda case: True,
+    ),
+)  # fmt: skip
+_RAN = (
+    *(
+        Common(_added(name, _V3, _V3_SOURCE), lambda case: case.ran)
+        for name in (
+            "SM_CURRENT_HOST_RANK",
+            "SM_ENTRY_SCRIPT",
+            "SM_HOST_COUNT",
+            "SM_INPUT_DATA_DIR",
+            "SM_MASTER_ADDR",
+            "SM_MASTER_PORT",
+            "SM_OUTPUT_FAILURE",
+            "SM_SOURCE_DIR",
+        )
+    ),
+    Common(
+        _added("MUSTER_RUN_ID", "marks what belongs to the run", "protocol.md 5"),
+        lambda case: case.ran,
+    ),
+    Common(
+        Intended(
+            "env.PYTHONUNBUFFERED", ABSENT, "1",
+            "lines appear when they are printed", "protocol.md 4",
+        ),
+        lambda case: case.ran and "PYTHONUNBUFFERED" not in case.scenario.environ,
+    ),
+    Common(
+        Intended(
+            "env.PYTHONPATH", "<base>/code:<bin>:*", "<base>/code:<host>/site",
+            "the user's own, not the toolkit's whole sys.path", "contract.md 4.4 row 27",
+        ),
+        lambda case: case.ran and "PYTHONPATH" not in case.scenario.environ,
+    ),
+    *(
+        Common(
+            Intended(
+                f"env.{name}", "", ABSENT, "set when the request has it", "contract.md 1.2"
+            ),
+            lambda case, name=name: case.ran and case.theirs_has(f"env.{name}", ""),
+        )
+        for name in ("SAGEMAKER_JOB_NAME", "SAGEMAKER_REGION")
+    ),
+    Common(
+        Intended("files.record", "no", "yes", "the record of the job", "protocol.md 12"),
+        lambda case: case.ran,
+    ),
+    *(
+        Common(
+            Intended(f"calls.{tool}", "*", "1", "asked once", "contract.md 4.4 row 32"),
+            lambda case, tool=tool: case.both(f"calls.{tool}"),
+        )
+        for tool in ("nvidia-smi", "neuron-ls")
+    ),
+)  # fmt: skip
+_SINGLE = "one host has nothing to meet and no interface to choose"
+_PYTORCH_TOOLKIT = (
+    *(
+        Common(
+            Intended(
+                name, "*sagemaker_pytorch_container*", "*",
+                "our launcher needs no module in the image", "protocol.md 12", PYTORCH,
+            ),
+            lambda case: case.ran,
+        )
+        for name in ("env.SM_FRAMEWORK_MODULE", "env.SM_TRAINING_ENV.framework_module")
+    ),
+    Common(
+        Intended(
+            "env.NCCL_IB_DISABLE", "1", ABSENT,
+            "it would switch InfiniBand and EFA off", "contract.md 4.4 row 24", PYTORCH,
+        ),
+        lambda case: case.ran,
+    ),
+    Common(
+        Intended(
+            "env.NCCL_DEBUG", "WARN", ABSENT,
+            "the user's, or NCCL's default", "contract.md 4.4 row 24", PYTORCH,
+        ),
+        lambda case: case.ran,
+    ),
+    Common(
+        Intended(
+            "env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, "contract.md 4.4 row 24", PYTORCH
+        ),
+        lambda case: case.ran and case.alone,
+    ),
+    *(
+        Common(
+            Intended(f"env.{name}", "*", ABSENT, _SINGLE, "protocol.md 3", PYTORCH),
+            lambda case: case.ran and case.alone and not case.torchrun,
+        )
+        for name in ("MASTER_ADDR", "MASTER_PORT")
+    ),
+)  # fmt: skip
+_SEVERAL_HOSTS = (
+    *(
+        Common(
+            _added(name, "gloo and rpc would take the host name's address", "protocol.md 3"),
+            lambda case: case.ran and not case.alone,
+        )
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    ),
+    Common(
+        Intended(
+            "unset.MUSTER_JOB_SECRET", ABSENT, "yes",
+            "the secret of the join never reaches ranks", "protocol.md 2",
+        ),
+        lambda case: case.ran and not case.alone and not case.scenario.isolated,
+    ),
+)  # fmt: skip
+_TORCHRUN = (
+    Common(
+        Intended(
+            "torchrun.command", '["train.py"*', '["<python>", "-I", "-S", "<muster>/run/rank_shim.py"]',
+            "the waiting shim starts the script", "protocol.md 4", PYTORCH,
+        ),
+        lambda case: case.torchrun,
+    ),
+    Common(
+        Intended(
+            "torchrun.no-python", ABSENT, "yes",
+            "the shim is a command", "protocol.md 4", PYTORCH,
+        ),
+        lambda case: case.torchrun,
+    ),
+    *(
+        Common(
+            Intended(
+                f"torchrun.{name}", ABSENT, value,
+                "one host names its port too: torchrun's own is fixed", "protocol.md 3", PYTORCH,
+            ),
+            lambda case: case.torchrun and case.alone,
+        )
+        for name, value in (("master-addr", "127.0.0.1"), ("master-port", "7777"))
+    ),
+    Common(
+        Intended(
+            "env.MASTER_PORT", "29500", "7777",
+            "one host names its port too: torchrun's own is fixed", "protocol.md 3", PYTORCH,
+        ),
+        lambda case: case.torchrun and case.alone,
+    ),
+    Common(
+        Intended(
+            "env.NCCL_PROTO", "simple", ABSENT,
+            "NCCL and its plugin choose", "images.md 1.5, contract.md 4.4 row 24", PYTORCH,
+        ),
+        lambda case: case.torchrun and "NCCL_PROTO" not in case.scenario.environ,
+    ),
+    Common(
+        Intended(
+            "env.OMP_NUM_THREADS", ABSENT, "1",
+            "each rank's share of the CPUs", "protocol.md 4", PYTORCH,
+        ),
+        lambda case: case.torchrun and case.both("rank1/env.RANK"),
+    ),
+)  # fmt: skip
+_ADDRESSES = (
+    *(
+        Common(
+            Intended(
+                key, "algo-?", "127.0.0.?",
+                "the leader's joined address where its name does not resolve", "protocol.md 3",
+                PYTORCH,
+            ),
+            applies,
+        )
+        for key, applies in (
+            ("env.MASTER_ADDR", lambda case: case.ran and _on_loopback(case)),
+            ("torchrun.master-addr", lambda case: case.torchrun and _on_loopback(case)),
+        )
+    ),
+)  # fmt: skip
+
+
+def _on_loopback(case: Case) -> bool:
+    return not case.alone and not case.scenario.isolated
+
+
+_USER_FAILURE = (
+    Common(
+        Intended(
+            "failure.head", "ExecuteUserScriptError", "UserScriptError",
+            "first line `Class: what, where`; the old word stands in the last", "reliability.md 3",
+        ),
+        lambda case: case.ran and case.theirs_has("failure.head", "ExecuteUserScriptError"),
+    ),
+)  # fmt: skip
+COMMON = (
+    *_ALWAYS,
+    *_RAN,
+    *_PYTORCH_TOOLKIT,
+    *_SEVERAL_HOSTS,
+    *_TORCHRUN,
+    *_ADDRESSES,
+    *_USER_FAILURE,
+)

@@ -1,0 +1,24 @@
+"""Every scenario, by area."""
+
+from __future__ import annotations
+
+from tests.conformance.scenario import Scenario
+from tests.conformance.scenarios import (
+    arguments,
+    badinput,
+    cluster,
+    code,
+    distribution,
+    endings,
+    module,
+)
+
+ALL: tuple[Scenario, ...] = (
+    *arguments.SCENARIOS,
+    *code.SCENARIOS,
+    *cluster.SCENARIOS,
+    *endings.SCENARIOS,
+    *badinput.SCENARIOS,
+    *module.SCENARIOS,
+    *distribution.SCENARIOS,
+)

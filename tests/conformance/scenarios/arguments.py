@@ -1,0 +1,70 @@
+"""How hyperparameters reach the script: the table of contract.md 1.4, a row each, and oddities."""
+
+from __future__ import annotations
+
+from tests.conformance.scenario import Scenario
+from tests.conformance.scenarios.parts import script, sdk, wire
+
+
+def _row(name: str, /, **values: str) -> Scenario:
+    return Scenario(f"argument: {name}", wire(**values), script())
+
+
+SCENARIOS = (
+    Scenario("argument: none", wire(), script()),
+    _row("JSON text", lr='"1e-3"'),
+    _row("raw number", lr="1e-4"),
+    _row("boolean", amp="true", bf16="false"),
+    _row("Python boolean, raw", amp="True"),
+    _row("null", resume="null"),
+    _row("list", layers='[1, "x"]'),
+    _row("object", options='{"k":{"z":1},"j":[1,2]}'),
+    _row("leading zero and underscore", zip="007", steps="1_000"),
+    _row("not a number", limit="NaN", top="Infinity"),
+    _row("more digits than a double", seed="12345678901234567890.123"),
+    _row("large integer", seed="123456789012345678901234567890"),
+    _row("negative number in quotes", delta='"-0.5"'),
+    _row("one-letter name", x="1", y='"two words"'),
+    _row("empty text", tag='""', note=""),
+    _row("unicode", name='"Zürich 🚀 \\u05d0"', raw="naïve"),
+    _row("shell characters", text='"a\'b \\"c\\" $HOME `id`; rm -rf *"', raw="$(id) 'x'"),
+    _row("newline and tab", text='"line 1\\n\\tline 2"'),
+    _row("text that looks like JSON", text='"[1, 2"', raw="{broken"),
+    _row("order of names", b="1", a="2", B="3", _c="4"),
+    Scenario(
+        "argument: dash and dot in names",
+        {**sdk(), "learning-rate": "0.1", "model.depth": "3", "--odd": "1"},
+        script(),
+    ),
+    Scenario(
+        "argument: values that are not strings",
+        {**sdk(), "epochs": 3, "amp": True, "layers": [1, 2], "nothing": None},
+        script(),
+    ),
+    Scenario(
+        "argument: mp_parameters",
+        sdk(mp_parameters={"partitions": 2, "ddp": True}),
+        script(),
+    ),
+    Scenario(
+        "argument: keys of the platform stay away from the script",
+        {
+            **sdk(
+                sagemaker_job_name="job-7",
+                sagemaker_region="eu-west-1",
+                sagemaker_enable_cloudwatch_metrics=False,
+                sagemaker_container_log_level=20,
+                sagemaker_new_key="a",
+                sagemaker_training_compiler_enabled=False,
+            ),
+            "_tuning_objective_metric": "acc",
+            "lr": "0.1",
+        },
+        script(),
+    ),
+    Scenario(
+        "argument: more than the kernel takes",
+        {**sdk(), **{f"p{place:02d}": "x" * 2400 for place in range(60)}},
+        script(),
+    ),
+)

@@ -1,0 +1,31 @@
+"""Requests that cannot be run (contract.md 1.1 and 2.2, reliability.md 6)."""
+
+from __future__ import annotations
+
+from tests.conformance.scenario import Scenario
+from tests.conformance.scenarios.parts import script, sdk
+
+SCENARIOS = (
+    Scenario("input: no hyperparameters.json", {}, script(), without=("hyperparameters.json",)),
+    Scenario("input: no resourceconfig.json", sdk(), script(), without=("resourceconfig.json",)),
+    Scenario("input: no inputdataconfig.json", sdk(), script(), without=("inputdataconfig.json",)),
+    Scenario(
+        "input: resourceconfig.json is not JSON",
+        sdk(),
+        script(),
+        without=("resourceconfig.json",),
+        tree={"input/config/resourceconfig.json": '{"hosts": ['},
+    ),
+    Scenario(
+        "input: hyperparameters.json is a list",
+        {},
+        script(),
+        without=("hyperparameters.json",),
+        tree={"input/config/hyperparameters.json": "[]"},
+    ),
+    Scenario("input: no hosts", sdk(), script(), resource={"hosts": []}),
+    Scenario(
+        "input: this host is not a host", sdk(), script(), resource={"current_host": "algo-9"}
+    ),
+    Scenario("input: a host twice", sdk(), script(), resource={"hosts": ["algo-1", "algo-1"]}),
+)

@@ -1,0 +1,145 @@
+"""What a person and a scraper read of a failure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from muster.contract.report import failure_block, failure_text
+from muster.contract.wording import MAX_FAILURE_BYTES, newest
+from muster.spec.masking import Masker
+from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+
+PLAIN = Masker()
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "/opt/ml/code/train.py", line 7, in <module>\n'
+    "    step(batch)\n"
+    "ValueError: bad batch\n"
+)
+RANK = RankFailure(
+    host="algo-2", rank=5, status=42, at_s=1.0, summary="ValueError: bad batch",
+    tail="warming up\n" + TRACEBACK, log="/run/logs/algo-2/rank-5.err",
+)  # fmt: skip
+FAILED = Failed(
+    exit_code=42,
+    headline="UserScriptError: ValueError: bad batch, algo-2 rank 5, exit code 42",
+    fix="see the traceback",
+    first=RANK,
+    stopped_ranks=7,
+)
+
+
+def test_the_file_has_headline_fix_scraper_words_and_the_tail() -> None:
+    assert failure_text(FAILED, PLAIN) == (
+        "UserScriptError: ValueError: bad batch, algo-2 rank 5, exit code 42\n"
+        "Fix: see the traceback\n"
+        "ExecuteUserScriptError: ExitCode 42\n"
+        "warming up\n" + TRACEBACK
+    )
+
+
+def test_a_long_tail_keeps_its_newest_lines() -> None:
+    tail = "".join(f"line {i}\n" for i in range(1000)) + "ValueError: the end\n"
+    text = failure_text(FAILED._replace(first=RANK._replace(tail=tail)), PLAIN)
+    assert MAX_FAILURE_BYTES - 10 < len(text.encode()) <= MAX_FAILURE_BYTES
+    assert text.endswith("line 999\nValueError: the end\n")
+    assert text.splitlines()[3].startswith("line "), "whole lines only"
+
+
+def test_no_input_makes_the_file_longer_than_the_platform_shows_or_bad_utf8() -> None:
+    random.seed(5)
+    pieces = ["a", "é", "😀", "\n", "\r", "\0", "\ud800", "\x1b[31m", "word ", "x" * 200]
+    for _ in range(500):
+        noise = ["".join(random.choices(pieces, k=random.randrange(300))) for _ in range(3)]
+        outcome = FAILED._replace(
+            headline="E: " + noise[0], fix=noise[1], first=RANK._replace(tail=noise[2])
+        )
+        text = failure_text(outcome, PLAIN)
+        assert len(text.encode("utf-8")) <= MAX_FAILURE_BYTES
+        assert text.startswith("E:") and "\nExecuteUserScriptError: ExitCode 42\n" in text
+        assert not set(text) & {"\0", "\r", "\x1b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "kept"),
+    [
+        ("a\nbb\nccc\n", 100, "a\nbb\nccc\n"),
+        ("a\nbb\nccc\n", 7, "bb\nccc\n"),
+        ("a\nbb\nccc\n", 6, "ccc\n"),
+        ("a\nbb\nccc\n", 0, ""),
+        ("éééé\n", 6, "éé\n"),
+        ("abc", 2, "bc"),
+    ],
+)
+def test_the_newest_lines_that_fit_are_kept(text: str, room: int, kept: str) -> None:
+    assert newest(text, room) == kept
+
+
+def test_a_failure_without_a_rank_has_its_detail_and_no_scraper_words() -> None:
+    outcome = Failed(100, "ConfigError: hosts: twice", "name it once", detail="hosts: also that")
+    assert failure_text(outcome, PLAIN) == (
+        "ConfigError: hosts: twice\nFix: name it once\nhosts: also that\n"
+    )
+
+
+def test_success_and_a_clean_stop_have_no_text() -> None:
+    assert failure_text(Succeeded(), PLAIN) == failure_text(Stopped("SIGTERM"), PLAIN) == ""
+
+
+@pytest.mark.promise("F04")
+def test_a_stop_that_left_ranks_behind_says_so() -> None:
+    headline = "StoppedError: 1 of 8 ranks did not stop in 100 s (algo-2 rank 5)"
+    assert failure_text(Stopped("SIGTERM", headline), PLAIN) == headline + "\n"
+
+
+@pytest.mark.promise("S08")
+def test_secrets_of_every_part_are_masked() -> None:
+    masker = Masker.of({"TOKEN": "canary-123"})
+    first = RANK._replace(summary="E: canary-123", tail="t canary-123\n", note="canary-123")
+    outcome = Failed(1, "E: canary-123", "use canary-123", "d canary-123", first)
+    assert "canary" not in failure_text(outcome, masker)
+    assert "canary" not in failure_block(outcome, masker)
+
+
+def test_the_block_shows_who_failed_why_where_to_look_and_what_it_cost() -> None:
+    assert failure_block(FAILED, PLAIN).splitlines() == [
+        "FAILED algo-2 rank 5: ValueError: bad batch",
+        "  Traceback (most recent call last):",
+        '    File "/opt/ml/code/train.py", line 7, in <module>',
+        "      step(batch)",
+        "  ValueError: bad batch",
+        "rank 5 ended: exit code 42",
+        "log: /run/logs/algo-2/rank-5.err",
+        "Fix: see the traceback",
+        "7 other ranks were stopped by muster",
+        "exit code 42",
+    ]
+
+
+def test_the_block_shows_only_the_last_traceback_and_not_all_of_it() -> None:
+    long = TRACEBACK + "Traceback (most recent call last):\n" + "  frame\n" * 500 + "KeyError: 1\n"
+    lines = failure_block(FAILED._replace(first=RANK._replace(tail=long)), PLAIN).splitlines()
+    assert "ValueError" not in "\n".join(lines[1:-5])
+    assert lines[1] == "  ... 462 lines" and "  KeyError: 1" in lines
+    assert len(lines) < 60
+
+
+@pytest.mark.promise("F10")
+def test_a_rank_without_traceback_is_described_by_its_signal() -> None:
+    first = RANK._replace(status=-11, summary="", tail="")
+    block = failure_block(FAILED._replace(first=first, also_failed=1, stopped_ranks=1), PLAIN)
+    assert block.startswith("FAILED algo-2 rank 5: killed by signal 11 (SIGSEGV)\n")
+    assert "1 more rank failed after it\n1 other rank was stopped by muster\n" in block
+    assert "ExitCode -11" in failure_text(FAILED._replace(first=first), PLAIN)
+
+
+def test_the_block_of_a_bad_request_lists_every_problem() -> None:
+    block = failure_block(Failed(100, "ConfigError: a", "do b", "c: d\n  Fix: e"), PLAIN)
+    assert block == "FAILED ConfigError: a\n  c: d\n    Fix: e\nFix: do b\nexit code 100"
+
+
+def test_other_ends_are_one_line() -> None:
+    assert failure_block(Succeeded(), PLAIN) == "SUCCEEDED all ranks exited 0"
+    assert failure_block(Stopped("SIGTERM"), PLAIN) == "STOPPED by SIGTERM, exit code 143"

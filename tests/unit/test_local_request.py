@@ -1,0 +1,132 @@
+"""The command line of `muster local` as a Request, and everything that is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.commands.arguments import Parser, UsageError
+from muster.local.command import add_arguments
+from muster.local.request import Group, Request, parse_groups, read_request
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "data").mkdir()
+    for name in ("train.py", "run.sh", "src/train.py"):
+        (tmp_path / name).write_text("pass\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(*argv: str) -> Request:
+    parser = Parser("muster local", "", script_arguments=True)
+    add_arguments(parser)
+    return read_request(parser.parse(argv))
+
+
+def test_the_scripts_folder_is_the_source_folder(project: Path) -> None:
+    request = read("src/train.py")
+    assert (request.source_dir, request.program) == (str(project / "src"), "train.py")
+
+
+@pytest.mark.parametrize("script", ["train.py", "src/train.py"])
+def test_a_script_is_named_from_the_source_folder_or_from_here(project: Path, script: str) -> None:
+    request = read(script, "--source-dir", "src")
+    assert (request.source_dir, request.program) == (str(project / "src"), "train.py")
+
+
+def test_defaults_are_one_host_without_distribution(project: Path) -> None:
+    request = read("run.sh")
+    assert request.hosts == 1
+    assert request.host_names == ("algo-1",)
+    assert request.distribution is None
+    assert request.instance_type == "local"
+    assert request.isolation is None
+
+
+def test_every_option_arrives(project: Path) -> None:
+    request = read(
+        *("train.py", "--hosts", "3", "--distribution", '{"mpi": {"enabled": true}}'),
+        *("--hyperparameter", "lr=1e-3", "--hyperparameter", "eq=a=b", "--channel", "train=data"),
+        *("--env", "A=", "--output", "out", "--isolation", "process", "--timeout", "2.5"),
+        *("--processes-per-host", "2", "--json", "--", "--verbose"),
+    )
+    assert request == Request(
+        program="train.py",
+        source_dir=str(project),
+        arguments=("--verbose",),
+        hosts=3,
+        processes_per_host=2,
+        distribution={"mpi": {"enabled": True}},
+        hyperparameters={"lr": "1e-3", "eq": "a=b"},
+        channels={"train": str(project / "data")},
+        groups=(),
+        instance_type="local",
+        environ={"A": ""},
+        output=str(project / "out"),
+        isolation="process",
+        timeout_s=2.5,
+        as_json=True,
+    )
+
+
+def test_instance_groups_give_the_number_of_hosts(project: Path) -> None:
+    request = read("train.py", "--instance-groups", "big:2:ml.p4d.24xlarge,small:1")
+    assert request.groups == (Group("big", 2, "ml.p4d.24xlarge"), Group("small", 1, "local"))
+    assert request.host_names == ("algo-1", "algo-2", "algo-3")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tran.py"], "no file 'tran.py'"),
+        (["train.py", "--source-dir", "nowhere"], "no folder 'nowhere'"),
+        (["run.sh", "--source-dir", "src"], "no file 'run.sh' in --source-dir src"),
+        (["train.py", "--hyperparameter", "lr"], "expected NAME=VALUE"),
+        (["train.py", "--hyperparameter", "a=1", "--hyperparameter", "a=2"], "given twice"),
+        (["train.py", "--channel", "train=dat"], "no folder 'dat'"),
+        (["train.py", "--channel", "../x=data"], "cannot be a channel"),
+        (["train.py", "--env", "1A=b"], "not the name of a variable"),
+        (["train.py", "--distribution", "{oops"], "not JSON"),
+        (["train.py", "--hosts", "2", "--instance-groups", "a:1"], "disagrees"),
+        (["train.py", "--instance-groups", "a:200,b:200"], "400 hosts are more than 250"),
+        (["train.py", "--processes-per-host", "2"], "needs a --distribution"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    project: Path, argv: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(*argv)
+    assert message in caught.value.message
+    assert sorted(entry.name for entry in project.iterdir()) == [
+        "data",
+        "run.sh",
+        "src",
+        "train.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("tran.py", "train.py"), ("src/trian.py", "src/train.py")]
+)
+def test_a_misspelt_script_is_answered_with_the_nearest_file(
+    project: Path, slip: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(slip)
+    assert caught.value.fix == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize("text", ["a", "a:0", "a:-1", "a:x", ":2", "a:1,a:1", "a b:1", "a:1,,b:1"])
+def test_malformed_instance_groups_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_groups(text)
+
+
+def test_a_channel_is_named_by_its_real_path(project: Path) -> None:
+    (project / "link").symlink_to("data")
+    assert read("train.py", "--channel", "train=link").channels == {"train": str(project / "data")}

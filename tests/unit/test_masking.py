@@ -1,0 +1,78 @@
+"""Secrets are found by name and masked by value, and innocent text stays (S08)."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.spec.masking import Masker, is_secret_name
+
+pytestmark = pytest.mark.promise("S08")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "WANDB_API_KEY", "HF_TOKEN",
+     "hf-token", "dbPassword", "DB_PASSWD", "MYSQL_PWD", "apiKey", "github_token", "GITHUBTOKEN",
+     "client_secret", "SM_HP_API-KEY", "SSH_PRIVATE_KEY", "key", "token", "password", "passphrase",
+     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+     "MUSTER_JOB_SECRET", "registry.credential", "NGC_APIKEY"],
+)  # fmt: skip
+def test_secret_names_are_known(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer", "num_tokens", "max_tokens", "TOKENIZERS_PARALLELISM", "key_dim", "num_keys",
+     "pad_token", "eos-token", "label_key", "monkey_count", "PWD", "OLDPWD", "SSH_AUTH_SOCK",
+     "keyboard", "author", "lr", "", "_", "max_token_length", "keys", "public_key"],
+)  # fmt: skip
+def test_innocent_names_are_left_alone(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_values_of_secret_names_are_masked_wherever_they_turn_up() -> None:
+    masker = Masker.of(
+        {"API_KEY": "canary-123", "USER": "someone"}, {"nested": {"token": "deep-canary"}}
+    )
+    text = masker.mask("someone sent canary-123 (canary-123!) and deep-canary")
+    assert text == "someone sent *** (***!) and ***"
+
+
+def test_a_secret_that_contains_another_is_masked_whole() -> None:
+    masker = Masker.of({"A_KEY": "canary", "B_KEY": "canary-longer"})
+    assert masker.mask("canary-longer") == "***"
+
+
+def test_short_values_are_left_alone() -> None:
+    assert Masker.of({"TOKEN": "1", "PASSWORD": "true!"}).mask("1 true! 1") == "1 true! 1"
+
+
+def test_values_that_are_no_text_are_masked_too() -> None:
+    masker = Masker.of({"password": 1234567, "api_keys_secret": ["first-one", "second-one"]})
+    assert masker.mask("1234567 first-one second-one") == "*** *** ***"
+
+
+def test_each_line_of_a_private_key_is_masked() -> None:
+    key = "-----BEGIN KEY-----\nMIIabcdef\nqrstuvwx\n-----END KEY-----"
+    masked = Masker.of({"SSH_PRIVATE_KEY": key}).mask(f"line: qrstuvwx\n{key}\n")
+    assert "MIIabc" not in masked and "qrst" not in masked
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("pip -i https://aws:eyJhb@host/simple/ x", "pip -i https://***@host/simple/ x"),
+        ("git+ssh://git:pw@h/r and http://u@h", "git+ssh://***@h/r and http://***@h"),
+        ("mail me@example.org about https://h/a@b", "mail me@example.org about https://h/a@b"),
+        ("key AKIAIOSFODNN7EXAMPLE!", "key ***!"),
+        ("AKIAIOSFODNN7EXAMPLEandmore", "AKIAIOSFODNN7EXAMPLEandmore"),
+    ],
+)
+def test_credentials_are_masked_whatever_they_came_from(text: str, masked: str) -> None:
+    assert Masker().mask(text) == masked
+
+
+def test_text_without_secrets_comes_back_as_the_same_object() -> None:
+    text = "epoch 1 loss 0.5"
+    assert Masker.of({"TOKEN": "canary-1"}).mask(text) is text

@@ -1,0 +1,147 @@
+"""The command line of `muster`: what is answered, and with which exit code."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.commands.arguments import (
+    HelpShown,
+    Parser,
+    UsageError,
+    nearest,
+    one_of,
+    seconds,
+    whole_number,
+)
+from muster.commands.parser import COMMANDS, HELP, main
+
+
+@pytest.fixture
+def parser() -> Parser:
+    parser = Parser("muster try", "", script_arguments=True)
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("--source-dir")
+    parser.add_argument("--hosts", type=whole_number(1, 9))
+    parser.add_argument("--isolation", type=one_of("netns", "process"))
+    parser.add_argument("--env", action="append", default=[])
+    return parser
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_without_a_command_the_help_is_printed(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 0
+    assert capsys.readouterr().out == HELP
+
+
+def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> None:
+    lines = HELP.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert lines.index("examples:") < lines.index("commands:") < lines.index("exit codes:")
+    for word in (*COMMANDS, "100", "101", "102", "103", "104", "105", "106", "124", "143"):
+        assert f" {word} " in HELP
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["locl"], "did you mean local?"),
+        (["docter", "--json"], "did you mean doctor?"),
+        (["--hlep"], "did you mean --help?"),
+        (["train.py"], "muster local train.py"),
+        (["local", "t.py", "--host", "2"], "did you mean --hosts?"),
+        (["local", "t.py", "--hosts", "two"], "--hosts: expected a whole number from 1 to 250"),
+        (["local", "t.py", "--isolation", "netn"], "did you mean netns?"),
+        (["local"], "SCRIPT is missing"),
+        (["local", "t.py", "--timeout", "-1"], "--timeout"),
+        (["plan", "--", "x"], "nothing may stand behind --"),
+    ],
+)
+def test_a_slip_is_answered_in_two_lines_and_exit_code_2(
+    argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert answer in captured.err
+    assert len(captured.err.splitlines()) <= 2
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("spelling", ["--source-dir", "--source_dir"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_both_spellings_of_a_long_option_are_one(
+    parser: Parser, spelling: str, joined: bool
+) -> None:
+    given = [f"{spelling}=a_b"] if joined else [spelling, "a_b"]
+    assert parser.parse(["t.py", *given]).source_dir == "a_b"
+
+
+def test_the_beginning_of_an_option_is_not_taken_for_it(parser: Parser) -> None:
+    with pytest.raises(UsageError, match="unknown option --source; did you mean --source-dir"):
+        parser.parse(["t.py", "--source", "x"])
+
+
+def test_options_stand_before_and_after_the_script(parser: Parser) -> None:
+    before = parser.parse(["--hosts", "2", "t.py"])
+    after = parser.parse(["t.py", "--hosts", "2"])
+    assert (before.script, before.hosts) == (after.script, after.hosts) == ("t.py", 2)
+
+
+def test_all_behind_two_dashes_is_the_scripts_own(parser: Parser) -> None:
+    args = parser.parse(["t.py", "--hosts", "2", "--", "--hosts", "--", "-x", "a b"])
+    assert args.hosts == 2
+    assert args.script_arguments == ("--hosts", "--", "-x", "a b")
+
+
+def test_an_unknown_option_never_makes_its_value_the_script(parser: Parser) -> None:
+    with pytest.raises(UsageError, match="unknown option --epochs") as caught:
+        parser.parse(["--epochs", "3", "t.py"])
+    assert caught.value.fix.endswith("muster try SCRIPT -- --epochs 3")
+
+
+def test_a_second_script_is_refused(parser: Parser) -> None:
+    with pytest.raises(UsageError, match="one argument too many: 'b.py'"):
+        parser.parse(["a.py", "b.py"])
+
+
+def test_a_negative_number_is_a_value(parser: Parser) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        parser.parse(["t.py", "--hosts", "-1"])
+
+
+def test_help_of_a_command_does_not_leave_the_process(
+    parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(HelpShown):
+        parser.parse(["--help"])
+    assert "--source-dir" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "soon", ""])
+def test_a_time_is_a_number_above_0(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        seconds(text)
+
+
+def test_nothing_is_suggested_for_a_word_like_no_other() -> None:
+    assert nearest("zzz", COMMANDS) == ""
+    assert nearest("LOCAL", COMMANDS) == "local"
+
+
+def test_help_imports_no_command_and_no_argparse(tmp_path: Path) -> None:
+    code = (
+        "import sys; from muster.commands.parser import main; main(['--help']);"
+        "heavy = {'argparse', 'subprocess', 'muster.local', 'difflib', 'rich'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,96 @@
+"""The values of a plan refuse what cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.plan.launchplan import Addition, Command, LaunchPlan, RankSlot
+
+COMMAND = Command(("python", "train.py"), {"A": "1"}, "/code")
+
+
+def make_plan(**changes: Any) -> LaunchPlan:
+    fields: dict[str, Any] = {
+        "option": "none",
+        "world_size": 2,
+        "ranks": (RankSlot(0, 0, 0), RankSlot(1, 0, 1), RankSlot(2, 1, 0)),
+        "leader": 0,
+        "master_addr": "algo-1",
+        "ports": {"control": 1, "store": 2},
+        "launcher": None,
+        "launcher_ends_itself": True,
+        "script": COMMAND,
+        "script_is_python": True,
+        "rank_env": (),
+        "agreed": ("python", "train.py"),
+    }
+    return LaunchPlan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "cwd"),
+    [
+        ((), {}, "/"),
+        (("a\0b",), {}, "/"),
+        (("a",), {}, "/\0"),
+        (("a",), {"N\0": "1"}, "/"),
+        (("a",), {"N": "\0"}, "/"),
+        (("a",), {"N=M": "1"}, "/"),
+    ],
+)
+def test_a_command_that_the_kernel_would_refuse_is_refused(
+    argv: tuple[str, ...], env: dict[str, str], cwd: str
+) -> None:
+    with pytest.raises(ValueError, match=r"program|NUL"):
+        Command(argv, env, cwd)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ranks": (RankSlot(0, 0, 0), RankSlot(2, 1, 0))}, "numbered"),
+        ({"ranks": (RankSlot(0, 0, 0), RankSlot(0, 1, 0))}, "numbered"),
+        ({"world_size": 0}, "world size 0"),
+        ({"world_size": 4}, "world size 4"),
+        ({"ports": {"control": 1, "store": 1}}, "equal"),
+    ],
+)
+def test_a_plan_whose_numbers_do_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_plan(**changes)
+
+
+def test_the_ranks_of_a_host_come_by_local_rank() -> None:
+    assert make_plan().ranks_of(0) == (RankSlot(0, 0, 0), RankSlot(1, 0, 1))
+    assert make_plan().ranks_of(2) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"script": Command(("other",), {}, "/")},
+        {"launcher": COMMAND},
+        {"notes": ("a note",)},
+        {"additions": (Addition("A", "1", "why"),)},
+        {"ports": {"store": 2, "control": 1}},
+    ],
+)
+def test_what_is_a_hosts_own_is_not_in_the_digest(changes: dict[str, Any]) -> None:
+    assert make_plan(**changes).digest == make_plan().digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"option": "torch_distributed"},
+        {"world_size": 3},
+        {"ranks": (RankSlot(0, 0, 0), RankSlot(1, 1, 0), RankSlot(2, 1, 1))},
+        {"leader": 1},
+        {"ports": {"control": 1, "store": 3}},
+        {"agreed": ("python train.py",)},
+    ],
+)
+def test_what_all_hosts_share_is_in_the_digest(changes: dict[str, Any]) -> None:
+    assert make_plan(**changes).digest != make_plan().digest

@@ -1,0 +1,252 @@
+"""`muster plan`: real files in, a plan out, and nothing started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.commands import show_plan
+
+SECRET = "hf_abcdefghijklmnop"
+
+
+class Desk:
+    """A folder with SageMaker's files, and `muster plan` on it."""
+
+    def __init__(self, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.base = base
+        self.capsys = capsys
+        self.hyperparameters: dict[str, str] = {"sagemaker_program": "train.py"}
+        self.resource: dict[str, object] = {"current_host": "algo-1", "hosts": ["algo-1"]}
+        (base / "input" / "config").mkdir(parents=True)
+        (base / "code").mkdir()
+        (base / "code" / "train.py").write_text("raise SystemExit('this must never run')\n")
+
+    def hosts(self, count: int, current: int = 0) -> None:
+        names = [f"algo-{number + 1}" for number in range(count)]
+        self.resource = {"current_host": names[current], "hosts": names}
+
+    def plan(self, *options: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        config = self.base / "input" / "config"
+        (config / "hyperparameters.json").write_text(json.dumps(self.hyperparameters))
+        (config / "resourceconfig.json").write_text(json.dumps(self.resource))
+        (config / "inputdataconfig.json").write_text("{}")
+        parser = argparse.ArgumentParser()
+        show_plan.add_arguments(parser)
+        code = show_plan.run(parser.parse_args(["--base-dir", str(self.base), *options]))
+        return code, *self.capsys.readouterr()
+
+    def json(self) -> Any:
+        code, out, err = self.plan("--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Desk:
+    for name in list(os.environ):
+        if name.startswith(("SAGEMAKER_", "MUSTER_", "SM_", "PET_")):
+            monkeypatch.delenv(name)
+    return Desk(tmp_path, capsys)
+
+
+def torchrun(desk: Desk, processes: int) -> None:
+    desk.hyperparameters |= {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": str(processes),
+    }
+
+
+def test_the_page_says_what_was_understood_and_what_would_run(desk: Desk) -> None:
+    desk.hosts(2)
+    torchrun(desk, 2)
+    desk.hyperparameters["lr"] = "0.1"
+    code, out, err = desk.plan()
+    assert (code, err) == (0, "")
+    first, second = out.split("What would run")
+    for text in ("What was understood", "2 (algo-1, algo-2)", "2 x 2 = 4", "7777", "--lr 0.1"):
+        assert text in first
+    assert "hyperparameter sagemaker_torch_distributed_enabled" in first
+    for text in ("algo-1, the leader: ranks 0 to 1 of 4", "algo-2: ranks 2 to 3 of 4"):
+        assert text in second
+    assert "--nnodes 2 --nproc_per_node 2" in second
+    assert f"each rank: {sys.executable} train.py --lr 0.1" in second
+
+
+def test_every_understood_value_has_a_source(desk: Desk) -> None:
+    desk.hosts(2)
+    torchrun(desk, 2)
+    for row in desk.json()["understood"]:
+        assert row["value"], row
+        assert row["source"], row
+    assert desk.json()["understood"][0]["source"] == "option --base-dir"
+
+
+def test_that_other_hosts_are_assumed_to_be_like_this_one_is_said(desk: Desk) -> None:
+    assert desk.json()["assumed"] == []
+    desk.hosts(2)
+    assert any("other hosts are like this machine" in line for line in desk.json()["assumed"])
+
+
+def test_the_object_holds_the_commands_of_every_host(desk: Desk) -> None:
+    desk.hosts(3, current=1)
+    torchrun(desk, 2)
+    document = desk.json()
+    assert document["schema"] == 1
+    assert document["world_size"] == 6
+    assert document["current_host"] == "algo-2"
+    assert [host["name"] for host in document["hosts"]] == ["algo-1", "algo-2", "algo-3"]
+    assert [host["leader"] for host in document["hosts"]] == [True, False, False]
+    assert [host["ranks"] for host in document["hosts"]] == [[0, 1], [2, 3], [4, 5]]
+    for place, host in enumerate(document["hosts"]):
+        line = host["launcher"]
+        assert line[line.index("--node_rank") + 1] == str(place)
+        assert host["script"][1:] == ["train.py"]
+        assert {"GLOO_SOCKET_IFNAME"} <= {item["name"] for item in host["sets"]}
+        assert all(item["reason"] for item in host["sets"])
+    assert document["exports"]["SM_CURRENT_HOST"] == "algo-2"
+
+
+def test_a_job_without_a_distribution_says_how_to_switch_one_on(desk: Desk) -> None:
+    desk.hosts(2)
+    code, out, _ = desk.plan()
+    assert code == 0
+    assert "no distribution was requested" in out
+    assert "algo-1, the leader: the script once" in out
+
+
+def test_hosts_outside_the_distribution_are_marked(desk: Desk) -> None:
+    desk.hosts(2)
+    torchrun(desk, 1)
+    desk.resource |= {
+        "current_group_name": "data",
+        "instance_groups": [
+            {"instance_group_name": "data", "instance_type": "ml.c5.large", "hosts": ["algo-1"]},
+            {"instance_group_name": "gpu", "instance_type": "ml.c5.large", "hosts": ["algo-2"]},
+        ],
+    }
+    desk.hyperparameters["sagemaker_distribution_instance_groups"] = '["gpu"]'
+    code, out, _ = desk.plan()
+    assert code == 0
+    assert "algo-1: the script once, outside the distribution" in out
+    assert "algo-2, the leader: rank 0 of 1" in out
+
+
+@pytest.mark.promise("S08")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_secrets_are_masked_wherever_they_stand(desk: Desk, options: tuple[str, ...]) -> None:
+    desk.hyperparameters |= {"hub_token": SECRET, "note": f"use {SECRET}"}
+    code, out, _ = desk.plan(*options)
+    assert code == 0
+    assert SECRET not in out
+    assert "***" in out
+
+
+def test_a_short_secret_is_masked_in_the_command_line(desk: Desk) -> None:
+    desk.hyperparameters["db_password"] = "q7"
+    assert desk.json()["hosts"][0]["script"][-2:] == ["--db_password", "***"]
+    assert "q7" not in desk.plan()[1]
+
+
+def test_all_problems_are_printed_and_the_code_is_that_of_train(desk: Desk) -> None:
+    desk.hyperparameters = {"sagemaker_torch_distributed_enabled": "maybe"}
+    code, out, err = desk.plan()
+    assert (code, out) == (100, "")
+    assert "2 problems" in err
+    assert "no training program" in err
+    assert "got 'maybe'" in err
+    assert err.count("fix: ") == 2
+
+
+def test_problems_are_an_object_too(desk: Desk) -> None:
+    desk.resource = {"hosts": []}
+    code, out, err = desk.plan("--json")
+    assert (code, err) == (100, "")
+    document = json.loads(out)
+    assert document["schema"] == 1
+    assert document["error"] == "ConfigError"
+    assert all(problem["where"] and problem["what"] for problem in document["problems"])
+
+
+@pytest.mark.promise("B26")
+def test_an_option_that_this_build_does_not_serve_is_a_problem(desk: Desk) -> None:
+    desk.hyperparameters["sagemaker_mpi_enabled"] = "true"
+    code, _, err = desk.plan()
+    assert code == 100
+    assert "mpi is a known option" in err
+
+
+@pytest.mark.promise("B17")
+def test_a_program_that_is_not_in_the_code_here_is_a_problem(desk: Desk) -> None:
+    desk.hyperparameters["sagemaker_program"] = "trian.py"
+    code, _, err = desk.plan()
+    assert code == 100
+    assert "did you mean 'train.py'?" in err
+
+
+def test_code_that_is_elsewhere_is_not_fetched_and_that_is_said(desk: Desk) -> None:
+    (desk.base / "code" / "train.py").unlink()
+    desk.hyperparameters["sagemaker_submit_directory"] = "s3://bucket/code.tar.gz"
+    document = desk.json()
+    code = next(row for row in document["understood"] if row["name"] == "code")
+    assert code["value"] == "s3://bucket/code.tar.gz"
+    assert code["source"].endswith("not fetched")
+    assert any("its code is not here" in line for line in document["assumed"])
+    assert os.listdir(desk.base / "code") == []
+
+
+def test_an_interface_that_is_not_here_is_shown_as_it_is_named(desk: Desk) -> None:
+    desk.hosts(2)
+    desk.resource["network_interface_name"] = "nowhere7"
+    row = next(row for row in desk.json()["understood"] if row["name"] == "interface")
+    assert (row["value"], row["source"]) == ("nowhere7", "resourceconfig.json; not on this machine")
+
+
+def test_code_in_a_folder_of_this_machine_is_looked_at_where_it_lies(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (desk.base / "code" / "train.py").unlink()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("")
+    (tmp_path / "project" / "setup.py").write_text("")
+    desk.hyperparameters["sagemaker_submit_directory"] = str(tmp_path / "project")
+    document = desk.json()
+    assert document["assumed"] == []
+    assert document["hosts"][0]["script"] == [sys.executable, "-m", "train"]
+    assert document["hosts"][0]["cwd"] == str(desk.base / "code")
+
+
+def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_variable(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_STORE_PORT", "29500")
+    monkeypatch.setenv("MUSTER_JOIN_S", "60")
+    monkeypatch.setenv("MUSTER_JOB_SECRET", "0123456789abcdef0123")
+    desk.hosts(2)
+    code, out, _ = desk.plan()
+    assert code == 0
+    rows = {row["name"]: row for row in desk.json()["understood"]}
+    assert rows["store port"]["value"] == "29500"
+    assert rows["store port"]["source"] == "variable MUSTER_STORE_PORT"
+    assert rows["join_s"]["value"] == "60"
+    assert rows["secret"]["value"] == "***"
+    assert "0123456789abcdef" not in out
+
+
+def test_a_large_cluster_is_cut_on_the_page_and_whole_in_the_object(desk: Desk) -> None:
+    desk.hosts(40, current=30)
+    torchrun(desk, 1)
+    code, out, _ = desk.plan()
+    assert code == 0
+    assert "and 31 more hosts (all with --json)" in out
+    assert "algo-31: rank 30 of 40" in out
+    assert len(desk.json()["hosts"]) == 40

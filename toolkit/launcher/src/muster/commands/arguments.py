@@ -1,0 +1,167 @@
+"""Argument parsing that answers a slip with the right spelling (ecosystem.md 4.1).
+
+Long options take `-` and `_` alike, are never guessed from a beginning, and every usage error is
+one line that names the option, with the nearest name or the cure in a second one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+USAGE_EXIT_CODE = 2
+
+
+class UsageError(Exception):
+    """The command line cannot be obeyed: what is wrong and, in `fix`, what to write instead."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+
+class HelpShown(Exception):  # noqa: N818 - nothing went wrong
+    """`--help` has been answered; nothing else is to run."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known name that `word` most likely means, or "" when none is close."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    found = get_close_matches(word, names, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = {name.lower(): name for name in names}
+    found = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    return folded[found[0]] if found else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean NAME?`, or "" when nothing known is close."""
+    name = nearest(word, known)
+    return f"; did you mean {name}?" if name else ""
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """An option's type: one of a few words."""
+
+    def choose(text: str) -> str:
+        if text in names:
+            return text
+        known = ", ".join(names)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {known}{did_you_mean(text, names)}"
+        )
+
+    return choose
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """An option's type: a whole number in a range, both ends included."""
+
+    def convert(text: str) -> int:
+        if text.isascii() and text.isdecimal() and len(text) < 15 and low <= int(text) <= high:
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from {low} to {high}, got {text!r}"
+        )
+
+    return convert
+
+
+def seconds(text: str) -> float:
+    """An option's type: a time of more than 0 seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. `script_arguments`: it takes a `--` and what stands behind it.
+
+    `parse` raises UsageError or HelpShown and never exits the process.
+    """
+
+    def __init__(self, prog: str, description: str, script_arguments: bool = False) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._script_arguments = script_arguments
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """All options; `script_arguments` holds what stands behind `--`."""
+        cut = argv.index("--") if "--" in argv else len(argv)
+        own, behind = list(argv[:cut]), tuple(argv[cut + 1 :])
+        if cut < len(argv) and not self._script_arguments:
+            raise UsageError(f"{self.prog} starts no script: nothing may stand behind --")
+        own = [self._dashed(token) for token in own]
+        self._refuse_unknown(own)
+        args, extra = self.parse_known_args(own)
+        if extra:
+            raise UsageError(f"one argument too many: {extra[0]!r}", self._behind(extra))
+        args.script_arguments = behind
+        return args
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Every long option, spelt with dashes."""
+        return tuple(name for name in self._option_string_actions if name.startswith("--"))
+
+    def _dashed(self, token: str) -> str:
+        """`--source_dir=a_b` as `--source-dir=a_b`, if that is an option of ours."""
+        if not token.startswith("--"):
+            return token
+        name, equals, value = token.partition("=")
+        dashed = name.replace("_", "-")
+        return dashed + equals + value if dashed in self._option_string_actions else token
+
+    def _refuse_unknown(self, tokens: list[str]) -> None:
+        """Says so before argparse takes the unknown option's value for SCRIPT."""
+        for place, token in enumerate(tokens):
+            name = token.partition("=")[0]
+            is_option = token.startswith("-") and token != "-" and not _is_number(token)
+            if not is_option or name in self._option_string_actions:
+                continue
+            close = nearest(name.replace("_", "-"), self.options)
+            if close:
+                raise UsageError(f"unknown option {name}; did you mean {close}?")
+            following = [text for text in tokens[place : place + 2] if text != ""]
+            raise UsageError(f"unknown option {name}", self._behind(following))
+
+    def _behind(self, tokens: Sequence[str]) -> str:
+        if not self._script_arguments:
+            return f"see {self.prog} --help"
+        import shlex
+
+        line = f"{self.prog} SCRIPT -- {shlex.join(tokens)}"
+        return f"the script's own arguments stand behind --: {line}"
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's own complaint, with the option first."""
+        message = message.removeprefix("argument ")
+        missing = "the following arguments are required: "
+        if message.startswith(missing):
+            names = message.removeprefix(missing)
+            raise UsageError(f"{names} is missing", f"see {self.prog} --help")
+        raise UsageError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpShown
+
+
+def _is_number(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True

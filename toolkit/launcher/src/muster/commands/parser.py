@@ -1,0 +1,111 @@
+"""The command line of `muster`: which command was asked for, and what a wrong one is answered.
+
+A command's module is imported only when that command is asked for, and argparse only then, so
+that `muster --help` costs little more than starting Python (architecture.md, conventions).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+HELP = """\
+usage: muster COMMAND [OPTIONS]
+
+examples:
+  muster local train.py                       run a training script here, as SageMaker would
+  muster local train.py --hosts 2 --distribution torch_distributed
+  muster local train.py --channel train=data/ --hyperparameter lr=0.1 -- --verbose
+  muster plan --base-dir opt/ml               what `train` would do there; starts nothing
+  muster doctor                               what of this machine would hurt a job, and the cure
+
+commands:
+  local    run a real job of one or several hosts on this machine
+  plan     print what `train` would do for a folder of SageMaker's files
+  doctor   check this machine and name the cure for each finding
+
+options:
+  -h, --help   this page; `muster COMMAND --help` for one command
+  --version    print the version
+
+exit codes:
+  0          all ranks exited 0                  104  HardwareError: a device was lost
+  1-99       the first failing rank's own code   105  InternalError: a defect of muster
+  128 + n    the first failing rank died of      106  LaunchError: the launcher ended before
+             signal n                                 all its ranks ran
+  100        ConfigError: the request            124  `muster local --timeout` ran out
+  101        SourceError, InstallError: code     143  stopped from outside
+             or packages                         2    the command line is wrong
+  102        ClusterError, PeerError: a host is missing or was lost
+  103        HangError: only when a hang limit was asked for
+"""
+
+
+class _Command(NamedTuple):
+    module: str
+    description: str
+    script_arguments: bool = False
+
+
+COMMANDS = {
+    "local": _Command(
+        "muster.local.command", "Run a real job of one or several hosts on this machine.", True
+    ),
+    "plan": _Command(
+        "muster.commands.show_plan", "Print what `train` would do, with the source of every value."
+    ),
+    "doctor": _Command(
+        "muster.commands.doctor", "Say what of this machine would hurt a job, and the cure."
+    ),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command of `argv` (without the program's name); returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0
+    if argv[0] == "--version":
+        from muster.version import __version__
+
+        sys.stdout.write(f"muster {__version__}\n")
+        return 0
+    return _run(argv[0], argv[1:])
+
+
+def _run(name: str, rest: Sequence[str]) -> int:
+    from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError
+
+    prog = "muster"
+    try:
+        if name not in COMMANDS:
+            raise _unknown(name)
+        prog = f"muster {name}"
+        module, description, script_arguments = COMMANDS[name]
+        command = import_module(module)
+        parser = Parser(prog, description, script_arguments)
+        command.add_arguments(parser)
+        code: int = command.run(parser.parse(rest))
+        return code
+    except HelpShown:
+        return 0
+    except UsageError as error:
+        fix = f"\n  {error.fix}" if error.fix else ""
+        sys.stderr.write(f"{prog}: {error.message}{fix}\n")
+        return USAGE_EXIT_CODE
+
+
+def _unknown(name: str) -> Exception:
+    from muster.commands.arguments import UsageError, did_you_mean
+
+    if name.startswith("-"):
+        text = f"unknown option {name}{did_you_mean(name, ('--help', '--version'))}"
+        return UsageError(text, "options stand behind the command: muster COMMAND [OPTIONS]")
+    if name.endswith((".py", ".sh")):
+        return UsageError(f"{name!r} is not a command", f"to run it here: muster local {name}")
+    suggestion = did_you_mean(name, COMMANDS)
+    return UsageError(
+        f"{name!r} is not a command{suggestion}", f"the commands are {', '.join(COMMANDS)}"
+    )

@@ -1,0 +1,169 @@
+"""The plan as a page for a person or one JSON object for a script, without secrets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from muster.plan.launchplan import LaunchPlan
+from muster.spec.errors import ConfigError, MusterError, Problem
+from muster.spec.masking import MASK, Masker, is_secret_name
+
+if TYPE_CHECKING:
+    from muster.commands.show_plan import Preview
+
+SCHEMA = 1
+SHOWN_HOSTS = 8
+VALUE_WIDTH = 44
+
+
+def as_json(preview: Preview) -> str:
+    """One object; a change of its keys that is not an addition raises `schema`."""
+    masker, mine = preview.masker, preview.plans[preview.job.cluster.current]
+    document = {
+        "schema": SCHEMA,
+        "understood": [row._asdict() for row in preview.understood],
+        "assumed": preview.assumed,
+        "option": mine.option,
+        "world_size": mine.world_size,
+        "master_addr": mine.master_addr,
+        "ports": dict(mine.ports),
+        "digest": mine.digest,
+        "hosts": [_host_object(preview, place, made) for place, made in preview.plans.items()],
+        "current_host": preview.job.cluster.me.name,
+        "exports": {name: _value(name, text, masker) for name, text in preview.exports.items()},
+        "notes": _remarks(mine),
+        "warnings": preview.job.warnings,
+    }
+    return masker.mask(json.dumps(document, indent=2)) + "\n"
+
+
+def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, object]:
+    masker = preview.masker
+    return {
+        "name": preview.job.cluster.hosts[place].name,
+        "leader": place == made.leader,
+        "in_distribution": place in preview.job.cluster.distribution,
+        "ranks": [slot.rank for slot in made.ranks_of(place)],
+        "launcher": None if made.launcher is None else masked_argv(made.launcher.argv, masker),
+        "script": masked_argv(made.script.argv, masker),
+        "cwd": made.script.cwd,
+        "sets": [
+            {**item._asdict(), "value": _value(item.name, item.value, masker)}
+            for item in made.additions
+        ],
+    }
+
+
+def as_text(preview: Preview) -> str:
+    """Two parts, what was understood and what would run; then assumptions, notes, warnings."""
+    job = preview.job
+    mine = preview.plans[job.cluster.current]
+    lines = ["What was understood", *_table(preview.understood), "", "What would run"]
+    for place in preview.plans:
+        lines += _host_lines(preview, place)
+    if len(preview.plans) < len(job.cluster.hosts):
+        more = len(job.cluster.hosts) - len(preview.plans)
+        lines.append(f"  and {more} more hosts (all with --json)")
+    lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --json)")
+    for title, entries in (
+        ("Assumed", preview.assumed),
+        ("Notes", _remarks(mine)),
+        ("Warnings", job.warnings),
+    ):
+        if entries:
+            lines += ["", title, *(f"  {entry}" for entry in entries)]
+    return preview.masker.mask("\n".join(lines)) + "\n"
+
+
+def _host_lines(preview: Preview, place: int) -> list[str]:
+    made, cluster, masker = preview.plans[place], preview.job.cluster, preview.masker
+    role = ", the leader" if place == made.leader else ""
+    lines = [f"  {cluster.hosts[place].name}{role}: {_ranks(made, place, cluster.distribution)}"]
+    if made.launcher is not None:
+        lines.append(f"    {command_line(made.launcher.argv, masker)}")
+    each = "each rank: " if made.launcher is not None else ""
+    lines.append(f"    {each}{command_line(made.script.argv, masker)}")
+    lines.append(f"    in {made.script.cwd}")
+    if place and made.additions == preview.plans[0].additions:
+        lines.append(f"    with the variables of {cluster.hosts[0].name}")
+        return lines
+    return lines + _columns(
+        (f"{item.name}={_value(item.name, item.value, masker)}", item.reason)
+        for item in made.additions
+    )
+
+
+def _ranks(made: LaunchPlan, place: int, distribution: Sequence[int]) -> str:
+    if place not in distribution:
+        return "the script once, outside the distribution"
+    ranks = [slot.rank for slot in made.ranks_of(place)]
+    if made.launcher is None:
+        return "the script once"
+    listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"{listed} of {made.world_size}"
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    listed = list(rows)
+    names = max(len(name) for name, _, _ in listed)
+    values = min(VALUE_WIDTH, max(len(value) for _, value, _ in listed))
+    return [
+        f"  {name:<{names}}  {value:<{values}}  {source}".rstrip() for name, value, source in listed
+    ]
+
+
+def _columns(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    listed = list(pairs)
+    width = max((len(left) for left, _ in listed), default=0)
+    return [f"    {left:<{width}}  {right}" for left, right in listed]
+
+
+def _remarks(made: LaunchPlan) -> list[str]:
+    """The notes that are not about a variable: those stand beside it."""
+    about = {str(item) for item in made.additions}
+    return [note for note in made.notes if note not in about]
+
+
+def _value(name: str, value: str, masker: Masker) -> str:
+    return MASK if value and is_secret_name(name) else masker.mask(value)
+
+
+def masked_argv(argv: Sequence[str], masker: Masker) -> list[str]:
+    """A command without secrets: also a short one behind an option with a telling name."""
+    result: list[str] = []
+    for before, text in zip(("", *argv), argv, strict=False):
+        hidden = before.startswith("-") and is_secret_name(before.lstrip("-"))
+        result.append(MASK if hidden and text else masker.mask(text))
+    return result
+
+
+def command_line(argv: Sequence[str], masker: Masker) -> str:
+    """A command as a shell would read it, but for what is masked."""
+    return shlex.join(masked_argv(argv, masker)).replace(shlex.quote(MASK), MASK)
+
+
+def error_text(error: MusterError) -> str:
+    """Every problem with its cure."""
+    problems = _problems(error)
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    lines = [f"{type(error).__name__}: {count}, nothing would run"]
+    for problem in problems:
+        lines.append(f"  {problem}")
+        if problem.fix:
+            lines.append(f"    fix: {problem.fix}")
+    return "\n".join(lines) + "\n"
+
+
+def error_json(error: MusterError) -> str:
+    entries = [problem._asdict() for problem in _problems(error)]
+    document = {"schema": SCHEMA, "error": type(error).__name__, "problems": entries}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _problems(error: MusterError) -> tuple[Problem, ...]:
+    if isinstance(error, ConfigError):
+        return error.problems
+    return (Problem("this machine", error.message, error.fix),)

@@ -1,0 +1,111 @@
+"""The base folder and the JSON files below it (contract.md 1.1; reliability.md B01-B05, B40)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from muster.contract.findings import Findings
+from muster.spec.job import Paths
+
+BASE_VARIABLE = "SAGEMAKER_BASE_DIR"
+DEFAULT_BASE = "/opt/ml"
+MAX_FILE_BYTES = 16 << 20
+MAX_DEPTH = 100  # of nested lists and objects
+
+_KINDS = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+
+
+def find_paths(environ: Mapping[str, str], findings: Findings) -> Paths | None:
+    """The layout below the base folder; None when the variable names no folder (B40)."""
+    base = environ.get(BASE_VARIABLE, "")
+    if not base:
+        findings.origins["base"] = "default"
+        return Paths.below(DEFAULT_BASE)
+    findings.origins["base"] = f"variable {BASE_VARIABLE}"
+    if os.path.isabs(base) and os.path.isdir(base):
+        return Paths.below(base.rstrip("/") or "/")
+    findings.problem(
+        BASE_VARIABLE,
+        f"base folder: {base!r} is not an absolute directory",
+        f"unset {BASE_VARIABLE} or name an existing folder by its absolute path",
+    )
+    return None
+
+
+def load_object(folder: str, name: str, findings: Findings) -> dict[str, object] | None:
+    """The JSON object in `folder/name`, or None after telling what is wrong with the file."""
+    text = _load_text(folder, name, findings)
+    if text is None:
+        return None
+    try:
+        document: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        hint = error.msg.replace("Expecting", "expected").replace(" delimiter", "")
+        what = f"invalid JSON at line {error.lineno} column {error.colno} ({hint})"
+        findings.problem(name, what, f"mend {folder}/{name}")
+        return None
+    except (RecursionError, ValueError):  # ValueError: an integer of over 4,300 digits
+        what = "nested too deeply, or holds a number of thousands of digits"
+        findings.problem(name, what, f"mend {folder}/{name}")
+        return None
+    if not isinstance(document, dict):
+        kind = "null" if document is None else _KINDS.get(type(document), "something else")
+        findings.problem(name, f"expected an object, got {kind}", f"mend {folder}/{name}")
+        return None
+    if too_deep(document, text):
+        what = f"nested more than {MAX_DEPTH} levels deep"
+        findings.problem(name, what, "pass deep structures as a file in a channel")
+        return None
+    return document
+
+
+def _load_text(folder: str, name: str, findings: Findings) -> str | None:
+    try:
+        with open(f"{folder}/{name}", "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        findings.problem(
+            name,
+            f"not found in {folder}",
+            f"run through SageMaker or local mode, or set {BASE_VARIABLE} to the base folder",
+        )
+        return None
+    except OSError as error:
+        what = f"cannot be read in {folder}: {error.strerror}"
+        findings.problem(name, what, "let this user read it")
+        return None
+    if len(data) > MAX_FILE_BYTES:
+        what = f"larger than {MAX_FILE_BYTES >> 20} MiB"
+        findings.problem(name, what, "pass large values as a file in a channel")
+        return None
+    try:
+        text = data.decode("utf-8-sig")  # a byte-order mark is accepted
+    except UnicodeDecodeError as error:
+        findings.problem(name, f"not valid UTF-8 at byte {error.start}", "save it as UTF-8")
+        return None
+    if not text.strip():
+        findings.problem(name, "file is empty", f"mend {folder}/{name}")
+        return None
+    return text
+
+
+def too_deep(value: object, text: str) -> bool:
+    """Whether `value`, decoded from `text`, is nested over 100 levels deep.
+
+    What is deeper survives decoding but not the encoders and copies behind it.
+    """
+    if not isinstance(value, dict | list) or text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        items = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True

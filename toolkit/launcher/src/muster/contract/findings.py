@@ -1,0 +1,61 @@
+"""What reading the request brings to light besides values: problems, warnings, origins."""
+
+from __future__ import annotations
+
+from muster.spec.errors import ConfigError, Problem
+
+_SHOWN = 60  # characters of a bad value that an error repeats
+ENOUGH = 20  # problems of one list that an error tells
+_NAMED = 8  # items of a list that an error names
+
+
+class Findings:
+    """Collected by every reader, so that one run tells a person all that is wrong.
+
+    `problems`, in the order of importance, end the job; `warnings` are lines for the log;
+    `origins` says where a value came from ("program" -> "variable SAGEMAKER_PROGRAM").
+    """
+
+    __slots__ = ("origins", "problems", "warnings")
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+        self.origins: dict[str, str] = {}
+
+    def problem(self, where: str, what: str, fix: str = "") -> None:
+        self.problems.append(Problem(where, what, fix))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def error(self) -> ConfigError:
+        """All problems as one error. Raises ValueError when there is none."""
+        return ConfigError(self.problems)
+
+
+def short(value: object) -> str:
+    """A value as an error shows it: on one line, at most 60 characters."""
+    if isinstance(value, str) and len(value) > 4 * _SHOWN:
+        value = value[: 4 * _SHOWN]  # repr of a huge text is work for nothing
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def named(items: list[str] | tuple[str, ...]) -> str:
+    """Names for an error, the first eight of them."""
+    shown = ", ".join(items[:_NAMED])
+    more = len(items) - _NAMED
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") -> str:
+    """`, did you mean 'x'?` for a misspelt name, or "".
+
+    `prefix`: what all names share, so that it does not count as likeness.
+    """
+    from difflib import get_close_matches  # only a mistake pays for it
+
+    rests = [other.removeprefix(prefix) for other in known]
+    close = get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.7)
+    return f", did you mean {known[rests.index(close[0])]!r}?" if close else ""

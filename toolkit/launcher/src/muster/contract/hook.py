@@ -1,0 +1,35 @@
+"""`SAGEMAKER_TRAINING_MODULE=muster.contract.hook:main`: our launcher in images that keep the
+incumbent's `train` (protocol.md 12)."""
+
+from __future__ import annotations
+
+import os
+
+from muster.spec.masking import Masker
+from muster.spec.outcome import Stopped, Succeeded
+
+
+class TrainingFailedError(Exception):
+    """The job did not finish. Has no errno: the incumbent takes that for the exit code."""
+
+
+def main() -> None:
+    """Runs the job; returns on success, raises TrainingFailedError otherwise, and never exits.
+
+    The incumbent reports exit code 0 when a hook exits, whatever the code, and when the hook is
+    interrupted. The failure file is there before this raises, so the incumbent keeps it.
+    """
+    from muster.train_job import run
+
+    try:
+        outcome = run(os.environ)
+    except BaseException:  # SystemExit and KeyboardInterrupt too
+        import traceback
+
+        # unchained: the incumbent prints the whole chain, and only this text is masked
+        text = Masker.of(os.environ).mask(traceback.format_exc())
+        raise TrainingFailedError(text) from None
+    if isinstance(outcome, Stopped):
+        raise TrainingFailedError(outcome.headline or f"stopped by {outcome.by}")
+    if not isinstance(outcome, Succeeded):
+        raise TrainingFailedError(outcome.headline)

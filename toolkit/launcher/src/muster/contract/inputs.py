@@ -1,0 +1,32 @@
+"""Channels of inputdataconfig.json, and names that become the same variable (B38)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from muster.contract.findings import Findings, short
+
+INPUTS = "inputdataconfig.json"
+
+
+def check_channels(document: Mapping[str, object], findings: Findings) -> None:
+    """Names that no folder or variable can have are problems; those that collide are warnings."""
+    for index, name in enumerate(document):
+        if not name or name in (".", "..") or any(c in "=/" or ord(c) < 32 for c in name):
+            what = f"{short(name)} is not a channel name"
+            findings.problem(f"{INPUTS}[{index}]", what, "use letters, digits, '.', '-' and '_'")
+        elif any(character.isspace() for character in name):
+            findings.warn(
+                f"channel {name!r}: a name with a space; SM_CHANNEL_* has it with '_' too"
+            )
+    for names in collisions(document):
+        text = " and ".join(map(repr, names))
+        findings.warn(f"channels {text} share one SM_CHANNEL_* variable; each has its own name too")
+
+
+def collisions(names: Iterable[str]) -> list[list[str]]:
+    """Groups of names that are equal once they are upper-cased."""
+    by_upper: dict[str, list[str]] = {}
+    for name in names:
+        by_upper.setdefault(name.upper(), []).append(name)
+    return [group for group in by_upper.values() if len(group) > 1]

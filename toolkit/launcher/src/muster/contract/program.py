@@ -1,0 +1,130 @@
+"""Which program runs and where its code comes from.
+
+Source: contract.md 1.2 and 1.5, sdk-and-local-mode.md recommendation 2; reliability.md B16, B18,
+B21.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from muster.contract.findings import Findings, short
+from muster.spec.job import Paths
+
+DEFAULT_LEVEL = 20
+_LEVELS = {
+    "DEBUG": 10,
+    "INFO": 20,
+    "WARNING": 30,
+    "WARN": 30,
+    "ERROR": 40,
+    "CRITICAL": 50,
+    "FATAL": 50,
+    "NOTSET": 0,
+}
+
+
+def find_program(
+    environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings
+) -> str:
+    """The entry point relative to the code folder; whether it exists is for staging to say."""
+    value: object = environ.get("SAGEMAKER_PROGRAM")
+    where = "variable SAGEMAKER_PROGRAM"
+    if not value:
+        value, where = fixed.get("sagemaker_program"), "hyperparameter sagemaker_program"
+    if not value and environ.get("SM_ENTRY_SCRIPT") != "null":
+        value, where = environ.get("SM_ENTRY_SCRIPT"), "variable SM_ENTRY_SCRIPT"
+    if not value:
+        findings.problem(
+            "no training program",
+            "set sagemaker_program or SAGEMAKER_PROGRAM",
+            "name the script relative to the code folder, such as train.py",
+        )
+        return ""
+    findings.origins["program"] = where
+    program = _relative(value)
+    if program is None:
+        name = where.split()[1]
+        what = f"program must be relative to the code folder, got {short(value)}"
+        findings.problem(name, what, "give a path such as train.py, without '..' and leading '-'")
+        return ""
+    return program
+
+
+def _relative(value: object) -> str | None:
+    """The path in its shortest form, or None when it is not a name below the code folder."""
+    if not isinstance(value, str) or value.startswith(("/", "-")) or value.endswith("/"):
+        return None
+    parts = [part for part in value.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or parts[0].startswith("-"):
+        return None
+    if any(ord(character) < 32 or "\ud800" <= character <= "\udfff" for character in value):
+        return None
+    return "/".join(parts)
+
+
+def find_source(
+    environ: Mapping[str, str], fixed: Mapping[str, object], paths: Paths, findings: Findings
+) -> str:
+    """Where the code comes from: an address, an archive, a folder, or "" for the code folder."""
+    key = "sagemaker_submit_directory"
+    submitted = fixed.get(key)
+    if submitted:
+        findings.origins["source"] = f"hyperparameter {key}"
+        if isinstance(submitted, str) and "\0" not in submitted:
+            return "" if submitted.rstrip("/") == paths.code else submitted
+        what = f"expected an address or a path, got {short(submitted)}"
+        findings.problem(key, what, "send an s3:// address or an absolute path")
+        return ""
+    folder = environ.get("SM_SOURCE_DIR")
+    if folder:
+        findings.origins["source"] = "variable SM_SOURCE_DIR"
+        return "" if folder.rstrip("/") == paths.code else folder
+    channel = _code_channel(f"{paths.data}/code")
+    findings.origins["source"] = "channel code" if channel else "default: the code folder"
+    return channel
+
+
+def _code_channel(folder: str) -> str:
+    """The archive that the SDK sends under network isolation, or a folder of plain files."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ""
+    if "sourcedir.tar.gz" in names:
+        return f"{folder}/sourcedir.tar.gz"
+    return folder if names else ""
+
+
+def find_job_id(environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings) -> str:
+    """What tells this job from others (protocol.md 2), or ""."""
+    for name in ("TRAINING_JOB_NAME", "TRAINING_JOB_ARN"):
+        if environ.get(name):
+            findings.origins["id"] = f"variable {name}"
+            return environ[name]
+    value = fixed.get("sagemaker_job_name")
+    if value:
+        findings.origins["id"] = "hyperparameter sagemaker_job_name"
+    return str(value or "")
+
+
+def find_log_level(fixed: Mapping[str, object], findings: Findings) -> int:
+    """The level by name or by number (B21); 20, INFO, when none is given."""
+    key = "sagemaker_container_log_level"
+    value = fixed.get(key)
+    if value is None or value == "":
+        return DEFAULT_LEVEL
+    findings.origins["log_level"] = f"hyperparameter {key}"
+    if isinstance(value, str):
+        text = value.strip()
+        value = int(text) if text.isdecimal() else _LEVELS.get(text.upper())
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 50:
+        return value
+    findings.problem(
+        key,
+        f"expected DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50, "
+        f"got {short(fixed[key])}",
+        "send INFO or 20",
+    )
+    return DEFAULT_LEVEL

@@ -1,0 +1,174 @@
+"""SageMaker's files and variables -> Job: the one reader of `/opt/ml/input` and the environment.
+
+Source: contract.md sections 1.1-1.4, sdk-and-local-mode.md 1 and 7; reliability.md section 6.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muster.contract.arguments import to_argv
+from muster.contract.cluster import (
+    GROUPS_KEY,
+    RESOURCES,
+    Hosts,
+    distribution_positions,
+    parse_hosts,
+)
+from muster.contract.distribution import choose_distribution
+from muster.contract.files import find_paths, load_object
+from muster.contract.findings import Findings
+from muster.contract.hyperparameters import (
+    HYPERPARAMETERS,
+    Hyperparameters,
+    check_arguments,
+    decode_hyperparameters,
+)
+from muster.contract.inputs import INPUTS, check_channels
+from muster.contract.program import find_job_id, find_log_level, find_program, find_source
+from muster.contract.settings import ALLOW_CONFLICTS, flag, parse_addresses, parse_settings
+from muster.spec.cluster import Cluster
+from muster.spec.deadlines import Deadlines, parse_deadlines
+from muster.spec.distribution import Distribution, Single
+from muster.spec.job import Documents, Job, Paths, Platform, Settings
+
+WARM_POOL = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
+_PLATFORM_FILES = (
+    "checkpointconfig.json",
+    "init-config.json",
+    "trainingjobconfig.json",
+    "metric-definition-regex.json",
+    "tensorboardoutputconfig.json",
+)
+
+
+class _Request(NamedTuple):
+    """The files as far as they could be read; None stands for one that could not."""
+
+    resource: dict[str, object] | None
+    hosts: Hosts | None
+    parameters: Hyperparameters | None
+    inputs: dict[str, object] | None
+
+
+def read_job(environ: Mapping[str, str]) -> Job:
+    """The job on this host. Raises ConfigError with all that is wrong, the most important first.
+
+    Reads the files of contract.md 1.1 below the base folder and lists the code channel; looks at
+    no device, address or user file. Under a second for any input.
+    """
+    findings = Findings()
+    paths = find_paths(environ, findings)
+    resource, hosts, read, inputs = _read_files(paths, findings)
+    parameters = read or Hyperparameters({}, {}, {}, {})
+    # without hyperparameters the absence of a program says nothing
+    program = "" if read is None else find_program(environ, parameters.fixed, findings)
+    conflicts = flag(environ, ALLOW_CONFLICTS, findings)
+    distribution = choose_distribution(parameters, conflicts, findings)
+    log_level = find_log_level(parameters.fixed, findings)
+    source = find_source(environ, parameters.fixed, paths, findings) if paths else ""
+    arguments = to_argv(parameters.user)
+    check_arguments(arguments, findings)
+    cluster = _cluster(environ, hosts, parameters, distribution, findings)
+    settings = parse_settings(environ, findings)
+    deadlines = _deadlines(environ, hosts, findings)
+    if findings.problems or paths is None or cluster is None or resource is None or inputs is None:
+        raise findings.error()
+    return Job(
+        id=find_job_id(environ, parameters.fixed, findings),
+        paths=paths,
+        cluster=cluster,
+        program=program,
+        source=source,
+        arguments=arguments,
+        distribution=distribution,
+        documents=Documents(
+            resource, inputs, parameters.user, parameters.framework, parameters.fixed
+        ),
+        log_level=log_level,
+        platform=_platform(paths, environ, findings),
+        settings=settings,
+        deadlines=deadlines,
+        environ=environ,
+        warnings=tuple(findings.warnings),
+        origins=findings.origins,
+    )
+
+
+def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlines]:
+    """What a host with otherwise bad input needs to join and say so (protocol.md 1).
+
+    Raises ConfigError when the hosts, the settings or the deadlines themselves are bad. Where the
+    hyperparameters are bad too, every host counts as taking part.
+    """
+    findings = Findings()
+    unrelated = Findings()  # problems that this caller knows already
+    paths = find_paths(environ, findings)
+    hosts = None
+    parameters = Hyperparameters({}, {}, {}, {})
+    if paths is not None:
+        resource = load_object(paths.config, RESOURCES, findings)
+        hosts = None if resource is None else parse_hosts(resource, findings)
+        document = load_object(paths.config, HYPERPARAMETERS, unrelated)
+        parameters = decode_hyperparameters(document or {}, unrelated)
+    distribution = choose_distribution(parameters, True, unrelated)
+    cluster = _cluster(environ, hosts, parameters, distribution, findings, unrelated)
+    settings = parse_settings(environ, findings)
+    deadlines = _deadlines(environ, hosts, findings)
+    if findings.problems or cluster is None:
+        raise findings.error()
+    return cluster, settings, deadlines
+
+
+def _read_files(paths: Paths | None, findings: Findings) -> _Request:
+    if paths is None:
+        return _Request(None, None, None, None)
+    resource = load_object(paths.config, RESOURCES, findings)
+    hosts = None if resource is None else parse_hosts(resource, findings)
+    if resource is None and not os.path.isdir(paths.config):
+        return _Request(None, None, None, None)  # one missing folder is one problem
+    document = load_object(paths.config, HYPERPARAMETERS, findings)
+    parameters = None if document is None else decode_hyperparameters(document, findings)
+    inputs = load_object(paths.config, INPUTS, findings)
+    check_channels(inputs or {}, findings)
+    return _Request(resource, hosts, parameters, inputs)
+
+
+def _cluster(
+    environ: Mapping[str, str],
+    hosts: Hosts | None,
+    parameters: Hyperparameters,
+    distribution: Distribution,
+    findings: Findings,
+    group_findings: Findings | None = None,
+) -> Cluster | None:
+    """The cluster, or None without hosts. `group_findings`: who hears of bad groups."""
+    if hosts is None:
+        return None
+    positions = tuple(range(len(hosts.hosts)))
+    if not isinstance(distribution, Single):
+        wanted = parameters.framework.get(GROUPS_KEY)
+        positions = distribution_positions(hosts, wanted, group_findings or findings)
+    addresses = parse_addresses(environ, tuple(host.name for host in hosts.hosts), findings)
+    return Cluster(hosts.hosts, hosts.current, positions, hosts.interface, addresses)
+
+
+def _deadlines(environ: Mapping[str, str], hosts: Hosts | None, findings: Findings) -> Deadlines:
+    local_mode = hosts is not None and hosts.instance_type.startswith("local")
+    deadlines, problems = parse_deadlines(environ, local_mode)
+    findings.problems.extend(problems)
+    return deadlines
+
+
+def _platform(paths: Paths, environ: Mapping[str, str], findings: Findings) -> Platform | None:
+    """The platform's hints; None, and nothing imported, where it left none."""
+    found = tuple(n for n in _PLATFORM_FILES if os.path.lexists(f"{paths.config}/{n}"))
+    warm_pool = environ.get(WARM_POOL) or None
+    if not found and warm_pool is None:
+        return None
+    from muster.contract.platform import read_platform
+
+    platform = read_platform(paths.config, found, findings)
+    return platform._replace(warm_pool_dir=warm_pool)

@@ -1,0 +1,96 @@
+"""Outcome -> the status files, the one writer of `/opt/ml/output` (contract.md 2.2, protocol.md 9).
+
+Nothing here raises because of a disk: a full or read-only output folder never changes an outcome.
+"""
+
+from __future__ import annotations
+
+import os
+
+from muster.contract.wording import MAX_FAILURE_BYTES, failure_block, failure_text
+from muster.spec.job import Paths
+from muster.spec.masking import Masker
+from muster.spec.outcome import Outcome, Succeeded
+
+__all__ = ["failure_block", "failure_text", "reserve", "write"]
+
+RESERVE = ".muster-reserve"
+EARLIER = "failure.earlier"
+
+
+def reserve(paths: Paths) -> bool:
+    """Makes room for the failure file while there is some, before anything else is written.
+
+    Sets status files of an earlier run aside (`failure` as `failure.earlier`). False when the
+    output folder cannot be written: `write` then tries again.
+    """
+    _quietly(os.replace, paths.failure, f"{paths.output}/{EARLIER}")
+    _quietly(os.unlink, paths.success)
+    _quietly(os.unlink, _reserve_path(paths))
+    try:
+        os.makedirs(paths.output, exist_ok=True)
+        _fill(_reserve_path(paths), b"\n" * MAX_FAILURE_BYTES)
+    except OSError:
+        return False
+    return True
+
+
+def write(paths: Paths, outcome: Outcome, masker: Masker) -> bool:
+    """Writes `success` or `failure`, whole or not at all; a clean stop leaves neither.
+
+    A `failure` that the script wrote in this run stays. False when no file could be written: the
+    caller then shows the text on stderr.
+    """
+    text = failure_text(outcome, masker)
+    try:
+        if text:
+            _write_failure(paths, text.encode())
+        elif isinstance(outcome, Succeeded):
+            os.makedirs(paths.output, exist_ok=True)
+            with open(paths.success, "wb"):
+                pass
+    except OSError:
+        return False
+    finally:
+        _quietly(os.unlink, _reserve_path(paths))
+    return True
+
+
+def _write_failure(paths: Paths, data: bytes) -> None:
+    """Fills the reserved blocks, then gives them the name in one step."""
+    if os.path.lexists(paths.failure):
+        return
+    os.makedirs(paths.output, exist_ok=True)
+    path = _reserve_path(paths)
+    _fill(path, data)
+    try:
+        os.link(path, paths.failure)
+    except FileExistsError:
+        pass  # the script was faster
+    except OSError:
+        os.rename(path, paths.failure)  # a file system without links
+
+
+def _fill(path: str, data: bytes) -> None:
+    """Overwrites in place, so that blocks the file has are used again, and waits for the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.ftruncate(descriptor, len(data))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reserve_path(paths: Paths) -> str:
+    return f"{paths.output}/{RESERVE}"
+
+
+def _quietly(action: object, *arguments: str) -> None:
+    try:
+        action(*arguments)  # type: ignore[operator]
+    except OSError:
+        pass

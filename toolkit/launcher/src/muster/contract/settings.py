@@ -1,0 +1,158 @@
+"""The MUSTER_* variables apart from the deadlines (reliability.md B47)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from muster.contract.findings import Findings, nearest, short
+from muster.spec.deadlines import RANGES, variable
+from muster.spec.job import Settings
+
+MIN_SECRET_BYTES = 16
+PREFIX = "MUSTER_"
+ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
+ADDRESSES = "MUSTER_HOST_ADDRESSES"
+KNOWN = (
+    "MUSTER_CONTROL_PORT",
+    "MUSTER_STORE_PORT",
+    "MUSTER_JOB_SECRET",
+    "MUSTER_INSECURE_JOIN",
+    ADDRESSES,
+    "MUSTER_LOG_PREFIX",
+    "MUSTER_RUN_DIR",
+    "MUSTER_RECORD",
+    "MUSTER_LOG_LIMIT",
+    "MUSTER_INSTALL_TARGET",
+    ALLOW_CONFLICTS,
+    "MUSTER_OVERSUBSCRIBE",
+    *map(variable, RANGES),
+)
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+_RECORDS = ("off", "tail", "full")
+
+
+def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
+    """All settings; what cannot be used becomes a problem, an unknown name a warning."""
+    for name in environ:
+        if name.startswith(PREFIX) and name not in KNOWN:
+            findings.warn(f"unknown variable {name}{nearest(name, KNOWN, PREFIX) or ' is ignored'}")
+    default = Settings()
+    settings = Settings(
+        control_port=_port(environ, "MUSTER_CONTROL_PORT", default.control_port, findings),
+        store_port=_port(environ, "MUSTER_STORE_PORT", default.store_port, findings),
+        secret=_secret(environ, findings),
+        insecure_join=flag(environ, "MUSTER_INSECURE_JOIN", findings),
+        log_prefix=flag(environ, "MUSTER_LOG_PREFIX", findings),
+        run_dir=_folder(environ, "MUSTER_RUN_DIR", findings),
+        record=_record(environ, default.record, findings),
+        log_limit_bytes=_bytes(environ, "MUSTER_LOG_LIMIT", default.log_limit_bytes, findings),
+        install_target=_folder(environ, "MUSTER_INSTALL_TARGET", findings),
+        oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
+    )
+    if settings.control_port == settings.store_port:
+        what = f"the store port is {settings.store_port} too"
+        findings.problem("MUSTER_CONTROL_PORT", what, "give each its own port")
+    return settings
+
+
+def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:
+    """A variable that is 1 or 0 (or true, false); False when unset."""
+    value = environ.get(name, "")
+    truth = _FLAGS.get(value.lower())
+    if truth is None:
+        findings.problem(name, f"expected 1 or 0, got {short(value)}", f"set {name}=1 or unset it")
+    return bool(truth)
+
+
+def _port(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
+    return _integer(environ, name, default, 65_535, "a port", findings)
+
+
+def _bytes(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
+    return _integer(environ, name, default, 1 << 40, "a number of bytes", findings)
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, default: int, high: int, what: str, findings: Findings
+) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= high:
+        return int(text)
+    expected = f"expected {what} from 1 to {high}, got {short(text)}"
+    findings.problem(name, expected, f"unset {name} or set it inside the range")
+    return default
+
+
+def _secret(environ: Mapping[str, str], findings: Findings) -> str:
+    secret = environ.get("MUSTER_JOB_SECRET", "")
+    size = len(secret.encode(errors="surrogateescape"))
+    if "MUSTER_JOB_SECRET" in environ and size < MIN_SECRET_BYTES:
+        what = f"the secret has {size} bytes, at least {MIN_SECRET_BYTES} are needed"
+        findings.problem("MUSTER_JOB_SECRET", what, "use the output of `openssl rand -hex 32`")
+        return ""
+    return secret
+
+
+def _folder(environ: Mapping[str, str], name: str, findings: Findings) -> str:
+    path = environ.get(name, "")
+    if path and not path.startswith("/"):
+        what = f"expected an absolute path, got {short(path)}"
+        findings.problem(name, what, f"set {name} to an absolute path or unset it")
+        return ""
+    return path
+
+
+def _record(environ: Mapping[str, str], default: str, findings: Findings) -> str:
+    value = environ.get("MUSTER_RECORD") or default
+    if value not in _RECORDS:
+        what = f"expected off, tail or full, got {short(value)}{nearest(value, _RECORDS)}"
+        findings.problem("MUSTER_RECORD", what, "unset it or choose one of the three")
+        return default
+    return value
+
+
+def parse_addresses(
+    environ: Mapping[str, str], hosts: tuple[str, ...], findings: Findings
+) -> dict[str, str]:
+    """Host name -> IPv4 address from `{"algo-1": "127.0.0.1"}` or `algo-1=127.0.0.1,...`."""
+    text = environ.get(ADDRESSES, "").strip()
+    if not text:
+        return {}
+    pairs = _pairs(text)
+    if pairs is None:
+        what = f"expected a JSON object or name=address pairs, got {short(text)}"
+        findings.problem(ADDRESSES, what, "write algo-1=127.0.0.1,algo-2=127.0.0.2")
+        return {}
+    for name, address in pairs.items():
+        if name not in hosts:
+            what = f"unknown host {short(name)}{nearest(name, hosts)}"
+            findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
+        if not _is_ipv4(address):
+            what = f"{name}: expected an IPv4 address, got {short(address)}"
+            findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2")
+    return pairs
+
+
+def _pairs(text: str) -> dict[str, str] | None:
+    if text.startswith("{"):
+        try:
+            document = json.loads(text)
+        except ValueError:
+            return None
+        good = all(isinstance(address, str) for address in document.values())
+        return document if good else None
+    items = [item.partition("=") for item in text.split(",") if item.strip()]
+    if not all(separator for _, separator, _ in items):
+        return None
+    return {name.strip(): address.strip() for name, _, address in items}
+
+
+def _is_ipv4(address: str) -> bool:
+    parts = address.split(".")
+    return len(parts) == 4 and all(
+        part.isascii() and part.isdecimal() and len(part) <= 3 and int(part) <= 255
+        for part in parts
+    )

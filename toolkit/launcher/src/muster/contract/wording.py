@@ -1,0 +1,143 @@
+"""How an outcome reads: in the failure file, and as the last thing on the screen. Pure.
+
+Source: reliability.md section 3, protocol.md 6 and 9, architecture.md "What a person sees".
+"""
+
+from __future__ import annotations
+
+from muster.spec.masking import Masker
+from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+
+MAX_FAILURE_BYTES = 1024  # the platform shows no more
+_HEADLINE_BYTES = 480
+_FIX_BYTES = 240
+_TRACEBACK = "Traceback (most recent call last):"
+_BLOCK_LINES = 40
+
+
+def failure_text(outcome: Outcome, masker: Masker) -> str:
+    """The failure file of an outcome: at most 1,024 bytes of UTF-8; "" where none is due.
+
+    First line the headline, second the fix, for a script's failure a third for scrapers, then the
+    newest lines of the evidence that fit.
+    """
+    if isinstance(outcome, Succeeded) or not outcome.headline:
+        return ""
+    lines = [clip(_one_line(masker.mask(outcome.headline)), _HEADLINE_BYTES)]
+    tail = ""
+    if isinstance(outcome, Failed):
+        if outcome.fix:
+            lines.append("Fix: " + clip(_one_line(masker.mask(outcome.fix)), _FIX_BYTES))
+        if outcome.first is not None:
+            lines.append(f"ExecuteUserScriptError: ExitCode {outcome.first.status}")
+        tail = (outcome.first.tail if outcome.first else "") or outcome.detail
+    text = printable("\n".join(lines) + "\n")
+    room = MAX_FAILURE_BYTES - len(text.encode())
+    return text + newest(printable(masker.mask(tail)).rstrip() + "\n", room).lstrip("\n")
+
+
+def failure_block(outcome: Outcome, masker: Masker) -> str:
+    """What a person sees last: who failed, its last traceback, where its log lies, what it cost.
+
+    Ends without a newline. One line for an outcome that is no failure.
+    """
+    if isinstance(outcome, Succeeded):
+        return f"SUCCEEDED {outcome.headline}"
+    if isinstance(outcome, Stopped):
+        lines = [f"STOPPED by {outcome.by}, exit code {outcome.exit_code}"]
+        lines += [outcome.headline] if outcome.headline else []
+        return printable(masker.mask("\n".join(lines)))
+    first = outcome.first
+    lines = [f"FAILED {outcome.headline}"] if first is None else _of_rank(first)
+    if outcome.detail:
+        lines += [f"  {line}" for line in outcome.detail.rstrip().splitlines()]
+    if outcome.fix:
+        lines.append(f"Fix: {outcome.fix}")
+    lines += _others(outcome)
+    lines.append(f"exit code {outcome.exit_code}")
+    return printable(masker.mask("\n".join(lines)))
+
+
+def _of_rank(first: RankFailure) -> list[str]:
+    reason = first.summary or describe_status(first.status)
+    lines = [f"FAILED {first.host} rank {first.rank}: {reason}"]
+    lines += [f"  {line}" for line in _last_traceback(first.tail)]
+    if first.note:
+        lines.append(first.note)
+    if first.summary:
+        lines.append(f"rank {first.rank} ended: {describe_status(first.status)}")
+    if first.log:
+        lines.append(f"log: {first.log}")
+    return lines
+
+
+def _others(outcome: Failed) -> list[str]:
+    lines = []
+    if outcome.also_failed:
+        lines.append(f"{_count(outcome.also_failed, 'more rank')} failed after it")
+    if outcome.stopped_ranks:
+        other = "other rank was" if outcome.stopped_ranks == 1 else "other ranks were"
+        lines.append(f"{outcome.stopped_ranks} {other} stopped by muster")
+    return lines
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def describe_status(status: int) -> str:
+    """An exit code, or minus a signal, in words."""
+    if status >= 0:
+        return f"exit code {status}"
+    import signal  # only a failure pays for it
+
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    return f"killed by signal {-status} ({name})"
+
+
+def _last_traceback(tail: str) -> list[str]:
+    lines = tail.rstrip().splitlines()
+    starts = [place for place, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    shown = lines[starts[-1] :] if starts else lines
+    if len(shown) > _BLOCK_LINES:
+        shown = [f"... {len(shown) - _BLOCK_LINES} lines", *shown[-_BLOCK_LINES:]]
+    return shown
+
+
+def newest(text: str, room: int) -> str:
+    """The last whole lines that fit in `room` bytes, or the end of a last line that does not."""
+    data = text.encode()
+    if len(data) <= room:
+        return text
+    if room <= 0:
+        return ""
+    kept = data[-room:]
+    if data[-room - 1 : -room] != b"\n":  # a cut inside a line: drop that line if others remain
+        _, _, whole = kept.partition(b"\n")
+        kept = whole or kept
+    return kept.decode(errors="ignore")
+
+
+def clip(text: str, limit: int) -> str:
+    """At most `limit` bytes, cut on a character boundary with an ellipsis."""
+    data = text.encode(errors="replace")
+    if len(data) <= limit:
+        return text
+    return data[: limit - 3].decode(errors="ignore") + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n")).strip()
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold and a terminal shows: no lone surrogate, no NUL, no escape."""
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()
+    return text.translate(_CONTROL)
+
+
+_CONTROL = {code: "?" for code in range(32) if chr(code) not in "\n\t"} | {0x0D: None}

@@ -1,0 +1,27 @@
+"""What a run here does not share with SageMaker, in a few lines that a person reads."""
+
+from __future__ import annotations
+
+from muster.local.environment import PROCESS
+from muster.local.request import Request
+
+
+def differences(request: Request, isolation: str) -> list[str]:
+    """One sentence each (protocol.md 11)."""
+    found = []
+    if isolation == PROCESS:
+        found += [
+            "hosts share /tmp, /dev/shm, caches and this machine's name",
+            "the names algo-1, ... do not resolve; addresses are of the loopback network",
+            "the literal /opt/ml is not the host's: scripts must use the SM_* variables",
+        ]
+        if request.channels:
+            found.append("channels are links to your own folders: what a script writes stays")
+    else:
+        found.append("hosts reach one another and nothing else: no internet, no S3")
+        if request.channels:
+            found.append("channels are read-only")
+    found.append("all hosts share this machine's processors, memory and devices")
+    if request.arguments:
+        found.append("arguments behind -- do not exist there: use hyperparameters")
+    return found

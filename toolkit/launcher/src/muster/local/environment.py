@@ -1,0 +1,135 @@
+"""The environment of each host's `train`: the caller's, without a job's leftovers, and the run's.
+
+Source: sdk-and-local-mode.md 1.2, protocol.md 3 and 11.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from muster.local import rootfs
+from muster.local.network import INTERFACE, host_address
+from muster.local.request import Request
+from muster.local.runfolder import RunFolder
+
+NETNS = "netns"
+PROCESS = "process"
+LOOPBACK = "lo"
+
+# What another launcher, or a job around this one, left in the environment would mislead the hosts.
+_LEFTOVERS = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
+    | {"MASTER_ADDR", "MASTER_PORT", "TF_CONFIG"}
+    | {"TRAINING_JOB_NAME", "TRAINING_JOB_ARN", "CURRENT_HOST"}
+)
+_LEFTOVER_PREFIXES = ("SM_", "SAGEMAKER_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "DMLC_")
+# The caller may set deadlines and limits; who and where the run is, we say.
+_RUN_VARIABLES = (
+    "MUSTER_CONTROL_PORT",
+    "MUSTER_STORE_PORT",
+    "MUSTER_JOB_SECRET",
+    "MUSTER_HOST_ADDRESSES",
+    "MUSTER_RUN_DIR",
+    "MUSTER_INSTALL_TARGET",
+    "MUSTER_INSECURE_JOIN",
+    "MUSTER_SHIM",
+    "MUSTER_SCRIPT_ARGUMENTS",
+)
+
+
+def interface_of(isolation: str) -> str:
+    return INTERFACE if isolation == NETNS else LOOPBACK
+
+
+def addresses(isolation: str, names: Iterable[str]) -> dict[str, str]:
+    """Host name -> address. Plain processes get a random corner of the loopback network."""
+    if isolation == NETNS:
+        return {name: host_address(place) for place, name in enumerate(names)}
+    high, low = os.urandom(2)
+    network = f"127.{1 + high % 254}.{low}"
+    return {name: f"{network}.{number}" for number, name in enumerate(names, start=1)}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that no one listens on, on any address of this machine."""
+    import socket
+
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def run_variables(
+    request: Request, folder: RunFolder, isolation: str, hosts: Mapping[str, str]
+) -> dict[str, str]:
+    """What all hosts of the run share: one secret, the ports, the addresses, the folder."""
+    control, store = free_ports(2)
+    variables = {
+        "TRAINING_JOB_NAME": folder.job,
+        "MUSTER_RUN_DIR": folder.path,
+        "MUSTER_LOG_PREFIX": "1",
+        "MUSTER_HOST_ADDRESSES": ",".join(f"{name}={address}" for name, address in hosts.items()),
+        "MUSTER_JOB_SECRET": os.urandom(32).hex(),
+        "MUSTER_CONTROL_PORT": str(control),
+        "MUSTER_STORE_PORT": str(store),
+    }
+    if request.arguments:
+        variables["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
+    return variables
+
+
+def host_environ(
+    caller: Mapping[str, str],
+    request: Request,
+    folder: RunFolder,
+    host: str,
+    shared: Mapping[str, str],
+    isolation: str,
+) -> dict[str, str]:
+    """The whole environment of one host's `train`; --env wins over the caller's."""
+    environ = {name: value for name, value in caller.items() if not _is_leftover(name)}
+    environ.update(shared)
+    site = folder.host(host, "site")
+    environ["MUSTER_INSTALL_TARGET"] = site
+    environ["PYTHONPATH"] = _join(site, caller.get("PYTHONPATH", ""))
+    environ["PATH"] = _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath))
+    if isolation == NETNS:
+        environ = {name: value for name, value in environ.items() if not name.startswith("XDG_")}
+        environ.setdefault("PYTHONUSERBASE", _user_base())
+        environ.update(HOME=rootfs.HOME, TMPDIR="/tmp")
+    else:
+        environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
+    environ.update(request.environ)
+    return environ
+
+
+def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:
+    """What the interpreter and its packages need, wherever they lie."""
+    paths = [sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(sys.executable)]
+    for text in (caller.get("PYTHONPATH", ""), caller.get("PATH", "")):
+        paths += text.split(os.pathsep)
+    paths += [os.path.abspath(path) for path in sys.path if path]
+    absolute = {os.path.normpath(path) for path in paths if path.startswith("/")}
+    return tuple(sorted(p for p in absolute if os.path.isdir(p) and p not in rootfs.TEMPORARY))
+
+
+def _is_leftover(name: str) -> bool:
+    return name in _LEFTOVERS or name in _RUN_VARIABLES or name.startswith(_LEFTOVER_PREFIXES)
+
+
+def _join(first: str, rest: str) -> str:
+    """A search path with `first` in front; an empty rest would mean the current folder."""
+    return f"{first}{os.pathsep}{rest}" if rest else first
+
+
+def _user_base() -> str:
+    import site
+
+    return site.getuserbase()

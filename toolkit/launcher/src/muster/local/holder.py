@@ -1,0 +1,188 @@
+"""The process that holds the hosts of one run: `python -m muster.local.holder UP`.
+
+Orders arrive on stdin, reports leave on descriptor UP. It has one thread and a session of its
+own, and whatever it started ends with it:
+
+* As plain processes: it is a child subreaper, so all that its hosts leave behind stays below it
+  and is killed once they have ended, or once stdin closes because `muster local` is gone.
+* In namespaces (`isolated`): everything lives in one PID namespace, which dies with its init,
+  that with this process, this with `muster local`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from muster.local import kernel
+from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
+from muster.run.rank_shim import descendants
+
+KILL_LIMIT_S = 10.0
+CATCH_LIMIT_S = 2.0
+POLL_MS = 5
+
+
+def main() -> int:
+    """The holder's life; returns its exit code, what went wrong has been reported."""
+    up = int(sys.argv[1])
+    line = read_line(0)
+    if not line:
+        return 1
+    orders = orders_from_line(line)
+    for fd in (up, *(fd for host in orders.hosts for fd in (host.output, host.errors))):
+        os.set_inheritable(fd, False)
+    try:
+        if orders.isolated:
+            from muster.local.isolated import run_isolated
+
+            return run_isolated(orders, up)
+        kernel.become_subreaper()
+        pids = {start(order, os.getpid()): place for place, order in enumerate(orders.hosts)}
+    except OSError as error:
+        report(up, "error", f"{error.filename or 'start'}: {error.strerror}")
+        return 1
+    return hold(orders, up, pids)
+
+
+def read_line(fd: int) -> bytes:
+    """One line and not a byte more, since words follow; b"" when the other end is gone."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = os.read(fd, 1)
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+def report(up: int, *fields: object) -> None:
+    """Tells `muster local`; when that is gone, stdin says so."""
+    try:
+        os.write(up, to_line(fields))
+    except OSError:
+        pass
+
+
+def start(order: HostOrder, parent: int, prepare: Callable[[], None] | None = None) -> int:
+    """Forks one host that dies with this process; `prepare` runs in it before its program."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        kernel.die_with(parent)
+        null = os.open(os.devnull, os.O_RDONLY)
+        if prepare:
+            prepare()
+        if not order.argv:
+            os._exit(0)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        for source, target in ((null, 0), (order.output, 1), (order.errors, 2)):
+            os.dup2(source, target)
+        os.chdir(order.cwd)
+        os.execve(order.argv[0], order.argv, dict(order.environ))
+    except OSError as error:
+        os.write(order.errors, f"muster local: {order.name} did not start: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def hold(orders: Orders, up: int, hosts: Mapping[int, int]) -> int:
+    """Watches the hosts (pid -> place) until all have ended; then nothing is left below."""
+    for order in orders.hosts:
+        os.close(order.output)
+        os.close(order.errors)
+    report(up, "ready")
+    _Holder(up, dict(hosts)).watch()
+    return 0
+
+
+class _Holder:
+    def __init__(self, up: int, running: dict[int, int]) -> None:
+        self._up = up
+        self._running = running
+        self._untold: set[int] = set()  # to be stopped as soon as they can hear it
+        self._told_by = 0.0
+        self._wake, wake_up = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake_up, False)
+        signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def watch(self) -> None:
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        self._reap()
+        while self._running:
+            ready = poll.poll(POLL_MS if self._untold else None)
+            for fd, _ in ready:
+                if fd == 0:
+                    self._obey(os.read(0, 1))
+                else:
+                    os.read(self._wake, 4096)
+            self._reap()
+            self._stop_those_that_listen()
+        self._kill_all()
+
+    def _obey(self, word: bytes) -> None:
+        if word == STOP:
+            self._untold = set(self._running)
+            self._told_by = time.monotonic() + CATCH_LIMIT_S
+        elif word in (KILL, b""):
+            self._kill_all()
+
+    def _stop_those_that_listen(self) -> None:
+        """SIGTERM to a host once it catches it: PID 1 of a namespace would never see it before."""
+        late = time.monotonic() > self._told_by
+        for pid in self._untold & self._running.keys():
+            if late or catches_sigterm(pid):
+                self._untold.discard(pid)
+                os.kill(pid, signal.SIGTERM)
+        self._untold &= self._running.keys()
+
+    def _reap(self) -> bool:
+        """Takes all that ended; False when no child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            place = self._running.pop(pid, None)
+            if place is not None:
+                report(self._up, "ended", place, os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        limit = time.monotonic() + KILL_LIMIT_S
+        while self._reap() and time.monotonic() < limit:
+            for pid in descendants(os.getpid()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+            select.poll().poll(POLL_MS)
+        for place in self._running.values():
+            report(self._up, "ended", place, -signal.SIGKILL)
+        self._running.clear()
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether the process has a handler for SIGTERM by now."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+if __name__ == "__main__":
+    os._exit(main())

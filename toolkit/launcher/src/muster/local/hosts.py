@@ -1,0 +1,143 @@
+"""Our end of the holder: starts it, tells it to stop or kill, and hears how the hosts ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muster.local.orders import KILL, STOP, HostOrder, Orders, to_line
+
+PROBE_LIMIT_S = 10.0
+
+
+class Stream(NamedTuple):
+    """The read end of one host's stdout (`errors` False) or stderr."""
+
+    fd: int
+    host: int
+    errors: bool
+
+
+class Hosts:
+    """The hosts of one run, started and held by a holder.
+
+    `statuses` fills with exit statuses by place (minus a signal), `error` with the reason when
+    the hosts could not be made. Poll `up` for reading and call `hear` until it returns False.
+    """
+
+    def __init__(self, orders: Orders, streams: Sequence[Stream], holder_up: int, up: int) -> None:
+        import subprocess
+
+        self.streams = tuple(streams)
+        self.up = up
+        self.statuses: dict[int, int] = {}
+        self.error = ""
+        self._heard = b""
+        passed = [fd for host in orders.hosts for fd in (host.output, host.errors)]
+        environ = dict(os.environ)
+        environ["PYTHONPATH"] = os.pathsep.join(_absolute(sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "muster.local.holder", str(holder_up)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[holder_up, *passed],
+            start_new_session=True,
+            cwd="/",
+            env=environ,
+        )
+        for fd in (holder_up, *passed):
+            os.close(fd)
+        self._down = self._process.stdin
+        self._tell(to_line(orders))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _tell(self, data: bytes) -> None:
+        if self._down is None:
+            return
+        try:
+            self._down.write(data)
+            self._down.flush()
+        except OSError:
+            self._down = None  # the holder is gone; the end of `up` says so
+
+    def stop(self) -> None:
+        """SIGTERM to every host."""
+        self._tell(STOP)
+
+    def kill(self) -> None:
+        """SIGKILL to everything that runs in the cluster."""
+        self._tell(KILL)
+
+    def hear(self) -> bool:
+        """Reads reports; False once the holder has nothing more to say."""
+        data = os.read(self.up, 65536)
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            kind, *fields = json.loads(line)
+            if kind == "ended":
+                self.statuses[fields[0]] = fields[1]
+            elif kind == "error":
+                self.error = self.error or fields[0]
+        return bool(data)
+
+    def close(self) -> None:
+        """Ends the holder, and with it all that may be left, and takes its status."""
+        import subprocess
+
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except OSError:
+                pass
+        try:
+            self._process.wait(timeout=PROBE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self.up)
+
+
+def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
+    """Starts the holder with a pipe for every stream; descriptors in `orders` are filled in.
+
+    `narration`: all that the hosts write belongs on stderr.
+    """
+    streams, filled = [], []
+    for place, host in enumerate(orders.hosts):
+        out_r, out_w = os.pipe()
+        err_r, err_w = os.pipe()
+        streams += [Stream(out_r, place, narration), Stream(err_r, place, True)]
+        filled.append(host._replace(output=out_w, errors=err_w))
+    up, holder_up = os.pipe()
+    return Hosts(orders._replace(hosts=tuple(filled)), streams, holder_up, up)
+
+
+def why_not_isolated(folder: str) -> str:
+    """Makes one empty host in namespaces, exactly as for a run: "" or the reason that it failed."""
+    import select
+
+    trial = HostOrder("algo-1", "10.77.0.1", (), {}, "/", folder, -1, -1)
+    hosts = start_hosts(Orders(True, (trial,), writable=(folder,)))
+    poll = select.poll()
+    poll.register(hosts.up, select.POLLIN)
+    while poll.poll(PROBE_LIMIT_S * 1000):
+        if not hosts.hear():
+            break
+    else:
+        hosts.error = f"no answer within {PROBE_LIMIT_S:g} s"
+    hosts.close()
+    for stream in hosts.streams:
+        os.close(stream.fd)
+    if hosts.statuses.get(0) == 0:
+        return ""
+    return hosts.error or "the trial host ended early"
+
+
+def _absolute(paths: Sequence[str]) -> list[str]:
+    return [os.path.abspath(path) for path in paths if path]

@@ -1,0 +1,144 @@
+"""Hosts in namespaces: who is whose parent, and in which order things are made.
+
+    holder           own user namespace unless it is root; waits
+     `- keeper       init of the cluster's PID namespace; owns the switch; holds the hosts
+         |- algo-1   PID 1 of its own PID namespace, own network, mounts, host name and IPC
+         `- algo-2
+
+Each dies with its parent, and the death of an init ends every process of its namespace, so that
+SIGKILL to any of them leaves nothing. Source: protocol.md 11; rootless works.
+"""
+
+from __future__ import annotations
+
+import os
+
+from muster.local import holder, kernel, network, rootfs
+from muster.local.kernel import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+)
+from muster.local.orders import HostOrder, Orders
+
+OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
+
+
+def run_isolated(orders: Orders, up: int) -> int:
+    """Makes the namespaces, starts the keeper and waits for it. Raises OSError."""
+    parent = os.getppid()
+    if not kernel.has_namespace_powers():
+        _become_root_of_a_user_namespace()
+    kernel.unshare(OWN | CLONE_NEWPID)
+    kernel.die_with(parent)
+    go_r, go_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_w)
+        os._exit(_keep(orders, up, go_r))
+    os.close(go_r)
+    for host in orders.hosts:
+        os.close(host.output)
+        os.close(host.errors)
+    os.write(go_w, b"g")
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _become_root_of_a_user_namespace() -> None:
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(CLONE_NEWUSER)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _keep(orders: Orders, up: int, go: int) -> int:
+    """The keeper's life: its parent lives in another PID namespace, hence the pipe `go`."""
+    try:
+        kernel.die_with(0)
+        if not os.read(go, 1):
+            return 1
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+        hosts = _start_hosts(orders, up)
+    except OSError as error:
+        holder.report(up, "error", f"{error.filename or 'namespaces'}: {error.strerror}")
+        return 1
+    return holder.hold(orders, up, hosts)
+
+
+def _start_hosts(orders: Orders, up: int) -> dict[int, int]:
+    """Every host up to the point where only its program is missing, then all of those."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    hosts: dict[int, int] = {}
+    births = []
+    for place, order in enumerate(orders.hosts):
+        birth = _Birth(orders, order, up)
+        births.append(birth)
+        kernel.unshare(CLONE_NEWPID)  # of the next child only
+        hosts[holder.start(order, 0, birth.inside)] = place
+        kernel.setns(own, CLONE_NEWPID)
+        birth.forked()
+    os.close(own)
+    for birth in births:
+        birth.wait()
+    network.make_switch(tuple(hosts))
+    for birth in births:
+        birth.go()
+    for birth in births:
+        birth.wait()
+    for birth in births:
+        birth.go()
+    return hosts
+
+
+class _Birth:
+    """The steps that the keeper and one new host take together, in turns over two pipes."""
+
+    def __init__(self, orders: Orders, order: HostOrder, up: int) -> None:
+        self._orders = orders
+        self._order = order
+        self._up = up
+        self._done_r, self._done_w = os.pipe()
+        self._go_r, self._go_w = os.pipe()
+
+    def inside(self) -> None:
+        """In the new host: namespaces, then its link, names and root, then its program."""
+        os.close(self._go_w)
+        try:
+            kernel.unshare(OWN)
+            self._turn()
+            network.configure(self._order.address)
+            kernel.sethostname(self._order.name)
+            rootfs.enter(self._orders, self._order)
+            self._turn()
+        except OSError as error:
+            text = f"{self._order.name}: {error.filename or 'start'}: {error.strerror}"
+            holder.report(self._up, "error", text)
+            os._exit(126)
+
+    def _turn(self) -> None:
+        """Says done and waits for go; the end of the pipe is the end of the keeper."""
+        os.write(self._done_w, b"d")
+        if not os.read(self._go_r, 1):
+            os._exit(126)
+
+    def forked(self) -> None:
+        os.close(self._done_w)
+        os.close(self._go_r)
+
+    def wait(self) -> None:
+        """Waits for the host's turn. Raises OSError when it ended instead."""
+        if not os.read(self._done_r, 1):
+            raise OSError(10, "the host ended early", self._order.name)
+
+    def go(self) -> None:
+        os.write(self._go_w, b"g")

@@ -1,0 +1,51 @@
+"""What `muster local` tells its holder and hears from it: JSON documents, one a line.
+
+Down, on the holder's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
+started, `["ended", place, status]` for each, `["error", text]` when hosts could not be made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+STOP = b"s"  # SIGTERM to every host
+KILL = b"k"  # SIGKILL to everything
+
+
+class HostOrder(NamedTuple):
+    """One host. `argv` empty: set everything up and start nothing. `base`: its opt/ml.
+    `output` and `errors`: descriptors of the holder that become its stdout and stderr."""
+
+    name: str
+    address: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    cwd: str
+    base: str
+    output: int
+    errors: int
+
+
+class Orders(NamedTuple):
+    """`kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
+    stay writable. `channels`: name -> folder, mounted read-only. All three only when `isolated`."""
+
+    isolated: bool
+    hosts: tuple[HostOrder, ...]
+    kept: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    channels: Mapping[str, str] = {}
+
+
+def to_line(document: object) -> bytes:
+    """A document as one line."""
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def orders_from_line(line: bytes) -> Orders:
+    """The inverse of `to_line` for Orders."""
+    isolated, hosts, kept, writable, channels = json.loads(line)
+    orders = (HostOrder(name, address, tuple(argv), *rest) for name, address, argv, *rest in hosts)
+    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels)

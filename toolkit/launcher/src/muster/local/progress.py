@@ -1,0 +1,110 @@
+"""What the hosts do right now, read from the run's events.jsonl as it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+MAX_READ_BYTES = 1 << 20
+
+
+class Tail:
+    """New whole lines of a growing file, as JSON objects; what is not one is passed over."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._partial = b""
+
+    def read(self) -> list[dict[str, object]]:
+        """All events since the last call."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return []
+        events: list[dict[str, object]] = []
+        while data := os.read(self._fd, MAX_READ_BYTES):
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            events += filter(None, map(_event, lines))
+        return events
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _event(line: bytes) -> dict[str, object] | None:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+class Rank:
+    """One rank: its host, and its exit status once it ended (minus a signal)."""
+
+    def __init__(self, number: int, host: str, started: float) -> None:
+        self.number = number
+        self.host = host
+        self.started = started
+        self.ended: float | None = None
+        self.status: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran; None while it runs."""
+        return None if self.ended is None else self.ended - self.started
+
+
+class Progress:
+    """Phases and ranks of all hosts, and how the job ended, as far as the events tell."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.phases = dict.fromkeys(hosts, "start")
+        self.joined: set[str] = set()
+        self.ranks: dict[int, Rank] = {}
+        self.failure = ""
+        self.outcome: Mapping[str, object] | None = None
+
+    def take(self, event: Mapping[str, object]) -> None:
+        """One event; unknown kinds and hosts are passed over."""
+        kind, host, rank = event.get("kind"), event.get("host"), event.get("rank")
+        if kind == "outcome":
+            self.outcome = self.outcome or event
+        elif kind == "failure":
+            self.failure = self.failure or str(event.get("headline", ""))
+        if not isinstance(host, str) or host not in self.phases:
+            return
+        if kind == "phase":
+            self.phases[host] = str(event.get("name", ""))
+        elif kind == "joined":
+            self.joined.add(host)
+        elif kind in ("rank_started", "rank_ended") and isinstance(rank, int):
+            self._take_rank(kind == "rank_ended", rank, host, event)
+
+    def _take_rank(self, ended: bool, number: int, host: str, event: Mapping[str, object]) -> None:
+        time = event.get("t")
+        at = float(time) if isinstance(time, (int, float)) else 0.0
+        rank = self.ranks.setdefault(number, Rank(number, host, at))
+        if not ended:
+            return
+        rank.ended = at
+        status = event.get("status")
+        rank.status = status if isinstance(status, int) else None
+
+    def ranks_of(self, host: str) -> list[Rank]:
+        """By number."""
+        return sorted((r for r in self.ranks.values() if r.host == host), key=lambda r: r.number)
+
+    def headline(self) -> str:
+        """Where the whole cluster is, in a few words; "" until ranks run. Changes seldom."""
+        if self.outcome is not None:
+            return f"ending: {str(self.outcome.get('result', '')).lower()}"
+        if self.failure:
+            return f"failing: {self.failure}"
+        running = sum(rank.ended is None for rank in self.ranks.values())
+        return f"{running} of {len(self.ranks)} ranks running" if self.ranks else ""

@@ -1,0 +1,84 @@
+"""What hosts without a way out will need, installed before they are made (protocol.md 11).
+
+Installed once, then copied to every host's own site folder, where the host's own install finds
+all of it satisfied. Installers run under a holder like hosts do: no signal leaves one behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+
+from muster.local.hosts import start_hosts
+from muster.local.orders import HostOrder, Orders
+from muster.local.progress import Progress, Tail
+from muster.local.request import Request
+from muster.local.runfolder import SOURCE, RunFolder
+from muster.local.screen import Screen
+from muster.local.session import Session
+from muster.spec.errors import StoppedError
+from muster.spec.steps import StepResult
+
+INSTALLER_STOP_S = 5.0
+ASKING = ("requirements.txt", "setup.py", "pyproject.toml")
+
+
+def provision_hosts(request: Request, folder: RunFolder, screen: Screen) -> None:
+    """Fills every host's site folder. Does nothing when the code asks for nothing.
+
+    Raises InstallError, or StoppedError when a signal or the timeout ended it.
+    """
+    if not any(os.path.isfile(os.path.join(request.source_dir, name)) for name in ASKING):
+        return
+    from muster.stage.archive import unpack
+    from muster.stage.install import provision
+
+    code = folder.host("source", "code")
+    sites = [folder.host(name, "site") for name in request.host_names]
+    os.makedirs(code)
+    unpack(os.path.join(folder.path, SOURCE), "of the source folder", code)
+    steps = _Steps(screen, request.timeout_s)
+    provision(code, sites[0], request.program, dict(os.environ), steps, _Log(screen))
+    for site in sites[1:]:
+        shutil.copytree(sites[0], site, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(code)
+
+
+class _Log:
+    """`spec.steps.Log` on the screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    def __call__(
+        self, component: str, message: str, /, level: str = "INFO", **facts: object
+    ) -> None:
+        words = [message, *(f"{name}={value}" for name, value in facts.items())]
+        self._screen.say(f"muster local: {' '.join(words)}")
+
+
+class _Steps:
+    """`spec.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
+
+    def __init__(self, screen: Screen, timeout_s: float | None) -> None:
+        self._screen = screen
+        self._timeout_s = timeout_s
+
+    def __call__(
+        self, argv: Sequence[str], environ: Mapping[str, str], cwd: str, show: bool = True
+    ) -> StepResult:
+        order = HostOrder("install", "", tuple(argv), dict(environ), cwd, cwd, -1, -1)
+        hosts = start_hosts(Orders(False, (order,)), narration=True)
+        session = Session(
+            hosts, Progress(()), Tail(os.devnull), self._screen, self._timeout_s, INSTALLER_STOP_S
+        )
+        try:
+            ending = session.run()
+        finally:
+            hosts.close()
+        if ending.by:
+            raise StoppedError(f"stopped by {ending.by} while requirements were installed")
+        return StepResult(
+            hosts.statuses.get(0, -9), self._screen.pump.recent.decode(errors="replace")
+        )

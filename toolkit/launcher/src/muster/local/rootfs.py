@@ -1,0 +1,160 @@
+"""The file system of an isolated host: this machine's, read-only, with what a host has of its own.
+
+Own and writable: /opt/ml (the host's tree of the run folder, whatever /opt is here), /tmp,
+/var/tmp, /dev/shm. Own: /proc, /sys, /etc/hosts. The run folder stays writable, and channels are
+mounted read-only, so that no script changes the user's data. Runs in a fresh mount namespace.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from muster.local import kernel
+from muster.local.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC
+from muster.local.orders import HostOrder, Orders
+
+OLD = "/.old"
+HOME = "/tmp/home"
+ML = "/opt/ml"
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+MADE_HERE = ("proc", "sys", "tmp", "opt")
+_KEPT_FLAGS = {
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "noatime": kernel.MS_NOATIME,
+    "nodiratime": kernel.MS_NODIRATIME,
+    "relatime": kernel.MS_RELATIME,
+}
+
+
+def enter(orders: Orders, order: HostOrder) -> None:
+    """Makes the host's root the root of this process. Raises OSError."""
+    kept = [(path, os.path.realpath(path)) for path in outermost(orders.kept)]
+    channels = {name: os.path.realpath(path) for name, path in orders.channels.items()}
+    _new_root()
+    for path in TEMPORARY:
+        if os.path.isdir(path) and not os.path.islink(path):
+            kernel.mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    os.mkdir(HOME, 0o700)
+    for path, real in kept:
+        if is_below(path, TEMPORARY):
+            bind(real, path)
+    for path in orders.writable:
+        bind(path, path)
+    bind(order.base, ML)
+    data = f"{ML}/input/data"
+    if channels:
+        kernel.mount("tmpfs", data, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+    for name, real in channels.items():
+        bind(real, f"{data}/{name}")
+    _own_hosts_file(orders)
+    kernel.detach(OLD)
+    os.rmdir(OLD)
+    _make_read_only((*TEMPORARY, ML, data, *orders.writable))
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those below another one of them."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not is_below(path, kept):
+            kept.append(path)
+    return kept
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether the path is one of the folders or lies in one."""
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _new_root() -> None:
+    """A root of its own with this machine's folders in it; the old one is at OLD."""
+    kernel.mount("none", "/", flags=MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+    os.mkdir("/tmp" + OLD)
+    kernel.pivot_root("/tmp", "/tmp" + OLD)
+    os.chdir("/")
+    for name in os.listdir(OLD):
+        if name not in MADE_HERE:
+            _mirror(name)
+    for name in ("proc", "tmp"):
+        os.mkdir(f"/{name}")
+    kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _own_sys()
+    _own_opt()
+
+
+def _mirror(name: str) -> None:
+    """An entry of an old folder, by its path without the first slash, at the same place."""
+    old, new = f"{OLD}/{name}", f"/{name}"
+    if os.path.islink(old):
+        os.symlink(os.readlink(old), new)
+    elif os.path.isdir(old):
+        os.mkdir(new)
+        kernel.mount(old, new, flags=MS_BIND | MS_REC)
+    elif os.path.isfile(old):
+        os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o644))
+        kernel.mount(old, new, flags=MS_BIND)
+
+
+def _own_sys() -> None:
+    """/sys with this namespace's interfaces where the kernel allows it, else the machine's."""
+    os.mkdir("/sys")
+    try:
+        kernel.mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
+        kernel.mount(f"{OLD}/sys/fs/cgroup", "/sys/fs/cgroup", flags=MS_BIND | MS_REC)
+    except OSError:
+        kernel.mount(f"{OLD}/sys", "/sys", flags=MS_BIND | MS_REC)
+
+
+def _own_opt() -> None:
+    """/opt entry by entry, since the real one may lack `ml` and is not ours to write to."""
+    os.mkdir("/opt")
+    old = os.path.realpath(f"{OLD}/opt") if os.path.islink(f"{OLD}/opt") else f"{OLD}/opt"
+    for name in os.listdir(old) if os.path.isdir(old) else ():
+        if name != "ml":
+            _mirror(f"opt/{name}")
+    os.mkdir(ML)
+
+
+def bind(source: str, target: str) -> None:
+    """A folder of the old root at `target`, which is made if need be."""
+    os.makedirs(target, exist_ok=True)
+    kernel.mount(OLD + source, target, flags=MS_BIND | MS_REC)
+
+
+def _own_hosts_file(orders: Orders) -> None:
+    """/etc/hosts with every host of the cluster, and nothing else but this machine itself."""
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+    lines += [f"{host.address} {host.name}" for host in orders.hosts]
+    path = "/tmp/.hosts"
+    with open(path, "w", encoding="ascii") as file:
+        file.write("\n".join(lines) + "\n")
+    kernel.mount(path, "/etc/hosts", flags=MS_BIND)
+    os.unlink(path)
+
+
+def _make_read_only(exempt: Iterable[str]) -> None:
+    """Every mount but the exempt ones; other flags stay, as the kernel demands without root."""
+    for path, options in mounts():
+        if path in exempt or is_below(path, ("/proc", "/sys", "/dev")):
+            continue
+        flags = sum(flag for name, flag in _KEPT_FLAGS.items() if name in options)
+        try:
+            kernel.mount("", path, flags=kernel.MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+        except PermissionError:
+            if path == "/":
+                raise
+
+
+def mounts() -> list[tuple[str, frozenset[str]]]:
+    """(path, options) of every mount of this process."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split(" ")
+            path = fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape")
+            found.append((path, frozenset(fields[5].split(","))))
+    return found

@@ -1,0 +1,149 @@
+"""One run while it lasts: pumps, shows, and ends it on time or on a signal.
+
+Every way out leads through the holder, which leaves no process behind. Source: protocol.md 7, 11.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import NamedTuple
+
+from muster.local.hosts import Hosts
+from muster.local.progress import Progress, Tail
+from muster.local.screen import Screen
+
+TICK_S = 0.1
+READ_BYTES = 1 << 16
+DRAIN_S = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ending(NamedTuple):
+    """Why the run ended before the job did. `by`: "" when it did not; `killed`: by force."""
+
+    by: str = ""
+    timed_out: bool = False
+    killed: bool = False
+
+
+class Session:
+    """`stop_limit_s`: from SIGTERM until SIGKILL to a host that has not ended."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        progress: Progress,
+        tail: Tail,
+        screen: Screen,
+        timeout_s: float | None,
+        stop_limit_s: float,
+    ) -> None:
+        self._hosts = hosts
+        self._progress = progress
+        self._tail = tail
+        self._screen = screen
+        self._stop_limit_s = stop_limit_s
+        self._timeout_s = timeout_s
+        self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._kill_at: float | None = None
+        self._streams = {stream.fd: stream for stream in hosts.streams}
+        self._up_open = True
+        self.ending = Ending()
+
+    def run(self) -> Ending:
+        """Returns once every host has ended and all its output is out."""
+        wake = _catch_signals()
+        drain_until: float | None = None
+        while self._up_open or self._streams:
+            self._poll_once(wake)
+            now = time.monotonic()
+            for event in self._tail.read():
+                self._progress.take(event)
+            self._screen.show(self._progress, now)
+            self._check_times(now)
+            if not self._up_open:
+                drain_until = drain_until or now + DRAIN_S
+                if now > drain_until:
+                    break
+        self._end_streams()
+        return self.ending
+
+    def _poll_once(self, wake: int) -> None:
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        if self._up_open:
+            poll.register(self._hosts.up, select.POLLIN)
+        outlets = {outlet.fd: outlet for outlet in self._screen.outlets if outlet.waiting}
+        for fd in outlets:
+            poll.register(fd, select.POLLOUT)
+        if not any(outlet.full for outlet in outlets.values()):
+            for fd in self._streams:
+                poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(TICK_S * 1000):
+            if fd == wake:
+                self._signalled(os.read(wake, 64))
+            elif fd in self._streams:
+                self._read(fd)
+            elif fd == self._hosts.up and self._up_open:
+                self._up_open = self._hosts.hear()
+            elif fd in outlets:
+                outlets[fd].drain()
+
+    def _read(self, fd: int) -> None:
+        stream = self._streams[fd]
+        data = os.read(fd, READ_BYTES)
+        if data:
+            self._screen.pump.feed(stream, data)
+            return
+        self._screen.pump.end(stream)
+        del self._streams[fd]
+        os.close(fd)
+
+    def _end_streams(self) -> None:
+        for fd, stream in self._streams.items():
+            self._screen.pump.end(stream)
+            os.close(fd)
+        self._streams.clear()
+
+    def _signalled(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number not in SIGNALS:
+                continue
+            name = signal.Signals(number).name
+            if self.ending.by:
+                self._kill(f"second {name}")
+            else:
+                self._stop(name, f"{name}: stopping, by force after {self._stop_limit_s:g} s")
+
+    def _check_times(self, now: float) -> None:
+        if self._timeout_at is not None and now > self._timeout_at and not self.ending.by:
+            self._stop("timeout", f"timeout after {self._timeout_s:g} s: stopping")
+            self.ending = self.ending._replace(timed_out=True)
+        if self._kill_at is not None and now > self._kill_at and not self.ending.killed:
+            self._kill(f"hosts did not end within {self._stop_limit_s:g} s")
+
+    def _stop(self, by: str, text: str) -> None:
+        self.ending = Ending(by)
+        self._kill_at = time.monotonic() + self._stop_limit_s
+        self._screen.say(f"muster local: {text}")
+        self._hosts.stop()
+
+    def _kill(self, why: str) -> None:
+        self.ending = self.ending._replace(killed=True)
+        self._screen.say(f"muster local: {why}: killing all hosts")
+        self._hosts.kill()
+
+
+def _catch_signals() -> int:
+    """A descriptor that tells of every signal; one that the caller has us ignore stays ignored."""
+    wake, wake_up = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_up, False)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda caught, frame: None)
+    return wake

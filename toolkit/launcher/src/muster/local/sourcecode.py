@@ -1,0 +1,61 @@
+"""The user's code as the SDK ships it: one archive, taken once, kept in the run folder.
+
+An archive and not the folder itself: every host gets the same code even when a file is edited
+meanwhile, what runs goes the way that it goes on SageMaker, and nothing is ever written into the
+user's folder. Source: sdk-and-local-mode.md 1.1, protocol.md 12.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from muster.commands.arguments import UsageError
+from muster.local.runfolder import RUNS
+
+MAX_BYTES = 1 << 30
+MAX_FILES = 50_000
+LEFT_OUT = frozenset({RUNS, "__pycache__", ".git", ".hg", ".svn", "node_modules"})
+ENVIRONMENT_MARK = "pyvenv.cfg"  # a folder with it is a virtual environment
+
+
+def pack(source_dir: str, archive: str, run_folder: str) -> None:
+    """Writes the archive. Raises UsageError when the folder is too large to be code."""
+    import tarfile
+
+    os.makedirs(os.path.dirname(archive), exist_ok=True)
+    size = count = 0
+    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
+        for path in find_files(source_dir, run_folder):
+            size += os.path.getsize(path)
+            count += 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise UsageError(
+                    f"{source_dir} holds over {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB,"
+                    " too much to be code",
+                    "put the script into a folder of its own, or name one with --source-dir",
+                )
+            tar.add(path, os.path.relpath(path, source_dir), recursive=False)
+
+
+def find_files(folder: str, run_folder: str) -> Iterator[str]:
+    """Readable regular files below the folder, links followed, in a fixed order.
+
+    Left out: earlier runs, the run's own folder, virtual environments, version control, caches.
+    """
+    seen: set[str] = set()
+    stack = [folder]
+    while stack:
+        here = stack.pop()
+        real = os.path.realpath(here)
+        if real in seen or real == run_folder:
+            continue
+        seen.add(real)
+        entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        if here != folder and any(entry.name == ENVIRONMENT_MARK for entry in entries):
+            continue
+        for entry in entries:
+            if entry.is_dir() and entry.name not in LEFT_OUT:
+                stack.append(entry.path)
+            elif entry.is_file():
+                yield entry.path

@@ -1,0 +1,46 @@
+"""The command of one rank, and the same command as all hosts must agree on it.
+
+Source: contract.md 1.5, protocol.md 1 (digest) and 10.
+"""
+
+from __future__ import annotations
+
+from muster.spec.job import Program, Staged
+
+
+def script_argv(staged: Staged) -> tuple[str, ...]:
+    """What runs in the code folder; names stay relative to it, so all hosts run equal lines."""
+    program = staged.program
+    if program.kind == "script":
+        return (staged.python, program.name, *program.arguments)
+    if program.kind == "module":
+        return (staged.python, "-m", program.name, *program.arguments)
+    if program.kind != "command":
+        raise ValueError(f"no kind of program is called {program.kind!r}")
+    if program.name.endswith(".sh"):
+        return ("/bin/sh", program.name, *program.arguments)
+    return (f"./{program.name}", *program.arguments)
+
+
+def is_python(program: Program) -> bool:
+    return program.kind in ("script", "module")
+
+
+def agreed_argv(staged: Staged, base: str) -> tuple[str, ...]:
+    """The command with placeholders for what may differ from host to host.
+
+    The interpreter and the base folder are a host's own. A host name is not replaced: an argument
+    that names the leader is equal on all hosts, and would differ with the own name taken out.
+    """
+    first, *rest = script_argv(staged)
+    if is_python(staged.program):
+        first = "{python}"
+    return (first, *(without_base(text, base.rstrip("/")) for text in rest))
+
+
+def without_base(text: str, base: str) -> str:
+    """`text` with `{base}` for the folder `base` itself and before everything below it."""
+    if not base:
+        return text
+    text = text.replace(f"{base}/", "{base}/")
+    return text.removesuffix(base) + "{base}" if text.endswith(base) else text

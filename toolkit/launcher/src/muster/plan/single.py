@@ -1,0 +1,70 @@
+"""No distribution: the script once on every host; the supervisor starts the shims itself.
+
+On several hosts the script is told where the leader is and which interface to use, and nothing
+else: scripts that build their own process group rely on it. Source: protocol.md 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from muster.plan import script, variables, world
+from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.spec.distribution import Single
+from muster.spec.job import Job, Staged
+from muster.spec.machine import HostFacts
+
+SWITCH_ON = (
+    'distribution={"torch_distributed": {"enabled": True}} '
+    "(hyperparameter sagemaker_torch_distributed_enabled=true)"
+)
+
+
+def plan_single(
+    job: Job, option: Single, all_facts: Sequence[HostFacts], staged: Staged
+) -> LaunchPlan:
+    """RANK and WORLD_SIZE are never set, and a user's own are left alone."""
+    facts = world.by_position(job.cluster, all_facts)
+    meeting = world.build(job, facts, dict.fromkeys(job.cluster.distribution, 1))
+    several = len(facts) > 1
+    links, remarks = _links(job, meeting, staged.environ) if several else ((), ())
+    additions = (*variables.unbuffered(staged.environ), *links)
+    return LaunchPlan(
+        option=option.option,
+        world_size=meeting.size,
+        ranks=meeting.ranks,
+        leader=job.cluster.leader.position,
+        master_addr=meeting.address,
+        ports={"control": job.settings.control_port, "store": meeting.port} if several else {},
+        launcher=None,
+        launcher_ends_itself=True,
+        script=Command(
+            script.script_argv(staged),
+            variables.compose(staged.environ, additions),
+            staged.program.code_dir,
+        ),
+        script_is_python=script.is_python(staged.program),
+        rank_env=(),
+        agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address),
+        notes=(*remarks, *map(str, additions)),
+        additions=additions,
+    )
+
+
+def _links(
+    job: Job, meeting: world.World, environ: Mapping[str, str]
+) -> tuple[tuple[Addition, ...], tuple[str, ...]]:
+    """What a script needs to find the other hosts by itself, and the notes on it."""
+    from muster.plan.fabric import plan_fabric  # a job of one host does without
+
+    fabric = plan_fabric(job, meeting.facts, environ)
+    leader = variables.master(meeting)
+    notes = (
+        f"no distribution was requested: each of {len(meeting.facts)} hosts runs the script once, "
+        f"by itself; to train on all of them together: {SWITCH_ON}",
+        *variables.overridden(
+            environ, variables.MASTER_VARIABLES, leader, "a job of several hosts"
+        ),
+        *fabric.notes,
+    )
+    return (*leader, *fabric.additions), notes

@@ -1,0 +1,77 @@
+"""How many ranks each distribution host holds: what was asked for, else the devices found.
+
+Source: contract.md 1.3 and 3.1, reliability.md B28, B30 and F46.
+"""
+
+from __future__ import annotations
+
+from muster.plan.world import some
+from muster.spec.errors import ConfigError, Problem
+from muster.spec.job import Job
+from muster.spec.machine import HostFacts
+
+KEY = "sagemaker_mpi_num_of_processes_per_host"
+
+
+def devices(facts: HostFacts) -> int:
+    """GPUs, else Neuron cores; 0 on a host for CPU training."""
+    return facts.gpus or facts.neurons
+
+
+def processes_per_host(
+    job: Job, facts: tuple[HostFacts, ...], requested: int | None
+) -> dict[int, int]:
+    """Position -> number of ranks, for the distribution hosts.
+
+    Hosts of different instance groups may differ, hosts of one group may not.
+    Raises ConfigError: unequal devices in a group and no number given, or more ranks than devices
+    (any number of ranks is right where no device is, and after MUSTER_OVERSUBSCRIBE=1).
+    """
+    members = job.cluster.distribution
+    if requested is None:
+        problems = _unequal_groups(job, facts)
+        counts = {place: devices(facts[place]) or 1 for place in members}
+    else:
+        problems = [] if job.settings.oversubscribe else _exceeded(job, facts, requested)
+        counts = dict.fromkeys(members, requested)
+    if problems:
+        raise ConfigError(problems)
+    return counts
+
+
+def _unequal_groups(job: Job, facts: tuple[HostFacts, ...]) -> list[Problem]:
+    """One problem for each group whose hosts found different numbers of devices."""
+    first: dict[str, int] = {}
+    problems: dict[str, Problem] = {}
+    for place in job.cluster.distribution:
+        host = job.cluster.hosts[place]
+        reference = first.setdefault(host.group, place)
+        here, there = devices(facts[place]), devices(facts[reference])
+        if here != there and host.group not in problems:
+            least = min(here, there) or 1
+            problems[host.group] = Problem(
+                f"instance group {host.group}",
+                f"{job.cluster.hosts[reference].name} has {there} devices but {host.name} has "
+                f"{here}; hosts of one group must hold equally many ranks",
+                f"set processes_per_host (hyperparameter {KEY}) to {least}, or mend the host "
+                "that misses devices",
+            )
+    return list(problems.values())
+
+
+def _exceeded(job: Job, facts: tuple[HostFacts, ...], requested: int) -> list[Problem]:
+    """One problem for each number of devices that is above 0 and too small."""
+    short: dict[int, list[str]] = {}
+    for place in job.cluster.distribution:
+        found = devices(facts[place])
+        if 0 < found < requested:
+            short.setdefault(found, []).append(job.cluster.hosts[place].name)
+    where = job.origins.get("processes_per_host", KEY)
+    return [
+        Problem(
+            where,
+            f"processes_per_host {requested} exceeds {found} devices on {some(names)}",
+            f"set it to at most {min(short)}, or set MUSTER_OVERSUBSCRIBE=1 to share devices",
+        )
+        for found, names in sorted(short.items())
+    ]

@@ -1,0 +1,196 @@
+"""torchrun on every distribution host; it starts our rank shims, and they the script.
+
+Static rendezvous: a host's place among the distribution hosts is its node rank, and torchrun sums
+up the hosts' own process counts, so instance groups may hold different numbers of ranks.
+Source: contract.md 3.4, protocol.md 3 and 4, architecture.md decision 13.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from muster.plan import fabric, script, variables, world
+from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.slots import devices, processes_per_host
+from muster.plan.tools import Tools
+from muster.plan.world import World, some
+from muster.spec.distribution import Torchrun
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job, Staged
+from muster.spec.machine import HostFacts
+
+# The path is named, not imported: planning knows nothing of what runs.
+RANK_SHIM = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run", "rank_shim.py"
+)
+# NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.
+RANK_ENV = (
+    *variables.RANK_VARIABLES,
+    *variables.MASTER_VARIABLES,
+    "TORCHELASTIC_*",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "OMP_NUM_THREADS",
+)
+COMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
+IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+
+
+class _Setting(NamedTuple):
+    """What this host's processes get in their environment, and what is left out of it."""
+
+    additions: tuple[Addition, ...]
+    without: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan_torchrun(
+    job: Job, option: Torchrun, all_facts: Sequence[HostFacts], staged: Staged, tools: Tools | None
+) -> LaunchPlan:
+    """Raises ConfigError for a number of ranks that the hosts' devices cannot hold."""
+    facts = world.by_position(job.cluster, all_facts)
+    counts = processes_per_host(job, facts, option.processes_per_host)
+    meeting = world.build(job, facts, counts)
+    setting = _choose_setting(job, meeting, staged.environ)
+    environ = variables.compose(staged.environ, setting.additions, setting.without)
+    compiles = staged.environ.get(COMPILE_VARIABLE) == "1" and any(fact.neurons for fact in facts)
+    cwd = staged.program.code_dir
+    launcher = (
+        Command(_launcher_argv(job, meeting, staged, tools or Tools()), environ, cwd)
+        if job.cluster.in_distribution
+        else None
+    )
+    control = {"control": job.settings.control_port} if len(facts) > 1 else {}
+    return LaunchPlan(
+        option=option.option,
+        world_size=meeting.size,
+        ranks=meeting.ranks,
+        leader=job.cluster.leader.position,
+        master_addr=meeting.address,
+        ports={**control, "store": meeting.port},
+        launcher=launcher,
+        launcher_ends_itself=True,
+        script=Command(script.script_argv(staged), environ, cwd),
+        script_is_python=script.is_python(staged.program),
+        # the compile tool puts scripts into its trial mode by variables of its own
+        rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
+        agreed=_agreed(job, meeting, staged, compiles),
+        notes=(_understood(meeting), *map(str, setting.additions), *setting.notes),
+        additions=setting.additions,
+    )
+
+
+def _launcher_argv(job: Job, meeting: World, staged: Staged, tools: Tools) -> tuple[str, ...]:
+    """This host's line: `torchrun ... python -I -S rank_shim.py`.
+
+    Raises ConfigError when graph compilation was asked for and its tool is not there.
+    """
+    place = job.cluster.current
+    prefix: tuple[str, ...] = ()
+    if staged.environ.get(COMPILE_VARIABLE) == "1" and meeting.facts[place].neurons:
+        if not tools.neuron_parallel_compile:
+            raise ConfigError.of(
+                COMPILE_VARIABLE,
+                "neuron_parallel_compile is neither on PATH nor beside the interpreter",
+                f"use an image with torch-neuronx, or unset {COMPILE_VARIABLE}",
+            )
+        prefix = (tools.neuron_parallel_compile,)
+    return (
+        *prefix,
+        *(tools.torchrun or (staged.python, "-m", "torch.distributed.run")),
+        *_rendezvous(
+            job, meeting, str(job.cluster.distribution.index(place)), str(meeting.counts[place])
+        ),
+        *(staged.python, "-I", "-S", RANK_SHIM),
+    )
+
+
+def _rendezvous(job: Job, meeting: World, node_rank: str, processes: str) -> tuple[str, ...]:
+    """torchrun's options, in the spelling that every torch knows.
+
+    One host names its port too: torchrun's own choice is fixed, and the second job on a machine
+    would fail on it.
+    """
+    hosts = len(job.cluster.distribution)
+    alone = hosts == 1
+    return (
+        *("--nnodes", str(hosts), "--nproc_per_node", processes),
+        *("--master_addr", "127.0.0.1" if alone else meeting.address),
+        *("--master_port", str(meeting.port)),
+        *(() if alone else ("--node_rank", node_rank)),
+        "--no_python",
+    )
+
+
+def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Setting:
+    """The environment of this host's script; hosts outside the world get the leader's address."""
+    cluster = job.cluster
+    links = fabric.plan_fabric(job, meeting.facts, environ)
+    elastic = tuple(name for name in environ if name.startswith("PET_"))
+    uneven = len(set(meeting.counts.values())) > 1
+    identical = (IDENTICAL,) if uneven and IDENTICAL in environ else ()
+    made = _threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
+    leader = () if cluster.in_distribution else variables.master(meeting)
+    rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
+    return _Setting(
+        additions=(*variables.unbuffered(environ), *leader, *made, *links.additions),
+        without=(*rank_names, *elastic, *identical),
+        notes=(
+            *variables.overridden(environ, rank_names, leader, "torch_distributed"),
+            *(f"{name} is kept from torchrun, whose defaults it changes" for name in elastic),
+            *(f"{name} is kept from torchrun: process counts differ" for name in identical),
+            *links.notes,
+            *_outsiders(job),
+            *_shared_devices(job, meeting),
+        ),
+    )
+
+
+def _threads(place: int, meeting: World, environ: Mapping[str, str]) -> tuple[Addition, ...]:
+    """Each rank's share of the CPUs, where torchrun would allow one thread (protocol.md 4)."""
+    processes, cpus = meeting.counts[place], meeting.facts[place].cpus
+    if processes == 1 or "OMP_NUM_THREADS" in environ:
+        return ()
+    reason = f"{cpus} CPUs for {processes} processes; torchrun alone would set 1"
+    return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason),)
+
+
+def _agreed(job: Job, meeting: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
+    """The script's line and torchrun's, with placeholders for what is a host's own."""
+    return (
+        *script.agreed_argv(staged, job.paths.base),
+        *(("neuron_parallel_compile",) if compiles else ()),
+        "{torchrun}",
+        *_rendezvous(job, meeting, "{node_rank}", "{processes}"),
+    )
+
+
+def _understood(meeting: World) -> str:
+    """One line: what runs where, as hosts x processes = world."""
+    hosts: dict[int, int] = {}
+    for processes in meeting.counts.values():
+        hosts[processes] = hosts.get(processes, 0) + 1
+    parts = [
+        f"{count} host{'s' if count > 1 else ''} x {processes}"
+        for processes, count in hosts.items()
+    ]
+    return f"torchrun on {' + '.join(parts)} processes = world size {meeting.size}"
+
+
+def _outsiders(job: Job) -> tuple[str, ...]:
+    """A note that names the hosts that hold no rank."""
+    names = [job.cluster.hosts[place].name for place in world.outside(job.cluster)]
+    if not names:
+        return ()
+    return (f"outside the distribution, running the script once each: {some(names)}",)
+
+
+def _shared_devices(job: Job, meeting: World) -> tuple[str, ...]:
+    """A note when ranks share devices because the user allowed it."""
+    place = job.cluster.current
+    found, processes = devices(meeting.facts[place]), meeting.counts.get(place, 0)
+    if not 0 < found < processes:
+        return ()
+    return (f"{processes} ranks share {found} devices here: MUSTER_OVERSUBSCRIBE is set",)

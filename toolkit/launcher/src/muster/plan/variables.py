@@ -1,0 +1,65 @@
+"""The environment that a script gets: what is added, what is taken out, and a note for each.
+
+Source: architecture.md decision 13, protocol.md 2 and 4, reliability.md B46.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from muster.plan.launchplan import Addition
+from muster.plan.world import World
+
+# What torchrun makes for every rank (torch.distributed.elastic.agent.server.local_elastic_agent).
+RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+)
+MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+
+# protocol.md 2: the secret of the join never reaches a rank.
+SECRETS = frozenset({"MUSTER_JOB_SECRET"})
+
+
+def unbuffered(environ: Mapping[str, str]) -> tuple[Addition, ...]:
+    """Output at once, so that a killed script has said all that it printed (protocol.md 4)."""
+    if "PYTHONUNBUFFERED" in environ:
+        return ()
+    return (Addition("PYTHONUNBUFFERED", "1", "lines appear when they are printed"),)
+
+
+def master(world: World) -> tuple[Addition, ...]:
+    """Where a script finds the leader, for scripts that no launcher tells (protocol.md 3)."""
+    return (
+        Addition("MASTER_ADDR", world.address, world.address_reason),
+        Addition("MASTER_PORT", str(world.port), "the store port of the job"),
+    )
+
+
+def overridden(
+    environ: Mapping[str, str], names: Iterable[str], additions: Iterable[Addition], by: str
+) -> tuple[str, ...]:
+    """One note for each of `names` that the user set and that the job sets otherwise (B46)."""
+    kept = {addition.name: addition.value for addition in additions}
+    return tuple(
+        f"{name}={environ[name]} of the environment is overridden: {by} sets it"
+        for name in names
+        if name in environ and environ[name] != kept.get(name)
+    )
+
+
+def compose(
+    environ: Mapping[str, str], additions: Iterable[Addition], without: Iterable[str] = ()
+) -> dict[str, str]:
+    """`environ` less `without` and less what no child may see, then the additions."""
+    left_out = SECRETS.union(without)
+    result = {name: value for name, value in environ.items() if name not in left_out}
+    result.update((addition.name, addition.value) for addition in additions)
+    return result

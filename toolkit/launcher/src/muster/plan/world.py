@@ -1,0 +1,83 @@
+"""Which host holds which ranks, and where they meet: computed from the facts of all hosts.
+
+Source: protocol.md 2 and 3, contract.md 1.1 (heterogeneous clusters), architecture.md decision 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from muster.plan.launchplan import RankSlot
+from muster.spec.cluster import Cluster
+from muster.spec.errors import InternalError
+from muster.spec.job import Job
+from muster.spec.machine import HostFacts
+
+
+class World(NamedTuple):
+    """The ranks of a job and where they meet.
+
+    `facts`: one per host, by position. `counts`: position -> ranks, distribution hosts only.
+    `ranks`: as in LaunchPlan. `size`: ranks in the world, without those of the other hosts.
+    `address`, `port`: MASTER_ADDR and MASTER_PORT; `address_reason` says why it is this one.
+    """
+
+    facts: tuple[HostFacts, ...]
+    counts: Mapping[int, int]
+    ranks: tuple[RankSlot, ...]
+    size: int
+    address: str
+    address_reason: str
+    port: int
+
+
+def by_position(cluster: Cluster, facts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
+    """One host's facts after the other. Raises InternalError when the join left a host out."""
+    found = {fact.position: fact for fact in facts}
+    if sorted(found) != list(range(len(cluster.hosts))) or len(found) != len(facts):
+        places = sorted(fact.position for fact in facts)
+        raise InternalError(f"facts of positions {places} for {len(cluster.hosts)} hosts")
+    return tuple(found[position] for position in range(len(found)))
+
+
+def outside(cluster: Cluster) -> tuple[int, ...]:
+    """Positions of the hosts without a distribution role: each runs the script once."""
+    return tuple(sorted(set(range(len(cluster.hosts))).difference(cluster.distribution)))
+
+
+def build(job: Job, facts: tuple[HostFacts, ...], counts: Mapping[int, int]) -> World:
+    """The world of `counts` ranks per distribution host, numbered in the order of the hosts.
+
+    Hosts outside the distribution get the numbers behind it, one each.
+    """
+    cluster = job.cluster
+    members = ((place, local) for place in cluster.distribution for local in range(counts[place]))
+    helpers = ((place, 0) for place in outside(cluster))
+    table = tuple(
+        RankSlot(rank, place, local) for rank, (place, local) in enumerate((*members, *helpers))
+    )
+    address, reason = _meeting_address(cluster, facts)
+    return World(
+        facts, counts, table, sum(counts.values()), address, reason, job.settings.store_port
+    )
+
+
+def _meeting_address(cluster: Cluster, facts: tuple[HostFacts, ...]) -> tuple[str, str]:
+    """MASTER_ADDR and why: the leader's name only where every host resolves it rightly."""
+    if len(facts) == 1:
+        return "127.0.0.1", "the job has one host"
+    blind = [cluster.hosts[fact.position].name for fact in facts if not fact.resolves_leader]
+    if not blind:
+        return cluster.leader.name, "the leader; every host resolves its name to the same address"
+    return (
+        facts[cluster.leader.position].address,
+        f"the leader's address; its name does not lead there on {some(blind)}",
+    )
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """`a, b, c and 5 more`: names for a line that must stay readable in a large cluster."""
+    listed = tuple(names)
+    rest = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")

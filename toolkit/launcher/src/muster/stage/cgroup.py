@@ -1,0 +1,100 @@
+"""What the kernel allows this container: memory, CPU time, processes (cgroup v1, v2 and both)."""
+
+from __future__ import annotations
+
+import math
+import os
+
+_MOUNT = "/sys/fs/cgroup"
+_MEMBERSHIP = "/proc/self/cgroup"
+_NO_LIMIT = 1 << 60  # v1 says "no limit" by a number near 2**63
+
+
+class Cgroups:
+    """The control groups of this process. Reading them costs some 20 microseconds each.
+
+    A limit of any group above counts too. In a container with its own cgroup namespace the paths
+    of the membership file need not exist; then the top of the mounted tree is the container's.
+    """
+
+    def __init__(self, mount: str = _MOUNT, membership: str = _MEMBERSHIP) -> None:
+        self._mount = mount
+        self._paths: dict[str, str] = {}  # controller, "" for version 2 -> path
+        for line in _lines(membership):
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]
+            for controller in controllers.split(","):
+                self._paths[controller.removeprefix("name=")] = path
+
+    def memory_limit_bytes(self) -> int | None:
+        limits = self._numbers("memory", "memory.limit_in_bytes", "memory.max")
+        return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+    def process_limit(self) -> int | None:
+        return min(self._numbers("pids", "pids.max", "pids.max"), default=None)
+
+    def cpu_quota(self) -> float | None:
+        """CPUs that the time slice is worth."""
+        found: list[float] = []
+        for folder in self._folders("cpu"):
+            slices = _first(folder, "cpu.max").split()  # version 2: "200000 100000"
+            if not slices:
+                quota, period = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+                slices = [_first(folder, quota), _first(folder, period)]
+            if len(slices) == 2 and slices[0].isdecimal() and slices[1].isdecimal():
+                found.append(int(slices[0]) / max(1, int(slices[1])))
+        return min(found, default=None)
+
+    def oom_kills(self) -> int | None:
+        """How often the kernel killed a process of this container for memory; None: unknown."""
+        for folder in self._folders("memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                for line in _lines(os.path.join(folder, name)):
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        return None
+
+    def _folders(self, controller: str) -> list[str]:
+        """The group's folder and all above it, the innermost first, of whichever version."""
+        unified = self._paths.get("", "")
+        candidates = [
+            *_upwards(f"{self._mount}/{controller}", self._paths.get(controller, "")),
+            *_upwards(f"{self._mount}/unified", unified),
+            *_upwards(self._mount, unified),
+        ]
+        return [folder for folder in candidates if os.path.isdir(folder)]
+
+    def _numbers(self, controller: str, *names: str) -> list[int]:
+        folders = self._folders(controller)
+        texts = [_first(folder, name) for folder in folders for name in set(names)]
+        return [int(text) for text in texts if text.isdecimal()]
+
+
+def oom_kills() -> int | None:
+    """The kernel's kill counter of this container now; compare two readings (F11)."""
+    return Cgroups().oom_kills()
+
+
+def usable_cpus(cgroups: Cgroups) -> int:
+    """CPUs that this process may run on, or fewer when its time is limited; at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cgroups.cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def _upwards(base: str, path: str) -> list[str]:
+    """`base` + `/a/b`, `base` + `/a`, `base`; [] without a path."""
+    parts = path.strip("/").split("/") if path.strip("/") else []
+    depths = range(len(parts), -1, -1) if path else ()
+    return ["/".join([base, *parts[:depth]]) for depth in depths]
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20).splitlines()
+    except OSError:
+        return []
+
+
+def _first(folder: str, name: str) -> str:
+    return next(iter(_lines(os.path.join(folder, name))), "").strip()

@@ -1,0 +1,101 @@
+"""Installs what the user's code asks for (contract.md 1.5 and row 36; reliability.md F57, B42).
+
+`requirements.txt` counts for every kind of entry point; a package is built from a private copy,
+because the code folder may be the user's own. A job that asks for nothing pays for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from muster.spec.errors import InstallError
+from muster.spec.job import Program, Settings
+from muster.spec.steps import Log, StepRunner
+
+REQUIREMENTS = "requirements.txt"
+
+
+def install(
+    program: Program,
+    environ: Mapping[str, str],
+    settings: Settings,
+    run: StepRunner,
+    log: Log,
+    python: str = "",
+    network_isolation: bool = False,
+) -> Program:
+    """Installs requirements and, for a module, its package; returns the program as installed.
+
+    `python`: the interpreter that will run the script, ours by default. With
+    `settings.install_target` everything goes into that folder and nothing of the interpreter's
+    own is touched; ranks then need `with_target`. `network_isolation`: the job has no way out.
+    Raises InstallError; whatever `run` raises passes through.
+    """
+    wanted = _wanted(program, network_isolation)
+    if not wanted:
+        return program
+    from muster.stage.pip import Pip, private_copy
+
+    package = "." in wanted
+    pip = Pip(python or sys.executable, environ, run, settings.install_target)
+    with private_copy(program.code_dir if package else "") as copy:
+        folder = copy or program.code_dir
+        if settings.install_target:
+            from muster.stage.target import install_into
+
+            install_into(settings.install_target, wanted, program.code_dir, folder, pip, log)
+        else:
+            log("install", "installing", what=" ".join(wanted), python=pip.python)
+            pip.call(["install", *wanted], folder)
+    return program._replace(packaged=package)
+
+
+def provision(
+    code_dir: str,
+    target: str,
+    program: str,
+    environ: Mapping[str, str],
+    run: StepRunner,
+    log: Log,
+    python: str = "",
+) -> None:
+    """Installs into `target` ahead of a host that will have no network (protocol.md 11).
+
+    `program`: the entry point's name. The host's own `install`, from a folder with the same
+    content and into the same target, then finds everything done and starts nothing.
+    """
+    from muster.stage.program import is_package
+
+    package = not program.endswith(".sh") and is_package(code_dir, program)
+    staged = Program("module" if package else "script", program, code_dir, ())
+    install(staged, environ, Settings(install_target=target), run, log, python)
+
+
+def with_target(environ: Mapping[str, str], target: str) -> dict[str, str]:
+    """`environ` with the packages and programs of an install target found first."""
+    result = dict(environ)
+    if target:
+        for name, first in (("PYTHONPATH", target), ("PATH", os.path.join(target, "bin"))):
+            rest = environ.get(name, os.defpath if name == "PATH" else "")
+            result[name] = first + (os.pathsep + rest if rest else "")
+    return result
+
+
+def _wanted(program: Program, network_isolation: bool) -> list[str]:
+    """pip's arguments for what the code folder asks for; [] for nothing."""
+    wanted = ["."] if program.kind == "module" else []
+    path = os.path.join(program.code_dir, REQUIREMENTS)
+    if os.path.isfile(path):
+        from muster.stage.requirements import check, lines_of
+
+        try:
+            lines = lines_of(path)
+        except OSError as error:
+            raise InstallError(
+                f"{path} cannot be read: {error.strerror}", f"chmod +r {path}"
+            ) from error
+        check(path, lines, network_isolation)
+        wanted += ["-r", REQUIREMENTS] if lines else []
+    return wanted

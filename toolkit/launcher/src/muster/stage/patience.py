@@ -1,0 +1,34 @@
+"""Says which path a slow file system keeps us waiting for (reliability.md F54)."""
+
+from __future__ import annotations
+
+import _thread  # `threading` costs more to import than everything else here
+
+from muster.spec.steps import Log
+
+
+class Patience:
+    """Logs one line when the block inside `with` takes longer than `after_s`."""
+
+    def __init__(self, path: str, log: Log, after_s: float = 10.0) -> None:
+        self._path = path
+        self._log = log
+        self._after_s = after_s
+        self._done = _thread.allocate_lock()
+
+    def __enter__(self) -> None:
+        self._done.acquire()
+        _thread.start_new_thread(self._watch, ())
+
+    def __exit__(self, *_: object) -> None:
+        self._done.release()
+
+    def _watch(self) -> None:
+        if not self._done.acquire(timeout=self._after_s):
+            self._log(
+                "stage",
+                "still reading",
+                level="WARNING",
+                path=self._path,
+                waited_s=f"{self._after_s:g}",
+            )

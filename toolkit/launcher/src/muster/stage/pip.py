@@ -1,0 +1,124 @@
+"""Runs pip for a job and turns its failures into errors that a person can act on (F57, S08)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from muster.spec.errors import InstallError
+from muster.spec.masking import Masker
+from muster.spec.steps import StepResult, StepRunner
+from muster.stage.space import DISK_FULL, shortage, tree_bytes
+
+_QUIET = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_ROOT_USER_ACTION": "ignore",
+}
+_NO_NETWORK = (
+    "NewConnectionError",
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Network is unreachable",
+    "ConnectTimeoutError",
+    "Connection refused",
+)
+
+
+class Pip:
+    """pip of one interpreter, in one environment. `target`: "" or the folder for packages."""
+
+    def __init__(
+        self, python: str, environ: Mapping[str, str], run: StepRunner, target: str = ""
+    ) -> None:
+        self.python = python
+        self.environ = {**_QUIET, **environ}
+        if target:  # what is there already counts as installed
+            path = environ.get("PYTHONPATH", "")
+            self.environ["PYTHONPATH"] = target + (os.pathsep + path if path else "")
+            self.environ["PIP_USER"] = "0"
+        repository = environ.get("CA_REPOSITORY_ARN")
+        if repository:
+            from muster.stage.codeartifact import index_variables
+
+            self.environ.update(index_variables(repository, environ))
+        self._run = run
+        self._target = target
+
+    def call(self, arguments: Sequence[str], folder: str, show: bool = True) -> None:
+        """Runs pip in `folder`. Raises InstallError with its last lines, credentials masked."""
+        result = self._run((self.python, "-m", "pip", *arguments), self.environ, folder, show)
+        if result.status:
+            raise self._failure(result)
+
+    def _failure(self, result: StepResult) -> InstallError:
+        tail = Masker.of(self.environ).mask(result.tail)
+        if "No module named pip" in tail:
+            return InstallError(
+                f"requirements need pip, and {self.python} has none",
+                f"{self.python} -m ensurepip, or install the packages in the image",
+            )
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR:")]
+        reason = (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR:").strip()
+        ended = f"exit code {result.status}"
+        if result.status < 0:
+            ended = f"ended by signal {-result.status}"
+        return InstallError(f"pip failed ({ended}): {reason}", self._fix(tail), tail)
+
+    def _fix(self, tail: str) -> str:
+        if "No space left on device" in tail:
+            free = shortage(os.environ.get("TMPDIR", "/tmp"), 1 << 62).partition(", ")[2]
+            return f"give the disk more room ({free} in the temporary folder)"
+        if "externally-managed-environment" in tail:
+            return "run `train` from a virtual environment, or set PIP_BREAK_SYSTEM_PACKAGES=1"
+        if any(text in tail for text in _NO_NETWORK):
+            if self._target:
+                return (
+                    "this host cannot reach the package index, as hosts of `muster local` in"
+                    " network namespaces cannot: use --isolation process or docker"
+                )
+            return "this host cannot reach the package index: check its network, or build an image"
+        if re.search("No matching distribution|Could not find a version", tail):
+            return "check name and version, and that the index has a file for this Python"
+        return "see the installer's last lines above, and try the same pip command by hand"
+
+
+@contextmanager
+def private_copy(folder: str) -> Iterator[str]:
+    """A copy of `folder` to build in, removed afterwards; "" for "".
+
+    Raises InstallError when there is no room for it.
+    """
+    if not folder:
+        yield ""
+        return
+    import shutil
+    import tempfile
+
+    parent = tempfile.mkdtemp(prefix="muster-build-")
+    try:
+        yield _copied(folder, os.path.join(parent, "code"))
+    finally:
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def _copied(folder: str, copy: str) -> str:
+    import shutil
+
+    parent = os.path.dirname(copy)
+    try:
+        short = shortage(parent, tree_bytes(folder))
+        if short:
+            raise OSError(next(iter(DISK_FULL)), short)
+        shutil.copytree(folder, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        raise InstallError(
+            f"no copy of {folder} could be made to build its package:"
+            f" {error.strerror or str(error)[:300]}",
+            f"give {os.path.dirname(parent)} more room, or set TMPDIR to a larger disk",
+        ) from error
+    return copy

@@ -1,0 +1,49 @@
+"""Room on disks: how much is needed, how much is there, and how to say so (reliability.md F52)."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def free_bytes(folder: str) -> int | None:
+    """What this user may still write there, or None when the file system does not say."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize if stat.f_blocks else None
+
+
+def size_text(count: float) -> str:
+    """`812 MiB`, `1.5 GiB`, `97 bytes`."""
+    if count < 1024:
+        return f"{count:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
+    return f"{count / 1024:.3g} TiB"
+
+
+def shortage(folder: str, needed: int) -> str:
+    """`needs 812 MiB, 64 MiB free`, or "" when there is room."""
+    free = free_bytes(folder)
+    if free is None or free >= needed:
+        return ""
+    return f"needs {size_text(needed)}, {size_text(free)} free"
+
+
+def tree_bytes(folder: str) -> int:
+    """The size of all files below `folder`, links not followed; what vanishes is not counted."""
+    total, folders = 0, [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
