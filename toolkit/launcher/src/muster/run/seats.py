@@ -33,24 +33,7 @@ class Seat(Protocol):
     def tell(self, message: ToLeader) -> None: ...
     def tick(self, now: float) -> None: ...
     def files_written(self) -> None: ...
-    def farewell(self, done: Callable[[], None]) -> None:
-        """Waits a little until the others have closed, and for those that must still be told.
-
-        Hosts that have not joined are waited for only when this job was refused before it ran:
-        each of them is to end with the same words (protocol.md 1).
-        """
-        if self._leader is None:
-            done()
-            return
-        limits = self._post.deadlines
-        now = time.monotonic()
-        close_by = now + limits.leave_s
-        tell_by = now
-        if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
-            tell_by = min(now + limits.told_s, self._began_s + limits.join_s)
-        self._leader.expect_closes()
-        self._wait_for_closes(close_by, tell_by, done)
-
+    def farewell(self, done: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
     def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
     def phases(self) -> Mapping[str, Mapping[str, float]]: ...
@@ -109,16 +92,22 @@ class LeaderSeat:
         self._carry_out()
 
     def farewell(self, done: Callable[[], None]) -> None:
-        """Waits a little until the others have closed, and for those that must still be told."""
+        """Waits a little until the others have closed, and for those that must still be told.
+
+        Hosts that have not joined are waited for only when this job was refused before it ran:
+        each of them is to end with the same words (protocol.md 1).
+        """
+        if self._leader is None:
+            done()
+            return
         limits = self._post.deadlines
         now = time.monotonic()
-        wait_s = limits.leave_s if self._leader is not None else 0.0
+        close_by = now + limits.leave_s
+        tell_by = now
         if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
-            told_by = min(limits.told_s, limits.join_s - (now - self._began_s))
-            wait_s = max(wait_s, told_by) if self._conductor.missing() else wait_s
-        if self._leader is not None:
-            self._leader.expect_closes()
-        self._wait_for_closes(now + wait_s, done)
+            tell_by = min(now + limits.told_s, self._began_s + limits.join_s)
+        self._leader.expect_closes()
+        self._wait_for_closes(close_by, tell_by, done)
 
     def close(self) -> None:
         if self._leader is not None:
