@@ -75,7 +75,7 @@ _ALWAYS = (
             "log.logger", "yes", "no",
             "one line per event: time host level component message", "architecture.md",
         ),
-        lambda case: True,
+        lambda case: case.theirs_has("log.logger", "yes"),
     ),
 )  # fmt: skip
 _RAN = (
@@ -115,9 +115,12 @@ _RAN = (
             Intended(
                 f"env.{name}", "", ABSENT, "set when the request has it", "contract.md 1.2"
             ),
-            lambda case, name=name: case.ran and case.theirs_has(f"env.{name}", ""),
+            applies,
         )
-        for name in ("SAGEMAKER_JOB_NAME", "SAGEMAKER_REGION")
+        for name, applies in (
+            ("SAGEMAKER_JOB_NAME", lambda case: _empty(case, "SAGEMAKER_JOB_NAME")),
+            ("SAGEMAKER_REGION", lambda case: _empty(case, "SAGEMAKER_REGION")),
+        )
     ),
     Common(
         Intended("files.record", "no", "yes", "the record of the job", "protocol.md 12"),
@@ -126,9 +129,12 @@ _RAN = (
     *(
         Common(
             Intended(f"calls.{tool}", "*", "1", "asked once", "contract.md 4.4 row 32"),
-            lambda case, tool=tool: case.both(f"calls.{tool}"),
+            applies,
         )
-        for tool in ("nvidia-smi", "neuron-ls")
+        for tool, applies in (
+            ("nvidia-smi", lambda case: case.both("calls.nvidia-smi")),
+            ("neuron-ls", lambda case: case.both("calls.neuron-ls")),
+        )
     ),
 )  # fmt: skip
 _SINGLE = "one host has nothing to meet and no interface to choose"
@@ -190,7 +196,7 @@ _SEVERAL_HOSTS = (
 _TORCHRUN = (
     Common(
         Intended(
-            "torchrun.command", '["train.py"*', '["<python>", "-I", "-S", "<muster>/run/rank_shim.py"]',
+            "torchrun.command", '["train.py"*', '*"-I", "-S", "<muster>/run/rank_shim.py"]',
             "the waiting shim starts the script", "protocol.md 4", PYTORCH,
         ),
         lambda case: case.torchrun,
@@ -231,7 +237,7 @@ _TORCHRUN = (
             "env.OMP_NUM_THREADS", ABSENT, "1",
             "each rank's share of the CPUs", "protocol.md 4", PYTORCH,
         ),
-        lambda case: case.torchrun and case.both("rank1/env.RANK"),
+        lambda case: case.torchrun and any("rank1/" in key for key in case.theirs),
     ),
 )  # fmt: skip
 _ADDRESSES = (
@@ -252,6 +258,10 @@ _ADDRESSES = (
 )  # fmt: skip
 
 
+def _empty(case: Case, name: str) -> bool:
+    return case.ran and case.theirs_has(f"env.{name}", "")
+
+
 def _on_loopback(case: Case) -> bool:
     return not case.alone and not case.scenario.isolated
 
@@ -262,7 +272,11 @@ _USER_FAILURE = (
             "failure.head", "ExecuteUserScriptError", "UserScriptError",
             "first line `Class: what, where`; the old word stands in the last", "reliability.md 3",
         ),
-        lambda case: case.ran and case.theirs_has("failure.head", "ExecuteUserScriptError"),
+        lambda case: (
+            case.ran
+            and case.both("failure")
+            and case.theirs_has("failure.head", "ExecuteUserScriptError")
+        ),
     ),
 )  # fmt: skip
 COMMON = (

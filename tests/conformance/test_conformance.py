@@ -6,9 +6,9 @@ Source: contract.md 5; the differences that we mean stand beside the scenarios, 
 from __future__ import annotations
 
 import pytest
-from tests.conformance.intended import intended
 
 from tests.conformance.compare import differences, judge
+from tests.conformance.intended import intended
 from tests.conformance.launchers import OURS
 from tests.conformance.scenario import Scenario
 from tests.conformance.scenarios import ALL

@@ -223,6 +223,22 @@ CASES = [
     ),
     case("B38", "inputdataconfig.json[0]: 'a/b' is not a channel name", inputs={"a/b": {}}),
     case("B38", "inputdataconfig.json[0]: 'a=b' is not a channel name", inputs={"a=b": {}}),
+    case("B38", "inputdataconfig.json[0]: 'a\\x00b' is not", inputs={"a\0b": {}}),
+    case(
+        "B36",
+        "sagemaker_region: expected plain text, got 'a\\x00b'",
+        hyperparameters=hp(sagemaker_region='"a\\u0000b"'),
+    ),
+    case(
+        "B36",
+        "sagemaker_submit_directory: expected an address or a path, got '/c\\ud800'",
+        hyperparameters=hp(sagemaker_submit_directory="/c\ud800"),
+    ),
+    case(
+        "B36",
+        "network_interface_name: expected a text, got 'eth\\x00'",
+        resources={**ONE_HOST, "network_interface_name": "eth\0"},
+    ),
     case(
         "B40",
         "SAGEMAKER_BASE_DIR: base folder: 'x' is not an absolute directory",

@@ -140,6 +140,10 @@ def test_the_block_of_a_bad_request_lists_every_problem() -> None:
     assert block == "FAILED ConfigError: a\n  c: d\n    Fix: e\nFix: do b\nexit code 100"
 
 
+def test_the_block_does_not_repeat_the_tail_as_detail() -> None:
+    assert failure_block(FAILED._replace(detail=RANK.tail), PLAIN) == failure_block(FAILED, PLAIN)
+
+
 def test_other_ends_are_one_line() -> None:
     assert failure_block(Succeeded(), PLAIN) == "SUCCEEDED all ranks exited 0"
     assert failure_block(Stopped("SIGTERM"), PLAIN) == "STOPPED by SIGTERM, exit code 143"

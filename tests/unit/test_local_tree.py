@@ -12,30 +12,10 @@ import pytest
 from muster.commands.arguments import UsageError
 from muster.contract.read import read_job
 from muster.local import sourcecode, tree
-from muster.local.request import Group, Request
-from muster.local.runfolder import MARK, job_name, make_run_folder
+from muster.local.request import Group
+from muster.local.runfolder import MARK, discard, job_name, link_latest, make_run_folder
 from muster.spec.distribution import Torchrun
-
-
-def make_request(**changes: object) -> Request:
-    plain = Request(
-        program="train.py",
-        source_dir="/src",
-        arguments=(),
-        hosts=2,
-        processes_per_host=None,
-        distribution=None,
-        hyperparameters={},
-        channels={},
-        groups=(),
-        instance_type="local",
-        environ={},
-        output=None,
-        isolation=None,
-        timeout_s=None,
-        as_json=False,
-    )
-    return plain._replace(**changes)  # type: ignore[arg-type]
+from tests.support.local_runs import make_request
 
 
 def test_a_plain_resource_config_has_no_instance_groups() -> None:
@@ -153,6 +133,8 @@ def test_each_run_has_a_folder_of_its_own_and_latest_names_the_last(
     assert first.path != second.path
     assert os.path.dirname(first.path) == str(tmp_path / "muster-runs")
     assert first.path.endswith("-train")
+    link_latest(first)
+    link_latest(second)
     assert os.path.realpath("muster-runs/latest") == second.path
     assert (tmp_path / "muster-runs/.gitignore").read_text() == "*\n"
 
@@ -181,6 +163,14 @@ def test_an_output_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made"):
         make_run_folder("t.py", str(tmp_path / "file" / "out"))
+
+
+def test_a_run_that_never_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    discard(make_run_folder("t.py", None))
+    assert os.listdir("muster-runs") == [".gitignore"]
 
 
 @pytest.mark.parametrize(

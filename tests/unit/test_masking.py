@@ -65,6 +65,10 @@ def test_each_line_of_a_private_key_is_masked() -> None:
         ("pip -i https://aws:eyJhb@host/simple/ x", "pip -i https://***@host/simple/ x"),
         ("git+ssh://git:pw@h/r and http://u@h", "git+ssh://***@h/r and http://***@h"),
         ("mail me@example.org about https://h/a@b", "mail me@example.org about https://h/a@b"),
+        (
+            "get https://b.s3/k?X-Amz-Signature=abc&X-Amz-Date=1&X-Amz-Security-Token=de%2Ff'",
+            "get https://b.s3/k?X-Amz-Signature=***&X-Amz-Date=1&X-Amz-Security-Token=***'",
+        ),
         ("key AKIAIOSFODNN7EXAMPLE!", "key ***!"),
         ("AKIAIOSFODNN7EXAMPLEandmore", "AKIAIOSFODNN7EXAMPLEandmore"),
     ],

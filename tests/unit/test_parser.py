@@ -107,7 +107,7 @@ def test_an_unknown_option_never_makes_its_value_the_script(parser: Parser) -> N
 
 
 def test_a_second_script_is_refused(parser: Parser) -> None:
-    with pytest.raises(UsageError, match="one argument too many: 'b.py'"):
+    with pytest.raises(UsageError, match=r"one argument too many: 'b\.py'"):
         parser.parse(["a.py", "b.py"])
 
 

@@ -104,9 +104,9 @@ def test_names_resolve_by_the_engines_addresses_first() -> None:
     assert resolve("localhost", {}) == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("name", ["", "no such name", "x" * 300, "a..b", "\udcff"])
+@pytest.mark.parametrize("name", ["no such name", "x" * 300, "a..b", "\udcff"])
 def test_a_name_that_cannot_resolve_is_no_error(name: str) -> None:
-    assert resolve(name, {}) in ([], ["127.0.0.1"])
+    assert resolve(name, {}) == []
 
 
 def test_the_way_to_loopback_is_loopback() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tests.conformance.scenario import Group, Scenario
+from tests.conformance.scenario import ABSENT, BARE, Group, Scenario
+from tests.conformance.scenarios.meant import accepted, differs, tied
 from tests.conformance.scenarios.parts import script, sdk
 from tests.conformance.tools import say
 
 _ETH0 = {"network_interface_name": "eth0"}
 _FILE = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 
-SCENARIOS = (
+_SCENARIOS = (
     Scenario("cluster: local mode has no groups", sdk(), script(), groups=None),
     Scenario(
         "cluster: a named group",
@@ -108,3 +109,19 @@ SCENARIOS = (
         isolated=True,
     ),
 )
+_MEANT = {
+    "cluster: two hosts, no distribution": differs(
+        "scripts that make their own process group find the leader", "protocol.md 3",
+        ("env.MASTER_ADDR", ABSENT, "127.0.0.1"),
+        ("env.MASTER_PORT", ABSENT, "7777"),
+        ("env.NCCL_SOCKET_IFNAME", ABSENT, "lo"),
+        oracle=BARE,
+    ),
+    "channels: dash in the name": differs(
+        "a spelling that a shell can read, beside the incumbent's", "contract.md 2.1",
+        ("env.SM_CHANNEL_TRAIN_A", ABSENT, "<base>/input/data/train-a"),
+    ),
+    "settings: log level by name": accepted("names are levels too", "reliability.md B21"),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.conformance.scenario import Scenario
+from tests.conformance.scenario import ABSENT, Scenario
+from tests.conformance.scenarios.meant import (
+    FITS,
+    NO_FRAMEWORK_ERROR,
+    accepted,
+    differs,
+    recorded,
+    refused,
+    said,
+    tied,
+)
 from tests.conformance.scenarios.parts import SCRIPT, SHELL, script, sdk
 
 _SETUP = (
@@ -77,6 +87,11 @@ _KINDS = (
     Scenario(
         "kind: shell script, not executable", sdk("run/train.sh"), {"run/train.sh": "#probe\n"}
     ),
+    Scenario(
+        "kind: bash script",
+        sdk("train.sh"),
+        {"train.sh": "#!/bin/bash\n#probe\nnames=(a b)\n[[ ${#names[@]} == 2 ]] || exit 9\n"},
+    ),
     Scenario("kind: other executable", sdk("train"), {"train": SHELL}),
     Scenario(
         "kind: script with requirements",
@@ -107,4 +122,69 @@ _KINDS = (
         {"train.py": SCRIPT, "requirements.txt": "conformance-absent==9\n"},
     ),
 )
-SCENARIOS = (*_PROGRAMS, *_SOURCES, *_KINDS)
+_SCENARIOS = (*_PROGRAMS, *_SOURCES, *_KINDS)
+_OWN_COPY = "packages are built from a private copy"
+_PLAIN_NAME = "scripts are started as `sh script`, not made executable and run by a shell"
+_MEANT = {
+    "program: not named": said("1", "100", "ConfigError", "reliability.md B16"),
+    "program: not there": (
+        *said("1", "100", "ConfigError", "reliability.md B17"),
+        *differs(
+            "found before anything is started", "reliability.md B17",
+            ("failure.exit_code", "2", ABSENT),
+            ("failure.words", "ExecuteUserScriptError", ""),
+            ("log.invocation", "*", ""),
+        ),
+        *recorded(),
+    ),
+    "program: begins with ./": accepted("names that worked before 5.1.0", "contract.md 1.5"),
+    "program: leaves the folder": said("1", "100", "ConfigError", "reliability.md B18"),
+    "program: name with a space": accepted("names that worked before 5.1.0", "contract.md 1.5"),
+    "source: an archive that climbs out": (
+        *refused("101", "rejected, not rewritten", "reliability.md S07"),
+        *differs("rejected, not rewritten", "reliability.md S07",
+                 ("files.code", "escaped.py train.py", "")),
+        *recorded(),
+    ),
+    "source: not there": (
+        *said("2", "101", "SourceError", "reliability.md 3"),
+        *NO_FRAMEWORK_ERROR, *FITS, *recorded(),
+    ),
+    "kind: shell script": differs(
+        _PLAIN_NAME, "protocol.md 12",
+        ("script.argv", '["./train.sh",*', '["train.sh",*'),
+    ),
+    "kind: bash script": differs(
+        _PLAIN_NAME, "protocol.md 12", ("script.argv", '["./train.sh"]', '["train.sh"]')
+    ),
+    "kind: shell script, not executable": differs(
+        _PLAIN_NAME, "protocol.md 12",
+        ("script.argv", '["./run/train.sh"]', '["run/train.sh"]'),
+    ),
+    "kind: shell script with requirements": (
+        *differs(
+            "requirements of every kind of entry point are installed", "contract.md 4.4 row 36",
+            ("exit", "1", "0"),
+            ("success", ABSENT, "empty"),
+            ("failure", "present", ABSENT),
+            ("log.report", "*FAILURE*", "*SUCCESS"),
+        ),
+        *differs(_PLAIN_NAME, "protocol.md 12", ("script.argv", '["./train.sh"]', '["train.sh"]')),
+    ),
+    "kind: package": differs(
+        _OWN_COPY, "protocol.md 12", ("files.code", "build/lib/*", "setup.py train.py")
+    ),
+    "kind: package with requirements": differs(
+        _OWN_COPY, "protocol.md 12",
+        ("files.code", "build/lib/*", "requirements.txt setup.py train.py"),
+    ),
+    "kind: requirements that cannot be had": (
+        *said("1", "101", "InstallError", "reliability.md 3"),
+        *differs("the installer's own code says nothing", "reliability.md 3",
+                 ("failure.exit_code", "1", ABSENT),
+                 ("failure.words", "InstallRequirementsError", "")),
+        *recorded(),
+    ),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from tests.conformance.facets import CULPRIT
-from tests.conformance.scenario import BARE, PYTORCH, Group, Scenario
+from tests.conformance.scenario import ABSENT, BARE, PYTORCH, Group, Scenario
+from tests.conformance.scenarios.meant import (
+    FITS,
+    NO_FRAMEWORK_ERROR,
+    accepted,
+    differs,
+    said,
+    tied,
+)
 from tests.conformance.scenarios.parts import SCRIPT, SHELL, script, sdk
 from tests.conformance.tools import TORCHRUN, say
 
@@ -13,7 +21,7 @@ _GPUS = say("".join(f"GPU {n}: H200 (UUID: GPU-{n})\n" for n in range(2)))
 _NEURONS = say('[{"nc_count": 2}, {"nc_count": 1}]')
 _RECORDED = {"torchrun": TORCHRUN}
 
-SCENARIOS = (
+_SCENARIOS = (
     Scenario(
         "torchrun: one host, no device",
         sdk(**_ON, lr=0.1),
@@ -131,3 +139,37 @@ SCENARIOS = (
         oracles=(BARE,),
     ),
 )
+_MEANT = {
+    "torchrun: a rank fails": (),
+    "torchrun: the user's NCCL variables": differs(
+        "the user's variables are never replaced", "contract.md 4.4 row 24",
+        ("env.NCCL_PROTO", "simple", ABSENT),
+    ),
+    "torchrun: an instance with EFA in its name only": differs(
+        "the fabric is probed; a name proves nothing", "contract.md 4.4 row 25, images.md 1.5",
+        ("env.FI_PROVIDER", "efa", ABSENT),
+        ("env.FI_EFA_USE_DEVICE_RDMA", "1", ABSENT),
+        ("env.RDMAV_FORK_SAFE", "1", ABSENT),
+    ),
+    "torchrun: shell script": (
+        *accepted("the shim starts any entry point", "architecture.md"),
+        *differs("the shim starts any entry point", "architecture.md",
+                 ("calls.torchrun", ABSENT, "1")),
+    ),
+    "torchrun: the bare toolkit ignores it": differs(
+        "an option that was asked for is never dropped silently", "contract.md 3, architecture.md",
+        ("calls.torchrun", ABSENT, "1"),
+        ("env.MASTER_ADDR", ABSENT, "127.0.0.1"),
+        ("env.MASTER_PORT", ABSENT, "7777"),
+        *((f"env.{name}", ABSENT, "?") for name in (
+            "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+            "TORCHELASTIC_RESTART_COUNT",
+        )),
+        ("env.TORCHELASTIC_RUN_ID", ABSENT, "none"),
+    ),
+    "torchrun: beside mpi": (
+        *said("1", "100", "ConfigError", "reliability.md B25"), *NO_FRAMEWORK_ERROR, *FITS
+    ),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from tests.conformance.facets import CANARY, CULPRIT, USER_LINE
-from tests.conformance.scenario import Scenario, Stop
+from tests.conformance.scenario import ABSENT, BARE, PYTORCH, Scenario, Stop
+from tests.conformance.scenarios.meant import FITS, differs, real_code, tied
 from tests.conformance.scenarios.parts import SHELL, script, sdk
 
 _LEAVES_CHILD = """
@@ -29,7 +30,7 @@ print("{USER_LINE}to stderr", file=sys.stderr, flush=True)
 """
 _GLOO = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
 
-SCENARIOS = (
+_SCENARIOS = (
     Scenario("ending: exit 0", sdk(), script("sys.exit(0)\n")),
     Scenario("ending: exit 3", sdk(), script("sys.exit(3)\n")),
     Scenario("ending: shell script exits 7", sdk("train.sh"), {"train.sh": SHELL + "exit 7\n"}),
@@ -97,3 +98,79 @@ SCENARIOS = (
         script("sys.exit(6)\n"),
     ),
 )
+_SAVED = differs(
+    "scripts get SIGTERM and the time to save", "protocol.md 5, reliability.md F01, F02",
+    ("stdout", "[]", '["user|saved"]'),
+    ("survivors", "*", "0"),
+)  # fmt: skip
+_STOPPED = differs(
+    "a stop is told in the log", "reliability.md F01",
+    ("log.report", "", "*"),
+)  # fmt: skip
+_CULPRIT = differs(
+    "the rank's last lines stand in the failure file", "contract.md 4.1 rows 6 and 8",
+    ("failure.culprit", "no", "yes"),
+)  # fmt: skip
+_BARE_CULPRIT = tuple(one._replace(oracle=BARE) for one in _CULPRIT)
+_MEANT = {
+    "ending: exit 3": real_code("3"),
+    "ending: shell script exits 7": (
+        *real_code("7"),
+        *differs("scripts are started as `sh script`", "protocol.md 12",
+                 ("script.argv", '["./train.sh"]', '["train.sh"]')),
+    ),
+    "ending: exception": _BARE_CULPRIT,
+    "ending: exit with a text": _CULPRIT,
+    "ending: error text without an exception": (*real_code("4"), *_CULPRIT),
+    "ending: segmentation fault": real_code("139"),
+    "ending: killed": real_code("137"),
+    "ending: a gloo failure": (
+        *(one._replace(oracle=BARE) for one in real_code("134")),
+        *differs(
+            "a failure is never reported as success", "contract.md 4.1 row 4",
+            ("exit", "0", "134"),
+            ("success", "empty", ABSENT),
+            ("failure", ABSENT, "present"),
+            ("log.report", "*SUCCESS", "*FAILURE*"),
+            oracle=PYTORCH,
+        ),
+    ),
+    "ending: the script's own failure file": real_code("5"),
+    "ending: a failure file of an earlier run": differs(
+        "a leftover is set aside at the start", "reliability.md 3",
+        ("failure", "present", ABSENT),
+        ("files.output", "", "failure.earlier"),
+    ),
+    "ending: long error": tuple(one._replace(oracle=PYTORCH) for one in FITS),
+    "ending: what a script prints": differs(
+        "output passes byte by byte, each stream its own", "contract.md 4.4 row 28",
+        ("stdout", "*user|to stderr*", '["user|one", "    user|indented"]'),
+        ("stderr", "[]", '["user|to stderr"]'),
+        oracle=PYTORCH,
+    ),
+    "ending: a child that keeps stdout open": (
+        *differs("no process of a rank is left", "reliability.md F14", ("survivors", "*", "0")),
+        *differs(
+            "the end of the script counts, not the end of its pipes", "reliability.md F14",
+            ("in_time", "no", "yes"),
+            ("exit", "None", "0"),
+            ("success", ABSENT, "empty"),
+            ("log.report", "", "*SUCCESS"),
+            oracle=PYTORCH,
+        ),
+    ),
+    "ending: SIGTERM": (*_SAVED, *real_code("143", theirs="-15"), *_STOPPED),
+    "isolated: SIGTERM to PID 1": (
+        *_SAVED,
+        *real_code("143", theirs="None"),
+        *_STOPPED,
+        *differs("PID 1 passes SIGTERM on", "reliability.md F01", ("in_time", "no", "yes")),
+    ),
+    "ending: a secret hyperparameter": (
+        *real_code("6"),
+        *differs("values of secret names are masked", "reliability.md S08",
+                 ("log.leak", "yes", "no"), ("failure.leak", "yes", "no")),
+    ),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.conformance.facets import CULPRIT
-from tests.conformance.scenario import BARE, Scenario
+from tests.conformance.scenario import ABSENT, BARE, Scenario
+from tests.conformance.scenarios.meant import differs, tied
 from tests.conformance.scenarios.parts import SCRIPT, script, sdk
 
 _HOOKED = {"SAGEMAKER_TRAINING_MODULE": "conformance_hook:main", "PYTHONPATH": "<base>/hooks"}
@@ -22,7 +23,7 @@ def _hook(name: str, body: str) -> Scenario:
     )
 
 
-SCENARIOS = (
+_SCENARIOS = (
     _hook("the function of the image", "return None"),
     _hook("a function that leaves with a code", "import sys\nsys.exit(3)"),
     _hook("a function that raises", f"raise RuntimeError('{CULPRIT}')"),
@@ -36,3 +37,23 @@ SCENARIOS = (
         oracles=(BARE,),
     ),
 )
+_MEANT = {
+    "module: a function that leaves with a code": differs(
+        "the code of the function is the code of the job", "contract.md 4.1 row 1",
+        ("exit", "0", "3"),
+    ),
+    "module: a function that raises OSError without a number": differs(
+        "a failure never ends with 0", "contract.md 4.1 row 2, reliability.md F12",
+        ("exit", "0", "*"),
+    ),
+    "module: of the vendor's framework toolkit": differs(
+        "vendor images name their toolkit; our launcher takes its place", "protocol.md 12",
+        ("env.MASTER_ADDR", "algo-1", ABSENT),
+        ("env.MASTER_PORT", "7777", ABSENT),
+        ("env.NCCL_DEBUG", "WARN", ABSENT),
+        ("env.NCCL_IB_DISABLE", "1", ABSENT),
+        ("env.NCCL_SOCKET_IFNAME", "lo", ABSENT),
+    ),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -14,8 +14,12 @@ def train() -> None:
     arguments = sys.argv[1:]
     if arguments not in ([], ["train"]):
         _leave(_usage(arguments))
+    import gc
+
+    gc.disable()  # the import of a hundred modules makes no garbage worth three collections
     from muster.train_job import run
 
+    gc.enable()
     _leave(run(os.environ).exit_code)
 
 

@@ -132,7 +132,7 @@ def _group(where: str, item: object, findings: Findings) -> _Group | None:
     name, hosts = entry.get("instance_group_name"), entry.get("hosts")
     if not isinstance(item, dict):
         what = f"expected an object, got {short(item)}"
-    elif not isinstance(name, str) or not name:
+    elif not isinstance(name, str) or not name.isprintable() or not name:
         what = f"instance_group_name: expected a name, got {short(name)}"
     elif not isinstance(hosts, list) or not hosts or not all(isinstance(x, str) for x in hosts):
         what = f"need a non-empty list of hosts, got {short(hosts)}"
@@ -146,7 +146,7 @@ def _text(document: Mapping[str, object], key: str, default: str, findings: Find
     value = document.get(key)
     if value is None or value == "":
         return default
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isprintable():
         findings.problem(key, f"expected a text, got {short(value)}", f"mend {key} in {RESOURCES}")
         return default
     return value

@@ -12,7 +12,7 @@ INPUTS = "inputdataconfig.json"
 def check_channels(document: Mapping[str, object], findings: Findings) -> None:
     """Names that no folder or variable can have are problems; those that collide are warnings."""
     for index, name in enumerate(document):
-        if not name or name in (".", "..") or any(c in "=/" or ord(c) < 32 for c in name):
+        if not name or name in (".", "..") or "=" in name or "/" in name or not name.isprintable():
             what = f"{short(name)} is not a channel name"
             findings.problem(f"{INPUTS}[{index}]", what, "use letters, digits, '.', '-' and '_'")
         elif any(character.isspace() for character in name):

@@ -54,12 +54,15 @@ def find_program(
 
 def _relative(value: object) -> str | None:
     """The path in its shortest form, or None when it is not a name below the code folder."""
-    if not isinstance(value, str) or value.startswith(("/", "-")) or value.endswith("/"):
+    if (
+        not isinstance(value, str)
+        or not value.isprintable()
+        or value.startswith(("/", "-"))
+        or value.endswith("/")
+    ):
         return None
     parts = [part for part in value.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or parts[0].startswith("-"):
-        return None
-    if any(ord(character) < 32 or "\ud800" <= character <= "\udfff" for character in value):
         return None
     return "/".join(parts)
 
@@ -72,7 +75,7 @@ def find_source(
     submitted = fixed.get(key)
     if submitted:
         findings.origins["source"] = f"hyperparameter {key}"
-        if isinstance(submitted, str) and "\0" not in submitted:
+        if isinstance(submitted, str) and submitted.isprintable():
             return "" if submitted.rstrip("/") == paths.code else submitted
         what = f"expected an address or a path, got {short(submitted)}"
         findings.problem(key, what, "send an s3:// address or an absolute path")
@@ -107,6 +110,15 @@ def find_job_id(environ: Mapping[str, str], fixed: Mapping[str, object], finding
     if value:
         findings.origins["id"] = "hyperparameter sagemaker_job_name"
     return str(value or "")
+
+
+def check_texts(fixed: Mapping[str, object], findings: Findings) -> None:
+    """The texts that become variables as they are (contract.md 1.2)."""
+    for key in ("sagemaker_job_name", "sagemaker_region"):
+        value = fixed.get(key)
+        if isinstance(value, str) and not value.isprintable():
+            what = f"expected plain text, got {short(value)}"
+            findings.problem(key, what, "send a name without control characters")
 
 
 def find_log_level(fixed: Mapping[str, object], findings: Findings) -> int:

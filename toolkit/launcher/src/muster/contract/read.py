@@ -27,7 +27,13 @@ from muster.contract.hyperparameters import (
     decode_hyperparameters,
 )
 from muster.contract.inputs import INPUTS, check_channels
-from muster.contract.program import find_job_id, find_log_level, find_program, find_source
+from muster.contract.program import (
+    check_texts,
+    find_job_id,
+    find_log_level,
+    find_program,
+    find_source,
+)
 from muster.contract.settings import ALLOW_CONFLICTS, flag, parse_addresses, parse_settings
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines, parse_deadlines
@@ -67,6 +73,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     program = "" if read is None else find_program(environ, parameters.fixed, findings)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
     distribution = choose_distribution(parameters, conflicts, findings)
+    check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""
     arguments = to_argv(parameters.user)

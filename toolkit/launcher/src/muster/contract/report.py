@@ -46,6 +46,7 @@ def write(paths: Paths, outcome: Outcome, masker: Masker) -> bool:
         if text:
             _write_failure(paths, text.encode())
         elif isinstance(outcome, Succeeded):
+            _quietly(os.unlink, _reserve_path(paths))  # its blocks may be the last ones
             os.makedirs(paths.output, exist_ok=True)
             with open(paths.success, "wb"):
                 pass

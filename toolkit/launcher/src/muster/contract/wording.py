@@ -49,7 +49,7 @@ def failure_block(outcome: Outcome, masker: Masker) -> str:
         return printable(masker.mask("\n".join(lines)))
     first = outcome.first
     lines = [f"FAILED {outcome.headline}"] if first is None else _of_rank(first)
-    if outcome.detail:
+    if outcome.detail and (first is None or outcome.detail.strip() not in first.tail):
         lines += [f"  {line}" for line in outcome.detail.rstrip().splitlines()]
     if outcome.fix:
         lines.append(f"Fix: {outcome.fix}")

@@ -44,14 +44,23 @@ def launch(request: Request, train: tuple[str, ...] | None = None) -> int:
 
     `train`: another program in the place of `train`, for tests of this package alone.
     """
+    try:
+        keys = distribution_keys(request)
+    except ConfigError as error:
+        raise UsageError(error.message, error.fix) from None
     screen = Screen(request.as_json, os.environ)
     folder = make_run_folder(request.program, request.output)
     hosts = f"{request.hosts} host{'' if request.hosts == 1 else 's'}"
     screen.say(
         f"muster local: {request.program} on {hosts}, record in {summary.shown(folder.path)}"
     )
-    isolation = choose_isolation(request, folder, screen)
-    prepared = prepare(request, folder, isolation)
+    try:
+        isolation = choose_isolation(request, folder, screen)
+        prepared = prepare(request, folder, isolation, keys)
+    except UsageError:
+        runfolder.discard(folder)
+        raise
+    runfolder.link_latest(folder)
     _tell_differences(prepared, screen)
     try:
         if isolation == NETNS:
@@ -87,14 +96,15 @@ def unsuitable(run_folder: str) -> str:
     return ""
 
 
-def prepare(request: Request, folder: RunFolder, isolation: str) -> Prepared:
-    """Packs the code and writes every host's tree. Raises UsageError."""
+def prepare(
+    request: Request, folder: RunFolder, isolation: str, keys: Mapping[str, str]
+) -> Prepared:
+    """Packs the code and writes every host's tree; `keys` switch the distribution on.
+
+    Raises UsageError.
+    """
     from muster.local import sourcecode
 
-    try:
-        keys = distribution_keys(request)
-    except ConfigError as error:
-        raise UsageError(error.message, error.fix) from None
     archive = os.path.join(folder.path, runfolder.SOURCE)
     sourcecode.pack(request.source_dir, archive, folder.path)
     interface = environment.interface_of(isolation)

@@ -38,7 +38,7 @@ class RunFolder(NamedTuple):
 
 
 def make_run_folder(program: str, output: str | None, now: float | None = None) -> RunFolder:
-    """`muster-runs/TIME-SCRIPT` with the link `latest`, or `output`. Raises UsageError."""
+    """`muster-runs/TIME-SCRIPT`, or `output`. Raises UsageError."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     stem = os.path.splitext(os.path.basename(program))[0]
     try:
@@ -74,18 +74,26 @@ def _make_below_runs(name: str) -> str:
             break
         except FileExistsError:
             number += 1
-    _link_latest(runs, os.path.basename(path))
     return path
 
 
-def _link_latest(runs: str, name: str) -> None:
-    """Turns `latest` in one step; something else of that name is left alone."""
+def link_latest(folder: RunFolder) -> None:
+    """Turns `muster-runs/latest` to the run in one step; something else of that name stays."""
+    runs, name = os.path.split(folder.path)
     link = os.path.join(runs, "latest")
-    if os.path.lexists(link) and not os.path.islink(link):
+    if runs != os.path.realpath(RUNS) or (os.path.lexists(link) and not os.path.islink(link)):
         return
     fresh = os.path.join(runs, f".latest-{os.getpid()}")
     os.symlink(name, fresh)
     os.replace(fresh, link)
+
+
+def discard(folder: RunFolder) -> None:
+    """Removes a run that never began."""
+    _empty(folder.path)
+    os.unlink(os.path.join(folder.path, MARK))
+    os.rmdir(folder.path)
+    os.close(folder.lock)
 
 
 def _take_output(output: str) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
-from muster.run.wire import WireError
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome, RankFailure, outcome_from_json, outcome_to_json
 
 FACTS_PER_FRAME = 100
+
+
+class WireError(Exception):
+    """The peer sent what no peer of this job sends: the connection is dropped."""
 
 
 class RankEnd(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from muster.plan.launchplan import LaunchPlan
 from muster.run import events as e
 from muster.run.console import Console
-from muster.run.hostlife import HostLife
+from muster.run.hostlife import HostLife, State
 from muster.run.logs import Pump
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
@@ -68,6 +68,7 @@ class _Supervisor:
         self._busy = False
         self._plan: LaunchPlan | None = None
         self._clean_by = 0.0
+        self._written = False
         self._nursery = Nursery(self._loop, self._registered, self._changed)
         self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
         self._seat: Seat = (
@@ -229,9 +230,13 @@ class _Supervisor:
     def _changed(self, wrapped: Wrapped) -> None:
         if not self._steps.changed(wrapped):
             self._ranks.changed(wrapped)
+        if wrapped.ended:
+            self._loop.post(self._clean)
 
     def _shim_ended(self, pid: int) -> None:
         self._nursery.shims.pop(pid, None)
+        if not self._nursery.shims:
+            self._loop.post(self._clean)
 
     def ranks_started(self, count: int) -> None:
         self._happen(e.AllRegistered(count))
@@ -258,19 +263,21 @@ class _Supervisor:
         self._clean_by = now + CLEAN_UP_S
         if self._ranks.launcher_runs:
             self._loop.after(LAUNCHER_LEAVES_S, self._ranks.release_launcher)
+        self._loop.after(CLEAN_UP_S, self._clean)
         self._clean()
 
     def _clean(self) -> None:
+        """Goes on when the last shim is gone, or when that took too long."""
+        if self._life.state is not State.VERDICT or self._written:
+            return
         if not self._ranks.launcher_runs:
             self._ranks.release_launcher()
-        late = time.monotonic() >= self._clean_by
         self._reaper.look()
-        if self._nursery.shims and not late:
-            self._loop.after(0.005, self._clean)
+        if self._nursery.shims and time.monotonic() < self._clean_by:
             return
-        ours = list(self._nursery.shims) + [pid for pid in survivors() if _carries(pid, self._mark)]
-        if ours:
-            kill(ours)
+        strays = [pid for pid in survivors() if _carries(pid, self._mark)]
+        kill([*self._nursery.shims, *strays])
+        self._written = True
         self._write()
 
     def _write(self) -> None:

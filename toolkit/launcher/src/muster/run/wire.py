@@ -16,6 +16,8 @@ import hashlib
 import hmac
 import json
 
+from muster.run.messages import WireError
+
 FRAME_LIMIT_BYTES = 64 << 10
 HEADER_BYTES = 4
 MAC_BYTES = 32
@@ -24,10 +26,6 @@ NONCE_BYTES = 16
 
 TO_LEADER = b"F"
 TO_FOLLOWER = b"L"
-
-
-class WireError(Exception):
-    """The peer sent what no peer of this job sends: the connection is dropped."""
 
 
 def encode(message: list[object]) -> bytes:

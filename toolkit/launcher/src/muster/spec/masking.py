@@ -21,6 +21,7 @@ _PLAIN_KEYS = ("label", "image", "sort", "primary", "foreign", "partition", "inp
                "feature", "features", "target", "data", "text", "audio", "video", "group", "metric",
                "state", "column", "query", "id", "index", "prompt", "response", "field", "time",
                "join", "sample", "example", "public")  # fmt: skip
+_QUERY = r"(?i)([?&][\w.-]*(?:token|secret|password|signature|credential|key)=)[^&\s'\"]+"
 _WORD = r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])"
 
 
@@ -50,8 +51,9 @@ def is_secret_name(name: str) -> bool:
 class Masker:
     """Replaces secrets in any text by `***`.
 
-    Also masks credentials inside addresses (`https://user:pw@host`) and AWS key identifiers,
-    whatever they came from. Building costs microseconds; expressions are compiled on first use.
+    Also masks credentials inside addresses (`https://user:pw@host`, `?X-Amz-Signature=...`) and
+    AWS key identifiers, whatever they came from. Building costs microseconds; expressions are
+    compiled on first use.
     """
 
     __slots__ = ("_secrets",)
@@ -80,6 +82,8 @@ class Masker:
                 text = text.replace(secret, MASK)
         if "@" in text and "://" in text:
             text = re.sub(r"(?<=://)[^\s/@'\"]+(?=@)", MASK, text)
+        if "?" in text and "=" in text:
+            text = re.sub(_QUERY, rf"\1{MASK}", text)
         if "AKIA" in text or "ASIA" in text:
             text = re.sub(r"\bA(?:K|S)IA[A-Z0-9]{16}\b", MASK, text)
         return text

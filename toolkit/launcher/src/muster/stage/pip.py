@@ -83,7 +83,7 @@ class Pip:
                 )
             return "this host cannot reach the package index: check its network, or build an image"
         if re.search("No matching distribution|Could not find a version", tail):
-            return "check name and version, and that the index has a file for this Python"
+            return "check name and version, and that the index is right and has it for this Python"
         return "see the installer's last lines above, and try the same pip command by hand"
 
 

@@ -15,7 +15,7 @@ from muster.spec.errors import ConfigError, SourceError
 from muster.spec.steps import Log
 from muster.stage.space import DISK_FULL, shortage
 
-_CHUNK = 1 << 20
+_CHUNK = 64 << 10  # small: between two chunks is where the deadline is looked at
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
 

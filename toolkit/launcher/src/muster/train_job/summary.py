@@ -37,7 +37,7 @@ def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
             "world_size": plan.world_size,
             "master_addr": plan.master_addr,
             "ports": dict(plan.ports),
-            "digest": plan.digest,
+            "digest": plan.digest if len(job.cluster.hosts) > 1 else "",
         },
         "outcome": outcome_fields(ending.outcome),
         "ranks": [

@@ -1,0 +1,271 @@
+"""`muster local` with hosts as plain processes: real runs, real signals, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+
+PROCESS = ("--isolation", "process")
+Start = Callable[..., LocalRun]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with runs() as start:
+        yield start
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text(SCRIPT)
+    (tmp_path / "src/stubborn.py").write_text(STUBBORN)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.csv").write_text("1,2\n")
+    return tmp_path
+
+
+def test_every_host_runs_the_script_in_a_tree_of_its_own(start: Start, home: Path) -> None:
+    before = contents(home / "src"), contents(home / "data")
+    argv = ("src/train.py", "--hosts", "2", "--channel", "train=data", *PROCESS)
+    result = start(home, argv).wait()
+    assert result.code == 0, result.err
+    assert sorted(result.out.splitlines()) == [
+        "[algo-1:0] ready on algo-1",
+        "[algo-2:1] ready on algo-2",
+    ]
+    for host in ("algo-1", "algo-2"):
+        base = result.folder / host / "opt/ml"
+        assert (base / "model/model.txt").read_text() == host
+        assert (base / "code/train.py").read_text() == SCRIPT
+        assert (base / "output/success").exists()
+        config = json.loads((base / "input/config/resourceconfig.json").read_text())
+        assert config["current_host"] == host
+    assert before == (contents(home / "src"), contents(home / "data"))
+    assert result.summary["local"]["exit_code"] == 0
+    assert (result.folder / "logs/algo-2/rank-1.out").read_text() == "ready on algo-2\n"
+
+
+def test_the_end_names_hosts_ranks_and_where_things_lie(start: Start, home: Path) -> None:
+    result = start(home, ("src/train.py", "--hosts", "2", *PROCESS)).wait()
+    lines = result.err.splitlines()
+    first = next(place for place, line in enumerate(lines) if "succeeded in" in line)
+    words = [line.split() for line in lines[first + 1 :]]
+    assert words[0] == ["host", "rank", "end", "seconds"]
+    assert [word[:4] for word in words[1:3]] == [
+        ["algo-1", "0", "exit", "0"],
+        ["algo-2", "1", "exit", "0"],
+    ]
+    assert words[3] == ["model", f"{result.folder.name}/algo-1/opt/ml/model", "(1", "file)"]
+    assert [word[0] for word in words[4:]] == ["logs", "record"]
+    assert "which differs from SageMaker in:" in result.err
+
+
+def test_the_exit_code_is_the_scripts_and_its_error_stands_last(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "fail=algo-2", *PROCESS)
+    result = start(home, argv).wait()
+    assert result.code == 1
+    table, block = result.err.index("failed after"), result.err.index("\nFAILED algo-2 rank 1")
+    assert table < block
+    assert "ValueError: bad batch" in result.err[block:]
+    assert "muster local:" not in result.err[block:]
+
+
+def test_with_json_stdout_is_one_value(start: Start, home: Path) -> None:
+    result = start(home, ("src/train.py", "--json", *PROCESS)).wait()
+    document = json.loads(result.out)
+    assert document["schema"] == 1
+    assert document["outcome"]["result"] == "Succeeded"
+    assert document == result.summary
+    assert "ready on algo-1" in result.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_scripts_in_time_and_leaves_nothing(
+    start: Start, home: Path, number: int
+) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *PROCESS)
+    run = start(home, argv)
+    run.wait_ready(2)
+    began = time.monotonic()
+    run.signal(number)
+    result = run.wait(10)
+    assert time.monotonic() - began < 5
+    assert result.code == 143, result.err
+    assert result.out.count("checkpoint written") == 2
+    run.check_nothing_left(limit_s=0)
+
+
+def test_a_second_interrupt_kills_at_once(start: Start, home: Path) -> None:
+    argv = ("src/stubborn.py", "--hosts", "2", *PROCESS)
+    run = start(home, argv, environ={"MUSTER_STOP_GRACE_S": "60"})
+    run.wait_ready(2)
+    run.signal(signal.SIGINT)
+    wait_until(lambda: "stopping" in run.err, 5)
+    run.signal(signal.SIGINT)
+    result = run.wait(5)
+    assert result.code == 143, result.err
+    assert result.summary["complete"] is False
+    assert result.summary["local"]["killed"] is True
+    run.check_nothing_left(limit_s=0)
+
+
+def test_a_script_that_ignores_the_stop_is_killed_in_time(start: Start, home: Path) -> None:
+    run = start(home, ("src/stubborn.py", *PROCESS), environ={"MUSTER_STOP_GRACE_S": "0.5"})
+    run.wait_ready(1)
+    began = time.monotonic()
+    run.signal(signal.SIGINT)
+    result = run.wait(15)
+    assert time.monotonic() - began < 8
+    assert result.code == 143, result.err
+    run.check_nothing_left(limit_s=0)
+
+
+@pytest.mark.parametrize("script", ["train.py", "stubborn.py"])
+@pytest.mark.parametrize("victim", ["", "muster.local.holder"])
+def test_killing_muster_local_or_its_holder_leaves_nothing(
+    start: Start, home: Path, script: str, victim: str
+) -> None:
+    argv = (f"src/{script}", "--hosts", "2", "--hyperparameter", "seconds=600", *PROCESS)
+    run = start(home, argv)
+    run.wait_ready(2)
+    (pid,) = run.alive(victim) if victim else [run.process.pid]
+    os.kill(pid, signal.SIGKILL)
+    run.check_nothing_left()
+
+
+def test_the_timeout_stops_the_job_and_says_so(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hyperparameter", "seconds=600", "--timeout", "1", *PROCESS)
+    result = start(home, argv).wait(20)
+    assert result.code == 124
+    assert "timeout after 1 s" in result.err
+    assert "checkpoint written" in result.out
+    assert result.summary["local"]["note"] == "timeout after 1 s"
+
+
+def test_two_runs_at_once_stay_apart(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1.5", *PROCESS)
+    first, second = start(home, argv), start(home, argv)
+    first.wait_ready(2)
+    second.wait_ready(2)
+    results = first.wait(), second.wait()
+    assert [result.code for result in results] == [0, 0]
+    plans = [result.summary["plan"] for result in results]
+    assert plans[0]["ports"]["control"] != plans[1]["ports"]["control"]
+    assert plans[0]["ports"]["store"] != plans[1]["ports"]["store"]
+    assert results[0].summary["job"] != results[1].summary["job"]
+    for result in results:
+        assert [rank["host"] for rank in result.summary["ranks"]] == ["algo-1", "algo-2"]
+
+
+def test_a_leader_that_is_killed_leaves_a_summary_that_says_so(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *PROCESS)
+    run = start(home, argv)
+    run.wait_ready(2)
+    leaders = [
+        pid
+        for pid in run.alive("muster\0train")
+        if b"algo-1/opt/ml" in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    os.kill(leaders[0], signal.SIGKILL)
+    result = run.wait(30)
+    assert result.code == 137, result.err
+    assert "hosts disagree about the end" in result.err
+    assert result.summary["complete"] is False
+    assert "the leader ended without a summary" in result.summary["outcome"]["headline"]
+
+
+def test_what_a_script_leaves_running_ends_with_the_run(start: Start, home: Path) -> None:
+    (home / "src/daemon.py").write_text(
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        [os.close(fd) for fd in (0, 1, 2)]\n"
+        "        time.sleep(600)\n"
+        "    os._exit(0)\n"
+    )
+    run = start(home, ("src/daemon.py", *PROCESS))
+    assert run.wait().code == 0
+    run.check_nothing_left(limit_s=0)
+
+
+def test_no_secret_of_the_run_reaches_ranks_files_or_command_lines(
+    start: Start, home: Path
+) -> None:
+    (home / "src/show.py").write_text(
+        "import os, time\n"
+        "print(sorted(os.environ), flush=True)\n"
+        "print('ready on', flush=True)\n"
+        "time.sleep(1)\n"
+    )
+    run = start(home, ("src/show.py", *PROCESS))
+    run.wait_ready(1)
+    trains = run.alive("muster\0train")
+    variables = Path(f"/proc/{trains[0]}/environ").read_text().split("\0")
+    secret = next(v for v in variables if v.startswith("MUSTER_JOB_SECRET=")).partition("=")[2]
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in run.alive()]
+    result = run.wait()
+    assert "MUSTER_JOB_SECRET" not in result.out
+    assert not any(secret in line for line in lines)
+    assert not any(secret.encode() in data for data in contents(result.folder).values())
+
+
+def test_a_slow_reader_neither_loses_bytes_nor_delays_a_stop(home: Path, start: Start) -> None:
+    (home / "src/loud.py").write_text(
+        "import sys, time\n"
+        "for number in range(20000):\n"
+        "    print(number, 'x' * 100)\n"
+        "print('ready on', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "muster", "local", "src/loud.py", *PROCESS]
+    with subprocess.Popen(
+        [*command, "--output", str(home / "out")],
+        cwd=home,
+        env={**os.environ, "MUSTER_STOP_GRACE_S": "0.5"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        log = home / "out/logs/algo-1/rank-0.out"
+        wait_until(lambda: log.exists() and b"ready on" in log.read_bytes(), 30)
+        process.send_signal(signal.SIGINT)  # nobody has read a byte yet
+        wait_until(lambda: (home / "out/summary.json").exists(), 15)
+        data = process.stdout.read()
+        assert process.wait(15) == 143
+    numbers = [line.split()[1] for line in data.splitlines() if line.endswith(b"x")]
+    assert numbers == [str(number).encode() for number in range(len(numbers))]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "budget_s"),
+    [(["--help"], b"usage: muster", 0.1), (["local", "src/train.py", *PROCESS], b"muster", 0.3)],
+)
+def test_the_first_line_comes_soon(
+    home: Path, argv: list[str], text: bytes, budget_s: float
+) -> None:
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, "-m", "muster", *argv],
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(text)
+            times.append(time.monotonic() - began)
+            process.stdout.read()
+    assert min(times) < budget_s

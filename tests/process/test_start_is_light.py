@@ -1,0 +1,51 @@
+"""What a trivial job imports: every module costs every host of every job (protocol.md 12)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.mltree import write_tree
+
+ALLOWED = {
+    # what Python's own start or typing, json and re bring along
+    "_ast", "_bisect", "_blake2", "_bootlocale", "_collections", "_collections_abc", "_compression",
+    "_functools", "_heapq", "_json", "_locale", "_opcode", "_operator", "_posixsubprocess",
+    "_random", "_sha512", "_signal", "_socket", "_sre", "_stat", "_string", "_struct", "_thread",
+    "_typing", "_weakrefset", "abc", "array", "ast", "collections", "contextlib", "copyreg",
+    "ctypes", "_ctypes", "encodings", "endian", "enum", "errno", "fcntl", "functools", "genericpath", "heapq",
+    "itertools", "json", "keyword", "linecache", "locale", "math", "operator", "os", "posixpath",
+    "re", "reprlib", "resource", "select", "selectors", "signal", "socket", "sre_compile",
+    "sre_constants", "sre_parse", "stat", "string", "struct", "threading", "time", "tokenize",
+    "token", "types", "typing", "warnings", "weakref", "__future__", "gc", "muster", "bisect",
+    "_tokenize", "_suggestions", "_colorize",
+}  # fmt: skip
+
+RUN = (
+    "import sys\n"
+    "before = set(sys.modules)\n"
+    "import json, os\n"
+    "from muster.train_job import run\n"
+    "outcome = run(os.environ)\n"
+    "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+    "print(json.dumps([outcome.exit_code, sorted(loaded)]))\n"
+)
+
+
+def test_a_trivial_job_imports_nothing_heavy(tmp_path: Path) -> None:
+    environ = write_tree(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    code, loaded = json.loads(done.stdout)
+    assert code == 0, done.stderr
+    assert set(loaded) <= ALLOWED, sorted(set(loaded) - ALLOWED)

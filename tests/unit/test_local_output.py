@@ -1,0 +1,296 @@
+"""What a person sees of a run: streams, progress, tables, and the verdict in exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.local.hosts import Stream
+from muster.local.outlet import FULL_BYTES, Outlet
+from muster.local.progress import Progress, Tail
+from muster.local.pump import Pump
+from muster.local.screen import Screen, describe, ranks_in_words
+from muster.local.session import Ending
+from muster.local.summary import (
+    HostEnd,
+    RunEnd,
+    complete,
+    disagreement,
+    exit_code,
+    leader_of,
+    table,
+    verdict,
+)
+
+OUT_1, ERR_1 = Stream(10, 0, False), Stream(11, 0, True)
+OUT_2, ERR_2 = Stream(12, 1, False), Stream(13, 1, True)
+
+
+class Written:
+    """Collects what a pump writes, as (errors, data)."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[bool, bytes]] = []
+        self.pump = Pump(lambda errors, data: self.pieces.append((errors, data)))
+
+    def text(self, errors: bool) -> bytes:
+        return b"".join(data for to, data in self.pieces if to == errors)
+
+
+@pytest.fixture
+def written() -> Written:
+    return Written()
+
+
+def test_lines_of_two_hosts_never_mix(written: Written) -> None:
+    written.pump.feed(OUT_1, b"one half, ")
+    written.pump.feed(OUT_2, b"whole\nrest")
+    written.pump.feed(OUT_1, b"other half\n")
+    written.pump.end(OUT_2)
+    assert written.text(False) == b"whole\none half, other half\nrest"
+
+
+def test_bytes_pass_unchanged(written: Written) -> None:
+    data = bytes(range(256)) * 3 + b"\r progress \r\xff\n"
+    for start in range(0, len(data), 7):
+        written.pump.feed(OUT_1, data[start : start + 7])
+    written.pump.end(OUT_1)
+    assert written.text(False) == data
+
+
+def test_a_line_left_open_is_ended_before_another_stream_goes_on(written: Written) -> None:
+    written.pump.feed(OUT_1, b"no end")
+    written.pump.end(OUT_1)
+    written.pump.feed(OUT_2, b"next\n")
+    assert written.text(False) == b"no end\nnext\n"
+
+
+def test_a_line_without_end_does_not_grow_for_ever(written: Written) -> None:
+    written.pump.feed(OUT_1, b"x" * (2 << 20))
+    assert len(written.text(False)) == 2 << 20
+
+
+def test_stdout_and_stderr_stay_apart(written: Written) -> None:
+    written.pump.feed(OUT_1, b"data\n")
+    written.pump.feed(ERR_1, b"trouble\n")
+    assert (written.text(False), written.text(True)) == (b"data\n", b"trouble\n")
+
+
+def test_the_leaders_failure_block_is_the_last_thing_on_the_screen(written: Written) -> None:
+    written.pump.feed(ERR_1, b"log line\nFAILED algo-1 rank 0: boom\n  Trace")
+    written.pump.feed(ERR_2, b"late line of the other host\n")
+    written.pump.feed(ERR_1, b"back\nexit code 1\n")
+    written.pump.end(ERR_1)
+    written.pump.say("the table")
+    written.pump.release()
+    assert written.text(True) == (
+        b"log line\nlate line of the other host\nthe table\n"
+        b"FAILED algo-1 rank 0: boom\n  Traceback\nexit code 1\n"
+    )
+
+
+def test_a_rank_that_prints_failed_is_not_taken_for_the_block(written: Written) -> None:
+    written.pump.feed(ERR_1, b"[algo-1:0] FAILED to load cache\n")
+    written.pump.feed(OUT_1, b"FAILED on stdout\n")
+    assert written.text(True) == b"[algo-1:0] FAILED to load cache\n"
+    assert written.text(False) == b"FAILED on stdout\n"
+
+
+def test_a_reader_that_does_not_read_blocks_nothing() -> None:
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    data = os.urandom(FULL_BYTES + 1000)
+    outlet.write(data)
+    assert outlet.waiting
+    assert not outlet.full  # the pipe took some of it
+    outlet.write(data)
+    assert outlet.full
+    got = b""
+    while len(got) < 2 * len(data):
+        got += os.read(reader, 1 << 16)
+        outlet.drain()
+    assert got == data + data
+    assert not outlet.waiting
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reader_that_is_gone_ends_no_run() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    outlet = Outlet(writer)
+    outlet.write(b"x" * 100)
+    outlet.flush(5)
+    assert not outlet.waiting
+    os.close(writer)
+
+
+def event(kind: str, host: str = "algo-1", rank: int | None = None, **facts: object) -> bytes:
+    fields = {"t": 1.0, "time": 2.0, "host": host, "rank": rank, "kind": kind, **facts}
+    return json.dumps(fields).encode() + b"\n"
+
+
+def test_events_are_read_as_the_file_grows_and_odd_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(str(path))
+    assert tail.read() == []
+    path.write_bytes(event("phase", name="join")[:-5])
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(event("phase", name="join")[-5:] + b"not json\n[1]\n" + event("joined"))
+    assert [found["kind"] for found in tail.read()] == ["phase", "joined"]
+    tail.close()
+
+
+def make_progress(*lines: bytes) -> Progress:
+    progress = Progress(["algo-1", "algo-2"])
+    for line in lines:
+        progress.take(json.loads(line))
+    return progress
+
+
+def test_progress_follows_phases_and_ranks() -> None:
+    progress = make_progress(
+        event("phase", name="join"),
+        event("phase", "algo-2", name="watch"),
+        event("phase", "stranger", name="watch"),
+        event("rank_started", rank=0, pid=7),
+        event("rank_started", "algo-2", rank=1, pid=8),
+        event("rank_ended", "algo-2", rank=1, status=-9, t=3.5),
+        event("something new", rank=0),
+    )
+    assert progress.phases == {"algo-1": "join", "algo-2": "watch"}
+    assert ranks_in_words(progress, "algo-1") == "0 running"
+    assert ranks_in_words(progress, "algo-2") == "1 SIGKILL"
+    assert progress.ranks[1].seconds == 2.5
+    assert progress.headline() == "1 of 2 ranks running"
+
+
+def test_many_ranks_are_told_in_few_words() -> None:
+    progress = make_progress(*(event("rank_started", rank=number) for number in range(20)))
+    assert ranks_in_words(progress, "algo-1").endswith("7 running, and 12 more")
+
+
+def test_the_first_failure_and_the_outcome_become_the_headline() -> None:
+    progress = make_progress(event("failure", headline="ValueError: x"), event("failure"))
+    assert progress.headline() == "failing: ValueError: x"
+    progress.take({"kind": "outcome", "host": "algo-1", "result": "Failed", "exit_code": 3})
+    assert progress.headline() == "ending: failed"
+
+
+def make_end(*statuses: int | None, ending: Ending | None = None, error: str = "") -> RunEnd:
+    hosts = tuple(HostEnd(f"algo-{place + 1}", status) for place, status in enumerate(statuses))
+    return RunEnd(hosts, ending or Ending(), "process", 1.5, 20.0, error)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (make_end(0, 0), 0),
+        (make_end(7, 7), 7),
+        (make_end(0, 3), 3),
+        (make_end(-9, -9), 137),
+        (make_end(None, 0), 137),
+        (make_end(143, 143, ending=Ending("SIGINT")), 143),
+        (make_end(-9, -9, ending=Ending("SIGINT", killed=True)), 143),
+        (make_end(143, 143, ending=Ending("timeout", timed_out=True)), 124),
+        (make_end(0, 0, ending=Ending("timeout", timed_out=True)), 124),
+        (make_end(None, error="mount /proc"), 106),
+    ],
+)
+def test_the_exit_code_is_the_jobs(end: RunEnd, code: int) -> None:
+    assert exit_code(end) == code
+
+
+def test_hosts_that_disagree_are_told_of() -> None:
+    assert disagreement(make_end(0, 0)) == ""
+    assert disagreement(make_end(0, 3)).endswith("algo-1 exit 0, algo-2 exit 3")
+
+
+def test_the_table_names_every_host_and_rank() -> None:
+    progress = make_progress(
+        event("rank_started", rank=0), event("rank_ended", rank=0, status=0, t=3.0)
+    )
+    assert table(make_end(0, 102), progress) == [
+        "  host    rank  end       seconds",
+        "  algo-1     0  exit 0        2.0",
+        "  algo-2     -  exit 102        -",
+    ]
+
+
+def test_the_leaders_summary_is_kept_and_completed(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text('{"schema": 1, "outcome": {"result": "Stopped"}}')
+    ending = Ending("timeout", timed_out=True)
+    document = complete(str(path), make_end(143, 143, ending=ending), "job")
+    assert document == json.loads(path.read_text())
+    assert document["outcome"] == {"result": "Stopped"}
+    local = document["local"]
+    assert isinstance(local, dict)
+    assert local["note"] == "timeout after 20 s"
+    assert local["hosts"] == [
+        {"host": "algo-1", "status": 143},
+        {"host": "algo-2", "status": 143},
+    ]
+
+
+@pytest.mark.parametrize("found", [None, "", "{half", "[]"])
+def test_a_missing_summary_is_replaced_by_one_that_says_so(
+    tmp_path: Path, found: str | None
+) -> None:
+    path = tmp_path / "summary.json"
+    if found is not None:
+        path.write_text(found)
+    ending = Ending("SIGINT", killed=True)
+    complete(str(path), make_end(-9, -9, ending=ending), "job")
+    document = json.loads(path.read_text())
+    assert document["complete"] is False
+    assert document["outcome"]["exit_code"] == 143
+    assert "without a summary" in document["outcome"]["headline"]
+    assert "killed after SIGINT" in document["outcome"]["headline"]
+
+
+def test_the_leader_is_the_one_that_the_summary_names() -> None:
+    hosts = [{"name": "algo-1", "leader": False}, {"name": "algo-2", "leader": True}]
+    assert leader_of({"hosts": hosts}, ["algo-1", "algo-2"]) == "algo-2"
+    assert leader_of({}, ["algo-1", "algo-2"]) == "algo-1"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(0, "exit 0"), (-15, "SIGTERM"), (-63, "signal 63"), (None, "unknown")]
+)
+def test_a_status_is_told_in_words(status: int | None, words: str) -> None:
+    assert describe(status) == words
+
+
+def test_one_line_says_how_it_ended() -> None:
+    assert verdict(make_end(0)) == "succeeded in 1.5 s"
+    assert verdict(make_end(3)) == "failed after 1.5 s, exit code 3"
+    timed_out = make_end(143, ending=Ending("timeout", timed_out=True))
+    assert verdict(timed_out) == "timeout after 20 s, exit code 124"
+
+
+def test_off_a_terminal_a_changed_headline_is_one_plain_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    screen = Screen(False, {"TERM": "xterm"})
+    progress = make_progress(event("rank_started", rank=0))
+    for now in range(3):
+        screen.show(progress, now)
+    screen.clear()
+    screen.flush()
+    captured = capfd.readouterr()
+    assert captured.err == "muster local: 1 of 1 ranks running\n"
+    assert captured.out == ""
+
+
+def test_with_json_nothing_but_the_summary_may_reach_stdout(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    screen = Screen(True, {})
+    screen.pump.feed(OUT_1, b"metric\n")
+    screen.flush()
+    assert capfd.readouterr() == ("", "metric\n")
