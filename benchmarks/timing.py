@@ -77,11 +77,11 @@ def first_line(argv: Sequence[str], environ: Mapping[str, str]) -> float:
         os.close(writing)
         line = output.readline()
         took = time.monotonic() - began
-        while output.read(65536):
-            pass
+        rest = output.read()
     status = _wait(child)
     if status != 0 or not line:
-        raise RuntimeError(f"{' '.join(argv)} ended with {status}, its first line was {line!r}")
+        text = (line + rest).decode(errors="replace")[-600:]
+        raise RuntimeError(f"{' '.join(argv)} ended with {status}:\n{text}")
     return took
 
 

@@ -7,7 +7,10 @@ import io
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+
+Form = Literal[0, 1, 2]  # a format of tarfile
 
 
 class Entry(NamedTuple):
@@ -21,7 +24,7 @@ class Entry(NamedTuple):
     size: int | None = None  # as the header claims
 
 
-def tar_bytes(entries: Iterable[Entry], form: int = tarfile.GNU_FORMAT) -> bytes:
+def tar_bytes(entries: Iterable[Entry], form: Form = tarfile.GNU_FORMAT) -> bytes:
     """The archive before compression."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
@@ -39,7 +42,7 @@ def tar_bytes(entries: Iterable[Entry], form: int = tarfile.GNU_FORMAT) -> bytes
     return buffer.getvalue()
 
 
-def write_archive(path: Path, *entries: Entry, form: int = tarfile.GNU_FORMAT) -> Path:
+def write_archive(path: Path, *entries: Entry, form: Form = tarfile.GNU_FORMAT) -> Path:
     path.write_bytes(gzip.compress(tar_bytes(entries, form), mtime=0))
     return path
 

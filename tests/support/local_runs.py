@@ -72,6 +72,7 @@ class LocalRun:
         environ: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
         python: str = sys.executable,
+        stdout: int | None = None,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = home / f"run-{self.mark[:8]}"
@@ -86,7 +87,7 @@ class LocalRun:
                 cwd=home,
                 env={**os.environ, **FAST, MARK: self.mark, **(environ or {})},
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err,
                 start_new_session=True,
             )

@@ -151,7 +151,7 @@ class Nursery:
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for wrapped in self.all:
-            self._drop(wrapped)
+            self._disconnect(wrapped)
         for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
             try:
                 remove(path)
@@ -228,13 +228,18 @@ class Nursery:
 
     def _drop(self, wrapped: Wrapped) -> None:
         if wrapped.connected:
-            wrapped.connected = False
-            self._loop.forget(wrapped.sock.fileno())
-            wrapped.sock.close()
-            if wrapped.pidfd >= 0 and wrapped.ended:
-                os.close(wrapped.pidfd)
-                wrapped.pidfd = -1
+            self._disconnect(wrapped)
             self._changed(wrapped)
+
+    def _disconnect(self, wrapped: Wrapped) -> None:
+        if not wrapped.connected:
+            return
+        wrapped.connected = False
+        self._loop.forget(wrapped.sock.fileno())
+        wrapped.sock.close()
+        if wrapped.pidfd >= 0 and wrapped.ended:
+            os.close(wrapped.pidfd)
+            wrapped.pidfd = -1
 
 
 class _Hello:

@@ -73,15 +73,25 @@ class RankLog:
 
 
 class Recorder:
-    """`folder` "" records nothing. `events_path`: events.jsonl, shared by hosts of one machine."""
+    """`events_path`: events.jsonl, shared by the hosts of one machine; `logs_folder`: this host's;
+    "" records nothing. `limit`: bytes kept of the head and of the tail of each stream. `mask`
+    hides secrets in events and kept tails."""
 
-    def __init__(self, host: str, events_path: str, logs_folder: str, limit: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        events_path: str,
+        logs_folder: str,
+        limit: int,
+        mask: Callable[[str], str],
+    ) -> None:
         self.logs_folder = logs_folder
         self.dropped_bytes = 0
         self.problem = ""
         self._host = host
         self._events_path = events_path
         self._limit = limit
+        self._mask = mask
         self._logs: dict[str, RankLog] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._backlog = 0
@@ -95,7 +105,8 @@ class Recorder:
         if not self._events_path:
             return
         fields = {"t": time.monotonic(), "time": time.time(), "host": self._host, "rank": rank}
-        line = json.dumps({**fields, "kind": kind, **facts}, default=str).encode() + b"\n"
+        text = json.dumps({**fields, "kind": kind, **facts}, default=str)
+        line = self._mask(text).encode() + b"\n"
         self._put(len(line), lambda: self._write_event(line))
 
     def keeper(self, name: str) -> Callable[[bytes], None] | None:
@@ -115,14 +126,14 @@ class Recorder:
         if self._thread is not None:
             self._thread.join(limit_s)
 
-    def keep_tails(self, mask: Callable[[str], str]) -> None:
+    def keep_tails(self) -> None:
         """After `close`: cuts every log to its last MiB and masks secrets in it."""
         for log in self._logs.values():
             try:
                 with open(log.path, "rb+") as file:
                     size = file.seek(0, os.SEEK_END)
                     file.seek(max(0, size - KEEP_TAIL_BYTES))
-                    text = mask(file.read().decode("utf-8", "replace"))
+                    text = self._mask(file.read().decode("utf-8", "replace"))
                     file.seek(0)
                     file.write(text.encode())
                     file.truncate()

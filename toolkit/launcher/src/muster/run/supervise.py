@@ -28,8 +28,9 @@ from muster.run.reaper import Reaper, become_subreaper, kill, survivors
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
+from muster.run.verdict import from_trouble
 from muster.spec.errors import MusterError, StoppedError
-from muster.spec.outcome import Outcome, RankFailure
+from muster.spec.outcome import Outcome, RankFailure, Succeeded
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
@@ -109,6 +110,8 @@ class _Supervisor:
                 self._happen(e.NotJoined(str(error)))
             self._tick()
             self._loop.run()
+        except Exception as error:
+            return self._break_off(error)
         finally:
             self._seat.close()
             self._nursery.close()
@@ -118,6 +121,22 @@ class _Supervisor:
             self._loop.close()
         assert self._life.outcome is not None
         return self._life.outcome
+
+    def _break_off(self, error: Exception) -> Outcome:
+        """A defect of ours: everything of this host ends, and the files say so."""
+        outcome = self._life.outcome
+        if outcome is None or isinstance(outcome, Succeeded):
+            outcome = from_trouble(trouble_of(error))
+        self._seat.close()
+        self._nursery.close()  # shims that lose their supervisor kill their trees
+        until = time.monotonic() + CLEAN_UP_S
+        while self._nursery.shims and time.monotonic() < until:
+            self._reaper.look()
+            time.sleep(0.01)
+        kill(list(self._nursery.shims))
+        took = time.monotonic() - self._began_s
+        self._work.write(Ending(outcome, self._plan, (), {}, took))
+        return outcome
 
     def _take_signals(self) -> dict[int, Any]:
         signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)

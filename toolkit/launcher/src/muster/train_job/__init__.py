@@ -12,7 +12,7 @@ from muster.contract.read import read_cluster, read_job
 from muster.run.identity import Identity
 from muster.run.post import Ending, Post, trouble_of
 from muster.run.verdict import from_trouble
-from muster.spec.errors import ConfigError, MusterError
+from muster.spec.errors import ConfigError
 from muster.spec.outcome import Outcome
 from muster.train_job.place import Place, find_place
 
@@ -42,10 +42,10 @@ def run(environ: Mapping[str, str]) -> Outcome:
         if isinstance(job, ConfigError):
             return _refuse(environ, job, output)
         return _run_job(job, output)
-    except MusterError as error:
+    except Exception as error:  # also a defect of ours ends with files and a code of its own
         return _alone(environ, error, output)
     finally:
-        close_output(environ, job, output)
+        close_output(job, output)
 
 
 def _run_job(job: Job, output: Output) -> Outcome:
@@ -78,7 +78,7 @@ def _refuse(environ: Mapping[str, str], error: ConfigError, output: Output) -> O
     return supervise(post._replace(trouble=trouble_of(error)), work, output)
 
 
-def _alone(environ: Mapping[str, str], error: MusterError, output: Output) -> Outcome:
+def _alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
     """The outcome of this host when there is nobody to agree with."""
     from muster.train_job.refusal import RefusalWork
 

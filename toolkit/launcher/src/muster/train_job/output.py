@@ -27,7 +27,9 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
     masker = masker_of(environ, job)
     if isinstance(job, ConfigError):
         name = environ.get("SM_CURRENT_HOST", "this-host")
-        return Output(pump, Console(name, 20, pump, masker.mask), Recorder(name, "", "", 1))
+        return Output(
+            pump, Console(name, 20, pump, masker.mask), Recorder(name, "", "", 1, masker.mask)
+        )
     name = job.cluster.me.name
     folder = record_folder(job)
     logs = ""
@@ -35,16 +37,20 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
         shared = bool(job.settings.run_dir)
         logs = f"{folder}/logs/{name}" if shared else f"{folder}/logs"
     recorder = Recorder(
-        name, f"{folder}/events.jsonl" if folder else "", logs, job.settings.log_limit_bytes
+        name,
+        f"{folder}/events.jsonl" if folder else "",
+        logs,
+        job.settings.log_limit_bytes,
+        masker.mask,
     )
     return Output(pump, Console(name, job.log_level, pump, masker.mask), recorder)
 
 
-def close_output(environ: Mapping[str, str], job: Job | ConfigError, output: Output) -> None:
+def close_output(job: Job | ConfigError, output: Output) -> None:
     """Flushes within a few seconds; a reader or a disk that does not take more is left behind."""
     output.recorder.close(CLOSE_S)
     if isinstance(job, Job) and not job.settings.run_dir and job.settings.record == "tail":
-        output.recorder.keep_tails(masker_of(environ, job).mask)
+        output.recorder.keep_tails()
     if output.recorder.dropped_bytes:
         output.console(
             "record",

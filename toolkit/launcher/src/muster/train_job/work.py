@@ -119,8 +119,10 @@ class JobWork:
         staged = self._staged
         tools = find_tools(staged.environ, staged.python)
         plan = make_plan(self._job, facts, staged, tools)
+        # the others plan the same: one host that says why is enough
+        level = "INFO" if self._job.cluster.is_leader else "DEBUG"
         for note in plan.notes:
-            self._log("plan", note)
+            self._log("plan", note, level=level)
         self._log(
             "plan",
             f"option {plan.option}",

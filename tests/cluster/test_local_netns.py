@@ -1,0 +1,302 @@
+"""`muster local` with hosts in namespaces: what a host sees, and that nothing stays behind.
+
+Runs as root and, as an unprivileged user, rootless; skipped where the kernel does not allow it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import muster
+from muster.local.hosts import why_not_isolated
+from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+
+NETNS = ("--isolation", "netns")
+NOBODY = 65534
+Start = Callable[..., LocalRun]
+
+LOOK = """\
+import json, os, socket, subprocess, sys
+def attempt(action):
+    try:
+        return str(action())
+    except OSError as error:
+        return type(error).__name__
+facts = {
+    "hostname": socket.gethostname(),
+    "names": {name: socket.gethostbyname(name) for name in ("algo-1", "algo-2")},
+    "init": os.path.basename(os.readlink("/proc/1/exe")).startswith("python"),
+    "pids": len([name for name in os.listdir("/proc") if name.isdigit()]),
+    "interfaces": sorted(name for _, name in socket.if_nameindex()),
+    "sysfs": sorted(os.listdir("/sys/class/net")),
+    "tmp": sorted(os.listdir("/tmp")),
+    "shm": os.listdir("/dev/shm"),
+    "ml": sorted(os.listdir("/opt/ml")),
+    "base": os.environ["SM_MODEL_DIR"],
+    "user": os.getuid(),
+    "channel": open("/opt/ml/input/data/train/a.csv").read(),
+    "write channel": attempt(lambda: open("/opt/ml/input/data/train/a.csv", "a")),
+    "remove from channel": attempt(lambda: os.unlink("/opt/ml/input/data/train/a.csv")),
+    "write interpreter": attempt(lambda: open(os.path.join(sys.prefix, "x"), "w")),
+    "write etc": attempt(lambda: open("/etc/x", "w")),
+    "write root": attempt(lambda: os.mkdir("/x")),
+    "write home": open(os.path.expanduser("~/x"), "w").write("x"),
+    "write opt": attempt(lambda: os.mkdir("/opt/x")),
+    "outside": attempt(lambda: socket.create_connection(("192.0.2.1", 80), timeout=2)),
+    "old": os.path.exists("/.old"),
+}
+open("/tmp/mine", "w").write("x")
+open("/dev/shm/mine", "w").write("x")
+print("facts " + json.dumps(facts), flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
+    reason = why_not_isolated(str(tmp_path_factory.mktemp("trial")))
+    if reason:
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with runs() as start:
+        yield start
+
+
+def fill(home: Path) -> Path:
+    (home / "src").mkdir()
+    (home / "data").mkdir()
+    (home / "data/a.csv").write_text("1,2\n")
+    for name, text in (("train.py", SCRIPT), ("stubborn.py", STUBBORN), ("look.py", LOOK)):
+        (home / "src" / name).write_text(text)
+    return home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return fill(tmp_path)
+
+
+@pytest.fixture
+def nobodys_home() -> Iterator[Path]:
+    """A folder that an unprivileged user may write to and reach."""
+    home = Path("/var/tmp") / f"muster-test-{os.getpid()}"
+    home.mkdir()
+    fill(home)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    yield home
+    shutil.rmtree(home)
+
+
+def facts_of(out: str) -> dict[str, Any]:
+    """Host -> what its script saw."""
+    found = {}
+    for line in out.splitlines():
+        prefix, _, text = line.partition(" facts ")
+        if text:
+            found[prefix.strip("[]").partition(":")[0]] = json.loads(text)
+    return found
+
+
+def check_facts(facts: dict[str, Any]) -> None:
+    assert sorted(facts) == ["algo-1", "algo-2"]
+    for host, seen in facts.items():
+        assert seen["hostname"] == host
+        assert seen["names"] == {"algo-1": "10.77.0.1", "algo-2": "10.77.0.2"}
+        assert seen["init"], "train is PID 1"
+        assert seen["pids"] < 10
+        assert seen["interfaces"] == seen["sysfs"] == ["eth0", "lo"]
+        assert "mine" not in seen["tmp"] + seen["shm"]
+        assert seen["ml"] == ["checkpoints", "code", "input", "model", "output"]
+        assert seen["base"] == "/opt/ml/model"
+        assert seen["user"] == 0
+        assert seen["channel"] == "1,2\n"
+        assert seen["write home"] == 1
+        assert seen["outside"] in ("OSError", "TimeoutError")
+        assert not seen["old"]
+        for action in ("write channel", "remove from channel", "write interpreter"):
+            assert seen[action] in ("OSError", "PermissionError"), action
+        for action in ("write etc", "write root", "write opt"):
+            assert seen[action] in ("OSError", "PermissionError"), action
+
+
+def test_a_host_sees_what_a_container_would(start: Start, home: Path) -> None:
+    before = contents(home / "data"), contents(home / "src"), links()
+    result = start(home, ("src/look.py", "--hosts", "2", "--channel", "train=data", *NETNS)).wait()
+    assert result.code == 0, result.err
+    check_facts(facts_of(result.out))
+    assert before == (contents(home / "data"), contents(home / "src"), links())
+    assert (result.folder / "algo-2/opt/ml/input/data/train").readlink() == home / "data"
+    assert not Path("/tmp/mine").exists()
+
+
+def links() -> str:
+    return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+
+
+def test_namespaces_are_the_default(start: Start, home: Path) -> None:
+    result = start(home, ("src/train.py", "--hosts", "2")).wait()
+    assert result.code == 0, result.err
+    assert result.summary["local"]["isolation"] == "netns"
+    assert result.summary["plan"]["master_addr"] == "algo-1"
+    assert (result.folder / "algo-2/opt/ml/model/model.txt").read_text() == "algo-2"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_it_works_without_root(start: Start, nobodys_home: Path) -> None:
+    python = readable_python()
+    wrapper = (
+        *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
+    )
+    argv = ("src/look.py", "--hosts", "2", "--channel", "train=data", *NETNS)
+    result = start(nobodys_home, argv, wrapper=wrapper, python=python).wait()
+    assert result.code == 0, result.err
+    check_facts(facts_of(result.out))
+    assert {path.stat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_killed_without_root_it_leaves_nothing(start: Start, nobodys_home: Path) -> None:
+    wrapper = (
+        *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
+    )
+    argv = ("src/stubborn.py", "--hosts", "2", *NETNS)
+    run = start(nobodys_home, argv, wrapper=wrapper, python=readable_python())
+    run.wait_ready(2)
+    run.signal(signal.SIGKILL)
+    run.check_nothing_left()
+
+
+def readable_python() -> str:
+    """An interpreter that an unprivileged user may start, of a version that muster runs on."""
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", python, "-c"]
+        command.append("import sys; sys.exit(sys.version_info < (3, 10))")
+        if shutil.which(python) and subprocess.run(command, check=False).returncode == 0:
+            return python
+    pytest.skip("no Python here that an unprivileged user may start")
+
+
+@pytest.mark.parametrize("script", ["train.py", "stubborn.py"])
+@pytest.mark.parametrize("victim", ["", "muster.local.holder"])
+def test_killing_muster_local_or_its_holder_leaves_nothing(
+    start: Start, home: Path, script: str, victim: str
+) -> None:
+    argv = (f"src/{script}", "--hosts", "2", "--hyperparameter", "seconds=600", *NETNS)
+    run = start(home, argv)
+    run.wait_ready(2)
+    os.kill(min(run.alive(victim)) if victim else run.process.pid, signal.SIGKILL)
+    run.check_nothing_left()
+
+
+def test_an_interrupt_stops_the_scripts_in_time_and_leaves_nothing(
+    start: Start, home: Path
+) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *NETNS)
+    run = start(home, argv)
+    run.wait_ready(2)
+    began = time.monotonic()
+    run.signal(signal.SIGINT)
+    result = run.wait(10)
+    assert time.monotonic() - began < 5
+    assert result.code == 143, result.err
+    assert result.out.count("checkpoint written") == 2
+    run.check_nothing_left(limit_s=0)
+
+
+def test_an_interrupt_while_hosts_start_is_not_lost(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *NETNS)
+    run = start(home, argv)
+    wait_until(lambda: "isolation netns" in run.err, 10)
+    wait_until(lambda: len(run.alive("muster\0train")) > 0, 10)  # PID 1 without a handler yet
+    run.signal(signal.SIGINT)
+    assert run.wait(8).code == 143
+    run.check_nothing_left(limit_s=0)
+
+
+def test_two_runs_with_the_same_names_and_addresses_stay_apart(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1", *NETNS)
+    first, second = start(home, argv), start(home, argv)
+    results = first.wait(), second.wait()
+    assert [result.code for result in results] == [0, 0], results[0].err + results[1].err
+    assert results[0].summary["job"] != results[1].summary["job"]
+
+
+def test_requirements_are_installed_before_the_hosts_lose_the_network(
+    start: Start, home: Path
+) -> None:
+    make_wheel(home / "wheels", "quince", "1.0")
+    (home / "src/requirements.txt").write_text(
+        f"--no-index\n--find-links {home / 'wheels'}\nquince==1.0\n"
+    )
+    (home / "src/train.py").write_text("import quince; print('found', quince.__file__)\n")
+    result = start(home, ("src/train.py", "--hosts", "2", *NETNS)).wait()
+    assert result.code == 0, result.err
+    for number in (1, 2):
+        path = result.folder / f"algo-{number}/site/quince.py"
+        assert f"[algo-{number}:{number - 1}] found {path}" in result.out
+    assert result.err.count("Successfully installed") == 1
+
+
+def make_wheel(folder: Path, name: str, version: str) -> None:
+    folder.mkdir()
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
+
+
+def test_a_requirement_that_cannot_be_had_ends_the_run_with_101(start: Start, home: Path) -> None:
+    (home / "src/requirements.txt").write_text("--no-index\nno-such-thing-anywhere==9\n")
+    run = start(home, ("src/train.py", *NETNS))
+    result = run.wait()
+    assert result.code == 101
+    assert "InstallError" in result.err
+    run.check_nothing_left(limit_s=0)
+
+
+WITHOUT_NETWORK_NAMESPACES = (
+    *("unshare", "--user", "--map-root-user", "sh", "-c"),
+    'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"',
+    "sh",
+)
+
+
+def test_where_the_kernel_refuses_hosts_become_plain_processes(start: Start, home: Path) -> None:
+    run = start(home, ("src/train.py", "--hosts", "2"), wrapper=WITHOUT_NETWORK_NAMESPACES)
+    result = run.wait()
+    assert result.code == 0, result.err
+    assert "no namespaces here (unshare: No space left on device)" in result.err
+    assert result.summary["local"]["isolation"] == "process"
+
+
+def test_namespaces_that_were_asked_for_and_refused_are_a_usage_error(
+    start: Start, home: Path
+) -> None:
+    run = start(home, ("src/train.py", *NETNS), wrapper=WITHOUT_NETWORK_NAMESPACES)
+    result = run.wait()
+    assert result.code == 2
+    assert "--isolation netns is not possible here" in result.err
+    assert not result.folder.exists()

@@ -1,0 +1,93 @@
+"""`muster doctor`: what of this machine would hurt a job, and the command that cures each.
+
+Looking (doctor_facts) and judging (doctor_checks) are apart; this module prints. Source:
+ecosystem.md 5 item 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.commands.doctor_checks import Finding
+    from muster.commands.doctor_facts import Facts
+
+SCHEMA = 1
+_COLOURS = {"OK": "\x1b[32m", "WARN": "\x1b[33m", "FAIL": "\x1b[31m"}
+_PLAIN = "\x1b[0m"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
+    shape.add_argument(
+        "--report", action="store_true", help="print a text to paste into an issue; names no host"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings on stdout. Returns 1 when one of them would break a job, else 0."""
+    from muster.commands.doctor_checks import examine
+    from muster.commands.doctor_facts import look
+
+    facts = look(os.environ)
+    findings = examine(facts)
+    if args.json:
+        text = as_json(facts, findings)
+    elif args.report:
+        text = as_report(facts, findings)
+    else:
+        colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        text = as_text(findings, colours)
+    sys.stdout.write(text)
+    return int(any(finding.level == "FAIL" for finding in findings))
+
+
+def as_text(findings: Sequence[Finding], colours: bool) -> str:
+    """A line for each finding, two more under each that is not well, and the sum."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        colour, plain = (_COLOURS[finding.level], _PLAIN) if colours else ("", "")
+        lines.append(f"{colour}{finding.level:<4}{plain}  {finding.name:<{width}}  {finding.found}")
+        if finding.level != "OK":
+            lines.append(f"{'':{width + 8}}breaks: {finding.breaks}")
+            lines.append(f"{'':{width + 8}}cure:   {finding.cure}")
+    return "\n".join([*lines, "", summary(findings), ""])
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """`16 checks: 14 ok, 2 warnings, 0 failures`."""
+    counts = [sum(one.level == level for one in findings) for level in ("OK", "WARN", "FAIL")]
+    warnings = f"{counts[1]} warning" + "s" * (counts[1] != 1)
+    failures = f"{counts[2]} failure" + "s" * (counts[2] != 1)
+    return f"{len(findings)} checks: {counts[0]} ok, {warnings}, {failures}"
+
+
+def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
+    """`schema` grows when a key changes its meaning or goes away."""
+    import json
+
+    levels = {finding.level for finding in findings}
+    document: Mapping[str, object] = {
+        "schema": SCHEMA,
+        "muster": facts.muster,
+        "result": next((level for level in ("FAIL", "WARN") if level in levels), "OK").lower(),
+        "checks": [finding._asdict() for finding in findings],
+        "machine": facts.machine._asdict()
+        | {"interfaces": [one._asdict() for one in facts.machine.interfaces]},
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def as_report(facts: Facts, findings: Sequence[Finding]) -> str:
+    """The findings as a block of Markdown, without addresses."""
+    text = as_text(findings, colours=False)
+    for interface in facts.machine.interfaces:
+        if not interface.address.startswith("127."):
+            text = text.replace(interface.address, "x.x.x.x")
+    return f"```text\nmuster doctor {facts.muster}\n\n{text}```\n"

@@ -1,0 +1,237 @@
+"""What `muster doctor` looks at. Everything that touches the machine is here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from muster.spec.job import Settings
+from muster.spec.machine import Machine
+
+PACKAGES = ("torch", "pip", "boto3", "rich")
+TOOLS = ("torchrun", "mpirun", "ip")
+_PORTS = {  # contract.md 3.1; the first two are every job's
+    Settings().control_port: "MUSTER_CONTROL_PORT",
+    Settings().store_port: "MUSTER_STORE_PORT",
+    2222: "",
+    2223: "",
+    8000: "",
+    8890: "",
+}
+_SYSCTLS = (
+    "user/max_user_namespaces",
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+)
+_NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+_RESOLVE_S = 5.0
+_TOOL_S = 10.0
+
+
+class Names(NamedTuple):
+    """What the resolver says, and how long it took; None: no answer in time."""
+
+    own: tuple[str, ...] | None
+    localhost: tuple[str, ...] | None
+    took_s: float
+
+
+class Port(NamedTuple):
+    number: int
+    variable: str  # what moves it, "" for a port of a parameter server
+    holder: str | None
+
+
+class Limits(NamedTuple):
+    """Soft and hard limits as numbers; None: unlimited. `pids`: of the container."""
+
+    files: int | None
+    files_hard: int | None
+    processes: int | None
+    pids: int | None
+
+
+class Facts(NamedTuple):
+    """`drift_s`: how far the wall clock moved against the monotonic one while looking.
+
+    `isolation`: "" or why hosts in namespaces fail here. `fabric`: variables and files that
+    steer NCCL and gloo.
+    """
+
+    system: str
+    release: str
+    architecture: str
+    python: tuple[int, int]
+    executable: str
+    muster: str
+    machine: Machine
+    default_route: str
+    limits: Limits
+    packages: Mapping[str, str]
+    tools: Mapping[str, str]
+    mpi_version: str
+    ports: tuple[Port, ...]
+    wall_s: float
+    drift_s: float
+    names: Names
+    isolation: str
+    sysctls: Mapping[str, str]
+    nvidia_devices: int
+    fabric: Mapping[str, str]
+
+
+def look(environ: Mapping[str, str]) -> Facts:
+    """All facts of this machine; takes about half a second, most of it for namespaces."""
+    wall, monotonic = time.time(), time.monotonic()
+    linux = sys.platform == "linux"
+    tools = find_tools(environ)
+    return Facts(
+        system=platform.system(),
+        release=platform.release(),
+        architecture=platform.machine(),
+        python=sys.version_info[:2],
+        executable=sys.executable,
+        muster=_own_version(),
+        machine=_machine(environ) if linux else Machine(1, 0, 0, False, (), None, None),
+        default_route=default_route(_text("/proc/net/route")),
+        limits=_limits(),
+        packages=find_packages(PACKAGES),
+        tools=tools,
+        mpi_version=_mpi_version(tools["mpirun"], environ),
+        ports=_ports() if linux else (),
+        names=_names(),
+        isolation=_isolation(tools["ip"]) if linux else "not Linux",
+        sysctls={name: _text(f"/proc/sys/{name}").strip() for name in _SYSCTLS},
+        nvidia_devices=sum(os.path.exists(f"/dev/nvidia{number}") for number in range(16)),
+        fabric=_fabric(environ),
+        wall_s=time.time(),
+        drift_s=(time.time() - wall) - (time.monotonic() - monotonic),
+    )
+
+
+def find_packages(names: Sequence[str]) -> dict[str, str]:
+    """Versions of installed packages, which are not imported; "" for what is missing."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def find_tools(environ: Mapping[str, str]) -> dict[str, str]:
+    """Paths of tools as a job would find them: on PATH, else beside the interpreter."""
+    from muster.stage.probe import find_tool
+
+    beside = os.path.dirname(sys.executable)
+    path = os.pathsep.join([environ.get("PATH", os.defpath), beside, "/usr/sbin", "/sbin"])
+    return {name: find_tool({"PATH": path}, name) for name in TOOLS}
+
+
+def default_route(table: str) -> str:
+    """The interface of the default route in the text of /proc/net/route, or ""."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
+            return fields[0]
+    return ""
+
+
+def _own_version() -> str:
+    from muster.version import __version__
+
+    return __version__
+
+
+def _machine(environ: Mapping[str, str]) -> Machine:
+    from muster.stage.probe import probe_machine
+
+    return probe_machine(environ)
+
+
+def _limits() -> Limits:
+    from muster.stage.cgroup import Cgroups
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() == 0:
+        processes = resource.RLIM_INFINITY  # the kernel does not count root's
+    finite = [
+        None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard, processes)
+    ]
+    return Limits(*finite, Cgroups().process_limit())
+
+
+def _mpi_version(mpirun: str, environ: Mapping[str, str]) -> str:
+    if not mpirun:
+        return ""
+    from muster.stage.tools import Question
+
+    answer = Question([mpirun, "--version"], environ).answer(time.monotonic() + _TOOL_S)
+    return (answer or "").partition("\n")[0]
+
+
+def _ports() -> tuple[Port, ...]:
+    from muster.stage.network import port_holder
+
+    return tuple(Port(port, name, port_holder("", port)) for port, name in _PORTS.items())
+
+
+def _names() -> Names:
+    """Asks in a thread of its own: a broken resolver takes its time, and cannot be told a limit."""
+    import threading
+
+    from muster.stage.network import resolve
+
+    answers: dict[str, tuple[str, ...]] = {}
+
+    def ask() -> None:
+        for name in ("localhost", socket.gethostname()):
+            answers[name] = tuple(resolve(name, {}))
+
+    before = time.monotonic()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_S)
+    took = time.monotonic() - before
+    return Names(answers.get(socket.gethostname()), answers.get("localhost"), took)
+
+
+def _isolation(ip: str) -> str:
+    """Makes and ends one empty host, exactly as `muster local --isolation netns` does."""
+    if not ip:
+        return "ip is not installed"
+    import tempfile
+
+    from muster.local.hosts import why_not_isolated
+
+    with tempfile.TemporaryDirectory(prefix="muster-doctor-") as folder:
+        return why_not_isolated(folder)
+
+
+def _fabric(environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name: environ[name] for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+             if environ.get(name)}  # fmt: skip
+    for path in _NCCL_FILES:
+        lines = [line.strip() for line in _text(os.path.expanduser(path)).splitlines()]
+        settings = [line for line in lines if line and not line.startswith("#")]
+        if settings:
+            found[path] = " ".join(settings)
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
