@@ -21,6 +21,13 @@ def environ(bin_folder: Path, **more: str) -> dict[str, str]:
     return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
+def _script(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "noop.py"
+    path.write_text(_SCRIPT)
+    return path
+
+
 class TrivialJob:
     """One host, an empty script, no distribution: the cost of a launcher and nothing else."""
 
@@ -29,9 +36,7 @@ class TrivialJob:
         self._software = software
 
     def script(self) -> Path:
-        path = self._folder / "script.py"
-        path.write_text(_SCRIPT)
-        return path
+        return _script(self._folder / "code")  # alone: its folder is the job's source
 
     def bare(self) -> float:
         """`python script`, without a launcher."""
@@ -78,8 +83,7 @@ class TwoHostJob:
     def __init__(self, folder: Path, software: Software) -> None:
         self._folder = folder
         self._bin = software.development  # torchrun lies there
-        self._script = folder / "noop.py"
-        self._script.write_text(_SCRIPT)
+        self._script = _script(folder / "code")
         self._runs = 0
 
     def ours(self) -> float:

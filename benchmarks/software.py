@@ -26,14 +26,15 @@ while todo:
     seen.add(name)
     for line in installed[name].requires or ():
         if "extra ==" not in line: todo.append(plain(re.match(r"[\\w.-]+", line)[0]))
-files = set()
+files, caches = set(), set()
 for name in seen:
     for entry in installed[name].files or ():
         path = os.path.realpath(installed[name].locate_file(entry))
         stem = os.path.splitext(os.path.basename(path))[0]
-        compiled = f"{os.path.dirname(path)}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
-        files.update(one for one in (path, compiled) if os.path.isfile(one))
-print(json.dumps([sum(map(os.path.getsize, files)), sorted(seen)]))
+        caches.add(f"{os.path.dirname(path)}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc")
+        if "/__pycache__/" not in path: files.add(path)
+size = lambda paths: sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+print(json.dumps([size(files), size(caches), sorted(seen)]))
 """
 
 
@@ -48,9 +49,10 @@ class Software(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Bytes on disk, compiled modules included, of a distribution and all that it requires."""
+    """Bytes of a distribution and all that it requires; `caches`: what Python compiles of it."""
 
-    total: int
+    files: int
+    caches: int
     distributions: tuple[str, ...]
 
 
@@ -71,5 +73,5 @@ def installed_size(bin_folder: Path, distribution: str) -> Size:
         [str(bin_folder / "python"), "-I", "-c", _SIZE, distribution],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    total, names = json.loads(done.stdout)
-    return Size(total, tuple(names))
+    files, caches, names = json.loads(done.stdout)
+    return Size(files, caches, tuple(names))

@@ -25,6 +25,10 @@ from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs,
 
 NETNS = ("--isolation", "netns")
 NOBODY = 65534
+AS_NOBODY = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
+)
 Start = Callable[..., LocalRun]
 
 LOOK = """\
@@ -157,27 +161,19 @@ def test_namespaces_are_the_default(start: Start, home: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_it_works_without_root(start: Start, nobodys_home: Path) -> None:
+def test_it_works_without_root(nobodys_home: Path, start: Start) -> None:
     python = readable_python()
-    wrapper = (
-        *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-        *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
-    )
     argv = ("src/look.py", "--hosts", "2", "--channel", "train=data", *NETNS)
-    result = start(nobodys_home, argv, wrapper=wrapper, python=python).wait()
+    result = start(nobodys_home, argv, wrapper=AS_NOBODY, python=python).wait()
     assert result.code == 0, result.err
     check_facts(facts_of(result.out))
     assert {path.stat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_killed_without_root_it_leaves_nothing(start: Start, nobodys_home: Path) -> None:
-    wrapper = (
-        *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-        *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
-    )
+def test_killed_without_root_it_leaves_nothing(nobodys_home: Path, start: Start) -> None:
     argv = ("src/stubborn.py", "--hosts", "2", *NETNS)
-    run = start(nobodys_home, argv, wrapper=wrapper, python=readable_python())
+    run = start(nobodys_home, argv, wrapper=AS_NOBODY, python=readable_python())
     run.wait_ready(2)
     run.signal(signal.SIGKILL)
     run.check_nothing_left()
@@ -186,8 +182,8 @@ def test_killed_without_root_it_leaves_nothing(start: Start, nobodys_home: Path)
 def readable_python() -> str:
     """An interpreter that an unprivileged user may start, of a version that muster runs on."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", python, "-c"]
-        command.append("import sys; sys.exit(sys.version_info < (3, 10))")
+        code = "import sys; sys.exit(sys.version_info < (3, 10))"
+        command = [*AS_NOBODY, python, "-c", code]
         if shutil.which(python) and subprocess.run(command, check=False).returncode == 0:
             return python
     pytest.skip("no Python here that an unprivileged user may start")
@@ -273,7 +269,8 @@ def test_a_requirement_that_cannot_be_had_ends_the_run_with_101(start: Start, ho
     run = start(home, ("src/train.py", *NETNS))
     result = run.wait()
     assert result.code == 101
-    assert "InstallError" in result.err
+    assert "FAILED InstallError" in result.err
+    assert result.summary["outcome"]["exit_code"] == 101
     run.check_nothing_left(limit_s=0)
 
 

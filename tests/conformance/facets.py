@@ -86,7 +86,8 @@ def _script(report: Mapping[str, object], given: Mapping[str, str]) -> Iterator[
     yield "script.name", str(argv[0])
     yield "script.argv", json.dumps(argv[1:], ensure_ascii=False)
     yield "script.cwd", str(report["cwd"])
-    yield "script.stdin_is_null", str(report["stdin_is_null"])
+    for name in ("descriptors", "python", "signals", "stdin_is_null"):
+        yield f"script.{name}", str(report[name])
     for name, value in sorted(environ.items()):
         if name in _SHELL or given.get(name) == value:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -67,7 +66,7 @@ def environment(
         },
         MARK: mark,
         "CONFORMANCE_REPORTS": str(place.reports),
-        "CONFORMANCE_PYTHON": sys.executable,
+        "CONFORMANCE_PYTHON": launcher.python,
         "CONFORMANCE_PROBE": str(PROBE),
     }
 

@@ -18,6 +18,7 @@ ONE_PROCESS = [sys.executable]
 TWO_RANKS = [str(Path(sys.prefix, "bin", "torchrun")), "--standalone", "--nproc_per_node", "2"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("launcher", "ranks"), [(ONE_PROCESS, 1), (TWO_RANKS, 2)])
 def test_every_rank_reaches_the_same_good_accuracy(
     launcher: list[str], ranks: int, tmp_path: Path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +108,22 @@ def test_a_signal_stops_the_scripts_in_time_and_leaves_nothing(
     run.check_nothing_left(limit_s=0)
 
 
+@pytest.mark.parametrize("isolation", [PROCESS, ()])
+@pytest.mark.parametrize("moment", ["record in", "isolation", "all hosts share", " join "])
+def test_an_interrupt_at_any_moment_ends_the_run_cleanly(
+    start: Start, home: Path, moment: str, isolation: tuple[str, ...]
+) -> None:
+    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *isolation)
+    run = start(home, argv)
+    wait_until(lambda: moment in run.err, 10)
+    run.signal(signal.SIGINT)
+    result = run.wait(8)
+    assert result.code == 143, result.err
+    assert "Traceback" not in result.err
+    assert not result.folder.exists() or result.summary["outcome"]["result"] == "Stopped"
+    run.check_nothing_left(limit_s=0)
+
+
 def test_a_second_interrupt_kills_at_once(start: Start, home: Path) -> None:
     argv = ("src/stubborn.py", "--hosts", "2", *PROCESS)
     run = start(home, argv, environ={"MUSTER_STOP_GRACE_S": "60"})
@@ -183,6 +201,85 @@ def test_a_leader_that_is_killed_leaves_a_summary_that_says_so(start: Start, hom
     assert "hosts disagree about the end" in result.err
     assert result.summary["complete"] is False
     assert "the leader ended without a summary" in result.summary["outcome"]["headline"]
+
+
+def test_instance_groups_reach_every_host(start: Start, home: Path) -> None:
+    argv = ("src/train.py", "--instance-groups", "big:1:ml.c5.large,small:1", *PROCESS)
+    result = start(home, argv).wait()
+    assert result.code == 0, result.err
+    groups = [host["group"] for host in result.summary["hosts"]]
+    assert groups == ["big", "small"]
+
+
+def test_two_slips_in_a_distribution_are_told_together(start: Start, home: Path) -> None:
+    text = '{"torch_distribted": {"enabled": true}, "mpi": {"enabld": true}}'
+    result = start(home, ("src/train.py", "--distribution", text, *PROCESS)).wait()
+    assert result.code == 2
+    assert "did you mean 'torch_distributed'?" in result.err
+    assert "did you mean 'enabled'?" in result.err
+    assert not result.folder.exists()
+
+
+def on_a_terminal(home: Path, *argv: str, **environ: str) -> tuple[str, int]:
+    """What a terminal receives from `muster local`, and its exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(home)
+        python = sys.executable
+        command = [python, "-m", "muster", "local", *argv, "--output", "on-tty"]
+        os.execve(python, command, {**os.environ, "TERM": "xterm", **environ})
+    data = b""
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            data += piece
+    except OSError:
+        pass  # Linux says so when the other end has closed
+    os.close(terminal)
+    return data.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+SLOW = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1", *PROCESS)
+
+
+def test_a_terminal_shows_a_live_table_and_keeps_every_line(home: Path) -> None:
+    text, code = on_a_terminal(home, *SLOW)
+    assert code == 0, text
+    assert "0 running" in text
+    assert "1 running" in text
+    assert "\x1b[2m" in text  # the header's colour
+    screen = as_seen(text)
+    assert "[algo-1:0] ready on algo-1" in screen
+    assert "[algo-2:1] ready on algo-2" in screen
+    assert not [line for line in screen if "running" in line]  # the table is gone
+    assert "record" in screen[-1]
+
+
+def as_seen(text: str) -> list[str]:
+    """The lines that are left on a terminal after moves up and erasures."""
+    lines = [""]
+    for part in re.split(r"(\x1b\[\d+A|\x1b\[J|\x1b\[\d*m|\r\n|\r)", text):
+        if part.endswith("A") and part.startswith("\x1b"):
+            del lines[len(lines) - int(part[2:-1]) :]
+            lines[-1] = ""
+        elif part == "\r\n":
+            lines.append("")
+        elif part != "\r" and not part.startswith("\x1b"):
+            lines[-1] += part
+    return [line for line in lines if line]
+
+
+def test_no_color_is_respected(home: Path) -> None:
+    text, code = on_a_terminal(home, *SLOW, NO_COLOR="1")
+    assert code == 0, text
+    assert "0 running" in text
+    assert not re.search(r"\x1b\[3\dm", text)
+
+
+def test_a_dumb_terminal_gets_plain_lines(home: Path) -> None:
+    text, code = on_a_terminal(home, *SLOW, TERM="dumb")
+    assert code == 0, text
+    assert "muster local: 2 of 2 ranks running" in text
+    assert "\x1b" not in text
 
 
 def test_what_a_script_leaves_running_ends_with_the_run(start: Start, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""S08: a secret is seen by the script alone, never in logs, failure text, record or process list."""
+"""S08: only the script sees a secret; logs, failure text, record and process list do not."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.torch
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 TWO_PER_HOST = {**TORCHRUN, "sagemaker_mpi_num_of_processes_per_host": "2"}

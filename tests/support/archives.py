@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-
 Form = Literal[0, 1, 2]  # a format of tarfile
 
 

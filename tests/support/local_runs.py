@@ -107,7 +107,12 @@ class LocalRun:
 
     def wait_ready(self, hosts: int) -> None:
         """Until the script of every host says so."""
-        wait_until(lambda: self.out.count("ready on") == hosts, WAIT_S, lambda: self.err)
+
+        def ready() -> bool:
+            return self.out.count("ready on") == hosts or self.process.poll() is not None
+
+        wait_until(ready, WAIT_S, lambda: self.err)
+        assert self.process.poll() is None, self.err
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -157,7 +162,7 @@ def runs() -> Iterator[Callable[..., LocalRun]]:
     try:
         yield start
         for run in started:
-            run.wait()
+            run.process.wait(WAIT_S)
             run.check_nothing_left()
     finally:
         for run in started:

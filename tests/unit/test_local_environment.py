@@ -13,9 +13,10 @@ from muster.contract.settings import parse_addresses, parse_settings
 from muster.local import environment
 from muster.local.differences import differences
 from muster.local.environment import NETNS, PROCESS
-from muster.local.launch import Prepared, distribution_keys, make_orders, stop_limit_s, unsuitable
+from muster.local.launch import stop_limit_s
 from muster.local.network import host_address
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
+from muster.local.preparation import Prepared, distribution_keys, make_orders, unsuitable
 from muster.local.request import Group
 from muster.local.rootfs import is_below, outermost
 from muster.local.runfolder import RunFolder
@@ -128,7 +129,7 @@ def test_train_starts_where_no_file_of_the_user_can_shadow_a_module(
 ) -> None:
     request = make_request(channels={"train": "/data"})
     hosts = environment.addresses(isolation, request.host_names)
-    orders = make_orders(Prepared(request, FOLDER, isolation, hosts, {}), ("/bin/train",), {})
+    orders = make_orders(Prepared(request, FOLDER, isolation, hosts, {}), {})
     assert orders.hosts[0].cwd == cwd
     assert orders.isolated == (isolation == NETNS)
     assert orders.writable == (("/runs/x",) if orders.isolated else ())

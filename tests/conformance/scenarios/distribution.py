@@ -44,6 +44,18 @@ _SCENARIOS = (
         oracles=(PYTORCH,),
     ),
     Scenario(
+        "torchrun: Neuron graphs compiled ahead",
+        sdk(**_ON),
+        script(),
+        environ={"RUN_NEURON_PARALLEL_COMPILE": "1"},
+        tools={
+            **_RECORDED,
+            "neuron-ls": _NEURONS,
+            "neuron_parallel_compile": "os.execvp(sys.argv[1], sys.argv[1:])\n",
+        },
+        oracles=(PYTORCH,),
+    ),
+    Scenario(
         "torchrun: ranks per host as asked",
         sdk(**_ON, sagemaker_mpi_num_of_processes_per_host=2),
         script(),

@@ -1,7 +1,7 @@
 """`muster doctor`: what of this machine would hurt a job, and the command that cures each.
 
-Looking (doctor_facts) and judging (doctor_checks) are apart; this module prints. Source:
-ecosystem.md 5 item 5.
+Looking (doctor_facts) and judging (doctor_checks, doctor_software) are apart; this module prints.
+Source: ecosystem.md 5 item 5.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from muster.commands.doctor_checks import Finding
     from muster.commands.doctor_facts import Facts
+    from muster.commands.doctor_finding import Finding
 
 SCHEMA = 1
 _COLOURS = {"OK": "\x1b[32m", "WARN": "\x1b[33m", "FAIL": "\x1b[31m"}
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings on stdout. Returns 1 when one of them would break a job, else 0."""
-    from muster.commands.doctor_checks import examine
     from muster.commands.doctor_facts import look
 
     facts = look(os.environ)
@@ -45,6 +44,35 @@ def run(args: argparse.Namespace) -> int:
         text = as_text(findings, colours)
     sys.stdout.write(text)
     return int(any(finding.level == "FAIL" for finding in findings))
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, in the order in which a person would mend them."""
+    from muster.commands import doctor_checks as checks
+    from muster.commands import doctor_software as software
+
+    if facts.system != "Linux":
+        return [checks.system(facts)]
+    return [
+        check(facts)
+        for check in (
+            checks.system,
+            checks.interface,
+            checks.names,
+            checks.ports,
+            checks.shared_memory,
+            checks.open_files,
+            checks.processes,
+            checks.memory,
+            checks.clock,
+            software.torch,
+            software.mpi,
+            software.packages,
+            software.accelerators,
+            software.fabric,
+            software.isolation,
+        )
+    ]
 
 
 def as_text(findings: Sequence[Finding], colours: bool) -> str:
@@ -85,9 +113,8 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def as_report(facts: Facts, findings: Sequence[Finding]) -> str:
-    """The findings as a block of Markdown, without addresses."""
-    text = as_text(findings, colours=False)
-    for interface in facts.machine.interfaces:
-        if not interface.address.startswith("127."):
-            text = text.replace(interface.address, "x.x.x.x")
-    return f"```text\nmuster doctor {facts.muster}\n\n{text}```\n"
+    """The findings as a block of Markdown, without addresses but those of loopback."""
+    import re
+
+    text = re.sub(r"\b(?!127\.)\d+\.\d+\.\d+\.\d+\b", "x.x.x.x", as_text(findings, colours=False))
+    return f"```text\n{text}```\n"

@@ -165,10 +165,11 @@ def _limits() -> Limits:
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
         processes = resource.RLIM_INFINITY  # the kernel does not count root's
-    finite = [
-        None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard, processes)
-    ]
-    return Limits(*finite, Cgroups().process_limit())
+    return Limits(_finite(soft), _finite(hard), _finite(processes), Cgroups().process_limit())
+
+
+def _finite(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _mpi_version(mpirun: str, environ: Mapping[str, str]) -> str:
@@ -219,8 +220,8 @@ def _isolation(ip: str) -> str:
 
 
 def _fabric(environ: Mapping[str, str]) -> dict[str, str]:
-    found = {name: environ[name] for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-             if environ.get(name)}  # fmt: skip
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    found = {name: environ[name] for name in names if environ.get(name)}
     for path in _NCCL_FILES:
         lines = [line.strip() for line in _text(os.path.expanduser(path)).splitlines()]
         settings = [line for line in lines if line and not line.startswith("#")]

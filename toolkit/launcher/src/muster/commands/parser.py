@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+INTERRUPTED_EXIT_CODE = 128 + 2
+
 HELP = """\
 usage: muster COMMAND [OPTIONS]
 
@@ -91,6 +93,9 @@ def _run(name: str, rest: Sequence[str]) -> int:
         return code
     except HelpShown:
         return 0
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{prog}: interrupted\n")
+        return INTERRUPTED_EXIT_CODE
     except UsageError as error:
         fix = f"\n  {error.fix}" if error.fix else ""
         sys.stderr.write(f"{prog}: {error.message}{fix}\n")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from muster.local.orders import KILL, STOP, HostOrder, Orders, to_line
 
-PROBE_LIMIT_S = 10.0
+LIMIT_S = 10.0
 
 
 class Stream(NamedTuple):
@@ -96,7 +96,7 @@ class Hosts:
             except OSError:
                 pass
         try:
-            self._process.wait(timeout=PROBE_LIMIT_S)
+            self._process.wait(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -126,14 +126,16 @@ def why_not_isolated(folder: str) -> str:
     hosts = start_hosts(Orders(True, (trial,), writable=(folder,)))
     poll = select.poll()
     poll.register(hosts.up, select.POLLIN)
-    while poll.poll(PROBE_LIMIT_S * 1000):
-        if not hosts.hear():
-            break
-    else:
-        hosts.error = f"no answer within {PROBE_LIMIT_S:g} s"
-    hosts.close()
-    for stream in hosts.streams:
-        os.close(stream.fd)
+    try:
+        while poll.poll(LIMIT_S * 1000):
+            if not hosts.hear():
+                break
+        else:
+            hosts.error = f"no answer within {LIMIT_S:g} s"
+    finally:  # an interrupt, too
+        hosts.close()
+        for stream in hosts.streams:
+            os.close(stream.fd)
     if hosts.statuses.get(0) == 0:
         return ""
     return hosts.error or "the trial host ended early"

@@ -17,6 +17,7 @@ from muster.local.request import Request
 from muster.local.runfolder import SOURCE, RunFolder
 from muster.local.screen import Screen
 from muster.local.session import Session
+from muster.local.signals import Signals
 from muster.spec.errors import StoppedError
 from muster.spec.steps import StepResult
 
@@ -24,7 +25,7 @@ INSTALLER_STOP_S = 5.0
 ASKING = ("requirements.txt", "setup.py", "pyproject.toml")
 
 
-def provision_hosts(request: Request, folder: RunFolder, screen: Screen) -> None:
+def provision_hosts(request: Request, folder: RunFolder, screen: Screen, signals: Signals) -> None:
     """Fills every host's site folder. Does nothing when the code asks for nothing.
 
     Raises InstallError, or StoppedError when a signal or the timeout ended it.
@@ -38,7 +39,7 @@ def provision_hosts(request: Request, folder: RunFolder, screen: Screen) -> None
     sites = [folder.host(name, "site") for name in request.host_names]
     os.makedirs(code)
     unpack(os.path.join(folder.path, SOURCE), "of the source folder", code)
-    steps = _Steps(screen, request.timeout_s)
+    steps = _Steps(screen, signals, request.timeout_s)
     provision(code, sites[0], request.program, dict(os.environ), steps, _Log(screen))
     for site in sites[1:]:
         shutil.copytree(sites[0], site, symlinks=True, dirs_exist_ok=True)
@@ -61,8 +62,9 @@ class _Log:
 class _Steps:
     """`spec.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
 
-    def __init__(self, screen: Screen, timeout_s: float | None) -> None:
+    def __init__(self, screen: Screen, signals: Signals, timeout_s: float | None) -> None:
         self._screen = screen
+        self._signals = signals
         self._timeout_s = timeout_s
 
     def __call__(
@@ -71,7 +73,13 @@ class _Steps:
         order = HostOrder("install", "", tuple(argv), dict(environ), cwd, cwd, -1, -1)
         hosts = start_hosts(Orders(False, (order,)), narration=True)
         session = Session(
-            hosts, Progress(()), Tail(os.devnull), self._screen, self._timeout_s, INSTALLER_STOP_S
+            self._signals,
+            hosts,
+            Progress(()),
+            Tail(os.devnull),
+            self._screen,
+            self._timeout_s,
+            INSTALLER_STOP_S,
         )
         try:
             ending = session.run()

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from muster.local.hosts import Hosts
 from muster.local.progress import Progress, Tail
 from muster.local.screen import Screen
+from muster.local.signals import Signals
 
 TICK_S = 0.1
 READ_BYTES = 1 << 16
 DRAIN_S = 5.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
@@ -30,10 +30,11 @@ class Ending(NamedTuple):
 
 
 class Session:
-    """`stop_limit_s`: from SIGTERM until SIGKILL to a host that has not ended."""
+    """`stop_limit_s`: from SIGTERM until SIGKILL to a host."""
 
     def __init__(
         self,
+        signals: Signals,
         hosts: Hosts,
         progress: Progress,
         tail: Tail,
@@ -41,6 +42,7 @@ class Session:
         timeout_s: float | None,
         stop_limit_s: float,
     ) -> None:
+        self._signals = signals
         self._hosts = hosts
         self._progress = progress
         self._tail = tail
@@ -55,10 +57,9 @@ class Session:
 
     def run(self) -> Ending:
         """Returns once every host has ended and all its output is out."""
-        wake = _catch_signals()
         drain_until: float | None = None
         while self._up_open or self._streams:
-            self._poll_once(wake)
+            self._poll_once()
             now = time.monotonic()
             for event in self._tail.read():
                 self._progress.take(event)
@@ -71,9 +72,9 @@ class Session:
         self._end_streams()
         return self.ending
 
-    def _poll_once(self, wake: int) -> None:
+    def _poll_once(self) -> None:
         poll = select.poll()
-        poll.register(wake, select.POLLIN)
+        poll.register(self._signals.fd, select.POLLIN)
         if self._up_open:
             poll.register(self._hosts.up, select.POLLIN)
         outlets = {outlet.fd: outlet for outlet in self._screen.outlets if outlet.waiting}
@@ -83,8 +84,8 @@ class Session:
             for fd in self._streams:
                 poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(TICK_S * 1000):
-            if fd == wake:
-                self._signalled(os.read(wake, 64))
+            if fd == self._signals.fd:
+                self._signalled(self._signals.take())
             elif fd in self._streams:
                 self._read(fd)
             elif fd == self._hosts.up and self._up_open:
@@ -108,15 +109,15 @@ class Session:
             os.close(fd)
         self._streams.clear()
 
-    def _signalled(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number not in SIGNALS:
-                continue
-            name = signal.Signals(number).name
+    def _signalled(self, names: Sequence[str]) -> None:
+        for name in names:
             if self.ending.by:
                 self._kill(f"second {name}")
             else:
-                self._stop(name, f"{name}: stopping, by force after {self._stop_limit_s:g} s")
+                self._stop(
+                    name,
+                    f"{name}: stopping, by force after {self._stop_limit_s:g} s or a second {name}",
+                )
 
     def _check_times(self, now: float) -> None:
         if self._timeout_at is not None and now > self._timeout_at and not self.ending.by:
@@ -135,15 +136,3 @@ class Session:
         self.ending = self.ending._replace(killed=True)
         self._screen.say(f"muster local: {why}: killing all hosts")
         self._hosts.kill()
-
-
-def _catch_signals() -> int:
-    """A descriptor that tells of every signal; one that the caller has us ignore stays ignored."""
-    wake, wake_up = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wake_up, False)
-    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda caught, frame: None)
-    return wake

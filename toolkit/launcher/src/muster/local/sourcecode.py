@@ -8,7 +8,7 @@ user's folder. Source: sdk-and-local-mode.md 1.1, protocol.md 12.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from muster.commands.arguments import UsageError
 from muster.local.runfolder import RUNS
@@ -19,14 +19,20 @@ LEFT_OUT = frozenset({RUNS, "__pycache__", ".git", ".hg", ".svn", "node_modules"
 ENVIRONMENT_MARK = "pyvenv.cfg"  # a folder with it is a virtual environment
 
 
-def pack(source_dir: str, archive: str, run_folder: str) -> None:
-    """Writes the archive. Raises UsageError when the folder is too large to be code."""
+def pack(
+    source_dir: str, archive: str, run_folder: str, check: Callable[[], None] = lambda: None
+) -> None:
+    """Writes the archive, calling `check` before each file.
+
+    Raises UsageError when the folder is too large to be code.
+    """
     import tarfile
 
     os.makedirs(os.path.dirname(archive), exist_ok=True)
     size = count = 0
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path in find_files(source_dir, run_folder):
+            check()
             size += os.path.getsize(path)
             count += 1
             if size > MAX_BYTES or count > MAX_FILES:

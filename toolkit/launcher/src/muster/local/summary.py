@@ -108,8 +108,7 @@ def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
         if end.ending.killed:
             text += f": all hosts were killed after {end.ending.by}"
         result = "Stopped" if end.ending.by else "Failed"
-        outcome = {"result": result, "exit_code": exit_code(end), "headline": text}
-        document = {"schema": SCHEMA, "job": job, "outcome": outcome, "complete": False}
+        document = incomplete(job, result, exit_code(end), text)
     document["local"] = {
         "isolation": end.isolation,
         "seconds": round(end.seconds, 3),
@@ -119,11 +118,22 @@ def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
         "killed": end.ending.killed,
         "hosts": [{"host": host.name, "status": host.status} for host in end.hosts],
     }
+    write(path, document)
+    return document
+
+
+def incomplete(job: str, result: str, code: int, headline: str) -> dict[str, object]:
+    """The summary of a run whose leader wrote none."""
+    outcome = {"result": result, "exit_code": code, "headline": headline}
+    return {"schema": SCHEMA, "job": job, "outcome": outcome, "complete": False}
+
+
+def write(path: str, document: Mapping[str, object]) -> None:
+    """Writes it whole or not at all."""
     fresh = f"{path}.new"
     with open(fresh, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
     os.replace(fresh, path)
-    return document
 
 
 def _read(path: str) -> dict[str, object] | None:

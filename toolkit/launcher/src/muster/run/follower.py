@@ -16,7 +16,7 @@ from muster.run import wire
 from muster.run.identity import PROTOCOL, Identity
 from muster.run.link import Frames, Session
 from muster.run.loop import Loop, Timer
-from muster.run.messages import Message, ToLeader
+from muster.run.messages import Message, ToLeader, WireError
 from muster.spec.deadlines import Deadlines
 
 CONNECT_S = 5.0
@@ -137,7 +137,7 @@ class Follower:
     def _challenged(self, attempt: _Attempt, fields: list[object]) -> None:
         name, protocol, nonce = fields
         if name != "challenge" or protocol != PROTOCOL or not isinstance(nonce, str):
-            raise wire.WireError("no challenge of this protocol")
+            raise WireError("no challenge of this protocol")
         mine = os.urandom(wire.NONCE_BYTES)
         me = self._identity
         attempt.parts = (bytes.fromhex(nonce), mine, str(me.position).encode())
@@ -165,17 +165,17 @@ class Follower:
     def _welcomed(self, attempt: _Attempt, fields: list[object]) -> None:
         name, proof, key, heard = fields
         if name != "welcome" or not isinstance(proof, str) or not isinstance(key, str):
-            raise wire.WireError("no welcome")
+            raise WireError("no welcome")
         secret = self._identity.secret
         fresh = not self._key
         job_key = bytes.fromhex(key) if fresh else self._key
         if fresh and len(job_key) != wire.KEY_BYTES:
-            raise wire.WireError("no key")
+            raise WireError("no key")
         if fresh and secret:
             job_key = wire.masked(job_key, secret, *attempt.parts)
         prover = (secret or job_key) if fresh else job_key
         if not wire.equal(wire.derive(prover, "leader", *attempt.parts).hex(), proof):
-            raise wire.WireError("a proof that does not fit: it is not the leader of this job")
+            raise WireError("a proof that does not fit: it is not the leader of this job")
         self._key = job_key
         self._attempt = None
         self.address = attempt.address
@@ -316,4 +316,4 @@ class _Attempt:
             else:
                 self._follower._welcomed(self, fields)
         except (TypeError, ValueError) as error:
-            raise wire.WireError("a malformed handshake") from error
+            raise WireError("a malformed handshake") from error

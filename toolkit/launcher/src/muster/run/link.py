@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 
 from muster.run.loop import Loop
-from muster.run.messages import Message, from_wire, to_wire
-from muster.run.wire import Opener, Sealer, WireError, decode, encode
+from muster.run.messages import Message, WireError, from_wire, to_wire
+from muster.run.wire import Opener, Sealer, decode, encode
 
 READ_BYTES = 1 << 16
 

@@ -87,7 +87,7 @@ class Documents(NamedTuple):
     input_data_config: Mapping[str, object]
     hyperparameters: Mapping[str, object]  # the user's own, decoded
     framework_parameters: Mapping[str, object]  # sagemaker_* keys outside the fixed list
-    fixed_parameters: Mapping[str, object] = {}  # noqa: RUF012 - never written to; the fixed list
+    fixed_parameters: Mapping[str, object] = {}
 
 
 class Job(NamedTuple):
@@ -113,7 +113,7 @@ class Job(NamedTuple):
     deadlines: Deadlines
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-    origins: Mapping[str, str] = {}  # noqa: RUF012 - never written to
+    origins: Mapping[str, str] = {}
 
 
 class Program(NamedTuple):

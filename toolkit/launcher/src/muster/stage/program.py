@@ -65,6 +65,8 @@ def is_package(code_dir: str, name: str) -> bool:
     if os.path.isfile(os.path.join(code_dir, "setup.py")):
         return True
     text = _text_of(os.path.join(code_dir, "pyproject.toml"))
+    if not text:
+        return False  # what follows compiles expressions, which a plain job need not pay for
     project = _table(text, "project")
     if _table(text, "build-system") is None and (
         project is None or os.path.isfile(os.path.join(code_dir, name))

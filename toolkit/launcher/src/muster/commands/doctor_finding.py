@@ -1,0 +1,31 @@
+"""One line of `muster doctor`, and how it is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
+
+
+class Finding(NamedTuple):
+    """What was found, and unless all is well what it breaks and the command that cures it."""
+
+    name: str
+    level: str
+    found: str
+    breaks: str = ""
+    cure: str = ""
+
+
+def fine(name: str, found: str) -> Finding:
+    return Finding(name, OK, found)
+
+
+def warn(name: str, found: str, breaks: str, cure: str) -> Finding:
+    """Something that some jobs would run into."""
+    return Finding(name, WARN, found, breaks, cure)
+
+
+def fail(name: str, found: str, breaks: str, cure: str) -> Finding:
+    """Something that breaks jobs of a common kind."""
+    return Finding(name, FAIL, found, breaks, cure)

@@ -1,0 +1,113 @@
+"""What `muster doctor` makes of tools, packages, devices and settings; pure like doctor_checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.commands.doctor_facts import Facts
+from muster.commands.doctor_finding import Finding, fail, fine, warn
+
+_NAMESPACE_SWITCHES = (  # the value that forbids, and the command that allows
+    ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+    ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+
+
+def torch(facts: Facts) -> Finding:
+    version = facts.packages.get("torch", "")
+    install = f"{facts.executable} -m pip install torch"
+    if not version:
+        return warn("torch", "not installed", "every distribution option but mpi", install)
+    if not facts.tools.get("torchrun"):
+        found = f"{version}, without the program torchrun"
+        return warn("torch", found, "scripts that call torchrun", f"{install} --force-reinstall")
+    if facts.machine.gpus and "+cpu" in version:
+        found = f"{version}, on a machine with {facts.machine.gpus} GPUs"
+        return warn("torch", found, "training on GPUs", f"{install} --force-reinstall")
+    return fine("torch", version)
+
+
+def mpi(facts: Facts) -> Finding:
+    version = facts.mpi_version
+    cure = "sudo apt-get install -y openmpi-bin"
+    if not facts.tools.get("mpirun"):
+        return warn("mpirun", "not installed", "mpi, pytorchddp and smdistributed", cure)
+    if "Open MPI" in version and any(f" {number}." in version for number in ("4.1", "5.0")):
+        return fine("mpirun", version)
+    found = version or "does not say its version"
+    return warn("mpirun", found, "mpi: only Open MPI 4.1 and 5.0 are tested", cure)
+
+
+def packages(facts: Facts) -> Finding:
+    have = {name: facts.packages.get(name, "") for name in ("pip", "boto3", "rich")}
+    found = ", ".join(f"{name} {version or 'missing'}" for name, version in have.items())
+    if not have["pip"]:
+        cure = f"{facts.executable} -m ensurepip --upgrade"
+        return warn("packages", found, "requirements.txt, and packages of the user's code", cure)
+    if not have["boto3"]:
+        cure = f"{facts.executable} -m pip install boto3"
+        return warn("packages", found, "code at s3:// addresses", cure)
+    return fine("packages", found)
+
+
+def accelerators(facts: Facts) -> Finding:
+    name, machine = "accelerators", facts.machine
+    breaks = "the number of processes per host"
+    if machine.gpus is None:
+        cure = "sudo nvidia-smi -pm 1; if that hangs too, restart the machine"
+        return warn(name, "nvidia-smi does not answer", breaks, cure)
+    if machine.neurons is None:
+        cure = "sudo modprobe -r neuron && sudo modprobe neuron"
+        return warn(name, "neuron-ls does not answer", breaks, cure)
+    if facts.nvidia_devices and not machine.gpus:
+        found = f"{facts.nvidia_devices} NVIDIA devices, but nvidia-smi shows none"
+        return warn(name, found, "training on GPUs", "docker run --gpus all ...")
+    parts = [f"{machine.gpus} GPUs"] if machine.gpus else []
+    parts += [f"{machine.neurons} Neuron cores"] if machine.neurons else []
+    parts += ["EFA"] if machine.efa else []
+    found = ", ".join(parts) or "nothing else: ranks run on the CPU"
+    return fine(name, f"{machine.cpus} CPUs, {found}")
+
+
+def fabric(facts: Facts) -> Finding:
+    """NCCL takes an interface that is not there, and a forgotten file, without a word."""
+    here = [one.name for one in facts.machine.interfaces]
+    for name, value in facts.fabric.items():
+        if name.endswith("_IFNAME") and not _meets(name, value, here):
+            found = f"{name}={value}, but here are {', '.join(here) or 'none'}"
+            breaks = "every job of several ranks: muster never overrides your setting"
+            return fail("fabric", found, breaks, f"unset {name}")
+        if not name.endswith("_IFNAME"):
+            found = f"{name} says {value}"
+            return warn("fabric", found, "NCCL in every job", f"sudo mv {name} {name}.off")
+    settings = ", ".join(f"{name}={value}" for name, value in facts.fabric.items())
+    return fine("fabric", settings or "no setting of yours for NCCL or gloo")
+
+
+def _meets(variable: str, value: str, here: Sequence[str]) -> bool:
+    """gloo wants names; NCCL beginnings, names after `=`, and after `^` what it must not take."""
+    nccl = variable.startswith("NCCL")
+    if nccl and value.startswith("^"):
+        return True
+    wanted = [text for text in value.lstrip("=").split(",") if text]
+    if not nccl or value.startswith("="):
+        return any(text in here for text in wanted)
+    return any(name.startswith(text) for name in here for text in wanted)
+
+
+def isolation(facts: Facts) -> Finding:
+    name, reason = "namespaces", facts.isolation
+    if not reason:
+        return fine(name, "hosts of `muster local` can be isolated")
+    cure = "muster local --isolation process, or docker run --privileged ..."
+    for switch, forbids, command in _NAMESPACE_SWITCHES:
+        if facts.sysctls.get(switch) == forbids:
+            cure = command
+    if not facts.tools.get("ip"):
+        cure = "sudo apt-get install -y iproute2"
+    return warn(name, reason, "`muster local --isolation netns`", cure)
