@@ -36,9 +36,11 @@ test-long: $(STAMP) ## fuzz, soak, full matrices
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON
 	@$(BIN)/python -m benchmarks.launcher
 
-lock: ## make constraints/dev.txt anew from dev.in
-	@cd constraints && ../$(BIN)/uv pip compile --quiet dev.in --universal --python-version 3.10 --no-annotate \
-	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file dev.txt
+lock: ## make constraints/*.txt anew from their .in files
+	@cd constraints && for name in dev incumbent torchx; do \
+	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	    --output-file $$name.txt || exit 1; done
 
 clean: ## remove what set-up and runs left in the checkout
 	@rm -rf .venv .cache muster-runs dist build

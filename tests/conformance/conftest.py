@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.isolated import why_not
 from tests.conformance.launchers import OURS, launcher
 from tests.conformance.scenario import BARE
 from tests.conformance.suite import Suite
@@ -26,6 +27,7 @@ def suite(
         values = getattr(item, "callspec", None)
         if values is not None and "scenario" in values.params:
             scenario, oracle = values.params["scenario"], values.params["oracle"]
-            runs.start([(scenario, oracle), (scenario, OURS)])
+            if not (scenario.isolated and why_not()):
+                runs.start([(scenario, oracle), (scenario, OURS)])
     yield runs
     runs.close()

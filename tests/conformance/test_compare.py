@@ -55,3 +55,15 @@ def test_stars_match_and_brackets_are_plain_text() -> None:
     assert judge([Difference("env.SM_HOSTS", '["a1"]', "x")], [rule], BARE) == ((), ())
     other = Difference("env.SM_HOSTS", "a", "x")
     assert judge([other], [rule], BARE).unmeant == (other,)
+
+
+def test_what_a_script_saw_is_compared_only_where_both_ran_it() -> None:
+    theirs = {"script.runs": "0", "exit": "1"}
+    ours = {"script.runs": "1", "exit": "1", "env.SM_HOSTS": "[]", "script.argv": "[]"}
+    assert [one.key for one in differences(theirs, ours)] == ["script.runs"]
+
+
+def test_what_a_script_saw_is_compared_host_by_host() -> None:
+    theirs = {"algo-1/script.runs": "1", "algo-2/script.runs": "0", "algo-1/env.A": "1"}
+    ours = {"algo-1/script.runs": "1", "algo-2/script.runs": "1", "algo-2/env.A": "1"}
+    assert [one.key for one in differences(theirs, ours)] == ["algo-1/env.A", "algo-2/script.runs"]

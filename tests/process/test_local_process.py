@@ -222,20 +222,24 @@ def test_two_slips_in_a_distribution_are_told_together(start: Start, home: Path)
 
 def on_a_terminal(home: Path, *argv: str, **environ: str) -> tuple[str, int]:
     """What a terminal receives from `muster local`, and its exit code."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(home)
-        python = sys.executable
-        command = [python, "-m", "muster", "local", *argv, "--output", "on-tty"]
-        os.execve(python, command, {**os.environ, "TERM": "xterm", **environ})
-    data = b""
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            data += piece
-    except OSError:
-        pass  # Linux says so when the other end has closed
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "muster", "local", *argv, "--output", "on-tty"]
+    with subprocess.Popen(
+        command,
+        cwd=home,
+        env={**os.environ, "TERM": "xterm", **environ},
+        stdout=other_end,
+        stderr=other_end,
+    ) as process:
+        os.close(other_end)
+        data = b""
+        try:
+            while piece := os.read(terminal, 1 << 16):
+                data += piece
+        except OSError:
+            pass  # Linux says so when the other end has closed
     os.close(terminal)
-    return data.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return data.decode(), process.returncode
 
 
 SLOW = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1", *PROCESS)

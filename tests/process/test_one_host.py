@@ -297,3 +297,15 @@ def test_a_process_that_is_not_ours_survives(cluster: Make) -> None:
         import os
 
         os.kill(agent, signal.SIGKILL)
+
+
+def test_a_training_function_of_the_image_owns_the_job(cluster: Make) -> None:
+    job = cluster("raise SystemExit('the program is not what runs')", hosts=1)
+    hooks = job.folder / "hooks"
+    hooks.mkdir()
+    (hooks / "toolkit.py").write_text(
+        "import sys\ndef main():\n    print('mine')\n    sys.exit(3)\n"
+    )
+    job.environ.update(SAGEMAKER_TRAINING_MODULE="toolkit:main", PYTHONPATH=str(hooks))
+    result = job.run()["algo-1"]
+    assert (result.code, result.out) == (3, "mine\n")

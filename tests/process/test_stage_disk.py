@@ -99,4 +99,4 @@ def test_a_read_only_code_folder_is_named(base: Path, archive: Path) -> None:
     assert (
         lines[0]
         == f"SourceError: the code folder {base}/code cannot be written: Read-only file system"
-    )  # noqa: E501
+    )

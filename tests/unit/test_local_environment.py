@@ -17,7 +17,7 @@ from muster.local.launch import stop_limit_s
 from muster.local.network import host_address
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
 from muster.local.preparation import Prepared, distribution_keys, make_orders, unsuitable
-from muster.local.request import Group
+from muster.local.request import MAX_HOSTS, Group
 from muster.local.rootfs import is_below, outermost
 from muster.local.runfolder import RunFolder
 from tests.support.local_runs import make_request
@@ -106,10 +106,10 @@ def test_the_scripts_arguments_travel_whole() -> None:
 
 
 def test_every_host_has_an_address_of_its_own() -> None:
-    names = [f"algo-{number}" for number in range(1, 251)]
+    names = [f"algo-{number}" for number in range(1, MAX_HOSTS + 1)]
     for isolation in (NETNS, PROCESS):
         found = environment.addresses(isolation, names)
-        assert len(set(found.values())) == 250
+        assert len(set(found.values())) == MAX_HOSTS
     assert all(address.startswith("127.") for address in found.values())
     assert not {"127.0.0.1", "127.0.1.1"} & set(found.values())
     assert host_address(0) == "10.77.0.1"

@@ -92,7 +92,7 @@ def test_instance_groups_give_the_number_of_hosts(project: Path) -> None:
         (["train.py", "--env", "1A=b"], "not the name of a variable"),
         (["train.py", "--distribution", "{oops"], "not JSON"),
         (["train.py", "--hosts", "2", "--instance-groups", "a:1"], "disagrees"),
-        (["train.py", "--instance-groups", "a:200,b:200"], "400 hosts are more than 250"),
+        (["train.py", "--instance-groups", "a:200,b:200"], "400 hosts are more than 100"),
         (["train.py", "--processes-per-host", "2"], "needs a --distribution"),
     ],
 )

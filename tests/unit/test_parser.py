@@ -57,7 +57,7 @@ def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> Non
         (["--hlep"], "did you mean --help?"),
         (["train.py"], "muster local train.py"),
         (["local", "t.py", "--host", "2"], "did you mean --hosts?"),
-        (["local", "t.py", "--hosts", "two"], "--hosts: expected a whole number from 1 to 250"),
+        (["local", "t.py", "--hosts", "two"], "--hosts: expected a whole number from 1 to 100"),
         (["local", "t.py", "--isolation", "netn"], "did you mean netns?"),
         (["local"], "SCRIPT is missing"),
         (["local", "t.py", "--timeout", "-1"], "--timeout"),

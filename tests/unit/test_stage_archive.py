@@ -7,6 +7,8 @@ import gzip
 import io
 import lzma
 import os
+import random
+import shutil
 import stat
 import subprocess
 import sys
@@ -262,3 +264,29 @@ def test_loading_the_module_loads_no_archive_module() -> None:
 def test_detect_reads_no_more_than_it_is_given() -> None:
     assert detect("größe = 1\n".encode() * 60) == "text"
     assert detect(b"\0" * 512) == "unknown data"
+
+
+@pytest.mark.promise("S07")
+def test_mutated_archives_end_in_a_refusal_or_inside_the_folder(tmp_path: Path) -> None:
+    """400 archives of the corpus with random bytes in their headers, checksums made right."""
+    chance = random.Random(7)
+    originals = [tar_bytes(case.entries) for case in HOSTILE.values()]
+    for _ in range(400):
+        data = bytearray(chance.choice(originals)[:20_480])
+        for _ in range(chance.randint(1, 5)):
+            data[chance.randrange(min(len(data), 4096))] = chance.randrange(256)
+        for start in range(0, len(data), 512):
+            block = data[start : start + 512]
+            total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+            if any(block):
+                data[start + 148 : start + 156] = b"%06o\0 " % total
+        (tmp_path / "x.tar.gz").write_bytes(gzip.compress(data, 1))
+        inside = tmp_path / "a" / "tree"
+        inside.mkdir(parents=True)
+        try:
+            unpack(str(tmp_path / "x.tar.gz"), "x", str(inside))
+        except SourceError:
+            pass
+        assert os.listdir(tmp_path / "a") == ["tree"]
+        shutil.rmtree(tmp_path / "a")
+        assert os.listdir(tmp_path) == ["x.tar.gz"]

@@ -25,6 +25,14 @@ _LEVELS = {
 }
 
 
+def names_program(environ: Mapping[str, str], fixed: Mapping[str, object]) -> bool:
+    """Whether anything names an entry point."""
+    script = environ.get("SM_ENTRY_SCRIPT", "null")
+    return bool(environ.get("SAGEMAKER_PROGRAM") or fixed.get("sagemaker_program")) or (
+        script not in ("", "null")
+    )
+
+
 def find_program(
     environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings
 ) -> str:

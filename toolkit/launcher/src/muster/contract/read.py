@@ -35,6 +35,7 @@ from muster.contract.program import (
     find_source,
 )
 from muster.contract.settings import ALLOW_CONFLICTS, flag, parse_addresses, parse_settings
+from muster.contract.training_module import find_training_function
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines, parse_deadlines
 from muster.spec.distribution import Distribution, Single
@@ -69,8 +70,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
     paths = find_paths(environ, findings)
     resource, hosts, read, inputs = _read_files(paths, findings)
     parameters = read or Hyperparameters({}, {}, {}, {})
-    # without hyperparameters the absence of a program says nothing
-    program = "" if read is None else find_program(environ, parameters.fixed, findings)
+    function = find_training_function(environ, findings)
+    program = ""
+    # without hyperparameters the absence of a program says nothing, nor does it beside a function
+    if read is not None and (not function or names_program(environ, parameters.fixed)):
+        program = find_program(environ, parameters.fixed, findings)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
     distribution = choose_distribution(parameters, conflicts, findings)
     check_texts(parameters.fixed, findings)
@@ -101,6 +105,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         environ=environ,
         warnings=tuple(findings.warnings),
         origins=findings.origins,
+        function=function,
     )
 
 

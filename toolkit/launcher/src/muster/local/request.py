@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 
-MAX_HOSTS = 250
+MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

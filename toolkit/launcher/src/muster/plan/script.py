@@ -8,6 +8,12 @@ from __future__ import annotations
 from muster.spec.job import Program, Staged
 
 
+_CALL = (
+    "import functools, importlib, sys; module, function = sys.argv[1:]; "
+    "functools.reduce(getattr, function.split('.'), importlib.import_module(module))()"
+)
+
+
 def script_argv(staged: Staged) -> tuple[str, ...]:
     """What runs in the code folder; names stay relative to it, so all hosts run equal lines."""
     program = staged.program
@@ -15,6 +21,8 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
         return (staged.python, program.name, *program.arguments)
     if program.kind == "module":
         return (staged.python, "-m", program.name, *program.arguments)
+    if program.kind == "function":
+        return (staged.python, "-c", _CALL, *program.name.split(":"))
     if program.kind != "command":
         raise ValueError(f"no kind of program is called {program.kind!r}")
     if program.name.endswith(".sh"):
@@ -23,7 +31,7 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
 
 
 def is_python(program: Program) -> bool:
-    return program.kind in ("script", "module")
+    return program.kind in ("script", "module", "function")
 
 
 def agreed_argv(staged: Staged, base: str) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ class Job(NamedTuple):
     folder, `source` where the code comes from ("" for the code folder itself). `arguments` are
     the script's own, in order. `warnings` are lines for the log, found while reading. `origins`
     says where values came from ("program" -> "variable SAGEMAKER_PROGRAM"), for `muster plan`.
+    `function`: `module:function` that owns the job in place of the program, or "".
     """
 
     id: str
@@ -114,13 +115,15 @@ class Job(NamedTuple):
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     origins: Mapping[str, str] = {}
+    function: str = ""
 
 
 class Program(NamedTuple):
     """The user's program once its code lies in `code_dir`.
 
-    `kind`: "script" (`python NAME`), "module" (`python -m NAME`) or "command" (`sh NAME` for
-    shell scripts, else the file itself). `packaged`: a package was installed for it.
+    `kind`: "script" (`python NAME`), "module" (`python -m NAME`), "command" (`sh NAME` for
+    shell scripts, else the file itself) or "function" (`module:function` is called without
+    arguments). `packaged`: a package was installed for it.
     """
 
     kind: str

@@ -96,13 +96,20 @@ def _attempt(
 ) -> None:
     left = max(1.0, deadline - time.monotonic())
     client = _client(environ, min(retries.connect_s, left), min(retries.read_s, left))
-    answer = client.get_object(Bucket=bucket, Key=key)
-    short = shortage(os.path.dirname(path), int(answer["ContentLength"]))
-    if short:
-        raise _no_space(path, short)
+    try:
+        answer = client.get_object(Bucket=bucket, Key=key)
+        short = shortage(os.path.dirname(path), int(answer["ContentLength"]))
+        if short:
+            raise _no_space(path, short)
+        _save(answer["Body"], path, deadline)
+    finally:
+        client.close()
+
+
+def _save(body: Any, path: str, deadline: float) -> None:
     try:
         with open(path, "wb") as file:
-            for chunk in answer["Body"].iter_chunks(_CHUNK):
+            for chunk in body.iter_chunks(_CHUNK):
                 file.write(chunk)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{file.tell()} bytes had come when the time was over")
@@ -111,7 +118,7 @@ def _attempt(
             raise _no_space(path, "the disk is full") from error
         raise
     finally:
-        answer["Body"].close()
+        body.close()
 
 
 def _client(environ: Mapping[str, str], connect_s: float, read_s: float) -> Any:

@@ -98,15 +98,18 @@ class JobWork:
         job = self._job
         self._oom_before = oom_kills()
         environ = {k: v for k, v in job.environ.items() if k not in OURS_ALONE}
-        program = fetch(job, self._log)
-        program = install(program, environ, job.settings, run, self._log)
+        if job.function:  # it fetches, installs and runs whatever it likes
+            program = Program("function", job.function, job.paths.code, ())
+        else:
+            program = fetch(job, self._log)
+            program = install(program, environ, job.settings, run, self._log)
         machine = probe_machine(environ)
         several = len(job.cluster.hosts) > 1
         self._staged = Staged(
             program,
             sys.executable,
             self._rank_environment(environ, machine, program),
-            code_hash(program) if several else "",
+            code_hash(program) if several and not job.function else "",
         )
         return self._facts(machine, leader_address)
 
