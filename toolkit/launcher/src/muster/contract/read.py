@@ -33,6 +33,7 @@ from muster.contract.program import (
     find_log_level,
     find_program,
     find_source,
+    names_program,
 )
 from muster.contract.settings import ALLOW_CONFLICTS, flag, parse_addresses, parse_settings
 from muster.contract.training_module import find_training_function

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from muster.spec.job import Program, Staged
 
-
 _CALL = (
     "import functools, importlib, sys; module, function = sys.argv[1:]; "
     "functools.reduce(getattr, function.split('.'), importlib.import_module(module))()"
