@@ -227,7 +227,7 @@ def test_a_rank_that_ignores_the_stop_is_killed_and_named(cluster: Make) -> None
     job.signal("algo-1")
     result = job.wait(10)["algo-1"]
     assert result.code == 143
-    assert result.first_line == ("StoppedError: 1 of 1 ranks did not stop in time (algo-1 rank 0)")
+    assert result.first_line == ("StoppedError: 1 of 1 ranks did not stop in 0.5 s (algo-1 rank 0)")
 
 
 def test_a_shell_script_s_child_gets_the_stop_too(cluster: Make) -> None:

@@ -25,7 +25,7 @@ from tests.support.steps import LogLines
 BUCKET = "sagemaker-us-west-2-111122223333"
 LOCATION = f"s3://{BUCKET}/job/source/sourcedir.tar.gz"
 REDACTED = "s3://sagemaker-us-west-2-************/job/source/sourcedir.tar.gz"
-QUICK = Retries(attempts=3, total_s=20, pause_s=0.05, connect_s=2, read_s=0.5)
+QUICK = Retries(attempts=3, total_s=60, pause_s=0.05, connect_s=5, read_s=10)
 
 
 @pytest.fixture(scope="module")
@@ -174,19 +174,21 @@ def answer(status: str, body: bytes = b"", length: int | None = None) -> bytes:
     )
 
 
+SILENCE = 30.0
 BUSY = answer("503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
 
 
 @pytest.mark.promise("F56")
 @pytest.mark.parametrize(
     "trouble",
-    [BUSY, None, 10.0, answer("200 OK", b"half", length=8)],
+    [BUSY, None, SILENCE, answer("200 OK", b"half", length=8)],
     ids=["503", "reset", "silence", "cut short"],
 )
 def test_what_passes_is_tried_again(trouble: Script, tmp_path: Path) -> None:
     log = LogLines()
     with Server(trouble, trouble, answer("200 OK", b"whole")) as server:
-        download(LOCATION, str(tmp_path / "x"), server.environ, log, QUICK)
+        read_s = 1.0 if trouble == SILENCE else QUICK.read_s
+        download(LOCATION, str(tmp_path / "x"), server.environ, log, QUICK._replace(read_s=read_s))
         assert server.connections == 3
     assert (tmp_path / "x").read_bytes() == b"whole"
     assert [line.split(" error=")[0] for line in log.lines] == [

@@ -174,3 +174,9 @@ def test_differences_of_plain_processes_are_named(word: str) -> None:
     request = make_request(channels={"train": "/data"})
     assert any(word in sentence for sentence in differences(request, PROCESS))
     assert not any("/tmp" in sentence for sentence in differences(request, NETNS))
+
+
+def test_ranks_share_the_processors_unless_the_user_says_otherwise() -> None:
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert host_environ(PROCESS, {})["OMP_NUM_THREADS"] == str(share)
+    assert host_environ(PROCESS, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"

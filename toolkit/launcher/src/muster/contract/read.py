@@ -35,7 +35,13 @@ from muster.contract.program import (
     find_source,
     names_program,
 )
-from muster.contract.settings import ALLOW_CONFLICTS, flag, parse_addresses, parse_settings
+from muster.contract.settings import (
+    ALLOW_CONFLICTS,
+    flag,
+    parse_addresses,
+    parse_settings,
+    script_arguments,
+)
 from muster.contract.training_module import find_training_function
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines, parse_deadlines
@@ -81,7 +87,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""
-    arguments = to_argv(parameters.user)
+    arguments = to_argv(parameters.user) + script_arguments(environ, findings)
     check_arguments(arguments, findings)
     cluster = _cluster(environ, hosts, parameters, distribution, findings)
     settings = parse_settings(environ, findings)

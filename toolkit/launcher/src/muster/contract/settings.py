@@ -13,6 +13,7 @@ MIN_SECRET_BYTES = 16
 PREFIX = "MUSTER_"
 ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
 ADDRESSES = "MUSTER_HOST_ADDRESSES"
+SCRIPT_ARGUMENTS = "MUSTER_SCRIPT_ARGUMENTS"
 KNOWN = (
     "MUSTER_CONTROL_PORT",
     "MUSTER_STORE_PORT",
@@ -26,6 +27,7 @@ KNOWN = (
     "MUSTER_INSTALL_TARGET",
     ALLOW_CONFLICTS,
     "MUSTER_OVERSUBSCRIBE",
+    SCRIPT_ARGUMENTS,
     *map(variable, RANGES),
 )
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
@@ -54,6 +56,22 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         what = f"the store port is {settings.store_port} too"
         findings.problem("MUSTER_CONTROL_PORT", what, "give each its own port")
     return settings
+
+
+def script_arguments(environ: Mapping[str, str], findings: Findings) -> tuple[str, ...]:
+    """Arguments behind those of the hyperparameters (`muster local SCRIPT -- ...`)."""
+    text = environ.get(SCRIPT_ARGUMENTS)
+    if not text:
+        return ()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        what = f"expected a JSON list of strings, got {short(text)}"
+        findings.problem(SCRIPT_ARGUMENTS, what, 'such as ["--epochs", "3"], or unset it')
+        return ()
+    return tuple(value)
 
 
 def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:

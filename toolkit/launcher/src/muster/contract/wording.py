@@ -49,7 +49,7 @@ def failure_block(outcome: Outcome, masker: Masker) -> str:
         return printable(masker.mask("\n".join(lines)))
     first = outcome.first
     lines = [f"FAILED {outcome.headline}"] if first is None else _of_rank(first)
-    if outcome.detail and (first is None or outcome.detail.strip() not in first.tail):
+    if outcome.detail:
         lines += [f"  {line}" for line in outcome.detail.rstrip().splitlines()]
     if outcome.fix:
         lines.append(f"Fix: {outcome.fix}")
@@ -66,8 +66,6 @@ def _of_rank(first: RankFailure) -> list[str]:
         lines.append(first.note)
     if first.summary:
         lines.append(f"rank {first.rank} ended: {describe_status(first.status)}")
-    if first.log:
-        lines.append(f"log: {first.log}")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.local.environment import PROCESS
+from muster.local.environment import PROCESS, threads_per_rank
 from muster.local.request import Request
 
 
@@ -21,7 +21,11 @@ def differences(request: Request, isolation: str) -> list[str]:
         found.append("hosts reach one another and nothing else: no internet, no S3")
         if request.channels:
             found.append("channels are read-only")
-    found.append("all hosts share this machine's processors, memory and devices")
+    threads = threads_per_rank(request)
+    found.append(
+        "all hosts share this machine's processors, memory and devices: "
+        f"{threads} thread{'s' * (threads > 1)} for each rank (OMP_NUM_THREADS)"
+    )
     if request.arguments:
         found.append("arguments behind -- do not exist there: use hyperparameters")
     return found

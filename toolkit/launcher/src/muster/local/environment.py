@@ -106,8 +106,15 @@ def host_environ(
         environ.update(HOME=rootfs.HOME, TMPDIR="/tmp")
     else:
         environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
+    environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
     environ.update(request.environ)
     return environ
+
+
+def threads_per_rank(request: Request) -> int:
+    """Processors for each rank: all hosts share this machine's, and each would take all of them."""
+    ranks = request.hosts * (request.processes_per_host or 1)
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:

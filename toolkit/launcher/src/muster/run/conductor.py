@@ -106,18 +106,20 @@ class Conductor:
         if all(p.joined for p in self._peers):
             self._progress_at = now + PROGRESS_S
 
-    def left_before_ready(self, host: int) -> None:
+    def left_before_ready(self, host: int, now: float) -> None:
         """A connection closed before the ready barrier: the place is free again."""
         self._peers[host] = _Peer()
+        self._try_to_decide(now)
 
     def suspect(self, host: int, now: float) -> None:
         """The host's connection ended without a leave."""
         if self._peers[host].suspect_s is None:
             self._peers[host].suspect_s = now
 
-    def recovered(self, host: int) -> None:
-        """The host is back."""
+    def recovered(self, host: int, now: float) -> None:
+        """The host is back. The others may have ended meanwhile."""
         self._peers[host].suspect_s = None
+        self._try_to_decide(now)
 
     def lost(self, host: int, last_heard: float, why: str, now: float) -> None:
         """The host will not come back."""
@@ -125,9 +127,10 @@ class Conductor:
         if peer.lost or self.outcome is not None:
             return
         since = peer.suspect_s if peer.suspect_s is not None else last_heard
+        missed = since if peer.suspect_s is not None else last_heard + self._deadlines.heartbeat_s
         peer.lost = True
         peer.suspect_s = None
-        if not self._stopped_by or since <= self._stop_s:
+        if not self._stopped_by or missed <= self._stop_s:
             self._losses.append(Loss(self.names[host], since, why))
         self._begin_stop(f"lost {self.names[host]}", external=False, now=now)
         self._try_to_decide(now)
@@ -291,7 +294,14 @@ class Conductor:
             if peer.ended is not None
             for end in peer.ended.ranks
         ]
-        self.outcome = decide(self._failures, self._losses, self._troubles, self._stopped_by, ends)
+        self.outcome = decide(
+            self._failures,
+            self._losses,
+            self._troubles,
+            self._stopped_by,
+            ends,
+            self._deadlines.stop_grace_s,
+        )
         self._orders.append(Order(None, Verdict(self.outcome)))
 
     def _say_who_is_missing(self) -> None:

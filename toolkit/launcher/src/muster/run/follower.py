@@ -63,13 +63,12 @@ class Follower:
         self._attempt: _Attempt | None = None
         self._retry_s = FIRST_RETRY_S
         self._last_error = "its name does not resolve"
-        self._join_by = 0.0
         self._back_by: float | None = None
         self._over = False
 
     def join(self, limit_s: float) -> None:
         """Tries every address of the leader until it is admitted or the time is over."""
-        self._join_by = time.monotonic() + limit_s
+        self._loop.after(limit_s, self._give_up)
         self._next_address()
 
     def send(self, message: ToLeader) -> None:
@@ -89,16 +88,20 @@ class Follower:
     def _next_address(self) -> None:
         if self._over:
             return
-        if time.monotonic() >= self._join_by:
-            self._over = True
-            self._events.leader_unreachable(self._last_error)
-            return
         if self._addresses:
             self._try(self._addresses.pop(0))
             return
         self._resolve(self._resolved)
 
+    def _give_up(self) -> None:
+        """The time to join is over, also when a name server or a connection still hangs."""
+        if not self._key and not self._over:
+            self.close()
+            self._events.leader_unreachable(self._last_error)
+
     def _resolved(self, addresses: Sequence[str]) -> None:
+        if self._over:
+            return
         self._addresses = list(addresses)
         if self._addresses:
             self._next_address()
@@ -195,7 +198,11 @@ class Follower:
         echo = self._session.take(payload)
         if echo is None or echo[0] != "e":
             return
-        sent, leader_now = float(echo[2]), float(echo[3])  # type: ignore[arg-type]
+        try:
+            _, _, sent, leader_now = echo
+            sent, leader_now = float(sent), float(leader_now)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise WireError("a malformed answer to a heartbeat") from error
         now = time.monotonic()
         if now - sent <= self._best_rtt_s * 1.5:
             self._best_rtt_s = min(self._best_rtt_s, now - sent)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PROTOCOL = 1
+SHOWN = 200  # characters of a value that hosts disagree on
 
 
 class Identity(NamedTuple):
@@ -41,5 +42,5 @@ def disagreement(mine: Mapping[str, str], theirs: Mapping[str, str], me: str, th
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
         if a != b:
-            return f"{them} has {name} {b}, {me} has {a}"
+            return f"{them} has {name[:SHOWN]} {str(b)[:SHOWN]}, {me} has {a[:SHOWN]}"
     return ""

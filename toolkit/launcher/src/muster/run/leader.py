@@ -15,7 +15,7 @@ from muster.run import wire
 from muster.run.identity import PROTOCOL, Hello, Identity, disagreement
 from muster.run.link import Frames, Session
 from muster.run.loop import Loop, Timer
-from muster.run.messages import ToHost, ToLeader
+from muster.run.messages import ToHost, ToLeader, WireError
 from muster.spec.deadlines import Deadlines
 from muster.spec.errors import ClusterError
 
@@ -64,7 +64,7 @@ class Leader:
         self._admits = admits
         self._key = os.urandom(wire.KEY_BYTES)
         self._peers: dict[int, _Peer] = {}
-        self._pending: set[_Handshake] = set()
+        self._pending: dict[_Handshake, None] = {}  # the oldest first
         self._listener: socket.socket | None = None
         self._closed = False
 
@@ -83,7 +83,7 @@ class Leader:
             ) from error
         listener.setblocking(False)
         self._listener = listener
-        self._accept_again()
+        self._loop.watch(listener.fileno(), self._accept)
         self._loop.after(self._sweep_s, self._sweep)
 
     def send(self, host: int, message: ToHost) -> None:
@@ -127,33 +127,32 @@ class Leader:
             sock, (address, _) = self._listener.accept()
         except OSError:
             return
+        if len(self._pending) >= PENDING_LIMIT:
+            # Whoever waits longest goes, so that idle connections cannot keep a host out.
+            idle = (one for one in self._pending if not one.said_hello)
+            self._drop(next(idle, next(iter(self._pending))))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = _Handshake(self, self._loop, sock, address)
-        self._pending.add(handshake)
+        self._pending[handshake] = None
         handshake.timer = self._loop.after(HANDSHAKE_S, lambda: self._drop(handshake))
-        if len(self._pending) >= PENDING_LIMIT:
-            self._loop.forget(self._listener.fileno())
+        handshake.begin()
 
     def _drop(self, handshake: _Handshake) -> None:
         handshake.frames.close()
         self._done_with(handshake)
 
     def _done_with(self, handshake: _Handshake) -> None:
-        self._pending.discard(handshake)
+        self._pending.pop(handshake, None)
         if handshake.timer is not None:
             handshake.timer.cancel()
-        self._accept_again()
-
-    def _accept_again(self) -> None:
-        if self._listener is not None and len(self._pending) < PENDING_LIMIT:
-            self._loop.watch(self._listener.fileno(), self._accept)
 
     def _hello(self, handshake: _Handshake, fields: list[object]) -> None:
         """Checks who it is; whoever is not of this job is dropped without a word."""
         hello = _parse_hello(fields, self._identity, self._names)
-        if hello is None:
+        if hello is None or handshake.said_hello:
             self._drop(handshake)
             return
+        handshake.said_hello = True
         parts = (handshake.nonce, bytes.fromhex(hello.nonce), str(hello.position).encode())
         if hello.resume:
             self._resume(handshake, hello, parts)
@@ -182,6 +181,8 @@ class Leader:
         key = wire.masked(self._key, secret, *parts) if secret else self._key
         proof = wire.derive(secret or self._key, "leader", *parts)
         handshake.frames.send(["welcome", proof.hex(), key.hex(), 0])
+        if handshake.frames.closed:
+            return
         replaced = self._peers.get(hello.position)
         if replaced is not None:
             replaced.session.detach()
@@ -203,9 +204,11 @@ class Leader:
         if peer is None or not wire.equal(proof.hex(), hello.proof):
             self._drop(handshake)
             return
-        peer.session.detach()
         answer = wire.derive(self._key, "leader", *parts)
         handshake.frames.send(["welcome", answer.hex(), "", peer.session.received])
+        if handshake.frames.closed:
+            return
+        peer.session.detach()
         self._connect(handshake, peer, hello.position, parts, hello.received)
         if peer.suspect_s is not None:
             peer.suspect_s = None
@@ -223,9 +226,11 @@ class Leader:
 
     def _payload(self, peer: _Peer, payload: list[object]) -> None:
         beat = peer.session.take(payload)
-        if beat is not None and beat[0] == "h" and peer.session.frames is not None:
-            now = time.monotonic()
-            peer.session.frames.send(["e", peer.session.received, beat[2], now])
+        if beat is None or beat[0] != "h" or peer.session.frames is None:
+            return
+        if len(beat) != 3 or not isinstance(beat[2], float):
+            raise WireError("a malformed heartbeat")
+        peer.session.frames.send(["e", peer.session.received, beat[2], time.monotonic()])
 
     def _ended(self, host: int, peer: _Peer) -> None:
         peer.session.frames = None
@@ -267,6 +272,7 @@ class _Handshake:
         self.address = address
         self.nonce = os.urandom(wire.NONCE_BYTES)
         self.timer: Timer | None = None
+        self.said_hello = False
         self.frames = Frames(
             loop,
             sock,
@@ -275,6 +281,8 @@ class _Handshake:
             lambda fields: leader._hello(self, fields),
             lambda _why: leader._done_with(self),
         )
+
+    def begin(self) -> None:
         self.frames.send(["challenge", PROTOCOL, self.nonce.hex()])
 
 

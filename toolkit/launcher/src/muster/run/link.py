@@ -38,7 +38,7 @@ class Frames:
         self.on_end = on_end
         self._loop = loop
         self._out = bytearray()
-        self._closed = False
+        self.closed = False
         sock.setblocking(False)
         loop.watch(sock.fileno(), self._ready)
 
@@ -49,22 +49,22 @@ class Frames:
 
     def send(self, message: list[object]) -> None:
         """Queues one message; what the socket takes now leaves now."""
-        if self._closed:
+        if self.closed:
             return
         self._out += self.sealer.frame(encode(message))
         self._flush()
 
     def close(self) -> None:
         """Closes without calling `on_end`."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._loop.forget(self.sock.fileno())
             self.sock.close()
 
     def _ready(self, events: int) -> None:
         if events & select.EPOLLOUT:
             self._flush()
-        if not self._closed and events & ~select.EPOLLOUT:
+        if not self.closed and events & ~select.EPOLLOUT:
             self._read()
 
     def _flush(self) -> None:
@@ -76,7 +76,7 @@ class Frames:
         except OSError as error:
             self._end(error.strerror or str(error))
             return
-        if not self._closed:
+        if not self.closed:
             self._loop.watch(self.sock.fileno(), self._ready, write=bool(self._out))
 
     def _read(self) -> None:
@@ -92,7 +92,7 @@ class Frames:
             return
         self.opener.feed(data)
         try:
-            while not self._closed:
+            while not self.closed:
                 payload = self.opener.next()
                 if payload is None:
                     return
@@ -101,7 +101,7 @@ class Frames:
             self._end(f"it sent {error}")
 
     def _end(self, why: str) -> None:
-        if not self._closed:
+        if not self.closed:
             self.close()
             self.on_end(why)
 
@@ -151,7 +151,7 @@ class Session:
                 self._take_message(int(number), int(heard), fields)  # type: ignore[call-overload]
                 return None
             self._forget(int(payload[1]))  # type: ignore[call-overload]
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise WireError("a malformed frame") from error
         return payload
 

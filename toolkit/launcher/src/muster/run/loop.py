@@ -42,6 +42,7 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._running = False
+        self._closed = False
         self.watch(self._wake_r, self._drain_wake)
 
     @property
@@ -71,12 +72,14 @@ class Loop:
         return timer
 
     def post(self, call: Callable[[], None]) -> None:
-        """Calls soon, on the loop's thread; safe from any thread."""
+        """Calls soon, on the loop's thread; safe from any thread, and nothing after `close`."""
+        if self._closed:
+            return
         self._posted.append(call)
         try:
             os.write(self._wake_w, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups already
+        except OSError:
+            pass  # the pipe is full of wake-ups already, or has just been closed
 
     def stop(self) -> None:
         self._running = False
@@ -96,6 +99,7 @@ class Loop:
                     handler(events)
 
     def close(self) -> None:
+        self._closed = True
         self._poll.close()
         os.close(self._wake_r)
         os.close(self._wake_w)

@@ -6,12 +6,19 @@ The leader's own host uses the same messages, without a network in between.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 from muster.spec.machine import HostFacts
-from muster.spec.outcome import Outcome, RankFailure, outcome_from_json, outcome_to_json
+from muster.spec.outcome import (
+    Failed,
+    Outcome,
+    RankFailure,
+    outcome_from_json,
+    outcome_to_json,
+)
 
 FACTS_PER_FRAME = 100
+JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
 
 
 class WireError(Exception):
@@ -19,11 +26,13 @@ class WireError(Exception):
 
 
 class RankEnd(NamedTuple):
-    """How one rank of a host ended. `forced`: it had to be killed at the end of its grace."""
+    """How one rank of a host ended. `stopped`: after a signal of ours; `forced`: it had to be
+    killed at the end of its grace."""
 
     rank: int
     status: int
     duration_s: float
+    stopped: bool
     forced: bool
 
 
@@ -112,7 +121,9 @@ ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # 
 ToHost = Union[FactsPart, Go, Stop, Verdict, Leave]  # noqa: UP007
 Message = Union[ToLeader, ToHost]  # noqa: UP007
 
-_PLAIN = {kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, Stop, Leave)}
+_PLAIN: Mapping[str, type[Any]] = {
+    kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, Stop, Leave)
+}
 
 
 def to_wire(message: Message) -> list[object]:
@@ -127,25 +138,25 @@ def from_wire(fields: list[Any]) -> Message:
     name, *values = fields
     try:
         if isinstance(name, str) and name in _PLAIN:
-            return _PLAIN[name](*values)
+            plain: Message = _typed(_PLAIN[name], values)
+            return plain
         if name == "Verdict":
-            return Verdict(outcome_from_json(values[0]))
+            (outcome,) = values
+            return Verdict(_outcome(outcome))
         if name == "StagedHost":
-            return StagedHost(HostFacts(*values[0]))
+            (facts,) = values
+            return StagedHost(_typed(HostFacts, facts))
         if name == "FactsPart":
-            part, parts, hosts = values
-            facts = tuple(HostFacts(*host) for host in hosts)
-            return FactsPart(int(part), int(parts), facts)
+            return _facts_part(*values)
         if name == "Report":
             failures, trouble = values
-            return Report(_failures(failures), trouble and Trouble(*trouble))
+            told = None if trouble is None else _typed(Trouble, trouble)
+            return Report(_failures(failures), told)
         if name == "HostEnded":
-            ranks, failures, phases = values
-            ends = tuple(RankEnd(*rank) for rank in ranks)
-            return HostEnded(ends, _failures(failures), phases)
-    except (TypeError, ValueError, IndexError) as error:
+            return _host_ended(*values)
+    except (TypeError, ValueError) as error:
         raise WireError(f"a {name} with wrong fields") from error
-    raise WireError(f"an unknown message {name!r}")
+    raise WireError("an unknown message")
 
 
 def facts_parts(facts: tuple[HostFacts, ...]) -> list[FactsPart]:
@@ -154,5 +165,57 @@ def facts_parts(facts: tuple[HostFacts, ...]) -> list[FactsPart]:
     return [FactsPart(i, len(chunks), chunk) for i, chunk in enumerate(chunks)]
 
 
+def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
+    """The beginning of the text, or its end, as far as it takes that many bytes of JSON."""
+    import json
+
+    while (excess := len(json.dumps(text)) - 2 - limit_bytes) > 0:
+        cut = -(-excess // JSON_BYTES_PER_CHARACTER)
+        text = text[cut:] if keep_end else text[:-cut]
+    return text
+
+
+_CHECKED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_Values = TypeVar("_Values", bound=tuple)  # type: ignore[type-arg]  # any of the classes above
+
+
+def _typed(kind: type[_Values], values: Any) -> _Values:
+    """The value of JSON fields. Raises TypeError for a plain field that has not its type."""
+    made = kind(*_list_of(values))
+    for value, annotation in zip(made, kind.__annotations__.values(), strict=True):
+        types = _CHECKED.get(getattr(annotation, "__forward_arg__", annotation))
+        if types is not None and type(value) not in types:
+            raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
+    return made
+
+
+def _list_of(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError("not a list")
+    return values
+
+
+def _facts_part(part: Any, parts: Any, hosts: Any) -> FactsPart:
+    facts = tuple(_typed(HostFacts, host) for host in _list_of(hosts))
+    made = _typed(FactsPart, [part, parts, facts])
+    if not 0 <= made.part < made.parts:
+        raise ValueError("a part that does not exist")
+    return made
+
+
+def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
+    ends = tuple(_typed(RankEnd, rank) for rank in _list_of(ranks))
+    if not isinstance(phases, dict) or not all(type(s) in (int, float) for s in phases.values()):
+        raise TypeError("durations that are no numbers")
+    return HostEnded(ends, _failures(failures), phases)
+
+
 def _failures(values: Any) -> tuple[RankFailure, ...]:
-    return tuple(RankFailure(*value) for value in values)
+    return tuple(_typed(RankFailure, value) for value in _list_of(values))
+
+
+def _outcome(values: Any) -> Outcome:
+    made = outcome_from_json(_list_of(values))
+    if isinstance(made, Failed) and made.first is not None:
+        made = made._replace(first=_typed(RankFailure, list(made.first)))
+    return _typed(type(made), list(made))

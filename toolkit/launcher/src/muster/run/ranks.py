@@ -266,7 +266,13 @@ class HostRanks:
             return
         self._over = True
         ends = tuple(
-            RankEnd(rank.slot.rank, rank.wrapped.status or 0, _took(rank), rank.killed)
+            RankEnd(
+                rank.slot.rank,
+                rank.wrapped.status or 0,
+                _took(rank),
+                rank.signalled_s is not None and rank.ended_s >= rank.signalled_s,
+                rank.killed,
+            )
             for rank in self._ranks
             if rank.wrapped is not None and rank.wrapped.ended
         )

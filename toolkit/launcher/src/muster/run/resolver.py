@@ -13,13 +13,13 @@ def in_background(
 ) -> None:
     """Calls `look_up` on a thread of its own and `done` with its answer on the loop's thread.
 
-    An error of the look-up counts as no answer.
+    An error of the look-up counts as no answer: a name that no resolver takes raises ValueError.
     """
 
     def run() -> None:
         try:
             answer: Sequence[str] = look_up()
-        except OSError:
+        except (OSError, ValueError):
             answer = ()
         loop.post(lambda: done(answer))
 

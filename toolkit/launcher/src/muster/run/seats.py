@@ -63,6 +63,7 @@ class LeaderSeat:
         self._names = tuple(host.name for host in cluster.hosts)
         self._ended: dict[int, HostEnded] = {}
         self._addresses: dict[int, Sequence[str]] = {}
+        self._asked: dict[int, list[tuple[str, Callable[[bool], None]]]] = {}
         self._released = False
         self._began_s = time.monotonic()
         helpers = sorted(set(range(len(cluster.hosts))) - set(cluster.distribution))
@@ -124,7 +125,7 @@ class LeaderSeat:
     # what the listening end tells
 
     def peer_joined(self, host: int) -> None:
-        self._log("join", f"{self._names[host]} joined", position=host)
+        self._say("join", f"{self._names[host]} joined", position=host)
         self._recorder.event("joined", peer=self._names[host])
         self._conductor.joined(host, time.monotonic())
         self._carry_out()
@@ -142,21 +143,28 @@ class LeaderSeat:
         self._carry_out()
 
     def peer_suspect(self, host: int) -> None:
-        self._log("channel", f"the connection of {self._names[host]} ended", level="WARNING")
+        self._say("channel", f"the connection of {self._names[host]} ended", level="WARNING")
         self._conductor.suspect(host, time.monotonic())
 
     def peer_recovered(self, host: int) -> None:
-        self._log("channel", f"{self._names[host]} is back")
-        self._conductor.recovered(host)
+        self._say("channel", f"{self._names[host]} is back")
+        self._conductor.recovered(host, time.monotonic())
+        self._carry_out()
 
     def peer_freed(self, host: int) -> None:
-        self._log("join", f"{self._names[host]} left before the start", level="WARNING")
-        self._conductor.left_before_ready(host)
+        self._say("join", f"{self._names[host]} left before the start", level="WARNING")
+        self._conductor.left_before_ready(host, time.monotonic())
+        self._carry_out()
 
     def peer_lost(self, host: int, last_heard: float, why: str) -> None:
-        self._log("channel", f"lost {self._names[host]}: {why}", level="ERROR")
+        self._say("channel", f"lost {self._names[host]}: {why}", level="ERROR")
         self._conductor.lost(host, last_heard, why, time.monotonic())
         self._carry_out()
+
+    def _say(self, component: str, text: str, level: str = "INFO", **facts: object) -> None:
+        """A line about another host; none once this host has said its last (protocol.md 8)."""
+        if not self._released:
+            self._log(component, text, level=level, **facts)
 
     def _listener(self) -> Leader:
         from muster.run.leader import Leader  # hashing and sockets: only for several hosts
@@ -169,20 +177,28 @@ class LeaderSeat:
         if not self._post.checks_names or address in self._addresses.get(host, ()):
             done(True)
             return
+        asked = self._asked.setdefault(host, [])
+        asked.append((address, done))
+        if len(asked) > 1:
+            return  # one look-up of a name at a time, however many say that they are that host
         from muster.run.resolver import in_background
 
         def resolved(addresses: Sequence[str]) -> None:
             self._addresses[host] = addresses
-            if address not in addresses:
-                self._log(
-                    "join",
-                    f"refused {address}: it says it is {self._names[host]}, whose name resolves "
-                    f"to {', '.join(addresses) or 'nothing'}",
-                    level="WARNING",
-                )
-            done(address in addresses)
+            for address, done in self._asked.pop(host):
+                if address not in addresses:
+                    self._say_refused(host, address, addresses)
+                done(address in addresses)
 
         in_background(self._loop, lambda: self._post.resolve(self._names[host]), resolved)
+
+    def _say_refused(self, host: int, address: str, addresses: Sequence[str]) -> None:
+        self._say(
+            "join",
+            f"refused {address}: it says it is {self._names[host]}, whose name resolves "
+            f"to {', '.join(addresses) or 'nothing'}",
+            level="WARNING",
+        )
 
     def _carry_out(self) -> None:
         for note in self._conductor.notes:

@@ -43,20 +43,21 @@ def decide(
     troubles: Sequence[Trouble],
     stopped_by: str,
     ends: Sequence[tuple[str, RankEnd]],
+    grace_s: float,
 ) -> Outcome:
     """The outcome of the job once nothing of it runs any more.
 
     `stopped_by`: who asked from outside, when that came before any failure. `ends`: every rank
-    that ended, with its host.
+    that ended, with its host. `grace_s`: what a stop from outside left them.
     """
     first = first_failure(failures)
     loss = min(losses, key=lambda loss: loss.at_s, default=None)
     if loss is not None and (
         first is None or first.peer_lost or first.signalled or loss.at_s <= first.at_s
     ):
-        return lost_host(loss, stopped=len(ends))
+        return lost_host(loss, stopped=sum(end.stopped for _, end in ends))
     if stopped_by:
-        return Stopped(stopped_by, _forced_headline(ends))
+        return Stopped(stopped_by, _forced_headline(ends, grace_s))
     if troubles:
         return from_trouble(troubles[0], len(troubles) - 1)
     if first is not None:
@@ -107,9 +108,8 @@ def _from_rank(
         code,
         headline,
         _fix(first),
-        first.tail,
-        first,
-        stopped_ranks=sum(end.rank not in failed for _, end in ends),
+        first=first,
+        stopped_ranks=sum(end.stopped and end.rank not in failed for _, end in ends),
         also_failed=also,
     )
 
@@ -118,8 +118,8 @@ def _fix(first: RankFailure) -> str:
     if first.note:
         return "use a smaller batch or model per rank, or an instance with more memory"
     if first.tail:
-        where = f"; all of its output: {first.log}" if first.log else ""
-        return f"the error of rank {first.rank} stands below{where}"
+        where = f"; all that it wrote: {first.log}" if first.log else ""
+        return f"see the last lines of rank {first.rank}{where}"
     return "the script wrote nothing to its error stream; run it with `muster local` to watch it"
 
 
@@ -142,13 +142,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _forced_headline(ends: Sequence[tuple[str, RankEnd]]) -> str:
+def _forced_headline(ends: Sequence[tuple[str, RankEnd]], grace_s: float) -> str:
     forced = [(host, end) for host, end in ends if end.forced]
     if not forced:
         return ""
     named = ", ".join(f"{host} rank {end.rank}" for host, end in forced[:NAMED_LIMIT])
     rest = len(forced) - NAMED_LIMIT
     return (
-        f"StoppedError: {len(forced)} of {len(ends)} ranks did not stop in time "
+        f"StoppedError: {len(forced)} of {len(ends)} ranks did not stop in {grace_s:g} s "
         f"({named}{f' and {rest} more' if rest > 0 else ''})"
     )

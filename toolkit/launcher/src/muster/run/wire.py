@@ -39,7 +39,7 @@ def encode(message: list[object]) -> bytes:
 def decode(payload: bytes) -> list[object]:
     """The message of a payload. Raises WireError unless it is a JSON list that names its kind."""
     try:
-        message = json.loads(payload)
+        message = json.loads(payload, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise WireError("not JSON") from error
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
@@ -55,7 +55,7 @@ def derive(key: bytes, purpose: str, *parts: bytes) -> bytes:
 
 def equal(expected: str, given: str) -> bool:
     """Compares proofs without telling by its time where they differ."""
-    return hmac.compare_digest(expected.encode(), given.encode())
+    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
 
 
 def masked(key: bytes, secret: bytes, *parts: bytes) -> bytes:
@@ -119,6 +119,10 @@ class Opener:
                 raise WireError("a frame with a wrong keyed hash")
             self._sequence += 1
         return payload
+
+
+def _refused(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _mac(key: bytes, direction: bytes, sequence: int, payload: bytes) -> bytes:

@@ -47,6 +47,7 @@ def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
                 "local_rank": slots[end.rank].local_rank if end.rank in slots else None,
                 "status": end.status,
                 "seconds": end.duration_s,
+                "stopped": end.stopped,
                 "forced": end.forced,
             }
             for host, end in ending.ranks

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from muster.run.supervise import Output
     from muster.spec.steps import StepRunner
 
-# Never handed to a rank, a launcher or an installer (protocol.md 2).
-OURS_ALONE = ("MUSTER_JOB_SECRET",)
+# Never handed to a rank, a launcher or an installer: the job secret is among them (protocol.md
+# 2), and a `train` or `muster local` started by a script is to be a job of its own.
+OURS_ALONE = "MUSTER_"
 
 
 class JobWork:
@@ -97,7 +98,7 @@ class JobWork:
 
         job = self._job
         self._oom_before = oom_kills()
-        environ = {k: v for k, v in job.environ.items() if k not in OURS_ALONE}
+        environ = {k: v for k, v in job.environ.items() if not k.startswith(OURS_ALONE)}
         if job.function:  # it fetches, installs and runs whatever it likes
             program = Program("function", job.function, job.paths.code, ())
         else:

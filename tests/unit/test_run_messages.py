@@ -1,0 +1,188 @@
+"""Messages between hosts: each survives the wire, and nothing malformed becomes one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.run import messages as m
+from muster.run import wire
+from muster.run.link import Session
+from muster.spec.machine import HostFacts
+from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+
+FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3.11.7")
+FAILURE = RankFailure("algo-2", 5, -6, 12.5, "ValueError: x", "tail\n", True, False, "/log", "note")
+TROUBLE = m.Trouble("ConfigError", 100, "what", "fix", "detail")
+END = m.RankEnd(rank=5, status=0, duration_s=1.25, stopped=False, forced=False)
+EXAMPLES: list[m.Message] = [
+    m.StagedHost(FACTS),
+    m.Ready("d1gest"),
+    m.Registered(8),
+    m.Report((FAILURE,)),
+    m.Report((), TROUBLE),
+    m.Stopping("SIGTERM"),
+    m.HostEnded((END, END), (FAILURE,), {"stage": 0.5, "watch": 2}),
+    m.FactsPart(0, 2, (FACTS, FACTS)),
+    m.Go(),
+    m.Stop(True, "SIGTERM on algo-2"),
+    m.Verdict(Succeeded()),
+    m.Verdict(Stopped("SIGTERM")),
+    m.Verdict(Failed(1, "headline", "fix", "detail", FAILURE, 3, 2)),
+    m.Verdict(Failed(102, "headline", "fix")),
+    m.Leave(),
+]
+
+
+def over_the_wire(message: m.Message) -> m.Message:
+    return m.from_wire(json.loads(json.dumps(m.to_wire(message))))
+
+
+def test_every_kind_of_message_has_an_example() -> None:
+    assert {type(message) for message in EXAMPLES} == set(get_args(m.Message))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: m.Message) -> None:
+    again = over_the_wire(message)
+    assert again == message
+    assert type(again) is type(message)
+    inner: Any = again
+    if isinstance(inner, m.HostEnded):
+        assert isinstance(inner.ranks[0], m.RankEnd)
+        assert isinstance(inner.failures[0], RankFailure)
+    if isinstance(inner, m.FactsPart):
+        assert isinstance(inner.hosts[0], HostFacts)
+    if isinstance(inner, m.Verdict) and isinstance(inner.outcome, Failed) and inner.outcome.first:
+        assert isinstance(inner.outcome.first, RankFailure)
+
+
+def spoiled(fields: list[Any]) -> list[list[Any]]:
+    """The message with a field too few, one too many, and each field of another kind."""
+    found = [fields[:-1], [*fields, 1]] if len(fields) > 1 else [[*fields, 1]]
+    for i in range(1, len(fields)):
+        for other in (None, {}, [[]], "x", 1.5, True, -1):
+            found.append([*fields[:i], other, *fields[i + 1 :]])
+        if isinstance(fields[i], list):
+            for inner in spoiled(["", *fields[i]]):
+                found.append([*fields[:i], inner[1:], *fields[i + 1 :]])
+    return found
+
+
+@pytest.mark.promise("S03")
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_malformed_fields_are_refused_or_make_a_whole_message(message: m.Message) -> None:
+    """Whatever is not refused can be sent on: it has the types that the rest relies on."""
+    refused = 0
+    for fields in spoiled(json.loads(json.dumps(m.to_wire(message)))):
+        try:
+            got = m.from_wire(fields)
+        except m.WireError:
+            refused += 1
+            continue
+        assert over_the_wire(got) == got
+        check_types(got)
+    assert refused
+
+
+def check_types(value: Any) -> None:
+    kinds = {"int": int, "float": (int, float), "str": str, "bool": bool}
+    for name, declared in type(value).__annotations__.items():
+        field, annotation = getattr(value, name), getattr(declared, "__forward_arg__", declared)
+        if annotation in kinds:
+            assert isinstance(field, kinds[annotation]), (value, name)
+            assert annotation == "bool" or not isinstance(field, bool), (value, name)
+        elif isinstance(field, tuple) and hasattr(field, "_fields"):
+            check_types(field)
+        elif isinstance(field, tuple):
+            for item in field:
+                check_types(item)
+
+
+@pytest.mark.promise("S03")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["Nonsense"],
+        ["Report"],
+        ["Verdict", ["Nobody"]],
+        ["Verdict", []],
+        ["FactsPart", 2, 2, []],
+        ["FactsPart", -1, 2, []],
+        ["FactsPart", 0, 0, []],
+        ["HostEnded", [], [], []],
+        ["HostEnded", [], [], {"stage": "long"}],
+        ["_PLAIN"],
+        ["__class__"],
+    ],
+    ids=repr,
+)
+def test_what_is_no_message_is_refused(fields: list[Any]) -> None:
+    with pytest.raises(m.WireError):
+        m.from_wire(fields)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=12,
+)
+names = st.sampled_from([type(message).__name__ for message in EXAMPLES])
+
+
+@pytest.mark.promise("S03")
+@given(names, st.lists(json_values, max_size=4))
+def test_any_json_is_a_message_or_refused(name: str, values: list[object]) -> None:
+    try:
+        got = m.from_wire([name, *values])
+    except m.WireError:
+        return
+    assert type(got).__name__ == name
+
+
+@pytest.mark.promise("S03")
+@given(st.lists(json_values, max_size=5), st.sampled_from(["m", "h", "e", "x"]))
+def test_any_json_is_taken_by_a_session_or_refused(values: list[object], kind: str) -> None:
+    try:
+        Session(lambda message: None).take([kind, *values])
+    except m.WireError:
+        pass
+
+
+@pytest.mark.parametrize("number", [1e999, -1e999, "9" * 5000, None, [], {}])
+def test_a_number_that_is_none_is_refused(number: object) -> None:
+    session = Session(lambda message: None)
+    for payload in (["m", number, 0, ["Go"]], ["m", 1, number, ["Go"]], ["h", number]):
+        with pytest.raises(m.WireError):
+            session.take(payload)
+
+
+@pytest.mark.parametrize("hosts", [1, 99, 100, 101, 1000])
+def test_facts_of_a_thousand_hosts_fit_frames(hosts: int) -> None:
+    facts = tuple(
+        FACTS._replace(position=i, code_hash="c" * 64, interface="eth0123456789ab")
+        for i in range(hosts)
+    )
+    parts = m.facts_parts(facts)
+    assert [part.part for part in parts] == list(range(len(parts)))
+    assert {part.parts for part in parts} == {len(parts)}
+    assert tuple(host for part in parts for host in part.hosts) == facts
+    for part in parts:
+        wire.encode(["m", 10**9, 10**9, m.to_wire(part)])
+
+
+@given(st.text(), st.integers(0, 60), st.booleans())
+def test_a_shortened_text_fits_and_keeps_the_end_that_counts(
+    text: str, limit: int, keep_end: bool
+) -> None:
+    short = m.shortened(text, limit, keep_end)
+    assert len(json.dumps(short)) - 2 <= limit
+    assert text.endswith(short) if keep_end else text.startswith(short)
+    if len(json.dumps(text)) - 2 <= limit:
+        assert short == text
+    else:  # no more is left out than must be
+        assert len(json.dumps(short)) - 2 > limit - 24
