@@ -88,8 +88,9 @@ def make_staged(
     environ: Mapping[str, str] | None = None,
 ) -> Staged:
     """A program in the job's code folder with the job's arguments."""
+    shell = ("/bin/sh",) if name.endswith(".sh") else ()
     return Staged(
-        program=Program(kind, name, job.paths.code, job.arguments),
+        program=Program(kind, name, job.paths.code, job.arguments, interpreter=shell),
         python=python,
         environ=dict(environ or {}),
         code_hash="c0de",

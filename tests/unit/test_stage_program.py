@@ -50,7 +50,27 @@ def test_the_kind_follows_from_name_and_folder(
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert decided(tmp_path, name) == Program(kind, runs, str(tmp_path), ("--lr", "1"))
+    found = decided(tmp_path, name)
+    assert found[:4] == Program(kind, runs, str(tmp_path), ("--lr", "1"))[:4]
+
+
+@pytest.mark.parametrize(
+    ("first_line", "interpreter"),
+    [
+        ("echo", ("/bin/sh",)),
+        ("#!/bin/bash", ("/bin/bash",)),
+        ("#! /bin/bash -eu ", ("/bin/bash", "-eu")),
+        ("#!/usr/bin/env bash", ("/usr/bin/env", "bash")),
+        ("#!/no/such/shell", ("/bin/sh",)),
+        ("#!", ("/bin/sh",)),
+        ("", ("/bin/sh",)),
+    ],
+)
+def test_a_shell_script_is_run_by_what_its_first_line_names(
+    first_line: str, interpreter: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(first_line + "\n")
+    assert decided(tmp_path, "run.sh").interpreter == interpreter
 
 
 @pytest.mark.promise("B17")

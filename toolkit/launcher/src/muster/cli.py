@@ -16,6 +16,7 @@ def train() -> None:
         _leave(_usage(arguments))
     import gc
 
+    _hold_stop_signals()
     gc.disable()  # the import of a hundred modules makes no garbage worth three collections
     from muster.train_job import run
 
@@ -31,6 +32,17 @@ def main() -> None:
     from muster.commands.parser import main as run_command
 
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _hold_stop_signals() -> None:
+    """Keeps a stop that comes early, which PID 1 would lose, until the supervisor listens.
+
+    Once the job has its outcome the supervisor holds them back again: they change nothing.
+    """
+    import signal
+
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
 
 
 def _usage(arguments: list[str]) -> int:

@@ -25,7 +25,7 @@ def system(facts: Facts) -> Finding:
     found = f"muster {facts.muster}, Python {python}, {machine}"
     if facts.system != "Linux":
         breaks = "`train` and `muster local` need Linux; `muster plan` works here"
-        return fail(name, found, breaks, "docker run --rm -it -v $PWD:/work -w /work python bash")
+        return fail(name, found, breaks, "docker run --rm -it -v $PWD:/code -w /code python bash")
     if facts.python < OLDEST_PYTHON:
         breaks = "everything: Python 3.10 is the oldest that is supported"
         return fail(name, found, breaks, "sudo apt-get install -y python3.12-venv")

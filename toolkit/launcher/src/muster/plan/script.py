@@ -24,8 +24,8 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
         return (staged.python, "-c", _CALL, *program.name.split(":"))
     if program.kind != "command":
         raise ValueError(f"no kind of program is called {program.kind!r}")
-    if program.name.endswith(".sh"):
-        return ("/bin/sh", program.name, *program.arguments)
+    if program.interpreter:
+        return (*program.interpreter, program.name, *program.arguments)
     return (f"./{program.name}", *program.arguments)
 
 

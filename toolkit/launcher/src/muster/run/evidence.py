@@ -35,7 +35,7 @@ _PEER_LOST = (
     r"|NCCL communicator was aborted|PeerError\b|lost connection|has lost communication"
     r"|Broken pipe|store->get\(|wait timeout after|failed to recv, got 0 bytes"
 )
-_EXCEPTION = rb"(?:[A-Za-z_][\w.]*)(?::|$)"
+_EXCEPTION = rb"(?:[A-Za-z_][\w.<>]*)(?::|$)"
 _ABORTS = tuple(mark for mark in MARKS if not mark.endswith(b"call last)"))
 
 

@@ -79,6 +79,7 @@ class HostLife:
         self._stop: Stop | None = None
         self._stop_s = now
         self._wanted: Stop | None = None  # what to do when the leader does not answer a report
+        self._agreed: Stop | None = None  # what the leader said, so that all hosts know it
         self._own: Outcome | None = None  # decided here, because the leader is gone
         self._trouble: Trouble | None = None  # found before the leader could be told
         self._verdict: Outcome | None = None  # came while ranks still ran
@@ -91,7 +92,7 @@ class HostLife:
         if isinstance(event, FromLeader):
             return self._on_leader(event.message, now)
         if isinstance(event, AllGone):
-            return self._all_gone(event, now)
+            return self._all_gone(event, now) if self.state in _RANKS_RUN else []
         if isinstance(event, Signalled):
             return self._signalled(event.by, now)
         if isinstance(event, LeaderLost):
@@ -111,7 +112,7 @@ class HostLife:
         if self.state is State.STOP and now >= self._kill_at():
             self._enter(State.KILL, now)
             return [KillRanks()]
-        if self.state is State.KILL and now >= self._kill_at() + self._limits.drain_s + 1:
+        if self.state is State.KILL and waited >= self._drained_after_s():
             return self._all_gone(AllGone((), ()), now)
         if self.state is State.ENDED and self._stop is not None and now >= self._verdict_at():
             return self._write_alone(self._own or self._undecided(), now)
@@ -123,7 +124,7 @@ class HostLife:
         """The way of a job that goes well, and what breaks it off on this host."""
         if isinstance(event, WentWrong):
             return self._went_wrong(event.trouble, now)
-        if isinstance(event, RankFailed):
+        if isinstance(event, RankFailed) and self.state in _RANKS_RUN:
             return self._report(Report((event.failure,)), Stop(False, "a rank failed"), now)
         if isinstance(event, Joined) and self.state is State.JOIN:
             if self._trouble is not None:
@@ -149,6 +150,7 @@ class HostLife:
         if isinstance(message, m.Leave):
             return self._finish(now) if self.state is State.LEAVE else self._leave_later()
         if isinstance(message, Stop):
+            self._agreed = self._agreed or message
             return self._act_on(message, now)
         if isinstance(message, m.FactsPart) and self.state is State.PLAN:
             self._facts[message.part] = message.hosts
@@ -164,7 +166,7 @@ class HostLife:
     def _went_wrong(self, trouble: Trouble, now: float) -> list[Action]:
         self._staging = False
         if self.state is State.JOIN:
-            self._trouble = trouble
+            self._trouble = self._trouble or trouble
             return []
         return self._report(Report((), trouble), Stop(False, trouble.message), now)
 
@@ -177,6 +179,7 @@ class HostLife:
         self._before_report = self.state
         self._wanted = then
         self._enter(State.REPORT, now)
+        self._stop_s = now
         return [Tell(report)]
 
     def _signalled(self, by: str, now: float) -> list[Action]:
@@ -187,7 +190,7 @@ class HostLife:
         if self.state in _OVER:
             return [Say(f"{by} after the end: the outcome stands", "WARNING")]
         if self.state is State.ENDED:
-            return [Tell(m.Stopping(by))]
+            return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
         self._before_report = self.state
         self._wanted = Stop(True, f"{by} on {self._name}")
         self._enter(State.REPORT, now)
@@ -205,9 +208,7 @@ class HostLife:
         if before is State.ENDED:
             return []
         if before in _NO_RANKS:
-            actions: list[Action] = [AbortStage()] if self._staging else []
-            self._staging = False
-            return actions + self._all_gone(AllGone((), ()), now)
+            return [*self._end_staging(), *self._all_gone(AllGone((), ()), now)]
         self._enter(State.STOP, now)
         return [Say(f"stopping the ranks of this host: {stop.by}", "WARNING"), SignalRanks()]
 
@@ -225,8 +226,10 @@ class HostLife:
 
     def _leader_lost(self, event: LeaderLost, now: float) -> list[Action]:
         if self.state in _OVER:
-            return []
+            return self._nobody_lets_go(now)
         self._own = lost_host(Loss(event.leader, now, event.why))
+        if self._agreed is not None and self._agreed.external:
+            self._own = Stopped(self._agreed.by)
         if self._trouble is not None:
             self._own = from_trouble(self._trouble)
         if self.state is State.ENDED:
@@ -240,9 +243,8 @@ class HostLife:
             self._verdict = outcome
             self._stop = self._stop or Stop(False, "the verdict")
             self._enter(State.KILL, now)
-            self._stop_s = now - self._limits.failfast_grace_s
-            return [KillRanks()]
-        return self._write(outcome, now)
+            return [*self._end_staging(), KillRanks()]
+        return [*self._end_staging(), *self._write(outcome, now)]
 
     def _write_alone(self, outcome: Outcome, now: float) -> list[Action]:
         """An outcome of this host alone: nobody is there who could let it go."""
@@ -259,6 +261,16 @@ class HostLife:
             return []
         self._enter(State.LEAVE, now)
         return self._finish(now) if self._let_go else []
+
+    def _end_staging(self) -> list[Action]:
+        actions: list[Action] = [AbortStage()] if self._staging else []
+        self._staging = False
+        return actions
+
+    def _nobody_lets_go(self, now: float) -> list[Action]:
+        """The leader went away when the outcome was known: what is left is to write and go."""
+        self._let_go = True
+        return self._finish(now) if self.state is State.LEAVE else []
 
     def _leave_later(self) -> list[Action]:
         self._let_go = True
@@ -279,10 +291,18 @@ class HostLife:
         external = self._stop is not None and self._stop.external
         return self._stop_s + (limits.stop_grace_s if external else limits.failfast_grace_s)
 
+    def _drained_after_s(self) -> float:
+        """How long killed ranks may take to end; in an external stop the time is counted."""
+        limits = self._limits
+        if self._stop is not None and self._stop.external:
+            return max(0.0, limits.stop_drain_s - limits.stop_grace_s)
+        return limits.drain_s + 1
+
     def _verdict_at(self) -> float:
         limits = self._limits
         if self._stop is not None and self._stop.external:
-            return self._stop_s + limits.stop_verdict_s
+            # later than the leader, which decides at `stop_verdict_s`, and in time to write
+            return self._stop_s + (limits.stop_verdict_s + limits.stop_total_s) / 2
         return self._stop_s + limits.failfast_grace_s + limits.drain_s + limits.finish_s
 
     def _enter(self, state: State, now: float) -> None:

@@ -7,12 +7,15 @@ from typing import NamedTuple, Protocol
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run.identity import Identity
-from muster.run.messages import RankEnd, Trouble
+from muster.run.messages import RankEnd, Trouble, shortened
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome
 from muster.spec.steps import StepRunner
+
+TEXT_BYTES = 4096
+DETAIL_BYTES = 8192
 
 
 class Post(NamedTuple):
@@ -74,11 +77,16 @@ def trouble_of(error: BaseException) -> Trouble:
     if not isinstance(error, MusterError):
         import traceback
 
-        detail = "".join(traceback.format_exception(error))[-4096:]
-        message = f"{type(error).__name__}: {error}"
+        detail = _end_of("".join(traceback.format_exception(error)))
+        message = shortened(f"{type(error).__name__}: {error}", TEXT_BYTES)
         fix = "this is a defect of muster: please report it with the lines below"
         return Trouble(InternalError.__name__, InternalError.exit_code, message, fix, detail)
     detail = getattr(error, "tail", "")
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         detail = "\n".join(f"{problem}; Fix: {problem.fix}" for problem in error.problems)
-    return Trouble(type(error).__name__, error.exit_code, error.message, error.fix, detail[-4096:])
+    message, fix = shortened(error.message, TEXT_BYTES), shortened(error.fix, TEXT_BYTES)
+    return Trouble(type(error).__name__, error.exit_code, message, fix, _end_of(detail))
+
+
+def _end_of(text: str) -> str:
+    return shortened(text, DETAIL_BYTES, keep_end=True)

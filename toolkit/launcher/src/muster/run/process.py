@@ -19,7 +19,14 @@ from muster.spec.errors import InternalError, LaunchError
 
 SHIM = os.path.abspath(rank_shim.__file__)
 UNIX_PATH_LIMIT = 100
+REPORT_LIMIT_BYTES = 100
 MESSAGE_LIMIT_BYTES = 64 << 20
+ORDER_S = 2.0  # a shim that takes no order for so long is stopped or stuck
+
+NEVER_STARTED = (
+    "a process that muster needs ended before it could start anything",
+    "look at the limits of memory and processes, and above for what it wrote",
+)
 
 
 class Wrapped:
@@ -44,7 +51,7 @@ class Wrapped:
     def order(self, *fields: bytes) -> None:
         """Sends one order; a shim that is gone is noticed by its socket, not here."""
         try:
-            self.sock.setblocking(True)
+            self.sock.settimeout(ORDER_S)
             rank_shim.send(self.sock, list(fields))
             self.sock.setblocking(False)
         except OSError:
@@ -78,8 +85,11 @@ class Wrapped:
         """The shim ends what is left of its tree and exits 0."""
         self.order(b"release")
 
-    def messages(self) -> list[list[bytes]] | None:
-        """Complete messages that have arrived, or None when the shim is gone."""
+    def messages(self) -> list[tuple[bytes, list[int]]] | None:
+        """Complete messages that have arrived, or None when the shim is gone.
+
+        Raises ValueError for what no shim says.
+        """
         closed = False
         try:
             data = self.sock.recv(65536)
@@ -92,9 +102,11 @@ class Wrapped:
         found = []
         while len(self._inbox) >= 4:
             size = int.from_bytes(self._inbox[:4], "big")
+            if size > REPORT_LIMIT_BYTES:
+                raise ValueError(f"a message of {size} bytes")
             if len(self._inbox) < 4 + size:
                 break
-            found.append(self._inbox[4 : 4 + size].split(b"\0"))
+            found.append(_report(self._inbox[4 : 4 + size]))
             self._inbox = self._inbox[4 + size :]
         return None if closed and not found else found
 
@@ -158,14 +170,15 @@ class Nursery:
             except OSError:
                 pass
 
-    def shim_of(self, pid: int) -> Wrapped | None:
-        """The process whose shim has this pid."""
-        return next((wrapped for wrapped in self.all if wrapped.shim_pid == pid), None)
+    def shim_ended(self, pid: int) -> str:
+        """Forgets a shim of our own; gives back its role when it never said hello, else ""."""
+        role = self.shims.pop(pid, "")
+        return "" if any(wrapped.shim_pid == pid for wrapped in self.all) else role
 
     def adopted(self, pid: int, status: int) -> bool:
         """An orphan ended: its status counts when it is a script that lost its shim."""
         for wrapped in self.all:
-            if wrapped.pid == pid and not wrapped.ended and not wrapped.connected:
+            if wrapped.pid == pid and not wrapped.ended:
                 self._end(wrapped, status)
                 return True
         return False
@@ -202,12 +215,14 @@ class Nursery:
         self._registered(wrapped, out_fd, err_fd)
 
     def _hear(self, wrapped: Wrapped) -> None:
-        messages = wrapped.messages()
+        try:
+            messages = wrapped.messages()
+        except ValueError:
+            messages = None
         if messages is None:
             self._drop(wrapped)
             return
-        for fields in messages:
-            kind, numbers = fields[0], [int(field) for field in fields[1:]]
+        for kind, numbers in messages:
             if kind == b"started":
                 wrapped.pid = numbers[0]
                 wrapped.pidfd = open_pidfd(wrapped.pid)
@@ -227,9 +242,14 @@ class Nursery:
         self._changed(wrapped)
 
     def _drop(self, wrapped: Wrapped) -> None:
-        if wrapped.connected:
-            self._disconnect(wrapped)
-            self._changed(wrapped)
+        if not wrapped.connected:
+            return
+        self._disconnect(wrapped)
+        if wrapped.pid or wrapped.ended:
+            self._changed(wrapped)  # its script may live on: the reaper gets its status
+        else:
+            wrapped.failure = "the process that was to start it is gone"
+            self._end(wrapped, 127)
 
     def _disconnect(self, wrapped: Wrapped) -> None:
         if not wrapped.connected:
@@ -259,8 +279,11 @@ class _Hello:
             return None
         except OSError:
             return []
-        if len(descriptors) == 2:
+        if len(descriptors) == 2 and -1 in self.descriptors:
             self.descriptors = (descriptors[0], descriptors[1])
+        else:
+            for fd in descriptors:
+                os.close(fd)
         self._data += data
         size = int.from_bytes(self._data[:4], "big")
         if not data or size > MESSAGE_LIMIT_BYTES:
@@ -274,6 +297,19 @@ class _Hello:
             if fd >= 0:
                 os.close(fd)
         self.sock.close()
+
+
+# what a shim reports -> how many numbers follow
+_REPORTS = {b"started": 1, b"failed": 1, b"ended": 1, b"orphan": 2}
+
+
+def _report(data: bytes) -> tuple[bytes, list[int]]:
+    """One report of a shim. Raises ValueError for anything else."""
+    kind, *fields = data.split(b"\0")
+    numbers = [int(field) for field in fields]
+    if _REPORTS.get(kind) != len(numbers) or any(abs(number) >= 1 << 31 for number in numbers):
+        raise ValueError(f"no report of a shim: {data!r}")
+    return kind, numbers
 
 
 def private_folder() -> str:

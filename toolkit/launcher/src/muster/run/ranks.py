@@ -15,15 +15,16 @@ from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
-from muster.run.messages import RankEnd, Trouble
-from muster.run.process import Nursery, Wrapped
+from muster.run.messages import RankEnd, Trouble, shortened
+from muster.run.process import NEVER_STARTED, Nursery, Wrapped
 from muster.run.record import Recorder
 from muster.run.verdict import signal_name
 from muster.spec.errors import LaunchError
 from muster.spec.outcome import RankFailure
 
 FAILURE_TEXT_BYTES = 4096
-FAILURES_TOLD = 8
+SUMMARY_BYTES = 600
+FAILURES_TOLD = 8  # so many texts of such length fit a frame
 LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
 
 
@@ -162,6 +163,14 @@ class HostRanks:
         script = self._plan.script
         wrapped.start(script.argv, rank_environment(self._plan, wrapped.environ), script.cwd)
 
+    def unborn(self, role: str) -> None:
+        """A shim of this host ended before it registered: nothing will ever stand for its rank."""
+        if not self._stopping and not self._over:
+            what, fix = NEVER_STARTED
+            name, code = LaunchError.__name__, LaunchError.exit_code
+            where = f"{what} ({role} on {self._host})"
+            self._events.launch_failed(Trouble(name, code, where, fix, ""))
+
     def changed(self, wrapped: Wrapped) -> None:
         """A script of this host started or ended, or its shim is gone."""
         if wrapped is self._launcher:
@@ -171,7 +180,7 @@ class HostRanks:
         rank = next((rank for rank in self._ranks if rank.wrapped is wrapped), None)
         if rank is None:
             return
-        if wrapped.pid and not wrapped.ended:
+        if wrapped.pid and not wrapped.ended and wrapped.connected:
             self._recorder.event("rank_started", rank.slot.rank, pid=wrapped.pid)
             if all(r.wrapped is not None and r.wrapped.pid for r in self._ranks):
                 self._events.ranks_started(len(self._ranks))
@@ -299,14 +308,14 @@ class HostRanks:
         summary = evidence.summary if evidence is not None else ""
         if rank.wrapped.failure and self._plan is not None:
             summary = f"{self._plan.script.argv[0]} could not be started: {rank.wrapped.failure}"
-        tail = last_traceback(rank.watcher.tail)[-FAILURE_TEXT_BYTES:]
+        tail = shortened(last_traceback(rank.watcher.tail), FAILURE_TEXT_BYTES, keep_end=True)
         late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
         return RankFailure(
             host=self._host,
             rank=rank.slot.rank,
             status=status,
             at_s=at_s + self._clock_offset(),
-            summary=summary[:500],
+            summary=shortened(summary, SUMMARY_BYTES),
             tail=tail,
             peer_lost=looks_like_lost_peer(summary or tail),
             signalled=late,
@@ -321,7 +330,8 @@ class HostRanks:
         status = launcher.status or 0
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with {status}"
         name = os.path.basename(_program(self._plan))
-        detail = last_traceback(self._launcher_words.tail)[-FAILURE_TEXT_BYTES:]
+        words = last_traceback(self._launcher_words.tail)
+        detail = shortened(words, FAILURE_TEXT_BYTES, keep_end=True)
         if launcher.failure:
             how = f"could not be started: {launcher.failure}"
         if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):

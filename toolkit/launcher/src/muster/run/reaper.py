@@ -52,7 +52,7 @@ class Reaper:
                 # It hides the children behind it for so long: look again soon.
                 self._loop.after(0.05, self.look)
                 return
-            self._seen.pop(pid, None)
+            self._seen.clear()
             status = self._take(pid)
             if status is not None:
                 self._orphan_ended(pid, status)
@@ -63,7 +63,8 @@ class Reaper:
         except OSError:
             shared = False
         now = time.monotonic()
-        return shared and now - self._seen.setdefault(pid, now) < OWNER_GRACE_S
+        self._seen = {pid: self._seen.get(pid, now)}  # one at a time: a pid may come again
+        return shared and now - self._seen[pid] < OWNER_GRACE_S
 
     @staticmethod
     def _take(pid: int) -> int | None:

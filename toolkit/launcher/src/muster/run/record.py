@@ -30,27 +30,32 @@ class RankLog:
 
     def write(self, data: bytes) -> None:
         """Raises OSError when the disk does not take it."""
-        room = self._limit - self._head
-        if room > 0:
-            _write_all(self._fd, data[:room])
-            self._head += len(data[:room])
-            data = data[room:]
+        while data and self._head < self._limit:
+            written = os.write(self._fd, data[: self._limit - self._head])
+            self._head += written
+            data = data[written:]
         if data:
             self._write_ring(data)
 
     def close(self) -> None:
         """Puts what the ring holds behind the head, with a line that says what is left out."""
-        if self._ring_fd >= 0:
-            left_out = self._after_head - self._limit
-            start = self._after_head % self._limit if left_out > 0 else 0
-            kept = min(self._after_head, self._limit)
-            if left_out > 0:
-                _write_all(self._fd, b"\n... muster left out %d bytes here ...\n" % left_out)
-            self._copy_ring(start, kept)
-            self._copy_ring(0, start)
-            os.close(self._ring_fd)
-            os.unlink(self.path + ".tail")
-        os.close(self._fd)
+        try:
+            if self._ring_fd >= 0:
+                self._join()
+        finally:
+            if self._ring_fd >= 0:
+                os.close(self._ring_fd)
+                os.unlink(self.path + ".tail")
+            os.close(self._fd)
+
+    def _join(self) -> None:
+        left_out = self._after_head - self._limit
+        start = self._after_head % self._limit if left_out > 0 else 0
+        kept = min(self._after_head, self._limit)
+        if left_out > 0:
+            _write_all(self._fd, b"\n... muster left out %d bytes here ...\n" % left_out)
+        self._copy_ring(start, kept)
+        self._copy_ring(0, start)
 
     def _copy_ring(self, begin: int, end: int) -> None:
         while begin < end:
@@ -66,10 +71,9 @@ class RankLog:
             self._ring_fd = os.open(self.path + ".tail", flags, 0o644)
         while data:
             at = self._after_head % self._limit
-            piece = data[: self._limit - at]
-            os.pwrite(self._ring_fd, piece, at)
-            self._after_head += len(piece)
-            data = data[len(piece) :]
+            written = os.pwrite(self._ring_fd, data[: self._limit - at], at)
+            self._after_head += written
+            data = data[written:]
 
 
 class Recorder:
@@ -97,6 +101,8 @@ class Recorder:
         self._backlog = 0
         self._wake = threading.Event()
         self._closing = False
+        self._only_tails = False
+        self._lock = threading.Lock()  # streams are kept by the pump's thread, events by another
         self._events_fd = -1
         self._thread: threading.Thread | None = None
 
@@ -119,45 +125,39 @@ class Recorder:
         """The path that a person is told; "" when nothing is recorded."""
         return os.path.join(self.logs_folder, name) if self.logs_folder else ""
 
-    def close(self, limit_s: float) -> None:
-        """Writes what is queued, for at most `limit_s`."""
+    def close(self, limit_s: float, only_tails: bool = False) -> None:
+        """Writes what is queued, for at most `limit_s`.
+
+        `only_tails`: cuts every log to its last MiB and masks secrets in it.
+        """
+        self._only_tails = only_tails
         self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(limit_s)
 
-    def keep_tails(self) -> None:
-        """After `close`: cuts every log to its last MiB and masks secrets in it."""
-        for log in self._logs.values():
-            try:
-                with open(log.path, "rb+") as file:
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - KEEP_TAIL_BYTES))
-                    text = self._mask(file.read().decode("utf-8", "replace"))
-                    file.seek(0)
-                    file.write(text.encode())
-                    file.truncate()
-            except OSError as error:
-                self.problem = str(error)
-
     def _put(self, size: int, write: Callable[[], None]) -> None:
-        if self._backlog + size > BACKLOG_BYTES:
-            self.dropped_bytes += size
-            return
-        self._backlog += size
-        self._queue.append(lambda: self._take(size, write))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._backlog + size > BACKLOG_BYTES:
+                self.dropped_bytes += size
+                return
+            self._backlog += size
+            self._queue.append(lambda: self._take(size, write))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+                self._thread.start()
         self._wake.set()
 
     def _take(self, size: int, write: Callable[[], None]) -> None:
+        dropped = 0
         try:
             write()
         except OSError as error:
             self.problem = str(error)
-            self.dropped_bytes += size
-        self._backlog -= size
+            dropped = size
+        with self._lock:
+            self._backlog -= size
+            self.dropped_bytes += dropped
 
     def _run(self) -> None:
         while True:
@@ -170,8 +170,19 @@ class Recorder:
         for log in self._logs.values():
             try:
                 log.close()
+                if self._only_tails:
+                    self._cut(log.path)
             except OSError as error:
                 self.problem = str(error)
+
+    def _cut(self, path: str) -> None:
+        with open(path, "rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - KEEP_TAIL_BYTES))
+            text = self._mask(file.read().decode("utf-8", "replace"))
+            file.seek(0)
+            file.write(text.encode())
+            file.truncate()
 
     def _write_event(self, line: bytes) -> None:
         if self._events_fd < 0:

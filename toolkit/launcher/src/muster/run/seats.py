@@ -185,10 +185,10 @@ class LeaderSeat:
 
         def resolved(addresses: Sequence[str]) -> None:
             self._addresses[host] = addresses
-            for address, done in self._asked.pop(host):
-                if address not in addresses:
-                    self._say_refused(host, address, addresses)
-                done(address in addresses)
+            for asker, answer in self._asked.pop(host):
+                if asker not in addresses:
+                    self._say_refused(host, asker, addresses)
+                answer(asker in addresses)
 
         in_background(self._loop, lambda: self._post.resolve(self._names[host]), resolved)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from muster.run.evidence import Watcher
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
-from muster.run.process import Nursery, Wrapped
-from muster.spec.errors import StoppedError
+from muster.run.process import NEVER_STARTED, Nursery, Wrapped
+from muster.spec.errors import LaunchError, StoppedError
 from muster.spec.steps import StepResult
 
 DRAIN_S = 5.0
@@ -33,6 +34,8 @@ class Steps:
         step = _Step(argv, environ, cwd, show)
         self._loop.post(lambda: self._begin(step))
         step.done.wait()
+        if step.error is not None:
+            raise step.error
         if step.status is None:
             raise StoppedError("stopped while the code was being prepared")
         return StepResult(step.status, step.watcher.tail.decode("utf-8", "replace"))
@@ -52,6 +55,11 @@ class Steps:
         if step is None:
             return False
         step.wrapped = wrapped
+        if self._aborted:
+            os.close(out_fd)
+            os.close(err_fd)
+            wrapped.release()
+            return True
         for fd in (out_fd, err_fd):
             step.open_streams += 1
             target = 1 if fd == out_fd else 2
@@ -86,7 +94,21 @@ class Steps:
         self._count += 1
         step.role = f"step:{self._count}"
         self._running[step.role] = step
-        self._nursery().spawn(step.role, step.environ)
+        try:
+            self._nursery().spawn(step.role, step.environ)
+        except LaunchError as error:
+            self._fail(step, error)
+
+    def unborn(self, role: str) -> bool:
+        """A shim ended before it registered: whether it was a step's, which fails now."""
+        step = self._running.get(role)
+        if step is not None:
+            self._fail(step, LaunchError(*NEVER_STARTED))
+        return step is not None
+
+    def _fail(self, step: _Step, error: LaunchError) -> None:
+        step.error = error
+        self._finish(step)
 
     def _stream_ended(self, step: _Step) -> Callable[[], None]:
         def ended() -> None:
@@ -119,6 +141,7 @@ class _Step:
         self.show = show
         self.role = ""
         self.status: int | None = None
+        self.error: LaunchError | None = None  # why it could not be started
         self.wrapped: Wrapped | None = None
         self.watcher = Watcher()
         self.open_streams = 0

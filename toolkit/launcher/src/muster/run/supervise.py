@@ -65,10 +65,11 @@ class _Supervisor:
         self._began_s = time.monotonic()
         self._mark = "MUSTER_RUN_ID=" + os.urandom(8).hex()
         self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
-        self._queue: deque[e.Event] = deque()
+        self._queue: deque[Callable[[float], list[e.Action]]] = deque()
         self._busy = False
         self._plan: LaunchPlan | None = None
         self._clean_by = 0.0
+        self._mask_before: set[Any] = set()
         self._written = False
         self._nursery = Nursery(self._loop, self._registered, self._changed)
         self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
@@ -115,6 +116,7 @@ class _Supervisor:
         finally:
             self._seat.close()
             self._nursery.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(-1)
@@ -124,6 +126,7 @@ class _Supervisor:
 
     def _break_off(self, error: Exception) -> Outcome:
         """A defect of ours: everything of this host ends, and the files say so."""
+        self._busy = True  # nothing that happens from here on is acted on
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
             outcome = from_trouble(trouble_of(error))
@@ -146,6 +149,8 @@ class _Supervisor:
         before[signal.SIGCHLD] = signal.signal(
             signal.SIGCHLD, lambda _number, _frame: self._loop.post(self._reaper.look)
         )
+        # `train` holds stop signals back until here, and again once the outcome is written.
+        self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return before
 
     def _stop_signal(self, number: int, _frame: object) -> None:
@@ -153,23 +158,25 @@ class _Supervisor:
         self._loop.post(lambda: self._happen(e.Signalled(name)))
 
     def _tick(self) -> None:
-        now = time.monotonic()
-        self._seat.tick(now)
-        self._do_all(self._life.tick(now))
+        self._seat.tick(time.monotonic())
+        self._take(self._life.tick)
         self._loop.after(TICK_S, self._tick)
 
     # events
 
     def _happen(self, event: e.Event) -> None:
-        """Takes events one after the other, also those that arise while one is handled."""
-        self._queue.append(event)
+        self._take(lambda now: self._life.on(event, now))
+
+    def _take(self, step: Callable[[float], list[e.Action]]) -> None:
+        """Takes steps one after the other, also those that arise while one is carried out."""
+        self._queue.append(step)
         if self._busy:
             return
         self._busy = True
         try:
             while self._queue:
                 before = self._life.state
-                actions = self._life.on(self._queue.popleft(), time.monotonic())
+                actions = self._queue.popleft()(time.monotonic())
                 if self._life.state is not before:
                     self._recorder.event("phase", name=self._life.state.value)
                 for action in actions:
@@ -177,17 +184,14 @@ class _Supervisor:
         finally:
             self._busy = False
 
-    def _do_all(self, actions: list[e.Action]) -> None:
-        for action in actions:
-            self._do(action)
-
     def _do(self, action: e.Action) -> None:
         if isinstance(action, e.Tell):
             self._seat.tell(action.message)
         elif isinstance(action, e.Say):
             self._log("job", action.text, level=action.level)
         elif isinstance(action, e.BeginStage):
-            threading.Thread(target=self._stage, name="stage", daemon=True).start()
+            stage = threading.Thread(target=self._stage, name="stage", daemon=True)
+            self._guard(stage.start)
         elif isinstance(action, e.AbortStage):
             self._steps.abort()
         elif isinstance(action, e.MakePlan):
@@ -253,7 +257,9 @@ class _Supervisor:
             self._loop.post(self._clean)
 
     def _shim_ended(self, pid: int) -> None:
-        self._nursery.shims.pop(pid, None)
+        role = self._nursery.shim_ended(pid)
+        if role and not self._steps.unborn(role):
+            self._ranks.unborn(role)
         if not self._nursery.shims:
             self._loop.post(self._clean)
 

@@ -26,7 +26,7 @@ def decide(code_dir: str, name: str, arguments: tuple[str, ...], where: str, our
     path = os.path.join(code_dir, name)
     if name.endswith(".sh"):
         _require_file(code_dir, name, where)
-        return Program("command", name, code_dir, arguments)
+        return Program("command", name, code_dir, arguments, interpreter=_interpreter(path))
     if is_package(code_dir, name):
         if name.endswith(".py") and not os.path.isfile(path):
             _require_somewhere(code_dir, name, where)
@@ -36,6 +36,19 @@ def decide(code_dir: str, name: str, arguments: tuple[str, ...], where: str, our
         return Program("script", name, code_dir, arguments)
     _require_executable(path, name, where, ours)
     return Program("command", name, code_dir, arguments)
+
+
+def _interpreter(path: str) -> tuple[str, ...]:
+    """What a shell script's first line names, with its one argument, when it is there; else sh.
+
+    Started so, a script needs no execute bit, and nothing is written into its folder.
+    """
+    with open(path, "rb") as file:
+        line = file.readline(256)
+    words = line[2:].decode("utf-8", "replace").split(maxsplit=1) if line[:2] == b"#!" else []
+    if words and os.access(words[0], os.X_OK):
+        return (words[0], *(word.rstrip() for word in words[1:]))
+    return ("/bin/sh",)
 
 
 def check_name(name: str, where: str) -> None:

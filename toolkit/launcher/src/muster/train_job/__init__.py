@@ -12,7 +12,7 @@ from muster.contract.read import read_cluster, read_job
 from muster.run.identity import Identity
 from muster.run.post import Ending, Post, trouble_of
 from muster.run.verdict import from_trouble
-from muster.spec.errors import ConfigError
+from muster.spec.errors import ConfigError, MusterError
 from muster.spec.outcome import Outcome
 from muster.train_job.place import Place, find_place
 
@@ -72,7 +72,10 @@ def _refuse(environ: Mapping[str, str], error: ConfigError, output: Output) -> O
         return _alone(environ, error, output)
     from muster.run.supervise import supervise
 
-    place = find_place(cluster, output.console)
+    try:
+        place = find_place(cluster, output.console)
+    except MusterError:
+        return _alone(environ, error, output)  # what is wrong with the request comes first
     post = _post(cluster, settings, deadlines, environ, place)
     work = RefusalWork(environ, cluster, output)
     return supervise(post._replace(trouble=trouble_of(error)), work, output)

@@ -48,9 +48,9 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
 
 def close_output(job: Job | ConfigError, output: Output) -> None:
     """Flushes within a few seconds; a reader or a disk that does not take more is left behind."""
-    output.recorder.close(CLOSE_S)
-    if isinstance(job, Job) and not job.settings.run_dir and job.settings.record == "tail":
-        output.recorder.keep_tails()
+    kept = job.settings if isinstance(job, Job) else None
+    tails = kept is not None and kept.record == "tail" and not kept.run_dir
+    output.recorder.close(CLOSE_S, only_tails=tails)
     if output.recorder.dropped_bytes:
         output.console(
             "record",

@@ -92,18 +92,23 @@ class JobWork:
     def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
         """See `Work`. Order of contract.md 1.5: code, then requirements, then facts."""
         from muster.stage.cgroup import oom_kills
-        from muster.stage.install import install
+        from muster.stage.install import install, with_target
         from muster.stage.probe import probe_machine
         from muster.stage.source import code_hash, fetch
 
         job = self._job
         self._oom_before = oom_kills()
         environ = {k: v for k, v in job.environ.items() if not k.startswith(OURS_ALONE)}
+        if job.settings.install_target:
+            environ = with_target(environ, job.settings.install_target)
         if job.function:  # it fetches, installs and runs whatever it likes
             program = Program("function", job.function, job.paths.code, ())
         else:
             program = fetch(job, self._log)
-            program = install(program, environ, job.settings, run, self._log)
+            isolated = bool(job.platform is not None and job.platform.network_isolation)
+            program = install(
+                program, environ, job.settings, run, self._log, network_isolation=isolated
+            )
         machine = probe_machine(environ)
         several = len(job.cluster.hosts) > 1
         self._staged = Staged(
@@ -134,6 +139,9 @@ class JobWork:
             world_size=plan.world_size,
             leader=self._job.cluster.leader.name,
         )
+        names = " ".join(sorted(name for name in plan.script.env if name.startswith("SM_")))
+        self._log("plan", f"{markers.TRAINING_ENV} SM_TRAINING_ENV", level=level)
+        self._log("plan", f"{markers.ENVIRONMENT_VARIABLES} {names}", level=level)
         self._log("plan", markers.INVOKING_USER_SCRIPT)
         command = plan.launcher or plan.script
         shown = self._masker.mask(" ".join(command.argv))

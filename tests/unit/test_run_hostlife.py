@@ -1,0 +1,338 @@
+"""One host's state machine: every event in every state, and the ways through it with a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.run import events as e
+from muster.run import messages as m
+from muster.run.hostlife import HostLife, State, phase_lines
+from muster.spec.deadlines import LOCAL_MODE_STOP, Deadlines
+from muster.spec.outcome import Failed, Stopped, Succeeded
+from tests.support.lives import EVENTS, FACTS, FAILURE, LATE, PATHS, TROUBLE, Life, answer, life_in
+
+# state -> event -> next state and actions; what is not in the table changes nothing at all
+TABLE = """
+[join]
+joined -> stage: BeginStage
+not joined -> verdict: WriteOutcome 102
+signal -> verdict: WriteOutcome 143
+stop -> ended: Tell HostEnded
+failure elsewhere -> ended: Tell HostEnded
+leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+verdict -> verdict: WriteOutcome 0
+[stage]
+stage done -> plan: Tell StagedHost
+went wrong -> report: Tell Report
+signal -> report: Say, Tell Stopping
+stop -> ended: AbortStage, Tell HostEnded
+failure elsewhere -> ended: AbortStage, Tell HostEnded
+leader lost -> verdict: AbortStage, Tell HostEnded, WriteOutcome 102
+verdict -> verdict: AbortStage, WriteOutcome 0
+[plan]
+went wrong -> report: Tell Report
+facts -> plan: MakePlan
+planned -> ready: Tell Ready
+signal -> report: Say, Tell Stopping
+stop -> ended: Tell HostEnded
+failure elsewhere -> ended: Tell HostEnded
+leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+verdict -> verdict: WriteOutcome 0
+[ready]
+went wrong -> report: Tell Report
+go -> spawn: Spawn
+signal -> report: Say, Tell Stopping
+stop -> ended: Tell HostEnded
+failure elsewhere -> ended: Tell HostEnded
+leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+verdict -> verdict: WriteOutcome 0
+[spawn]
+went wrong -> report: Tell Report
+all registered -> watch: Tell Registered
+rank failed -> report: Tell Report
+all gone -> ended: Tell HostEnded
+signal -> report: Say, Tell Stopping
+stop -> stop: Say, SignalRanks
+failure elsewhere -> stop: Say, SignalRanks
+leader lost -> stop: Say, SignalRanks
+verdict -> kill: KillRanks
+[watch]
+went wrong -> report: Tell Report
+rank failed -> report: Tell Report
+all gone -> ended: Tell HostEnded
+signal -> report: Say, Tell Stopping
+stop -> stop: Say, SignalRanks
+failure elsewhere -> stop: Say, SignalRanks
+leader lost -> stop: Say, SignalRanks
+verdict -> kill: KillRanks
+[report]
+went wrong -> report: Tell Report
+rank failed -> report: Tell Report
+all gone -> ended: Tell HostEnded
+signal -> report: Say
+stop -> stop: Say, SignalRanks
+failure elsewhere -> stop: Say, SignalRanks
+leader lost -> stop: Say, SignalRanks
+verdict -> kill: KillRanks
+long time -> stop: Say, SignalRanks
+[stop]
+all gone -> ended: Tell HostEnded
+signal -> stop: Say
+verdict -> kill: KillRanks
+long time -> kill: KillRanks
+[kill]
+all gone -> ended: Tell HostEnded
+signal -> kill: Say
+verdict -> kill: KillRanks
+long time -> ended: Tell HostEnded
+[ended]
+signal -> ended: Say, Tell Stopping
+leader lost -> verdict: WriteOutcome 102
+verdict -> verdict: WriteOutcome 0
+[verdict]
+signal -> verdict: Say
+files written -> leave
+[leave]
+signal -> leave: Say
+leader lost -> done: Finish
+leave -> done: Finish
+long time -> done: Finish
+[done]
+signal -> done: Say
+"""
+
+
+def table() -> dict[tuple[str, str], str]:
+    cells = {}
+    state = ""
+    for line in TABLE.strip().splitlines():
+        if line.startswith("["):
+            state = line.strip("[]")
+        else:
+            event, _, what = line.partition(" -> ")
+            cells[state, event] = what
+    return cells
+
+
+CELLS = [(state, name) for state in State for name in (*EVENTS, LATE)]
+
+
+@pytest.mark.parametrize(("state", "name"), CELLS, ids=lambda value: str(value))
+def test_every_event_in_every_state(state: State, name: str | None) -> None:
+    assert answer(state, name) == table().get((state.value, name or "long time"), "")
+
+
+def test_the_table_knows_every_state_event_and_action() -> None:
+    assert set(PATHS) == set(State)
+    assert {type(event) for event in EVENTS.values()} == set(e.Event.__args__)  # type: ignore[attr-defined]
+    told = {type(x.message) for x in EVENTS.values() if isinstance(x, e.FromLeader)}
+    assert told == set(m.ToHost.__args__)  # type: ignore[attr-defined]
+    for action in e.Action.__args__:  # type: ignore[attr-defined]
+        assert action.__name__ in TABLE
+    for state, name in table():
+        assert State(state) and (name == "long time" or name in EVENTS)
+
+
+@pytest.mark.parametrize("state", list(State), ids=lambda state: state.value)
+@pytest.mark.parametrize("first", [*EVENTS, LATE], ids=str)
+def test_no_two_events_ever_break_the_machine(state: State, first: str | None) -> None:
+    """Every pair of events after every state: no exception, and `done` is the end."""
+    for second in (*EVENTS, LATE):
+        life = life_in(state)
+        life.take(first)
+        before = life.machine.state
+        life.take(second)
+        if before is State.DONE:
+            assert life.machine.state is State.DONE
+
+
+def outcome_of(actions: list[e.Action]) -> object:
+    (found,) = [action.outcome for action in actions if isinstance(action, e.WriteOutcome)]
+    return found
+
+
+def test_facts_in_parts_are_planned_with_once_in_order() -> None:
+    life = life_in(State.PLAN)
+    parts = [m.FactsPart(i, 3, (FACTS._replace(position=i),)) for i in range(3)]
+    assert life.machine.on(e.FromLeader(parts[2]), 0.0) == []
+    assert life.machine.on(e.FromLeader(parts[0]), 0.0) == []
+    (action,) = life.machine.on(e.FromLeader(parts[1]), 0.0)
+    assert isinstance(action, e.MakePlan)
+    assert [facts.position for facts in action.facts] == [0, 1, 2]
+
+
+def test_a_host_acts_when_its_report_was_heard_or_after_a_second() -> None:
+    for heard in (True, False):
+        life = life_in(State.REPORT)
+        assert life.wait(0.99) == []
+        actions = life.take("failure elsewhere") if heard else life.wait(0.02)
+        assert e.SignalRanks() in actions
+
+
+@pytest.mark.promise("F04")
+def test_ranks_get_the_whole_grace_and_no_more() -> None:
+    for name, grace in (("stop", 100.0), ("failure elsewhere", 15.0)):
+        life = life_in(State.WATCH)
+        life.wait(5000)
+        life.take(name)
+        assert life.wait(grace - 0.01) == []
+        assert life.wait(0.02) == [e.KillRanks()]
+
+
+def test_a_stop_that_arrives_while_a_failure_is_reported_gives_the_whole_grace() -> None:
+    """A rank that fails in the very moment of a stop does not cost the others their checkpoint."""
+    life = life_in(State.WATCH)
+    life.wait(5000)
+    life.take("rank failed")
+    life.take("stop")
+    assert life.machine.state is State.STOP
+    assert life.wait(98) == []
+    assert life.wait(3) == [e.KillRanks()]
+
+
+def test_the_grace_of_a_stop_counts_from_the_signal() -> None:
+    life = life_in(State.WATCH)
+    life.take("signal")
+    life.wait(0.9)
+    life.take("stop")
+    assert life.wait(99.2) == [e.KillRanks()]
+
+
+@pytest.mark.promise("F05")
+def test_a_second_signal_changes_no_deadline() -> None:
+    life = life_in(State.WATCH)
+    life.take("stop")
+    life.wait(50)
+    assert [type(action) for action in life.take("signal")] == [e.Say]
+    assert life.wait(49) == []
+    assert life.wait(1.1) == [e.KillRanks()]
+
+
+@pytest.mark.promise("F53")
+@pytest.mark.parametrize("local", [False, True])
+def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> None:
+    """Ranks that cannot be killed and a leader without a verdict: protocol.md 7's times hold."""
+    limits = Deadlines(**LOCAL_MODE_STOP) if local else Deadlines()
+    life = Life(limits)
+    for name in PATHS[State.WATCH]:
+        life.take(name)
+    life.take("stop")
+    began = life.now
+    seen = {}
+    while life.machine.state is not State.VERDICT:
+        assert life.now - began < limits.stop_total_s
+        for action in life.wait(0.05):
+            seen[type(action)] = life.now - began
+    assert seen[e.KillRanks] == pytest.approx(limits.stop_grace_s, abs=0.1)
+    assert seen[e.Tell] <= limits.stop_drain_s + 0.1
+    assert limits.stop_verdict_s < seen[e.WriteOutcome] < limits.stop_total_s
+    assert life.machine.outcome == Stopped("SIGTERM on algo-1")
+
+
+def test_a_verdict_while_ranks_run_kills_them_and_is_written() -> None:
+    for path in ((), ("stop",), ("failure elsewhere",)):
+        life = life_in(State.WATCH)
+        for name in path:
+            life.take(name)
+        assert life.take("verdict") == [e.KillRanks()]
+        late = life.wait(6.1)  # they cannot be killed
+        assert outcome_of(late) == Succeeded()
+
+
+def test_a_verdict_during_the_stage_ends_the_installer() -> None:
+    life = life_in(State.STAGE)
+    assert e.AbortStage() in life.take("verdict")
+    life = life_in(State.STAGE)
+    life.take("signal")
+    assert e.AbortStage() in life.take("verdict")
+
+
+def test_trouble_found_before_the_join_is_told_once_joined() -> None:
+    life = Life()
+    life.machine.on(e.WentWrong(TROUBLE), 0.0)
+    life.machine.on(e.WentWrong(TROUBLE._replace(kind="Later")), 0.0)
+    assert life.take("joined") == [e.Tell(m.Report((), TROUBLE))]
+
+
+def test_trouble_found_before_the_join_is_the_outcome_when_nobody_hears_it() -> None:
+    for name in ("not joined", "leader lost"):
+        life = Life()
+        life.machine.on(e.WentWrong(TROUBLE), 0.0)
+        life.machine.on(e.WentWrong(TROUBLE._replace(kind="Later")), 0.0)
+        assert outcome_of(life.take(name)) == Failed(101, "InstallError: pip failed", "")
+
+
+def test_a_lost_leader_is_the_outcome_once_the_ranks_are_gone() -> None:
+    life = life_in(State.WATCH)
+    life.take("leader lost")
+    actions = life.take("all gone")
+    outcome = outcome_of(actions)
+    assert isinstance(outcome, Failed)
+    assert (outcome.exit_code, outcome.headline) == (102, "PeerError: lost algo-1 (its port is closed)")
+    assert life.take("files written") == [e.Finish()]
+
+
+def test_a_leader_that_is_lost_after_it_announced_a_stop_leaves_a_stopped_job() -> None:
+    life = life_in(State.WATCH)
+    life.take("stop")
+    life.take("leader lost")
+    assert outcome_of(life.take("all gone")) == Stopped("SIGTERM on algo-1")
+
+
+def test_a_stop_that_the_leader_never_heard_does_not_hide_its_loss() -> None:
+    life = life_in(State.WATCH)
+    life.take("signal")
+    life.wait(1.1)  # no answer: it acts on its own
+    life.take("leader lost")
+    outcome = outcome_of(life.take("all gone"))
+    assert isinstance(outcome, Failed)
+    assert outcome.exit_code == 102
+
+
+def test_a_leader_that_is_lost_before_it_lets_go_is_not_waited_for() -> None:
+    life = life_in(State.VERDICT)
+    life.take("leader lost")
+    assert life.take("files written") == [e.Finish()]
+    life = life_in(State.VERDICT)
+    life.take("leave")
+    assert life.take("files written") == [e.Finish()]
+
+
+def test_ranks_that_fail_after_an_external_stop_are_not_told_as_failures() -> None:
+    for name, told in (("stop", ()), ("failure elsewhere", (FAILURE,))):
+        life = life_in(State.WATCH)
+        life.take(name)
+        (action,) = life.machine.on(e.AllGone((), (FAILURE,)), life.now)
+        assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+        assert action.message.failures == told
+
+
+def test_no_verdict_at_all_is_a_cluster_error_after_a_failure() -> None:
+    life = life_in(State.ENDED)
+    life.take("failure elsewhere")
+    assert life.wait(79) == []
+    outcome = outcome_of(life.wait(2))
+    assert isinstance(outcome, Failed)
+    assert outcome.exit_code == 102
+
+
+def test_an_end_without_a_stop_waits_for_the_others_without_a_limit() -> None:
+    life = life_in(State.ENDED)
+    assert life.wait(10**6) == []
+
+
+def test_the_time_of_each_state_is_accounted_for() -> None:
+    life = Life()
+    for name in PATHS[State.WATCH]:
+        life.take(name)
+        life.wait(2)
+    (action,) = life.take("all gone")
+    assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+    phases = action.message.phases
+    assert set(phases) == {"join", "stage", "plan", "ready", "spawn", "watch"}
+    assert sum(phases.values()) == pytest.approx(12)
+    assert phase_lines({"join": 0.01, "stage": 1.26, "watch": 38.2}) == "stage 1.3 s, watch 38.2 s"
+
+
+def test_a_new_life_has_no_outcome() -> None:
+    assert HostLife("algo-1", Deadlines(), 0.0).outcome is None
