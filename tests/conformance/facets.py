@@ -97,7 +97,8 @@ def _script(report: Mapping[str, object], given: Mapping[str, str]) -> Iterator[
         else:
             yield f"env.{name}", value
     for name in given.keys() - environ.keys():
-        yield f"unset.{name}", "yes"
+        if not name.startswith("MUSTER_"):  # settings of ours, which no script gets to see
+            yield f"unset.{name}", "yes"
 
 
 def _torchrun(call: tuple[str, ...], shorten: _Shorten) -> Iterator[tuple[str, str]]:

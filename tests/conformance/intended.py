@@ -185,13 +185,6 @@ _SEVERAL_HOSTS = (
         )
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     ),
-    Common(
-        Intended(
-            "unset.MUSTER_JOB_SECRET", ABSENT, "yes",
-            "the secret of the join never reaches ranks", "protocol.md 2",
-        ),
-        lambda case: case.ran and not case.alone and not case.scenario.isolated,
-    ),
 )  # fmt: skip
 _TORCHRUN = (
     Common(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from muster.spec.job import Program, Staged
 
 _CALL = (
-    "import functools, importlib, sys; module, function = sys.argv[1:]; "
+    "import functools, importlib, sys; module, function = sys.argv[1:]; sys.argv[:] = ['train']; "
     "functools.reduce(getattr, function.split('.'), importlib.import_module(module))()"
 )
 

@@ -140,8 +140,8 @@ class JobWork:
             leader=self._job.cluster.leader.name,
         )
         names = " ".join(sorted(name for name in plan.script.env if name.startswith("SM_")))
-        self._log("plan", f"{markers.TRAINING_ENV} SM_TRAINING_ENV", level=level)
-        self._log("plan", f"{markers.ENVIRONMENT_VARIABLES} {names}", level=level)
+        self._log("plan", f"{markers.TRAINING_ENV} SM_TRAINING_ENV")
+        self._log("plan", f"{markers.ENVIRONMENT_VARIABLES} {names}")
         self._log("plan", markers.INVOKING_USER_SCRIPT)
         command = plan.launcher or plan.script
         shown = self._masker.mask(" ".join(command.argv))

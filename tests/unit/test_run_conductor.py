@@ -1,0 +1,439 @@
+"""The leader's decisions, with a clock of the test's own (protocol.md 1, 6 to 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from muster.run import messages as m
+from muster.run.conductor import Conductor
+from muster.spec.deadlines import Deadlines
+from muster.spec.machine import HostFacts
+from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+
+LIMITS = Deadlines()
+NAMES = ("algo-1", "algo-2", "algo-3")
+TROUBLE = m.Trouble("InstallError", 101, "pip failed", "", "")
+
+
+def failure(host: int, at_s: float, **fields: object) -> RankFailure:
+    return RankFailure(NAMES[host], host, 7, at_s, "ValueError: x", "tail")._replace(**fields)
+
+
+def ended(host: int, *failures: RankFailure, status: int = 0) -> m.HostEnded:
+    end = m.RankEnd(rank=host, status=status, duration_s=1.0, stopped=False, forced=False)
+    return m.HostEnded((end,), failures, {})
+
+
+class Job:
+    """A conductor, its clock, and what it ordered."""
+
+    def __init__(self, hosts: int = 3, helpers: Sequence[int] = ()) -> None:
+        self.now = 5000.0
+        self.hosts = range(hosts)
+        self.conductor = Conductor(NAMES[:hosts], 0, helpers, LIMITS, self.now)
+        self.orders: list[tuple[int | None, m.ToHost]] = []
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.conductor.tick(self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        self.orders += [(order.host, order.message) for order in self.conductor.take_orders()]
+
+    def hear(self, host: int, message: m.ToLeader) -> None:
+        self.conductor.heard(host, message, self.now)
+        self.collect()
+
+    def join(self, *hosts: int) -> None:
+        for host in hosts or self.hosts:
+            self.conductor.joined(host, self.now)
+        self.collect()
+
+    def lose(self, host: int, last_heard: float | None = None) -> None:
+        self.conductor.lost(host, self.now if last_heard is None else last_heard, "why", self.now)
+        self.collect()
+
+    def make_ready(self, digest: str = "same") -> None:
+        self.join()
+        for host in self.hosts:
+            self.hear(host, m.StagedHost(facts(host)))
+        for host in self.hosts:
+            self.hear(host, m.Ready(digest))
+
+    def run(self) -> None:
+        self.make_ready()
+        for host in self.hosts:
+            self.hear(host, m.Registered(1))
+
+    def told(self, kind: type) -> list[m.ToHost]:
+        return [message for _, message in self.orders if isinstance(message, kind)]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.conductor.outcome
+
+    @property
+    def headline(self) -> str:
+        assert self.outcome is not None
+        return self.outcome.headline
+
+
+def facts(host: int) -> HostFacts:
+    return HostFacts(host, f"10.0.0.{host}", "eth0", 8, 0, 0, False, True, "c", "1", "3.11")
+
+
+def running(hosts: int = 3, helpers: Sequence[int] = ()) -> Job:
+    job = Job(hosts, helpers)
+    job.run()
+    assert job.conductor.running
+    job.orders.clear()
+    return job
+
+
+def test_a_job_that_goes_well() -> None:
+    job = Job()
+    job.join()
+    for host in (0, 2):
+        job.hear(host, m.StagedHost(facts(host)))
+    assert not job.told(m.FactsPart)
+    job.hear(1, m.StagedHost(facts(1)))
+    assert job.told(m.FactsPart) == [m.FactsPart(0, 1, tuple(map(facts, range(3))))]
+    for host in (0, 1):
+        job.hear(host, m.Ready("same"))
+    assert not job.told(m.Go)
+    job.hear(2, m.Ready("same"))
+    assert job.told(m.Go) == [m.Go()]
+    for host in job.hosts:
+        job.hear(host, m.Registered(1))
+    job.wait(100_000)  # no deadline while ranks run
+    for host in job.hosts:
+        assert job.outcome is None
+        job.hear(host, ended(host))
+    assert job.outcome == Succeeded()
+    assert job.told(m.Verdict) == [m.Verdict(Succeeded())]
+    job.conductor.files_written()
+    job.collect()
+    assert job.orders[-1] == (None, m.Leave())
+
+
+@pytest.mark.promise("F21")
+def test_hosts_that_do_not_join_are_named_at_the_join_limit() -> None:
+    job = Job()
+    job.join(0, 1)
+    job.wait(899.9)
+    assert not job.told(m.Stop)
+    job.wait(0.2)
+    assert len(job.told(m.Stop)) == 1
+    for host in (0, 1):
+        job.hear(host, m.HostEnded((), (), {}))
+    assert job.headline == "ClusterError: algo-3 did not join within 900 s (2 of 3 present)"
+
+
+def test_hosts_that_are_not_ready_are_named_at_the_stage_limit() -> None:
+    job = Job()
+    job.join()
+    job.hear(0, m.Ready("same"))
+    job.wait(3601)
+    for host in job.hosts:
+        job.hear(host, m.HostEnded((), (), {}))
+    assert job.headline == "ClusterError: algo-2, algo-3 not ready within 3600 s"
+
+
+def test_hosts_whose_ranks_do_not_start_are_named_at_the_start_limit() -> None:
+    job = Job()
+    job.make_ready()
+    for host in (0, 2):
+        job.hear(host, m.Registered(1))
+    job.wait(119)
+    assert not job.told(m.Stop)
+    job.wait(2)
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    assert job.headline == "LaunchError: algo-2: not all ranks started within 120 s"
+    assert job.outcome is not None
+    assert job.outcome.exit_code == 106
+
+
+def test_the_progress_lines_name_who_is_missing_every_thirty_seconds() -> None:
+    job = Job()
+    job.join(0)
+    for _ in range(61):
+        job.wait(1)
+    assert job.conductor.notes == ["waiting for algo-2, algo-3 to join"] * 2
+    job.conductor.notes.clear()
+    job.join(1, 2)
+    job.hear(1, m.Ready("same"))
+    for _ in range(31):
+        job.wait(1)
+    assert job.conductor.notes == ["waiting for algo-1, algo-3 to be ready"]
+
+
+@pytest.mark.promise("F24")
+def test_hosts_that_plan_other_processes_are_told_apart() -> None:
+    job = Job()
+    job.join()
+    for host, digest in enumerate(("a", "a", "b")):
+        job.hear(host, m.Ready(digest))
+    assert not job.told(m.Go)
+    for host in job.hosts:
+        job.hear(host, m.HostEnded((), (), {}))
+    assert job.headline == "ConfigError: hosts disagree: algo-3 plans other processes than algo-1"
+
+
+@pytest.mark.promise("F32")
+def test_the_earliest_evidence_is_named_whoever_reports_first() -> None:
+    job = running()
+    job.hear(2, m.Report((failure(2, at_s=30.05),)))
+    job.hear(1, m.Report((failure(1, at_s=30.0),)))
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    assert job.headline.endswith("(algo-2 rank 1, exit code 7) and 1 more")
+
+
+def test_a_failure_is_told_to_all_at_once_and_once() -> None:
+    job = running()
+    job.hear(2, m.Report((failure(2, at_s=30),)))
+    job.hear(1, m.Report((failure(1, at_s=31),)))
+    assert job.orders == [(None, m.Stop(False, "a rank failed"))]
+
+
+def test_a_failure_that_is_told_twice_counts_once() -> None:
+    job = running()
+    job.hear(2, m.Report((failure(2, at_s=30),)))
+    for host in job.hosts:
+        job.hear(host, ended(host, *([failure(2, at_s=30)] if host == 2 else [])))
+    assert "more" not in job.headline
+
+
+def test_a_host_that_does_not_answer_a_stop_is_not_waited_for_without_a_limit() -> None:
+    job = running()
+    job.hear(1, m.Report((failure(1, at_s=30),)))
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    job.wait(LIMITS.failfast_grace_s + LIMITS.drain_s + 4)
+    assert job.outcome is None
+    job.wait(2)
+    assert isinstance(job.outcome, Failed)
+
+
+def test_an_external_stop_is_decided_in_time_though_a_host_does_not_answer() -> None:
+    job = running()
+    job.hear(1, m.Stopping("SIGTERM"))
+    assert job.orders == [(None, m.Stop(True, "SIGTERM on algo-2"))]
+    job.wait(105.9)
+    assert job.outcome is None
+    job.wait(0.2)
+    assert job.outcome == Stopped("SIGTERM on algo-2")
+
+
+def test_what_fails_after_a_stop_does_not_change_it() -> None:
+    job = running()
+    job.hear(1, m.Stopping("SIGTERM"))
+    job.hear(2, m.Report((failure(2, at_s=30),)))
+    job.hear(2, m.Report((), TROUBLE))
+    job.hear(0, m.Stopping("SIGINT"))
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    assert job.outcome == Stopped("SIGTERM on algo-2")
+
+
+@pytest.mark.promise("F27")
+def test_a_lost_host_is_named_and_not_waited_for() -> None:
+    job = running()
+    job.conductor.suspect(2, job.now)
+    job.wait(5)
+    job.lose(2)
+    assert job.orders == [(None, m.Stop(False, "lost algo-3"))]
+    for host in (0, 1):
+        job.hear(host, ended(host, failure(host, at_s=job.now)))
+    assert job.headline == "PeerError: lost algo-3 (why)"
+
+
+def test_a_stop_while_a_host_is_suspect_does_not_decide() -> None:
+    job = running()
+    job.conductor.suspect(2, job.now)
+    job.wait(1)
+    job.hear(0, m.Stopping("SIGTERM"))
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    assert job.outcome is None
+    job.wait(4)
+    job.lose(2)
+    assert job.headline == "PeerError: lost algo-3 (why)"
+
+
+def test_a_host_that_is_lost_after_a_stop_does_not_change_it() -> None:
+    job = running()
+    job.hear(0, m.Stopping("SIGTERM"))
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    job.wait(1)
+    job.conductor.suspect(2, job.now)
+    job.wait(5)
+    job.lose(2)
+    assert job.outcome == Stopped("SIGTERM on algo-1")
+
+
+@pytest.mark.parametrize(("silent_before_s", "code"), [(4.0, 143), (6.0, 102)])
+def test_a_host_is_lost_before_a_stop_only_when_a_heartbeat_was_missing(
+    silent_before_s: float, code: int
+) -> None:
+    """Silence between two heartbeats says nothing about a host (heartbeats come every 5 s)."""
+    job = running()
+    last = job.now - silent_before_s
+    job.hear(0, m.Stopping("SIGTERM"))
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    job.wait(30)
+    job.lose(2, last)
+    assert job.outcome is not None
+    assert job.outcome.exit_code == code
+
+
+def test_a_host_that_is_back_is_not_lost() -> None:
+    job = running()
+    job.conductor.suspect(2, job.now)
+    job.conductor.recovered(2, job.now)
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    assert job.outcome == Succeeded()
+
+
+def test_the_end_of_all_others_while_a_host_was_away_is_not_forgotten() -> None:
+    job = running()
+    job.hear(2, ended(2))
+    job.conductor.suspect(2, job.now)
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    assert job.outcome is None
+    job.conductor.recovered(2, job.now)
+    assert job.outcome == Succeeded()
+
+
+def test_a_place_that_was_left_before_the_start_may_be_taken_again() -> None:
+    job = Job()
+    job.join()
+    job.hear(2, m.StagedHost(facts(2)))
+    job.conductor.left_before_ready(2, job.now)
+    assert job.conductor.missing() == ["algo-3"]
+    job.run()
+    assert job.conductor.running
+
+
+def test_a_host_that_leaves_during_a_stop_before_the_start_is_not_waited_for() -> None:
+    job = Job()
+    job.join()
+    job.hear(1, m.Stopping("SIGTERM"))
+    for host in (0, 1):
+        job.hear(host, m.HostEnded((), (), {}))
+    assert job.outcome is None
+    job.conductor.left_before_ready(2, job.now)
+    assert job.outcome == Stopped("SIGTERM on algo-2")
+
+
+@pytest.mark.parametrize("when", ["stopping", "decided"])
+def test_a_host_that_comes_late_is_told_what_the_others_know(when: str) -> None:
+    job = Job()
+    job.join(0, 1)
+    job.hear(1, m.Report((), TROUBLE))
+    if when == "decided":
+        for host in (0, 1):
+            job.hear(host, m.HostEnded((), (), {}))
+    job.orders.clear()
+    job.join(2)
+    ((host, message),) = job.orders
+    assert host == 2
+    assert isinstance(message, m.Verdict if when == "decided" else m.Stop)
+
+
+def test_nothing_changes_an_outcome() -> None:
+    job = running()
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    before = list(job.orders)
+    job.hear(1, m.Stopping("SIGTERM"))
+    job.hear(1, m.Report((failure(1, at_s=1),)))
+    job.hear(1, m.Report((), TROUBLE))
+    job.hear(1, ended(1, failure(1, at_s=1)))
+    job.lose(2)
+    job.conductor.disagrees(1, "x", job.now)
+    job.wait(10**6)
+    assert job.outcome == Succeeded()
+    assert job.orders == before
+
+
+def test_helpers_that_still_run_are_named_every_minute() -> None:
+    job = running(helpers=(2,))
+    job.wait(500)
+    assert not job.conductor.notes
+    for host in (0, 1):
+        job.hear(host, ended(host))
+    for _ in range(125):
+        job.wait(1)
+    note = "all ranks have ended; algo-3 outside the distribution still runs"
+    assert job.conductor.notes == [note] * 3
+    job.hear(2, ended(2, failure(2, at_s=9)))
+    assert isinstance(job.outcome, Failed)
+
+
+EVERYTHING = [
+    m.StagedHost(facts(1)),
+    m.Ready("other"),
+    m.Ready(""),
+    m.Registered(0),
+    m.Report((failure(1, 0),)),
+    m.Report((), TROUBLE),
+    m.Report(()),
+    m.Stopping(""),
+    ended(1, failure(1, 1)),
+    m.HostEnded((), (), {}),
+]
+
+
+@pytest.mark.parametrize("stage", ["new", "joined", "ready", "running", "stopping", "decided"])
+@pytest.mark.parametrize("message", EVERYTHING, ids=lambda x: type(x).__name__)
+def test_any_message_at_any_time_leads_to_one_verdict(stage: str, message: m.ToLeader) -> None:
+    job = Job()
+    if stage != "new":
+        job.join()
+    if stage not in ("new", "joined"):
+        job.make_ready()
+    if stage == "stopping":
+        job.hear(0, m.Stopping("SIGTERM"))
+    if stage == "decided":
+        for host in job.hosts:
+            job.hear(host, ended(host))
+    for _ in range(2):
+        job.hear(1, message)
+        job.conductor.suspect(1, job.now)
+        job.conductor.recovered(1, job.now)
+    for host in job.hosts:
+        job.hear(host, ended(host))
+    for _ in range(50):
+        job.wait(100)
+    assert len(job.told(m.Verdict)) == 1
+
+
+def test_a_thousand_hosts_cost_the_leader_less_than_two_seconds() -> None:
+    import time
+
+    names = [f"algo-{i}" for i in range(1000)]
+    conductor = Conductor(names, 0, (), LIMITS, 0.0)
+    began = time.process_time()
+    for host in range(1000):
+        conductor.joined(host, 0.0)
+        conductor.tick(0.1)
+    for message in (m.StagedHost(facts(1)), m.Ready("x"), m.Registered(8)):
+        for host in range(1000):
+            conductor.heard(host, message, 1.0)
+    for host in range(1000):
+        bad = tuple(
+            RankFailure(names[host], host * 8 + i, 1, 2.0, "E", "") for i in range(8)
+        )
+        conductor.heard(host, m.HostEnded((), bad, {}), 2.0)
+    assert conductor.outcome is not None
+    assert conductor.outcome.headline.endswith("and 7999 more")
+    assert time.process_time() - began < 2
