@@ -178,3 +178,14 @@ def test_a_run_that_never_began_leaves_nothing(
 )
 def test_a_job_name_is_one_that_sagemaker_takes(text: str, name: str) -> None:
     assert job_name(text) == name
+
+
+def test_earlier_runs_inside_the_source_folder_are_not_packed(tmp_path: Path) -> None:
+    from muster.local.runfolder import MARK
+    from muster.local.sourcecode import find_files
+
+    (tmp_path / "train.py").write_text("pass")
+    (tmp_path / "out1" / "algo-1").mkdir(parents=True)
+    (tmp_path / "out1" / MARK).write_text("a-job\n")
+    (tmp_path / "out1" / "algo-1" / "model.pt").write_text("big")
+    assert list(find_files(str(tmp_path), "/elsewhere")) == [str(tmp_path / "train.py")]

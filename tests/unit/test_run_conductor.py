@@ -430,9 +430,7 @@ def test_a_thousand_hosts_cost_the_leader_less_than_two_seconds() -> None:
         for host in range(1000):
             conductor.heard(host, message, 1.0)
     for host in range(1000):
-        bad = tuple(
-            RankFailure(names[host], host * 8 + i, 1, 2.0, "E", "") for i in range(8)
-        )
+        bad = tuple(RankFailure(names[host], host * 8 + i, 1, 2.0, "E", "") for i in range(8))
         conductor.heard(host, m.HostEnded((), bad, {}), 2.0)
     assert conductor.outcome is not None
     assert conductor.outcome.headline.endswith("and 7999 more")

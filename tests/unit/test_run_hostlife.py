@@ -268,7 +268,10 @@ def test_a_lost_leader_is_the_outcome_once_the_ranks_are_gone() -> None:
     actions = life.take("all gone")
     outcome = outcome_of(actions)
     assert isinstance(outcome, Failed)
-    assert (outcome.exit_code, outcome.headline) == (102, "PeerError: lost algo-1 (its port is closed)")
+    assert (outcome.exit_code, outcome.headline) == (
+        102,
+        "PeerError: lost algo-1 (its port is closed)",
+    )
     assert life.take("files written") == [e.Finish()]
 
 

@@ -123,8 +123,11 @@ def _decode(name: str, text: str, findings: Findings) -> object:
 
 
 def check_arguments(arguments: tuple[str, ...], findings: Findings) -> None:
-    """What no program can be given: lone surrogates, NUL, over 128 KiB (contract.md 4.4, B36)."""
-    for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
+    """What no program can be given: lone surrogates, NUL, over 128 KiB (contract.md 4.4, B36).
+
+    An argument is known by the option in front of it.
+    """
+    for flag, value in zip(("arguments", *arguments), arguments, strict=False):
         name = flag.lstrip("-")
         if "\0" in value:
             what = f"{name}: the value holds a NUL character at position {value.index(chr(0))}"

@@ -54,8 +54,16 @@ def failure_block(outcome: Outcome, masker: Masker) -> str:
     if outcome.fix:
         lines.append(f"Fix: {outcome.fix}")
     lines += _others(outcome)
-    lines.append(f"exit code {outcome.exit_code}")
+    lines.append(f"exit code {outcome.exit_code}{_why_another(outcome)}")
     return printable(masker.mask("\n".join(lines)))
+
+
+def _why_another(outcome: Failed) -> str:
+    """Says so when the job's code is not what a shell would say of the rank."""
+    first = outcome.first
+    if first is None or outcome.exit_code in (first.status, 128 - first.status):
+        return ""
+    return f" (muster keeps {describe_status(first.status)} for outcomes of its own)"
 
 
 def _of_rank(first: RankFailure) -> list[str]:

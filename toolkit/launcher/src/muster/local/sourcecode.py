@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from muster.commands.arguments import UsageError
-from muster.local.runfolder import RUNS
+from muster.local.runfolder import MARK, RUNS
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 50_000
@@ -58,7 +58,7 @@ def find_files(folder: str, run_folder: str) -> Iterator[str]:
             continue
         seen.add(real)
         entries = sorted(os.scandir(here), key=lambda entry: entry.name)
-        if here != folder and any(entry.name == ENVIRONMENT_MARK for entry in entries):
+        if here != folder and any(entry.name in (ENVIRONMENT_MARK, MARK) for entry in entries):
             continue
         for entry in entries:
             if entry.is_dir() and entry.name not in LEFT_OUT:

@@ -40,7 +40,7 @@ def plan(
         case Mpi(option=name):
             raise _unserved(job, name, "mpirun")
         case ParameterServer(option=name):
-            raise _unserved(job, name, "parameter server processes")
+            raise _unserved(job, name, "its processes")
 
 
 def _unserved(job: Job, option: str, what: str) -> ConfigError:

@@ -81,9 +81,7 @@ def trouble_of(error: BaseException) -> Trouble:
         message = shortened(f"{type(error).__name__}: {error}", TEXT_BYTES)
         fix = "this is a defect of muster: please report it with the lines below"
         return Trouble(InternalError.__name__, InternalError.exit_code, message, fix, detail)
-    detail = getattr(error, "tail", "")
-    if isinstance(error, ConfigError) and len(error.problems) > 1:
-        detail = "\n".join(f"{problem}; Fix: {problem.fix}" for problem in error.problems)
+    detail = error.detail if isinstance(error, ConfigError) else getattr(error, "tail", "")
     message, fix = shortened(error.message, TEXT_BYTES), shortened(error.fix, TEXT_BYTES)
     return Trouble(type(error).__name__, error.exit_code, message, fix, _end_of(detail))
 

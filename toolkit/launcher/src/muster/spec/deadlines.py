@@ -18,7 +18,6 @@ class Deadlines(NamedTuple):
     heartbeat_s: float = 5.0
     lost_after_s: float = 30.0
     reconnect_s: float = 5.0
-    settle_s: float = 1.0
     report_ack_s: float = 1.0
     failfast_grace_s: float = 15.0
     stop_grace_s: float = 100.0
@@ -47,7 +46,6 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "heartbeat_s": (0.05, 60),
     "lost_after_s": (0.2, 3_600),
     "reconnect_s": (0.1, 600),
-    "settle_s": (0, 60),
     "failfast_grace_s": (0, 3_600),
     "stop_grace_s": (0, 86_400),
     "drain_s": (0, 600),

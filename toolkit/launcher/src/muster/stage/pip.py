@@ -79,7 +79,7 @@ class Pip:
             if self._target:
                 return (
                     "this host cannot reach the package index, as hosts of `muster local` in"
-                    " network namespaces cannot: use --isolation process or docker"
+                    " network namespaces cannot: use --isolation process"
                 )
             return "this host cannot reach the package index: check its network, or build an image"
         if re.search("No matching distribution|Could not find a version", tail):

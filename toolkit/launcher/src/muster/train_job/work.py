@@ -136,7 +136,7 @@ class JobWork:
             "plan",
             f"option {plan.option}",
             hosts=len(self._job.cluster.hosts),
-            world_size=plan.world_size,
+            ranks=len(plan.ranks),
             leader=self._job.cluster.leader.name,
         )
         names = " ".join(sorted(name for name in plan.script.env if name.startswith("SM_")))
