@@ -102,6 +102,7 @@ def summary(tail: bytes) -> str:
     if starts:
         # Prefixes such as `[rank1]: ` stand before every line of some tracebacks.
         prefix = lines[starts[-1]].partition(b"Traceback")[0]
+        prefix = prefix.replace(b"+ Exception Group ", b"| ")
         for line in lines[starts[-1] + 1 :]:
             text = line[len(prefix) :] if prefix and line.startswith(prefix) else line
             if text and not text.startswith((b" ", b"\t")) and re.match(_EXCEPTION, text):

@@ -1,0 +1,189 @@
+"""The record: bounded files that lose the middle and never the outcome (protocol.md 12)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.run import record
+from muster.run.record import RankLog, Recorder
+
+blocks = st.lists(st.binary(max_size=40), max_size=25)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@given(blocks, st.integers(1, 50))
+def test_a_log_keeps_the_first_and_the_last_bytes(
+    folder: Path, data: list[bytes], limit: int
+) -> None:
+    path = folder / "rank-0.out"
+    log = RankLog(str(path), limit)
+    for block in data:
+        log.write(block)
+        assert path.stat().st_size <= limit
+    log.close()
+    whole = b"".join(data)
+    left_out = len(whole) - 2 * limit
+    if left_out > 0:
+        note = b"\n... muster left out %d bytes here ...\n" % left_out
+        assert path.read_bytes() == whole[:limit] + note + whole[-limit:]
+    else:
+        assert path.read_bytes() == whole
+    assert os.listdir(folder) == ["rank-0.out"]
+
+
+def plain(text: str) -> str:
+    return text
+
+
+def recorder(tmp_path: Path, limit: int = 1 << 20) -> Recorder:
+    return Recorder("algo-1", str(tmp_path / "events.jsonl"), str(tmp_path / "logs"), limit, plain)
+
+
+def test_events_are_lines_of_json(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    one.event("rank_started", 3, pid=7)
+    one.event("phase", name="watch")
+    one.close(5)
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["host"], first["rank"], first["kind"], first["pid"]) == (
+        "algo-1",
+        3,
+        "rank_started",
+        7,
+    )
+    assert (second["rank"], second["name"]) == (None, "watch")
+
+
+def test_nothing_is_recorded_without_a_folder() -> None:
+    one = Recorder("algo-1", "", "", 1, plain)
+    one.event("phase")
+    assert one.keeper("rank-0.out") is None
+    assert one.log_path("rank-0.out") == ""
+    one.close(5)
+
+
+@pytest.mark.promise("S08")
+def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
+    one = Recorder(
+        "algo-1",
+        str(tmp_path / "events.jsonl"),
+        str(tmp_path / "logs"),
+        1 << 20,
+        lambda text: text.replace("hunter2", "***"),
+    )
+    keep = one.keeper("rank-0.out")
+    assert keep is not None
+    keep(b"the password is hunter2\n" * 3)
+    one.event("failure", headline="hunter2")
+    one.close(5, only_tails=True)
+    for path in (tmp_path / "events.jsonl", tmp_path / "logs" / "rank-0.out"):
+        assert "hunter2" not in path.read_text()
+        assert "***" in path.read_text()
+
+
+def test_only_the_last_mebibyte_of_a_stream_is_kept_on_the_platform(tmp_path: Path) -> None:
+    one = recorder(tmp_path, 8 << 20)
+    keep = one.keeper("rank-0.out")
+    assert keep is not None
+    text = b"".join(b"line %07d\n" % i for i in range(140_000))
+    for start in range(0, len(text), 1 << 16):
+        keep(text[start : start + (1 << 16)])
+    one.close(10, only_tails=True)
+    assert not one.dropped_bytes
+    kept = (tmp_path / "logs" / "rank-0.out").read_bytes()
+    assert kept == text[-record.KEEP_TAIL_BYTES :]
+
+
+@pytest.mark.promise("F50")
+def test_a_disk_that_takes_nothing_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = str(tmp_path / "file" / "logs")
+    one = Recorder("algo-1", nowhere + "/events.jsonl", nowhere, 1 << 20, plain)
+    keep = one.keeper("rank-0.out")
+    assert keep is not None
+    keep(b"x" * 100)
+    one.event("phase")
+    one.close(5, only_tails=True)
+    assert one.dropped_bytes > 100
+    assert "Not a directory" in one.problem
+
+
+@pytest.mark.promise("F50")
+def test_a_full_disk_leaves_no_second_file_and_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    log = RankLog(str(tmp_path / "a"), 10)
+    log.write(b"x" * 30)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, log._fd)
+    os.close(full)
+    with pytest.raises(OSError, match="No space"):
+        log.close()
+    assert os.listdir(tmp_path) == ["a"]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    keep = one.keeper("rank-0.out")
+    assert keep is not None
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        blocked.set()
+        go_on.wait(10)
+
+    one._put(1, slow)
+    assert blocked.wait(5)
+    block = b"x" * (1 << 16)
+    for _ in range(100):
+        keep(block)
+    taken = record.BACKLOG_BYTES // len(block) - 1
+    assert one.dropped_bytes == (100 - taken) * len(block)
+    go_on.set()
+    one.close(10)
+    assert one._backlog == 0
+    assert (tmp_path / "logs" / "rank-0.out").stat().st_size == taken * len(block)
+
+
+def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    go_on = threading.Event()
+    one._put(1, lambda: go_on.wait(10) and None)
+    one.close(0.1, only_tails=True)
+    assert one._thread is not None
+    assert one._thread.is_alive()
+    go_on.set()
+    one._thread.join(5)
+
+
+def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    keeps = [one.keeper(f"rank-{i}.out") for i in range(4)]
+
+    def write(number: int) -> None:
+        keep = keeps[number]
+        assert keep is not None
+        for _ in range(2000):
+            keep(b"0123456789")
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    one.close(10)
+    assert one._backlog == 0
+    sizes = [(tmp_path / "logs" / f"rank-{i}.out").stat().st_size for i in range(4)]
+    assert sum(sizes) + one.dropped_bytes == 4 * 2000 * 10

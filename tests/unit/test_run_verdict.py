@@ -1,0 +1,150 @@
+"""Who is named and with which code (protocol.md 6 and 9)."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.run.messages import RankEnd, Trouble
+from muster.run.verdict import Loss, decide, exit_code, first_failure, signal_name
+from muster.spec.errors import RESERVED_EXIT_CODES
+from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+
+OWN = RankFailure("algo-1", 0, 7, 10.0, "ValueError: x", "tail")
+LATER = RankFailure("algo-2", 1, 9, 11.0, "KeyError: y", "tail")
+VICTIM = RankFailure("algo-3", 2, 1, 5.0, "Connection reset", "tail", peer_lost=True)
+SIGNALLED = RankFailure("algo-4", 3, -15, 4.0, "TypeError: z", "tail", signalled=True)
+LOSS = Loss("algo-9", 10.5, "no heartbeat for 30 s")
+EARLY_LOSS = LOSS._replace(at_s=9.0)
+TROUBLE = Trouble("LaunchError", 106, "the launcher ended", "fix", "")
+
+
+def end(rank: int, forced: bool = False, stopped: bool = False) -> tuple[str, RankEnd]:
+    made = RankEnd(rank=rank, status=0, duration_s=1.0, stopped=stopped, forced=forced)
+    return f"algo-{rank + 1}", made
+
+
+@pytest.mark.parametrize(
+    ("failures", "losses", "troubles", "stopped_by", "code", "says"),
+    [
+        ([], [], [], "", 0, "all ranks exited 0"),
+        ([OWN], [], [], "", 7, "ValueError: x (algo-1 rank 0, exit code 7)"),
+        ([LATER, OWN], [], [], "", 7, "ValueError: x (algo-1 rank 0, exit code 7) and 1 more"),
+        ([VICTIM, LATER, OWN], [], [], "", 7, "ValueError: x"),
+        ([VICTIM], [], [], "", 1, "Connection reset (algo-3 rank 2, exit code 1)"),
+        ([SIGNALLED, VICTIM], [], [], "", 1, "TypeError: z (algo-4 rank 3, exit code 1)"),
+        ([SIGNALLED, OWN], [], [], "", 7, "ValueError: x"),
+        ([OWN], [LOSS], [], "", 7, "ValueError: x"),
+        ([OWN], [EARLY_LOSS], [], "", 102, "PeerError: lost algo-9 (no heartbeat for 30 s)"),
+        ([VICTIM], [LOSS], [], "", 102, "PeerError: lost algo-9"),
+        ([SIGNALLED], [LOSS], [], "", 102, "PeerError: lost algo-9"),
+        ([], [LOSS, EARLY_LOSS._replace(host="algo-8")], [], "", 102, "PeerError: lost algo-8"),
+        ([], [EARLY_LOSS], [], "SIGTERM", 102, "PeerError: lost algo-9"),
+        ([], [], [TROUBLE], "", 106, "LaunchError: the launcher ended"),
+        ([OWN], [], [TROUBLE], "", 106, "LaunchError: the launcher ended"),
+        ([], [], [], "SIGTERM on algo-2", 143, ""),
+        ([OWN], [], [], "SIGTERM on algo-2", 143, ""),
+        ([OWN], [], [TROUBLE], "SIGTERM on algo-2", 143, ""),
+    ],
+)
+def test_who_is_named(
+    failures: list[RankFailure],
+    losses: list[Loss],
+    troubles: list[Trouble],
+    stopped_by: str,
+    code: int,
+    says: str,
+) -> None:
+    outcome = decide(failures, losses, troubles, stopped_by, [])
+    assert outcome.exit_code == code
+    assert says in outcome.headline
+    assert isinstance(outcome, Failed if code not in (0, 143) else (Succeeded, Stopped))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (1, 1),
+        (42, 42),
+        (99, 99),
+        (107, 107),
+        (127, 127),
+        (200, 200),
+        (255, 255),
+        (-signal.SIGKILL, 137),
+        (-signal.SIGSEGV, 139),
+        (-signal.SIGABRT, 134),
+        (-signal.SIGTERM, 1),
+        (-signal.SIGINT, 130),
+        *((reserved, 1) for reserved in sorted(RESERVED_EXIT_CODES)),
+    ],
+)
+def test_the_code_is_the_rank_s_own_unless_muster_alone_says_it(status: int, code: int) -> None:
+    assert exit_code(OWN._replace(status=status)) == code
+
+
+@given(st.integers(-64, 255).filter(bool))
+def test_a_failure_never_ends_with_success_nor_with_a_code_of_ours(status: int) -> None:
+    code = exit_code(OWN._replace(status=status))
+    assert 1 <= code <= 255
+    assert code not in RESERVED_EXIT_CODES
+
+
+@given(st.permutations([OWN, LATER, VICTIM, SIGNALLED]))
+def test_the_first_failure_does_not_depend_on_the_order_of_reports(
+    failures: list[RankFailure],
+) -> None:
+    assert first_failure(failures) == OWN
+
+
+@pytest.mark.parametrize(
+    ("failure", "headline"),
+    [
+        (
+            OWN._replace(status=-11, summary=""),
+            "UserScriptError: killed by signal 11 SIGSEGV (algo-1 rank 0, exit code 139)",
+        ),
+        (
+            OWN._replace(status=-6),
+            "UserScriptError: ValueError: x [SIGABRT] (algo-1 rank 0, exit code 134)",
+        ),
+        (
+            OWN._replace(status=-9, note="killed by the kernel: memory limit reached"),
+            "UserScriptError: killed by the kernel: memory limit reached "
+            "(algo-1 rank 0, exit code 137)",
+        ),
+        (
+            OWN._replace(status=102, summary=""),
+            "UserScriptError: exit code 102 of the script, reported as 1 "
+            "(algo-1 rank 0, exit code 102 of the script, reported as 1)",
+        ),
+    ],
+)
+def test_the_first_line(failure: RankFailure, headline: str) -> None:
+    assert decide([failure], [], [], "", []).headline == headline
+
+
+@pytest.mark.promise("F04")
+def test_ranks_that_had_to_be_killed_are_named_up_to_three() -> None:
+    ends = [end(i, forced=i < 5) for i in range(8)]
+    outcome = decide([], [], [], "SIGTERM", ends)
+    assert outcome.headline == (
+        "StoppedError: 5 of 8 ranks did not stop in time "
+        "(algo-1 rank 0, algo-2 rank 1, algo-3 rank 2 and 2 more)"
+    )
+    assert decide([], [], [], "SIGTERM", [end(0)]).headline == ""
+
+
+def test_ranks_that_muster_stopped_are_counted_without_the_failed_ones() -> None:
+    ends = [end(0, stopped=True), end(1, stopped=True), end(2)]
+    outcome = decide([OWN], [], [], "", ends)
+    assert isinstance(outcome, Failed)
+    assert outcome.stopped_ranks == 1
+
+
+def test_signals_have_names() -> None:
+    assert signal_name(11) == "SIGSEGV"
+    assert signal_name(99) == "signal 99"
