@@ -9,6 +9,7 @@ import socket
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ FAST = Deadlines(heartbeat_s=0.05, lost_after_s=0.4, reconnect_s=0.5, join_s=1.0
 SLOW = Deadlines(heartbeat_s=0.2, lost_after_s=30.0, reconnect_s=2.0, join_s=20.0)
 
 
-def identity(place: int, **fields: object) -> Identity:
+def identity(place: int, **fields: Any) -> Identity:
     made = Identity("a-job", NAMES[place], place, {"toolkit": "1"}, SECRET)
     return made._replace(**fields)
 
@@ -102,7 +103,7 @@ class Channel:
         self,
         deadlines: Deadlines = SLOW,
         admits: Callable[[int, str, Callable[[bool], None]], None] | None = None,
-        **fields: object,
+        **fields: Any,
     ) -> Leader:
         def refuse(host: int, address: str, done: Callable[[bool], None]) -> None:
             raise AssertionError("asked although there is a secret")
@@ -118,7 +119,7 @@ class Channel:
         deadlines: Deadlines = SLOW,
         resolve: Callable[[Callable[[Sequence[str]], None]], None] | None = None,
         limit_s: float = 20.0,
-        **fields: object,
+        **fields: Any,
     ) -> tuple[Follower, Side]:
         side = Side()
         me = identity(place, **fields)
@@ -233,7 +234,7 @@ def test_hosts_with_the_secret_join_and_talk(channel: Channel) -> None:
     ids=str,
 )
 def test_who_is_not_of_the_job_is_refused_and_gives_up_in_time(
-    channel: Channel, fields: dict[str, object]
+    channel: Channel, fields: dict[str, Any]
 ) -> None:
     channel.lead()
     _, side = channel.follow(1, limit_s=0.6, **fields)

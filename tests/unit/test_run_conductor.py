@@ -17,8 +17,8 @@ NAMES = ("algo-1", "algo-2", "algo-3")
 TROUBLE = m.Trouble("InstallError", 101, "pip failed", "", "")
 
 
-def failure(host: int, at_s: float, **fields: object) -> RankFailure:
-    return RankFailure(NAMES[host], host, 7, at_s, "ValueError: x", "tail")._replace(**fields)
+def failure(host: int, at_s: float) -> RankFailure:
+    return RankFailure(NAMES[host], host, 7, at_s, "ValueError: x", "tail")
 
 
 def ended(host: int, *failures: RankFailure, status: int = 0) -> m.HostEnded:
@@ -344,8 +344,8 @@ def test_a_host_that_comes_late_is_told_what_the_others_know(when: str) -> None:
             job.hear(host, m.HostEnded((), (), {}))
     job.orders.clear()
     job.join(2)
-    ((host, message),) = job.orders
-    assert host == 2
+    ((to, message),) = job.orders
+    assert to == 2
     assert isinstance(message, m.Verdict if when == "decided" else m.Stop)
 
 

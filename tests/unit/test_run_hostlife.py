@@ -117,7 +117,7 @@ def table() -> dict[tuple[str, str], str]:
 CELLS = [(state, name) for state in State for name in (*EVENTS, LATE)]
 
 
-@pytest.mark.parametrize(("state", "name"), CELLS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("state", "name"), CELLS, ids=str)
 def test_every_event_in_every_state(state: State, name: str | None) -> None:
     assert answer(state, name) == table().get((state.value, name or "long time"), "")
 

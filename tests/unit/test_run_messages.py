@@ -65,7 +65,8 @@ def spoiled(fields: list[Any]) -> list[list[Any]]:
     """The message with a field too few, one too many, and each field of another kind."""
     found = [fields[:-1], [*fields, 1]] if len(fields) > 1 else [[*fields, 1]]
     for i in range(1, len(fields)):
-        for other in (None, {}, [[]], "x", 1.5, True, -1):
+        others: list[Any] = [None, {}, [[]], "x", 1.5, True, -1]
+        for other in others:
             found.append([*fields[:i], other, *fields[i + 1 :]])
         if isinstance(fields[i], list):
             for inner in spoiled(["", *fields[i]]):
@@ -90,7 +91,7 @@ def test_malformed_fields_are_refused_or_make_a_whole_message(message: m.Message
 
 
 def check_types(value: Any) -> None:
-    kinds = {"int": int, "float": (int, float), "str": str, "bool": bool}
+    kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
     for name, declared in type(value).__annotations__.items():
         field, annotation = getattr(value, name), getattr(declared, "__forward_arg__", declared)
         if annotation in kinds:

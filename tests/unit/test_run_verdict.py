@@ -58,7 +58,7 @@ def test_who_is_named(
     code: int,
     says: str,
 ) -> None:
-    outcome = decide(failures, losses, troubles, stopped_by, [])
+    outcome = decide(failures, losses, troubles, stopped_by, [], 100.0)
     assert outcome.exit_code == code
     assert says in outcome.headline
     assert isinstance(outcome, Failed if code not in (0, 143) else (Succeeded, Stopped))
@@ -124,23 +124,23 @@ def test_the_first_failure_does_not_depend_on_the_order_of_reports(
     ],
 )
 def test_the_first_line(failure: RankFailure, headline: str) -> None:
-    assert decide([failure], [], [], "", []).headline == headline
+    assert decide([failure], [], [], "", [], 100.0).headline == headline
 
 
 @pytest.mark.promise("F04")
 def test_ranks_that_had_to_be_killed_are_named_up_to_three() -> None:
     ends = [end(i, forced=i < 5) for i in range(8)]
-    outcome = decide([], [], [], "SIGTERM", ends)
+    outcome = decide([], [], [], "SIGTERM", ends, 100.0)
     assert outcome.headline == (
-        "StoppedError: 5 of 8 ranks did not stop in time "
+        "StoppedError: 5 of 8 ranks did not stop in 100 s "
         "(algo-1 rank 0, algo-2 rank 1, algo-3 rank 2 and 2 more)"
     )
-    assert decide([], [], [], "SIGTERM", [end(0)]).headline == ""
+    assert decide([], [], [], "SIGTERM", [end(0)], 100.0).headline == ""
 
 
 def test_ranks_that_muster_stopped_are_counted_without_the_failed_ones() -> None:
     ends = [end(0, stopped=True), end(1, stopped=True), end(2)]
-    outcome = decide([OWN], [], [], "", ends)
+    outcome = decide([OWN], [], [], "", ends, 100.0)
     assert isinstance(outcome, Failed)
     assert outcome.stopped_ranks == 1
 

@@ -75,7 +75,8 @@ def test_a_changed_byte_is_never_taken_for_a_message(
 
 @pytest.mark.promise("S03")
 def test_a_frame_of_another_key_place_or_direction_is_refused() -> None:
-    first, second = (lambda s: (s.frame(b"[1]"), s.frame(b"[2]")))(sealer())
+    out = sealer()
+    first, second = out.frame(b"[1]"), out.frame(b"[2]")
     hostile = {
         "another key": sealer(OTHER).frame(b"[1]"),
         "no key": sealer(None).frame(b"[1]" + bytes(32)),

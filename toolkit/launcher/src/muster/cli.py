@@ -37,7 +37,7 @@ def main() -> None:
 def _hold_stop_signals() -> None:
     """Keeps a stop that comes early, which PID 1 would lose, until the supervisor listens.
 
-    Once the job has its outcome the supervisor holds them back again: they change nothing.
+    Once the job has its outcome the supervisor has them ignored: they change nothing.
     """
     import signal
 

@@ -21,16 +21,17 @@ DETAIL_BYTES = 8192
 class Post(NamedTuple):
     """Where this host stands in the job.
 
-    `address`: this host's on the job interface. `environ`: for helpers that muster itself starts,
-    without secrets. `resolve`: name -> IPv4 addresses, may block. `checks_names`: the engine gives
-    names, so a peer's address must be one of its name's. `trouble`: what is wrong with this
-    host's request, when it joins only to say so.
+    `address`: this host's on the job interface; `source`: the one that it connects from, "" for
+    any. `environ`: for helpers that muster itself starts, without secrets. `resolve`: name -> IPv4
+    addresses, may block. `checks_names`: no secret is shared, so a peer's address must be one of
+    its name's. `trouble`: what is wrong with this host's request, when it joins only to say so.
     """
 
     cluster: Cluster
     identity: Identity
     deadlines: Deadlines
     address: str
+    source: str
     control_port: int
     checks_names: bool
     log_prefix: bool

@@ -18,6 +18,8 @@ from muster.run.loop import Loop
 from muster.spec.errors import InternalError, LaunchError
 
 SHIM = os.path.abspath(rank_shim.__file__)
+SPARE = "spare"
+ORPHAN_S = 2.0  # until somebody must have told the status of an orphan
 UNIX_PATH_LIMIT = 100
 REPORT_LIMIT_BYTES = 100
 MESSAGE_LIMIT_BYTES = 64 << 20
@@ -114,19 +116,17 @@ class Wrapped:
 class Nursery:
     """Starts and watches wrapped processes.
 
-    Calls, on the loop's thread: `registered(wrapped, out_fd, err_fd)` when a shim is there and
-    waits for its order; `changed(wrapped)` when its script started, failed to start, or ended.
+    One spare shim is started early, so that its start overlaps with reading and staging: a trivial
+    job is a tenth faster for it. Whoever needs the first shim of ours gets that one.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        registered: Callable[[Wrapped, int, int], None],
-        changed: Callable[[Wrapped], None],
-    ) -> None:
-        self._loop = loop
-        self._registered = registered
-        self._changed = changed
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.all: list[Wrapped] = []
+        self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
+        self._registered: Callable[[Wrapped, int, int], None] = _refuse
+        self._changed: Callable[[Wrapped], None] = _ignore
+        self._spare = _Spare()
         self._token = os.urandom(16).hex()
         self.folder = private_folder()
         self.path = os.path.join(self.folder, "s")
@@ -134,21 +134,77 @@ class Nursery:
         self._listener.bind(self.path)
         self._listener.listen(1024)
         self._listener.setblocking(False)
-        self.all: list[Wrapped] = []
-        self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
         loop.watch(self._listener.fileno(), self._accept)
+
+    def serve(
+        self,
+        registered: Callable[[Wrapped, int, int], None],
+        changed: Callable[[Wrapped], None],
+    ) -> None:
+        """From now on calls, on the loop's thread: `registered(wrapped, out_fd, err_fd)` when a
+        shim is there and waits for its order; `changed(wrapped)` when its script started, failed
+        to start, or ended, and when the shim is gone."""
+        self._registered = registered
+        self._changed = changed
 
     @property
     def variable(self) -> str:
         """The value of MUSTER_SHIM for a process whose children are to be shims."""
         return f"{self.path} {self._token}"
 
-    def spawn(self, role: str, environ: Mapping[str, str]) -> int:
-        """Starts a shim of our own; returns its pid. Raises LaunchError when the fork fails."""
+    def warm_up(self, environ: Mapping[str, str]) -> None:
+        """Starts the spare; a machine that cannot fork says so when a process is needed."""
+        try:
+            self._spare.pid = self._fork(SPARE, environ)
+        except LaunchError:
+            pass
+
+    def spawn(self, role: str, environ: Mapping[str, str]) -> None:
+        """Starts a shim of our own. Raises LaunchError when the fork fails."""
+        pid, self._spare.pid = self._spare.pid, 0
+        if not pid:
+            self._fork(role, environ)
+            return
+        self.shims[pid] = self._spare.role = role
+        arrived, self._spare.arrived = self._spare.arrived, None
+        if arrived is not None:
+            arrived[0].role = role
+            self.loop.post(lambda: self._registered(*arrived))
+
+    def release_spare(self) -> None:
+        """Nobody will need it any more."""
+        pid, self._spare.pid = self._spare.pid, 0
+        if self._spare.arrived is not None:
+            _refuse(*self._spare.arrived)
+            self._spare.arrived = None
+        elif pid:
+            os.kill(pid, signal.SIGKILL)  # it has no script yet
+
+    def close(self) -> None:
+        """Removes the socket and its folder; open shims see their supervisor go."""
+        self.loop.forget(self._listener.fileno())
+        self._listener.close()
+        spare = self._spare.pid
+        self.release_spare()
+        if spare in self.shims:
+            os.waitpid(spare, 0)
+        for wrapped in self.all:
+            self._disconnect(wrapped)
+        for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
+            try:
+                remove(path)
+            except OSError:
+                pass
+
+    def _fork(self, role: str, environ: Mapping[str, str]) -> int:
         argv = [sys.executable, "-I", "-S", SHIM, role]
         try:
             pid = os.posix_spawn(
-                sys.executable, argv, {**environ, "MUSTER_SHIM": self.variable}, setsid=True
+                sys.executable,
+                argv,
+                {**environ, "MUSTER_SHIM": self.variable},
+                setsid=True,
+                setsigmask=(),  # ours may hold stop signals back at this moment
             )
         except OSError as error:
             raise LaunchError(
@@ -158,21 +214,11 @@ class Nursery:
         self.shims[pid] = role
         return pid
 
-    def close(self) -> None:
-        """Removes the socket and its folder; open shims see their supervisor go."""
-        self._loop.forget(self._listener.fileno())
-        self._listener.close()
-        for wrapped in self.all:
-            self._disconnect(wrapped)
-        for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
-            try:
-                remove(path)
-            except OSError:
-                pass
-
     def shim_ended(self, pid: int) -> str:
         """Forgets a shim of our own; gives back its role when it never said hello, else ""."""
         role = self.shims.pop(pid, "")
+        if pid == self._spare.pid:
+            self._spare.pid = 0
         return "" if any(wrapped.shim_pid == pid for wrapped in self.all) else role
 
     def adopted(self, pid: int, status: int) -> bool:
@@ -196,13 +242,13 @@ class Nursery:
         # The hello is sent right after the connect and is one message: read it when it is there.
         sock.setblocking(False)
         pending = _Hello(sock, pid)
-        self._loop.watch(sock.fileno(), lambda _events: self._hear_hello(pending))
+        self.loop.watch(sock.fileno(), lambda _events: self._hear_hello(pending))
 
     def _hear_hello(self, pending: _Hello) -> None:
         fields = pending.read()
         if fields is None:
             return
-        self._loop.forget(pending.sock.fileno())
+        self.loop.forget(pending.sock.fileno())
         if len(fields) < 4 or fields[0] != b"hello" or fields[2] != self._token.encode():
             pending.drop()
             return
@@ -210,9 +256,15 @@ class Nursery:
         environ = {name: value for name, _, value in entries}
         wrapped = Wrapped(os.fsdecode(fields[1]), pending.sock, pending.pid, environ)
         self.all.append(wrapped)
-        self._loop.watch(wrapped.sock.fileno(), lambda _events: self._hear(wrapped))
-        out_fd, err_fd = pending.descriptors
-        self._registered(wrapped, out_fd, err_fd)
+        self.loop.watch(wrapped.sock.fileno(), lambda _events: self._hear(wrapped))
+        arrived = (wrapped, *pending.descriptors)
+        if wrapped.role != SPARE:
+            self._registered(*arrived)
+        elif self._spare.role:
+            wrapped.role = self._spare.role
+            self._registered(*arrived)
+        else:
+            self._spare.arrived = arrived
 
     def _hear(self, wrapped: Wrapped) -> None:
         try:
@@ -242,24 +294,56 @@ class Nursery:
         self._changed(wrapped)
 
     def _drop(self, wrapped: Wrapped) -> None:
+        """The shim is gone: its work is done, or it was killed and left its script behind."""
         if not wrapped.connected:
             return
         self._disconnect(wrapped)
-        if wrapped.pid or wrapped.ended:
-            self._changed(wrapped)  # its script may live on: the reaper gets its status
-        else:
+        if not wrapped.ended and not wrapped.pid:
             wrapped.failure = "the process that was to start it is gone"
             self._end(wrapped, 127)
+            return
+        if not wrapped.ended and wrapped.pidfd >= 0:
+            self.loop.watch(wrapped.pidfd, lambda _events: self._orphan_ended(wrapped))
+        self._changed(wrapped)
+
+    def _orphan_ended(self, wrapped: Wrapped) -> None:
+        """Whoever adopted the script tells its status in a moment; a status that nobody tells is
+        a defect, and never a success."""
+        self.loop.forget(wrapped.pidfd)
+        self.loop.after(ORPHAN_S, lambda: self._end(wrapped, InternalError.exit_code))
 
     def _disconnect(self, wrapped: Wrapped) -> None:
         if not wrapped.connected:
             return
         wrapped.connected = False
-        self._loop.forget(wrapped.sock.fileno())
+        self.loop.forget(wrapped.sock.fileno())
         wrapped.sock.close()
         if wrapped.pidfd >= 0 and wrapped.ended:
             os.close(wrapped.pidfd)
             wrapped.pidfd = -1
+
+
+class _Spare:
+    """The shim that was started before anybody needed one.
+
+    `pid`: 0 when there is none, or none any more; `role`: what it was taken for; `arrived`: the
+    shim and its streams while it waits for somebody to need it.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.role = ""
+        self.arrived: tuple[Wrapped, int, int] | None = None
+
+
+def _refuse(wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+    os.close(out_fd)
+    os.close(err_fd)
+    wrapped.release()
+
+
+def _ignore(wrapped: Wrapped) -> None:
+    pass
 
 
 class _Hello:

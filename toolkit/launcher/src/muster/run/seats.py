@@ -245,7 +245,7 @@ class FollowerSeat:
             post.identity,
             lambda done: in_background(loop, lambda: post.resolve(self._leader), done),
             post.control_port,
-            "" if post.checks_names else post.address,
+            post.source,
             post.deadlines,
             self,
         )

@@ -19,7 +19,6 @@ from muster.run import events as e
 from muster.run.console import Console
 from muster.run.hostlife import HostLife, State
 from muster.run.logs import Pump
-from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
 from muster.run.post import Ending, Post, Work, trouble_of
 from muster.run.process import Nursery, Wrapped
@@ -47,21 +46,21 @@ class Output(NamedTuple):
     recorder: Recorder
 
 
-def supervise(post: Post, work: Work, output: Output) -> Outcome:
+def supervise(post: Post, work: Work, output: Output, nursery: Nursery) -> Outcome:
     """Runs this host's part of the job to its end and returns the outcome of the job.
 
     Must be called on the main thread. Leaves no process of its own behind, restores signal
-    handlers, and never raises for anything that happens to the job.
+    handlers, and never raises for anything that happens to the job. The caller closes `nursery`.
     """
-    return _Supervisor(post, work, output).run()
+    return _Supervisor(post, work, output, nursery).run()
 
 
 class _Supervisor:
-    def __init__(self, post: Post, work: Work, output: Output) -> None:
+    def __init__(self, post: Post, work: Work, output: Output, nursery: Nursery) -> None:
         self._post = post
         self._work = work
         self._pump, self._log, self._recorder = output
-        self._loop = Loop()
+        self._loop = nursery.loop
         self._began_s = time.monotonic()
         self._mark = "MUSTER_RUN_ID=" + os.urandom(8).hex()
         self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
@@ -71,7 +70,8 @@ class _Supervisor:
         self._clean_by = 0.0
         self._mask_before: set[Any] = set()
         self._written = False
-        self._nursery = Nursery(self._loop, self._registered, self._changed)
+        self._nursery = nursery
+        nursery.serve(self._registered, self._changed)
         self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
         self._seat: Seat = (
             LeaderSeat(self._loop, post, self._happen, self._log, self._recorder)
@@ -115,12 +115,11 @@ class _Supervisor:
             return self._break_off(error)
         finally:
             self._seat.close()
-            self._nursery.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
             for number, handler in before.items():
-                signal.signal(number, handler)
+                held = number in self._mask_before  # in this thread; others would take it
+                signal.signal(number, signal.SIG_IGN if held else handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
             signal.set_wakeup_fd(-1)
-            self._loop.close()
         assert self._life.outcome is not None
         return self._life.outcome
 
@@ -149,7 +148,7 @@ class _Supervisor:
         before[signal.SIGCHLD] = signal.signal(
             signal.SIGCHLD, lambda _number, _frame: self._loop.post(self._reaper.look)
         )
-        # `train` holds stop signals back until here, and again once the outcome is written.
+        # `train` holds stop signals back until here; once the outcome is written they mean nothing.
         self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return before
 
@@ -284,6 +283,7 @@ class _Supervisor:
     def _wrap_up(self) -> None:
         """Lets the shims go, makes sure that nothing is left, then writes the files."""
         self._ranks.release()
+        self._nursery.release_spare()
         now = time.monotonic()
         self._clean_by = now + CLEAN_UP_S
         if self._ranks.launcher_runs:

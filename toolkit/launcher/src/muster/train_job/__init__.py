@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster.contract.read import read_cluster, read_job
-from muster.run.identity import Identity
-from muster.run.post import Ending, Post, trouble_of
-from muster.run.verdict import from_trouble
+from muster.run.loop import Loop
+from muster.run.process import Nursery
 from muster.spec.errors import ConfigError, MusterError
-from muster.spec.outcome import Outcome
-from muster.train_job.place import Place, find_place
 
 if TYPE_CHECKING:
+    from muster.run.post import Post
     from muster.run.supervise import Output
     from muster.spec.cluster import Cluster
     from muster.spec.deadlines import Deadlines
     from muster.spec.job import Job, Settings
+    from muster.spec.outcome import Outcome
+    from muster.train_job.place import Place
 
 __all__ = ["run"]
+
+# Never handed to a rank, a launcher or an installer: the job secret is among them (protocol.md
+# 2), and a `train` or `muster local` started by a script is to be a job of its own.
+OURS_ALONE = "MUSTER_"
 
 
 def run(environ: Mapping[str, str]) -> Outcome:
@@ -31,6 +34,18 @@ def run(environ: Mapping[str, str]) -> Outcome:
     Writes the status files, the record and the last lines. Must be called on the main thread.
     Raises nothing for what happens to the job: every failure is an outcome.
     """
+    nursery = Nursery(Loop())
+    try:
+        nursery.warm_up({k: v for k, v in environ.items() if not k.startswith(OURS_ALONE)})
+        return _run(environ, nursery)
+    finally:
+        nursery.close()
+        nursery.loop.close()
+
+
+def _run(environ: Mapping[str, str], nursery: Nursery) -> Outcome:
+    # imported while the spare shim starts beside us
+    from muster.contract.read import read_job
     from muster.train_job.output import close_output, open_output
 
     try:
@@ -40,16 +55,17 @@ def run(environ: Mapping[str, str]) -> Outcome:
     output = open_output(environ, job)
     try:
         if isinstance(job, ConfigError):
-            return _refuse(environ, job, output)
-        return _run_job(job, output)
+            return _refuse(environ, job, output, nursery)
+        return _run_job(job, output, nursery)
     except Exception as error:  # also a defect of ours ends with files and a code of its own
         return _alone(environ, error, output)
     finally:
         close_output(job, output)
 
 
-def _run_job(job: Job, output: Output) -> Outcome:
+def _run_job(job: Job, output: Output, nursery: Nursery) -> Outcome:
     from muster.run.supervise import supervise
+    from muster.train_job.place import find_place
     from muster.train_job.work import JobWork
 
     place = find_place(job.cluster, output.console)
@@ -57,12 +73,14 @@ def _run_job(job: Job, output: Output) -> Outcome:
     work.begin()
     post = _post(job.cluster, job.settings, job.deadlines, job.environ, place)
     post = post._replace(identity=work.identity(), memory_note=work.memory_note)
-    return supervise(post, work, output)
+    return supervise(post, work, output, nursery)
 
 
-def _refuse(environ: Mapping[str, str], error: ConfigError, output: Output) -> Outcome:
+def _refuse(
+    environ: Mapping[str, str], error: ConfigError, output: Output, nursery: Nursery
+) -> Outcome:
     """Bad input: told to the other hosts when there are any and they can be found."""
-    from muster.train_job.refusal import RefusalWork
+    from muster.contract.read import read_cluster
 
     try:
         cluster, settings, deadlines = read_cluster(environ)
@@ -70,7 +88,10 @@ def _refuse(environ: Mapping[str, str], error: ConfigError, output: Output) -> O
         return _alone(environ, error, output)
     if len(cluster.hosts) == 1:
         return _alone(environ, error, output)
+    from muster.run.post import trouble_of
     from muster.run.supervise import supervise
+    from muster.train_job.place import find_place
+    from muster.train_job.refusal import RefusalWork
 
     try:
         place = find_place(cluster, output.console)
@@ -78,11 +99,13 @@ def _refuse(environ: Mapping[str, str], error: ConfigError, output: Output) -> O
         return _alone(environ, error, output)  # what is wrong with the request comes first
     post = _post(cluster, settings, deadlines, environ, place)
     work = RefusalWork(environ, cluster, output)
-    return supervise(post._replace(trouble=trouble_of(error)), work, output)
+    return supervise(post._replace(trouble=trouble_of(error)), work, output, nursery)
 
 
 def _alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
     """The outcome of this host when there is nobody to agree with."""
+    from muster.run.post import Ending, trouble_of
+    from muster.run.verdict import from_trouble
     from muster.train_job.refusal import RefusalWork
 
     outcome = from_trouble(trouble_of(error))
@@ -97,9 +120,13 @@ def _post(
     environ: Mapping[str, str],
     place: Place,
 ) -> Post:
-    checks_names = not (settings.secret or settings.insecure_join or cluster.addresses)
+    from muster.contract.findings import Findings
+    from muster.contract.program import find_job_id
+    from muster.run.identity import Identity
+    from muster.run.post import Post
+
     identity = Identity(
-        environ.get("TRAINING_JOB_NAME", ""),
+        find_job_id(environ, {}, Findings()),
         cluster.me.name,
         cluster.current,
         {},
@@ -111,7 +138,8 @@ def _post(
         deadlines=deadlines,
         address=place.address,
         control_port=settings.control_port,
-        checks_names=checks_names,
+        source=place.address if cluster.addresses else "",
+        checks_names=not (settings.secret or settings.insecure_join),
         log_prefix=settings.log_prefix,
         environ=environ,
         resolve=place.resolve,

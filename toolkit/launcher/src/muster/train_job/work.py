@@ -14,6 +14,7 @@ from muster.run.identity import Identity
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
+from muster.train_job import OURS_ALONE
 from muster.train_job.output import masker_of, record_folder
 from muster.train_job.place import Place, warn_of_init
 from muster.version import __version__
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from muster.run.post import Ending
     from muster.run.supervise import Output
     from muster.spec.steps import StepRunner
-
-# Never handed to a rank, a launcher or an installer: the job secret is among them (protocol.md
-# 2), and a `train` or `muster local` started by a script is to be a job of its own.
-OURS_ALONE = "MUSTER_"
 
 
 class JobWork:

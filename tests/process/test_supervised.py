@@ -1,0 +1,352 @@
+"""Shims, steps and early signals: what the supervisor does when one of its own parts breaks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from muster.run import rank_shim
+from muster.run.logs import Pump
+from muster.run.loop import Loop
+from muster.run.process import Nursery, Wrapped
+from muster.run.reaper import Reaper
+from muster.run.steps import Steps
+from muster.spec.errors import LaunchError, StoppedError
+from muster.spec.steps import StepResult
+from tests.support.cluster import Cluster
+
+Make = Callable[..., Cluster]
+
+
+class House:
+    """A nursery with its loop and reaper, and what it told."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.pump = Pump()
+        self.seen: list[Wrapped] = []
+        self.ended: list[Wrapped] = []
+        self.unborn: list[str] = []
+        self.fds: list[int] = []
+        self.nursery = Nursery(self.loop)
+        self.nursery.serve(self._registered, self._changed)
+        self.steps = Steps(self.loop, lambda: self.nursery, self.pump)
+        self.reaper = Reaper(
+            self.loop,
+            self.nursery.shims.__contains__,
+            self._shim_ended,
+            self.nursery.adopted,
+        )
+        self._before = signal.signal(
+            signal.SIGCHLD, lambda _number, _frame: self.loop.post(self.reaper.look)
+        )
+
+    def _registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+        if not self.steps.registered(wrapped, out_fd, err_fd):
+            self.seen.append(wrapped)
+            self.fds += [out_fd, err_fd]
+
+    def _changed(self, wrapped: Wrapped) -> None:
+        if not self.steps.changed(wrapped) and wrapped.ended:
+            self.ended.append(wrapped)
+
+    def _shim_ended(self, pid: int) -> None:
+        role = self.nursery.shim_ended(pid)
+        if role and not self.steps.unborn(role):
+            self.unborn.append(role)
+
+    def until(self, condition: Callable[[], bool], limit_s: float = 10) -> None:
+        end = time.monotonic() + limit_s
+
+        def look() -> None:
+            if condition() or time.monotonic() >= end:
+                self.loop.stop()
+            else:
+                self.loop.after(0.005, look)
+
+        self.loop.after(0, look)
+        self.loop.run()
+        assert condition()
+
+    def shim(self) -> socket.socket:
+        """A connection that has said a true hello."""
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self.nursery.path)
+        token = self.nursery.variable.partition(" ")[2].encode()
+        read, write = os.pipe()
+        hello = [b"hello", b"rank:0", token, b"1"]
+        rank_shim.send(sock, hello, (read, os.dup(read)))
+        os.close(read)
+        os.close(write)
+        self.until(lambda: bool(self.seen))
+        return sock
+
+    def in_thread(self, call: Callable[[], object]) -> list[object]:
+        """What a call on the staging thread gave or raised."""
+        answer: list[object] = []
+
+        def run() -> None:
+            try:
+                answer.append(call())
+            except Exception as error:
+                answer.append(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return answer
+
+    def close(self) -> None:
+        self.nursery.close()
+        end = time.monotonic() + 5
+        while self.nursery.shims and time.monotonic() < end:
+            self.reaper.look()
+            time.sleep(0.01)
+        signal.signal(signal.SIGCHLD, self._before)
+        for fd in self.fds:
+            os.close(fd)
+        self.pump.close(5)
+        self.loop.close()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    yield made
+    made.close()
+    assert not made.nursery.shims
+    assert not os.path.exists(made.nursery.folder)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"ended\0x",
+        b"ended",
+        b"ended\0" + b"9" * 40,
+        b"started\0-",
+        b"started",
+        b"failed\0" + b"9" * 12,
+        b"orphan\x001",
+        b"nonsense\x001",
+        b"",
+        b"x" * 5000,
+    ],
+    ids=repr,
+)
+def test_a_shim_that_talks_nonsense_is_a_shim_that_is_gone(house: House, message: bytes) -> None:
+    with house.shim() as sock:
+        sock.sendall(len(message).to_bytes(4, "big") + message)
+        house.until(lambda: bool(house.ended))
+    (wrapped,) = house.ended
+    assert (wrapped.status, wrapped.connected) == (127, False)
+    assert "gone" in wrapped.failure
+
+
+def test_a_shim_that_dies_before_it_started_anything_ends_its_rank(house: House) -> None:
+    house.shim().close()
+    house.until(lambda: bool(house.ended))
+    assert house.ended[0].status == 127
+
+
+@pytest.mark.promise("S18")
+@pytest.mark.parametrize(
+    "hello",
+    [
+        [b"hello", b"rank:0", b"a wrong token", b"1"],
+        [b"hello"],
+        [b"goodbye", b"rank:0", b"t", b"1"],
+        [b""],
+    ],
+    ids=repr,
+)
+def test_who_does_not_know_the_token_is_dropped_with_its_descriptors(
+    house: House, hello: list[bytes]
+) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(house.nursery.path)
+        read, write = os.pipe()
+        rank_shim.send(sock, hello, (read, write))
+        os.close(read)
+        os.close(write)
+        house.until(lambda sock=sock: is_closed(sock))  # type: ignore[misc]
+        sock.close()
+    assert not house.seen
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_an_order_to_a_stopped_shim_does_not_hold_the_loop_for_ever(house: House) -> None:
+    with house.shim():
+        (wrapped,) = house.seen
+        began = time.monotonic()
+        wrapped.start(["true"], {"BIG": "x" * (1 << 20)}, "/")
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.promise("F16")
+def test_a_shim_that_ends_before_it_registers_is_noticed_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.run.process.SHIM", "/nonexistent.py")
+    house.nursery.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.until(lambda: house.unborn == ["rank:0"])
+    answer = house.in_thread(lambda: house.steps(["true"], {}, "/"))
+    house.until(lambda: bool(answer))
+    assert isinstance(answer[0], LaunchError)
+
+
+@pytest.mark.promise("F16")
+def test_a_fork_that_fails_is_the_error_of_the_step(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_options: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    answer = house.in_thread(lambda: house.steps(["true"], {}, "/"))
+    house.until(lambda: bool(answer))
+    assert isinstance(answer[0], LaunchError)
+    assert "ulimit -u" in answer[0].fix
+
+
+def test_a_step_s_status_and_last_lines_are_its_result(house: House) -> None:
+    environ: Mapping[str, str] = {"PATH": os.environ["PATH"]}
+    answer = house.in_thread(
+        lambda: house.steps(
+            ["sh", "-c", "echo out; echo err >&2; exit 3"], environ, "/", show=False
+        )
+    )
+    house.until(lambda: bool(answer))
+    (result,) = answer
+    assert isinstance(result, StepResult)
+    assert result.status == 3
+    assert sorted(result.tail.split()) == ["err", "out"]
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("when", ["before it registers", "while it runs", "before it is asked"])
+def test_an_aborted_step_leaves_nothing(house: House, when: str) -> None:
+    mark = f"1{time.monotonic_ns()}"
+    if when == "before it is asked":
+        house.steps.abort()
+    command = ["sleep", mark]
+    answer = house.in_thread(lambda: house.steps(command, {"PATH": os.environ["PATH"]}, "/"))
+    if when == "while it runs":
+        house.until(lambda: runs(mark))
+    elif when == "before it registers":
+        house.until(lambda: bool(house.nursery.shims))
+    house.steps.abort()
+    house.until(lambda: bool(answer) and not house.nursery.shims)
+    assert isinstance(answer[0], StoppedError)
+    assert not runs(mark)
+
+
+def runs(mark: str) -> bool:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if mark.encode() in file.read().split(b"\0"):
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def test_calls_from_other_threads_after_the_end_go_nowhere() -> None:
+    loop = Loop()
+    loop.close()
+    loop.post(lambda: None)
+
+
+EARLY_OR_LATE = (
+    "import os, signal, sys\n"
+    "import muster.train_job.output as output\n"
+    "real = output.{name}\n"
+    "def stopped(*args):\n"
+    "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    "    return real(*args)\n"
+    "output.{name} = stopped\n"
+    "from muster.cli import train\n"
+    "sys.argv = ['train']\n"
+    "train()\n"
+)
+
+
+def sabotaged(job: Cluster, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", EARLY_OR_LATE.format(name=name)],
+        env={**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.promise("F06")
+def test_a_stop_before_the_supervisor_listens_is_not_lost(cluster: Make) -> None:
+    job = cluster("print('ran', flush=True)\nimport time; time.sleep(60)\n", hosts=1)
+    done = sabotaged(job, "open_output")
+    assert done.returncode == 143, done.stderr
+    assert "STOPPED by SIGTERM" in done.stderr
+
+
+def test_a_stop_after_the_outcome_changes_nothing(cluster: Make) -> None:
+    """Compose sends it to the leader when the first follower leaves (protocol.md 8)."""
+    job = cluster("print('ran', flush=True)\n", hosts=1)
+    done = sabotaged(job, "close_output")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
+@pytest.mark.promise("F10")
+def test_a_script_whose_shim_is_killed_keeps_its_true_status(cluster: Make) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit(42)\n"
+    )
+    assert cluster(script, hosts=1).run(limit_s=15)["algo-1"].code == 42
+
+
+@pytest.mark.promise("F10")
+def test_a_script_that_dies_together_with_its_shim_is_not_waited_for(cluster: Make) -> None:
+    script = (
+        "import os, signal\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    results = [cluster(script, hosts=1).run(limit_s=15)["algo-1"] for _ in range(5)]
+    assert {result.code for result in results} == {137}
+
+
+def test_failures_of_many_ranks_with_long_texts_fit_the_channel(cluster: Make) -> None:
+    """Every character of a tail may take 12 bytes of JSON: the report must fit a frame."""
+    script = (
+        "import os, sys\n"
+        "sys.stderr.write('\\U0001f600' * 5000 + '\\n')\n"
+        "raise ValueError('\\U0001f600' * 3000)\n"
+    )
+    results = cluster(script, hosts=2).run(limit_s=20)
+    assert {r.code for r in results.values()} == {1}
+    assert all(r.first_line.startswith("UserScriptError: ValueError") for r in results.values())
