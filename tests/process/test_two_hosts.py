@@ -72,7 +72,7 @@ def test_an_exit_code_of_a_follower_is_every_host_s(cluster: Make) -> None:
     results = cluster(script).run(limit_s=20)
     assert {r.code for r in results.values()} == {42}
     assert {r.first_line for r in results.values()} == {
-        "UserScriptError: exit code 42 (algo-2 rank 1, exit code 42)"
+        "UserScriptError: it ended without an error message (algo-2 rank 1, exit code 42)"
     }
 
 

@@ -160,7 +160,11 @@ def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None
 def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
     one = recorder(tmp_path)
     go_on = threading.Event()
-    one._put(1, lambda: None if go_on.wait(10) else None)
+
+    def blocked() -> None:
+        go_on.wait(10)
+
+    one._put(1, blocked)
     one.close(0.1, only_tails=True)
     assert one._thread is not None
     assert one._thread.is_alive()

@@ -107,6 +107,10 @@ class LeaderSeat:
         tell_by = now
         if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
             tell_by = min(now + limits.told_s, self._began_s + limits.join_s)
+        missing = self._conductor.missing()
+        if missing and tell_by > now:
+            names = ", ".join(missing)
+            self._log("job", f"waiting up to {tell_by - now:.0f} s to tell {names} of the end")
         self._leader.expect_closes()
         self._wait_for_closes(close_by, tell_by, done)
 

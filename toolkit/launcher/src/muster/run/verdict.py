@@ -97,11 +97,11 @@ def _from_rank(
     said = f"exit code {code}"
     if first.status != code and first.status >= 0:
         said = f"exit code {first.status} of the script, reported as {code}"
-    what = first.note or first.summary
+    what = first.note or first.summary or "it ended without an error message"
     if first.status < 0 and not first.note and not first.signalled:
         name = signal_name(-first.status)
-        what = f"{what} [{name}]" if what else f"killed by signal {-first.status} {name}"
-    headline = f"UserScriptError: {what or said} ({first.host} rank {first.rank}, {said})"
+        what = f"{what} [{name}]" if first.summary else f"killed by signal {-first.status} {name}"
+    headline = f"UserScriptError: {what} ({first.host} rank {first.rank}, {said})"
     if also:
         headline += f" and {also} more"
     return Failed(
@@ -120,7 +120,7 @@ def _fix(first: RankFailure) -> str:
     if first.tail:
         where = f"; all that it wrote: {first.log}" if first.log else ""
         return f"see the last lines of rank {first.rank}{where}"
-    return "the script wrote nothing to its error stream; run it with `muster local` to watch it"
+    return f"rank {first.rank} wrote nothing to its error stream; let it say why it ends"
 
 
 def exit_code(failure: RankFailure) -> int:

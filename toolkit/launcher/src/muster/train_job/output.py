@@ -26,7 +26,7 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
     pump = Pump()
     masker = masker_of(environ, job)
     if isinstance(job, ConfigError):
-        name = environ.get("SM_CURRENT_HOST", "this-host")
+        name = _name_beside_bad_input(environ)
         return Output(
             pump, Console(name, 20, pump, masker.mask), Recorder(name, "", "", 1, masker.mask)
         )
@@ -44,6 +44,16 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
         masker.mask,
     )
     return Output(pump, Console(name, job.log_level, pump, masker.mask), recorder)
+
+
+def _name_beside_bad_input(environ: Mapping[str, str]) -> str:
+    """This host's name when at least the list of hosts can be read."""
+    from muster.contract.read import read_cluster
+
+    try:
+        return read_cluster(environ)[0].me.name
+    except ConfigError:
+        return "this-host"
 
 
 def close_output(job: Job | ConfigError, output: Output) -> None:
