@@ -16,6 +16,7 @@ from muster.run.identity import PROTOCOL
 from muster.run.leader import PENDING_LIMIT
 from muster.run.messages import Go, Ready
 from tests.support.channel import SLOW, Channel, Side, channel, identity
+from tests.support.effort import effort
 
 __all__ = ["channel"]
 

@@ -118,7 +118,7 @@ def test_the_first_failure_does_not_depend_on_the_order_of_reports(
         ),
         (
             OWN._replace(status=102, summary=""),
-            "UserScriptError: exit code 102 of the script, reported as 1 "
+            "UserScriptError: it ended without an error message "
             "(algo-1 rank 0, exit code 102 of the script, reported as 1)",
         ),
     ],
