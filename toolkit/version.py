@@ -1,3 +1,1 @@
-"""One version for every wheel of the toolkit."""
-
-__version__ = "0.1.0"
+launcher/src/muster/version.py

@@ -278,6 +278,61 @@ def test_calls_from_other_threads_after_the_end_go_nowhere() -> None:
     loop.post(lambda: None)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_spare_that_nobody_needed_is_gone_at_once(
+    house: House, stopped: bool, arrived: bool
+) -> None:
+    house.nursery.warm_up({"PATH": os.environ["PATH"]})
+    (pid,) = house.nursery.shims
+    if arrived:
+        house.until(lambda: bool(house.nursery.all))
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    house.nursery.close()
+    assert time.monotonic() - began < 1
+    assert not os.path.exists(f"/proc/{pid}")
+    house.nursery.shims.clear()
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_spare_that_died_is_no_spare(house: House, arrived: bool) -> None:
+    house.nursery.warm_up({"PATH": os.environ["PATH"]})
+    (pid,) = house.nursery.shims
+    if arrived:
+        house.until(lambda: bool(house.nursery.all))
+    os.kill(pid, signal.SIGKILL)
+    if arrived:
+        house.until(lambda: bool(house.ended))
+    else:
+        house.until(lambda: not house.nursery.shims)
+    house.nursery.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.until(lambda: bool(house.seen))
+    assert house.seen[0].role == "rank:0"
+    assert house.seen[0].shim_pid != pid
+
+
+def test_a_parent_that_ignores_its_children_changes_no_exit_code(cluster: Make) -> None:
+    """SIGCHLD may be inherited as ignored: the kernel then reaps before we can."""
+    job = cluster("print('ran', flush=True)\n", hosts=1)
+    start = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'muster', 'train'])\n"
+    )
+    for base, code in ((str(job.base("algo-1")), 0), ("/nonexistent", 100)):
+        done = subprocess.run(
+            [sys.executable, "-c", start],
+            env={**job.environ, "SAGEMAKER_BASE_DIR": base},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+
+
 EARLY_OR_LATE = (
     "import os, signal, sys\n"
     "import muster.train_job.output as output\n"

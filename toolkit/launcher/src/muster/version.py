@@ -1,1 +1,3 @@
-../../../version.py
+"""One version for every wheel of the toolkit."""
+
+__version__ = "0.1.0"

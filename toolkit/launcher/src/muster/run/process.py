@@ -162,11 +162,12 @@ class Nursery:
     def spawn(self, role: str, environ: Mapping[str, str]) -> None:
         """Starts a shim of our own. Raises LaunchError when the fork fails."""
         pid, self._spare.pid = self._spare.pid, 0
-        if not pid:
+        arrived = self._spare.arrived
+        if not pid or (arrived is not None and arrived[0].ended):
             self._fork(role, environ)
             return
         self.shims[pid] = self._spare.role = role
-        arrived, self._spare.arrived = self._spare.arrived, None
+        self._spare.arrived = None
         if arrived is not None:
             arrived[0].role = role
             self.loop.post(lambda: self._registered(*arrived))
@@ -174,11 +175,11 @@ class Nursery:
     def release_spare(self) -> None:
         """Nobody will need it any more."""
         pid, self._spare.pid = self._spare.pid, 0
-        if self._spare.arrived is not None:
-            _refuse(*self._spare.arrived)
-            self._spare.arrived = None
-        elif pid:
-            os.kill(pid, signal.SIGKILL)  # it has no script yet
+        arrived, self._spare.arrived = self._spare.arrived, None
+        if arrived is not None:
+            _refuse(*arrived)
+        if pid in self.shims:
+            os.kill(pid, signal.SIGKILL)  # it has no script, and a stopped one obeys no order
 
     def close(self) -> None:
         """Removes the socket and its folder; open shims see their supervisor go."""
@@ -187,7 +188,10 @@ class Nursery:
         spare = self._spare.pid
         self.release_spare()
         if spare in self.shims:
-            os.waitpid(spare, 0)
+            try:
+                os.waitpid(spare, 0)
+            except ChildProcessError:
+                pass  # whoever started us ignores SIGCHLD: the kernel has reaped it
         for wrapped in self.all:
             self._disconnect(wrapped)
         for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):

@@ -101,6 +101,7 @@ class _Supervisor:
         become_subreaper()
         before = self._take_signals()
         try:
+            self._reaper.look()  # the spare may have ended when nobody listened
             if self._post.trouble is not None:
                 self._happen(e.WentWrong(self._post.trouble))
             try:
