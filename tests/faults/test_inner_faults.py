@@ -67,3 +67,42 @@ def test_no_exception_inside_the_launcher_ends_with_success(
     if where != "work.JobWork.write":  # the one that writes it
         assert failure.read_text().startswith("InternalError: "), done.stderr
     assert not (job.base("algo-1") / "output" / "success").exists()
+
+
+@pytest.mark.promise("F12")
+def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make, tmp_path: Path) -> None:
+    job = cluster("print('ran')", hosts=1)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SABOTAGE.format(
+                where="process.private_folder", error="OSError(28, 'no space')"
+            ).replace("import os, sys,", "import os, sys, muster.run.process as process,"),
+        ],
+        env={**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert "sabotaged" in done.stderr
+    assert done.returncode == 105, done.stderr
+    assert (job.base("algo-1") / "output" / "failure").read_text().startswith("InternalError: ")
+
+
+@pytest.mark.promise("F12")
+@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
+def test_a_defect_on_one_host_is_named_on_all(cluster: Make, host: str) -> None:
+    job = cluster("import time\nprint('ran', flush=True)\ntime.sleep(600)\n")
+    broken = SABOTAGE.format(where="ranks.HostRanks.changed", error="ValueError('x')")
+    for name in job.names:
+        job.start(name, command=[sys.executable, "-c", broken] if name == host else None)
+    results = job.wait(20)
+    assert results[host].code == 105
+    other = next(name for name in job.names if name != host)
+    assert (results[other].code, results[other].first_line[:13]) in [
+        (105, "InternalError"),
+        (102, "PeerError: lo"),  # the leader itself broke: nobody is left to decide
+    ]
+    assert host == "algo-1" or results[other].code == 105, results[other].err

@@ -17,9 +17,10 @@ import pytest
 from muster.run import rank_shim
 from muster.run.logs import Pump
 from muster.run.loop import Loop
-from muster.run.process import Nursery, Wrapped
+from muster.run.process import Nursery
 from muster.run.reaper import Reaper
 from muster.run.steps import Steps
+from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError, StoppedError
 from muster.spec.steps import StepResult
 from tests.support.cluster import Cluster

@@ -113,13 +113,18 @@ class Cluster:
             config = self.base(name) / "input" / "config" / "hyperparameters.json"
             config.write_text(json.dumps(hyperparameters))
 
-    def start(self, *names: str, environ: Mapping[str, str] | None = None) -> None:
-        """Starts `train` on the named hosts, all by default."""
+    def start(
+        self,
+        *names: str,
+        environ: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """Starts `train` (or `command` in its place) on the named hosts, all by default."""
         for name in names or self.names:
             folder = self.folder / name
             with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "muster", "train"],
+                    command or [sys.executable, "-m", "muster", "train"],
                     env={
                         **self.environ,
                         "SAGEMAKER_BASE_DIR": str(self.base(name)),

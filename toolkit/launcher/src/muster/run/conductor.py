@@ -44,7 +44,7 @@ class Order(NamedTuple):
 class _Peer:
     """What is known of one host."""
 
-    __slots__ = ("ended", "facts", "joined", "lost", "ready", "registered", "suspect_s")
+    __slots__ = ("ended", "facts", "joined", "lost", "ready", "registered", "suspect_s", "troubled")
 
     def __init__(self) -> None:
         self.joined = False
@@ -54,6 +54,7 @@ class _Peer:
         self.ended: HostEnded | None = None
         self.suspect_s: float | None = None
         self.lost = False
+        self.troubled = False
 
 
 class Conductor:
@@ -88,6 +89,7 @@ class Conductor:
         self._start_by: float | None = None
         self._progress_at = now + PROGRESS_S
         self._helpers_at: float | None = None
+        self._left: set[str] = set()
 
     def take_orders(self) -> list[Order]:
         """What is to be sent now; each order is given once."""
@@ -109,6 +111,7 @@ class Conductor:
     def left_before_ready(self, host: int, now: float) -> None:
         """A connection closed before the ready barrier: the place is free again."""
         self._peers[host] = _Peer()
+        self._left.add(self.names[host])
         self._try_to_decide(now)
 
     def suspect(self, host: int, now: float) -> None:
@@ -130,7 +133,8 @@ class Conductor:
         missed = since if peer.suspect_s is not None else last_heard + self._deadlines.heartbeat_s
         peer.lost = True
         peer.suspect_s = None
-        if not self._stopped_by or missed <= self._stop_s:
+        # a host that told of its own trouble before it went is no riddle
+        if not peer.troubled and (not self._stopped_by or missed <= self._stop_s):
             self._losses.append(Loss(self.names[host], since, why))
         self._begin_stop(f"lost {self.names[host]}", external=False, now=now)
         self._try_to_decide(now)
@@ -164,6 +168,7 @@ class Conductor:
         elif isinstance(message, Report):
             self._failures += message.failures
             if message.trouble is not None:
+                peer.troubled = True
                 self._add_trouble(message.trouble, now)
             else:
                 self._begin_stop("a rank failed", external=False, now=now)
@@ -196,8 +201,10 @@ class Conductor:
         absent = self.missing()
         if absent and now >= self._join_by:
             present = len(self.names) - len(absent)
+            left = self._left.issuperset(absent)
+            what = "left before the start and was not back" if left else "did not join"
             self._cluster_trouble(
-                f"{_list(absent)} did not join within {self._deadlines.join_s:g} s "
+                f"{_list(absent)} {what} within {self._deadlines.join_s:g} s "
                 f"({present} of {len(self.names)} present)",
                 f"look at the log of {absent[0]}: it did not start, or its network cannot reach "
                 "the leader's control port",
@@ -230,7 +237,8 @@ class Conductor:
         self._add_trouble(Trouble("ClusterError", 102, message, fix, ""), now)
 
     def _add_trouble(self, trouble: Trouble, now: float) -> None:
-        if not self._stopped_by:
+        # what follows from a failing rank, such as a launcher that gives up, is not the cause
+        if not self._stopped_by and not self._failures:
             self._troubles.append(trouble)
         self._begin_stop(trouble.message, external=False, now=now)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-TAIL_BYTES = 16 << 10
+TAIL_BYTES = 64 << 10
 CHAIN_S = 5.0
 
 # Cheap to search in a block of 64 KiB; only a hit makes us look at lines.

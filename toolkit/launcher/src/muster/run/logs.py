@@ -21,7 +21,8 @@ LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
 
 
 class Stream:
-    """One pipe of one process and where its bytes go. `target` -1: on no screen."""
+    """One pipe of one process and where its bytes go. `target` -1: on no screen. `mask` hides
+    secrets on the screen; what ranks write is passed as it is, so they have none."""
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class Stream:
         watcher: Watcher | None,
         keep: Callable[[bytes], None] | None,
         ended: Callable[[], None],
+        mask: Callable[[str], str] | None = None,
     ) -> None:
+        self.mask = mask
         self.fd = fd
         self.target = target
         self.prefix = prefix
@@ -159,7 +162,8 @@ class Pump:
         if stream.keep is not None:
             stream.keep(block)
         if stream.target >= 0:
-            self._write(stream.target, stream.prefixed(block))
+            shown = block if stream.mask is None else _masked(block, stream.mask)
+            self._write(stream.target, stream.prefixed(shown))
 
     def _finish_all(self) -> None:
         for stream in list(self._streams.values()):
@@ -194,3 +198,7 @@ class Pump:
             except OSError:
                 self._broken.add(target)  # nobody reads any more: keep draining the ranks
                 return
+
+
+def _masked(block: bytes, mask: Callable[[str], str]) -> bytes:
+    return mask(block.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

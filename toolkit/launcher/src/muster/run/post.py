@@ -22,9 +22,9 @@ class Post(NamedTuple):
     """Where this host stands in the job.
 
     `address`: this host's on the job interface; `source`: the one that it connects from, "" for
-    any. `environ`: for helpers that muster itself starts, without secrets. `resolve`: name -> IPv4
-    addresses, may block. `checks_names`: no secret is shared, so a peer's address must be one of
-    its name's. `trouble`: what is wrong with this host's request, when it joins only to say so.
+    any. `resolve`: name -> IPv4 addresses, may block. `checks_names`: no secret is shared, so a
+    peer's address must be one of its name's. `trouble`: what is wrong with this host's request,
+    when it joins only to say so.
     """
 
     cluster: Cluster
@@ -35,7 +35,6 @@ class Post(NamedTuple):
     control_port: int
     checks_names: bool
     log_prefix: bool
-    environ: Mapping[str, str]
     resolve: Callable[[str], Sequence[str]]
     memory_note: Callable[[], str]
     trouble: Trouble | None = None

@@ -16,9 +16,10 @@ from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble, shortened
-from muster.run.process import NEVER_STARTED, Nursery, Wrapped
+from muster.run.process import NEVER_STARTED, Nursery
 from muster.run.record import Recorder
 from muster.run.verdict import signal_name
+from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError
 from muster.spec.outcome import RankFailure
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from muster.run.evidence import Watcher
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
-from muster.run.process import NEVER_STARTED, Nursery, Wrapped
+from muster.run.process import NEVER_STARTED, Nursery
+from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError, StoppedError
+from muster.spec.masking import Masker
 from muster.spec.steps import StepResult
 
 DRAIN_S = 5.0
@@ -67,7 +69,7 @@ class Steps:
             ended = self._stream_ended(step)
             keep = None if fd == err_fd else _Tail(step.watcher)
             if step.show:
-                stream = Stream(fd, target, b"", step.watcher, keep, ended)
+                stream = Stream(fd, target, b"", step.watcher, keep, ended, step.masker.mask)
             else:
                 stream = Stream(fd, -1, b"", None, _Tail(step.watcher), ended)
             self._pump.add(stream)
@@ -144,6 +146,7 @@ class _Step:
         self.error: LaunchError | None = None  # why it could not be started
         self.wrapped: Wrapped | None = None
         self.watcher = Watcher()
+        self.masker = Masker.of(environ)  # installers print the addresses of their indexes
         self.open_streams = 0
         self.done = threading.Event()
 

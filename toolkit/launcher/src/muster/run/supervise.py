@@ -19,15 +19,16 @@ from muster.run import events as e
 from muster.run.console import Console
 from muster.run.hostlife import HostLife, State
 from muster.run.logs import Pump
-from muster.run.messages import RankEnd, Trouble
+from muster.run.messages import RankEnd, Report, Trouble
 from muster.run.post import Ending, Post, Work, trouble_of
-from muster.run.process import Nursery, Wrapped
+from muster.run.process import Nursery
 from muster.run.ranks import HostRanks
 from muster.run.reaper import Reaper, become_subreaper, kill, survivors
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
 from muster.run.verdict import from_trouble
+from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
 
@@ -129,7 +130,12 @@ class _Supervisor:
         self._busy = True  # nothing that happens from here on is acted on
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
-            outcome = from_trouble(trouble_of(error))
+            trouble = trouble_of(error)
+            outcome = from_trouble(trouble)
+            try:
+                self._seat.tell(Report((), trouble))  # so that the others name it, and not a loss
+            except Exception:
+                pass  # the seat itself may be what is broken
         self._seat.close()
         self._nursery.close()  # shims that lose their supervisor kill their trees
         until = time.monotonic() + CLEAN_UP_S

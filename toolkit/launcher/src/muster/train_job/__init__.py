@@ -34,10 +34,15 @@ def run(environ: Mapping[str, str]) -> Outcome:
     Writes the status files, the record and the last lines. Must be called on the main thread.
     Raises nothing for what happens to the job: every failure is an outcome.
     """
-    nursery = Nursery(Loop())
+    try:
+        nursery = Nursery(Loop())
+    except Exception as error:  # no folder for its socket, no descriptor left
+        return _mute(environ, error)
     try:
         nursery.warm_up({k: v for k, v in environ.items() if not k.startswith(OURS_ALONE)})
         return _run(environ, nursery)
+    except Exception as error:
+        return _mute(environ, error)
     finally:
         nursery.close()
         nursery.loop.close()
@@ -113,6 +118,26 @@ def _alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outc
     return outcome
 
 
+def _mute(environ: Mapping[str, str], error: Exception) -> Outcome:
+    """The outcome when not even lines can be written: the failure file, and text on stderr."""
+    import os
+    import sys
+
+    from muster.contract import report
+    from muster.run.post import trouble_of
+    from muster.run.verdict import from_trouble
+    from muster.spec.masking import Masker
+    from muster.train_job.output import base_paths
+
+    outcome = from_trouble(trouble_of(error))
+    masker = Masker.of(environ)
+    paths = base_paths(environ)
+    if os.path.isdir(paths.base):
+        report.write(paths, outcome, masker)
+    sys.stderr.write(report.failure_block(outcome, masker) + "\n")
+    return outcome
+
+
 def _post(
     cluster: Cluster,
     settings: Settings,
@@ -141,7 +166,6 @@ def _post(
         source=place.address if cluster.addresses else "",
         checks_names=not (settings.secret or settings.insecure_join),
         log_prefix=settings.log_prefix,
-        environ=environ,
         resolve=place.resolve,
         memory_note=lambda: "",
     )
