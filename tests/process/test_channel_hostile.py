@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import socket
 import time
@@ -16,7 +15,7 @@ from muster.run.identity import PROTOCOL
 from muster.run.leader import PENDING_LIMIT
 from muster.run.messages import Go, Ready
 from tests.support.channel import SLOW, Channel, Side, channel, identity
-from tests.support.effort import effort
+from tests.support.effort import collect_garbage, effort
 
 __all__ = ["channel"]
 
@@ -24,7 +23,7 @@ __all__ = ["channel"]
 @pytest.mark.promise("S19")
 def test_two_thousand_idle_connections_neither_grow_nor_keep_a_host_out(channel: Channel) -> None:
     leader = channel.lead()
-    gc.collect()
+    collect_garbage()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     try:
@@ -41,7 +40,7 @@ def test_two_thousand_idle_connections_neither_grow_nor_keep_a_host_out(channel:
         assert most <= PENDING_LIMIT
         channel.run_for(0.05)
         channel.sockets.clear()
-        gc.collect()
+        collect_garbage()
         assert tracemalloc.get_traced_memory()[0] - before < 3 << 20
     finally:
         tracemalloc.stop()

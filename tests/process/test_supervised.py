@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError, StoppedError
 from muster.spec.steps import StepResult
 from tests.support.cluster import Cluster
+from tests.support.effort import collect_garbage
 
 Make = Callable[..., Cluster]
 
@@ -171,7 +171,7 @@ def test_a_shim_that_dies_before_it_started_anything_ends_its_rank(house: House)
 def test_who_does_not_know_the_token_is_dropped_with_its_descriptors(
     house: House, hello: list[bytes]
 ) -> None:
-    gc.collect()
+    collect_garbage()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         sock = socket.socket(socket.AF_UNIX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -19,9 +18,7 @@ from muster.spec.distribution import Torchrun
 from muster.spec.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed"
-)
+pytestmark = pytest.mark.torch
 
 RECORDER = """\
 import json, os, sys

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support import venvs
 
+pytestmark = pytest.mark.dev
+
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

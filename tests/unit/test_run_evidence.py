@@ -56,8 +56,9 @@ def watched(*blocks: tuple[float, bytes]) -> Watcher:
     ids=range(11),
 )
 def test_the_exception_of_real_tracebacks(script: str, expected: str) -> None:
-    assert summary(stderr_of(script)).startswith(expected)
-    assert bool(summary(stderr_of(script))) == bool(expected)
+    found = summary(stderr_of(script)).removeprefix("__main__.")  # written up to Python 3.10
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with 3.11")
