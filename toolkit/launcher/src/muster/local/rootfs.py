@@ -128,7 +128,9 @@ def bind(source: str, target: str) -> None:
 def _own_hosts_file(orders: Orders) -> None:
     """/etc/hosts with every host of the cluster, and nothing else but this machine itself."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
-    lines += [f"{host.address} {host.name}" for host in orders.hosts]
+    for host in orders.hosts:
+        # torch listens on IPv6 and warns about every peer whose mapped address has no name
+        lines += [f"{host.address} {host.name}", f"::ffff:{host.address} {host.name}.mapped"]
     path = "/tmp/.hosts"
     with open(path, "w", encoding="ascii") as file:
         file.write("\n".join(lines) + "\n")
