@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from muster.contract.findings import Findings, short
@@ -30,3 +31,18 @@ def collisions(names: Iterable[str]) -> list[list[str]]:
     for name in names:
         by_upper.setdefault(name.upper(), []).append(name)
     return [group for group in by_upper.values() if len(group) > 1]
+
+
+def absent_channels(document: Mapping[str, object], data: str, group: str) -> list[str]:
+    """Channels whose folder below `data` should be there and is not (B39).
+
+    A Pipe channel has no folder, nor has one that goes to other instance groups only.
+    """
+    absent = []
+    for name, channel in document.items():
+        settings = channel if isinstance(channel, dict) else {}
+        groups = settings.get("InstanceGroupNames") or [group]
+        expected = settings.get("TrainingInputMode") != "Pipe" and group in groups
+        if expected and not os.path.isdir(f"{data}/{name}"):
+            absent.append(name)
+    return absent

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.contract import markers, report
 from muster.contract.environ import exports
+from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
 from muster.spec.errors import ClusterError, ConfigError
@@ -106,6 +107,7 @@ class JobWork:
             program = install(
                 program, environ, job.settings, run, self._log, network_isolation=isolated
             )
+        self._warn_of_absent_channels()
         machine = probe_machine(environ)
         several = len(job.cluster.hosts) > 1
         self._staged = Staged(
@@ -147,8 +149,8 @@ class JobWork:
 
     def check(self, plan: LaunchPlan) -> None:
         """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
-        if len(self._job.cluster.hosts) == 1:
-            return
+        if len(self._job.cluster.hosts) == 1 and plan.launcher is None:
+            return  # nothing will listen
         from muster.stage.network import port_holder
 
         for name, port in plan.ports.items():
@@ -175,6 +177,13 @@ class JobWork:
             if problem:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
         say_last(self._output, ending, self._masker, job.cluster.is_leader, written)
+
+    def _warn_of_absent_channels(self) -> None:
+        job = self._job
+        group = job.cluster.me.group
+        for name in absent_channels(job.documents.input_data_config, job.paths.data, group):
+            where = f"{job.paths.data}/{name}"
+            self._log("stage", f"channel {name!r} has no folder {where}", level="WARNING")
 
     def _rank_environment(
         self, environ: Mapping[str, str], machine: Machine, program: Program
