@@ -255,3 +255,21 @@ def test_the_record_tells_the_run(cluster: Make) -> None:
         assert (run / "logs" / name).is_dir()
     assert (run / "logs" / "algo-2" / "rank-1.out").read_text() == "out\n"
     assert (run / "logs" / "algo-2" / "rank-1.err").read_text() == "err\n"
+
+
+def test_without_a_secret_the_listed_addresses_decide_who_may_join(cluster: Make) -> None:
+    job = cluster(RENDEZVOUS)
+    del job.environ["MUSTER_JOB_SECRET"]
+    assert {r.code for r in job.run().values()} == {0}
+
+
+@pytest.mark.promise("S03")
+def test_without_a_secret_a_host_from_another_address_is_refused(cluster: Make) -> None:
+    job = cluster(RENDEZVOUS, environ={"MUSTER_JOIN_S": "1.5"})
+    del job.environ["MUSTER_JOB_SECRET"]
+    elsewhere = {**job.addresses, "algo-2": "127.9.9.77"}
+    job.start("algo-1")
+    job.start("algo-2", environ={"MUSTER_HOST_ADDRESSES": json.dumps(elsewhere)})
+    results = job.wait(15)
+    assert {r.code for r in results.values()} == {102}
+    assert "refused 127.9.9.77: it says it is algo-2" in results["algo-1"].err
