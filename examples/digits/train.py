@@ -6,6 +6,7 @@ The same script runs alone and, under torchrun, with DistributedDataParallel ove
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -25,6 +26,11 @@ HELD_OUT = 360  # of 1,797 digits; never trained on
 def main() -> None:
     options = parse()
     rank, world_size, device = start()
+    train(options, rank, world_size, device)
+    leave()
+
+
+def train(options: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     torch.manual_seed(SEED)  # the same first weights on every rank
     digits, labels = (part.to(device) for part in load())
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
@@ -51,7 +57,17 @@ def main() -> None:
 
     require_equal_on_all_ranks(accuracy)
     save(network, options, rank, world_size, accuracy, time.monotonic() - began)
+
+
+def leave() -> None:
+    """Ends the process group while Python still runs.
+
+    DDP keeps it alive in reference cycles; left to the end of the interpreter, gloo now and then
+    aborts with "terminate called without an active exception".
+    """
     if dist.is_initialized():
+        dist.barrier()  # nobody hangs up while another rank still talks
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -46,6 +46,12 @@ class Story:
     def peer_said(self, host: int, message: ToLeader) -> None:
         self.told.append(("said", host, message))
 
+    def peer_silent(self, host: int, silent_s: float) -> None:
+        self.told.append(("silent", host))
+
+    def peer_heard_again(self, host: int) -> None:
+        self.told.append(("heard again", host))
+
     def peer_suspect(self, host: int) -> None:
         self.told.append(("suspect", host))
 
@@ -70,6 +76,7 @@ class Side:
         self.got: list[Message] = []
         self.unreachable = ""
         self.lost = ""
+        self.silences = 0
 
     def leader_joined(self) -> None:
         self.joined = True
@@ -79,6 +86,11 @@ class Side:
 
     def leader_said(self, message: Message) -> None:
         self.got.append(message)
+
+    def leader_silent(self, silent_s: float) -> None:
+        self.silences += 1
+
+    def leader_heard_again(self) -> None: ...
 
     def leader_lost(self, why: str) -> None:
         self.lost = why

@@ -30,6 +30,8 @@ class FollowerEvents(Protocol):
     def leader_joined(self) -> None: ...
     def leader_unreachable(self, why: str) -> None: ...
     def leader_said(self, message: Message) -> None: ...
+    def leader_silent(self, silent_s: float) -> None: ...
+    def leader_heard_again(self) -> None: ...
     def leader_lost(self, why: str) -> None: ...
 
 
@@ -64,6 +66,7 @@ class Follower:
         self._retry_s = FIRST_RETRY_S
         self._last_error = "its name does not resolve"
         self._back_by: float | None = None
+        self._silent = False  # and that was told
         self._over = False
 
     def join(self, limit_s: float) -> None:
@@ -222,7 +225,19 @@ class Follower:
         if self._session.frames is not None and silent >= self._deadlines.lost_after_s:
             self._lose(f"no heartbeat for {silent:.0f} s")
             return
+        if self._session.frames is not None:
+            self._tell_silence(silent)
         self._loop.after(min(1.0, self._deadlines.heartbeat_s), self._watch_silence)
+
+    def _tell_silence(self, silent: float) -> None:
+        """Tells where a long silence begins and where it ends, once each."""
+        if self._silent == (silent >= self._deadlines.warn_after_s):
+            return
+        self._silent = not self._silent
+        if self._silent:
+            self._events.leader_silent(silent)
+        else:
+            self._events.leader_heard_again()
 
     def _ended(self, why: str) -> None:
         self._session.frames = None

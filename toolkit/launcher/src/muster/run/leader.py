@@ -29,6 +29,8 @@ class LeaderEvents(Protocol):
     def peer_joined(self, host: int) -> None: ...
     def peer_disagrees(self, host: int, what: str) -> None: ...
     def peer_said(self, host: int, message: ToLeader) -> None: ...
+    def peer_silent(self, host: int, silent_s: float) -> None: ...
+    def peer_heard_again(self, host: int) -> None: ...
     def peer_suspect(self, host: int) -> None: ...
     def peer_recovered(self, host: int) -> None: ...
     def peer_freed(self, host: int) -> None: ...
@@ -39,6 +41,7 @@ class _Peer:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.suspect_s: float | None = None
+        self.silent = False  # and that was told
         self.left = False
 
 
@@ -68,8 +71,13 @@ class Leader:
         self._listener: socket.socket | None = None
         self._closed = False
 
-    def listen(self, address: str, port: int) -> None:
-        """Binds the control port. Raises ClusterError when that is not possible."""
+    def listen(
+        self,
+        address: str,
+        port: int,
+        holder_of: Callable[[str, int], str | None] = lambda _address, _port: None,
+    ) -> None:
+        """Binds the control port. Raises ClusterError, with the port's holder, when it cannot."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -77,8 +85,12 @@ class Leader:
             listener.listen(1024)
         except OSError as error:
             listener.close()
+            holder = holder_of(address, port)
+            told = f"the control port {address}:{port} cannot be bound: {error.strerror}"
+            if holder is not None:
+                told = f"port {port} (control) is in use by {holder} on {self._names[0]}"
             raise ClusterError(
-                f"the control port {address}:{port} cannot be bound: {error.strerror}",
+                told,
                 "end the process that holds it, or set MUSTER_CONTROL_PORT on every host",
             ) from error
         listener.setblocking(False)
@@ -252,7 +264,19 @@ class Leader:
                 self._give_up(host, peer, "its connection ended and did not come back")
             elif peer.suspect_s is None and silent >= self._deadlines.lost_after_s:
                 self._give_up(host, peer, f"no heartbeat for {silent:.0f} s")
+            elif peer.suspect_s is None:
+                self._tell_silence(host, peer, silent)
         self._loop.after(self._sweep_s, self._sweep)
+
+    def _tell_silence(self, host: int, peer: _Peer, silent: float) -> None:
+        """Tells where a long silence begins and where it ends, once each."""
+        if peer.silent == (silent >= self._deadlines.warn_after_s):
+            return
+        peer.silent = not peer.silent
+        if peer.silent:
+            self._events.peer_silent(host, silent)
+        else:
+            self._events.peer_heard_again(host)
 
     def _give_up(self, host: int, peer: _Peer, why: str) -> None:
         peer.left = True

@@ -75,7 +75,8 @@ class LeaderSeat:
     def begin(self) -> None:
         """Listens, and joins itself. Raises ClusterError when the port cannot be bound."""
         if self._leader is not None:
-            self._leader.listen(self._post.address, self._post.control_port)
+            post = self._post
+            self._leader.listen(post.address, post.control_port, post.port_holder)
         self._conductor.joined(self._me, time.monotonic())
         self._happen(e.Joined())
         self._carry_out()
@@ -145,6 +146,13 @@ class LeaderSeat:
             self._ended[host] = message
         self._conductor.heard(host, message, time.monotonic())
         self._carry_out()
+
+    def peer_silent(self, host: int, silent_s: float) -> None:
+        text = f"nothing heard from {self._names[host]} for {silent_s:.0f} s"
+        self._say("channel", text, level="WARNING", lost_after_s=self._post.deadlines.lost_after_s)
+
+    def peer_heard_again(self, host: int) -> None:
+        self._say("channel", f"{self._names[host]} is heard again")
 
     def peer_suspect(self, host: int) -> None:
         self._say("channel", f"the connection of {self._names[host]} ended", level="WARNING")
@@ -304,6 +312,13 @@ class FollowerSeat:
 
     def leader_said(self, message: Message) -> None:
         self._happen(e.FromLeader(message))  # type: ignore[arg-type]
+
+    def leader_silent(self, silent_s: float) -> None:
+        text = f"nothing heard from {self._leader} for {silent_s:.0f} s"
+        self._log("channel", text, level="WARNING", lost_after_s=self._post.deadlines.lost_after_s)
+
+    def leader_heard_again(self) -> None:
+        self._log("channel", f"{self._leader} is heard again")
 
     def leader_lost(self, why: str) -> None:
         self._log("channel", f"lost the leader {self._leader}: {why}", level="ERROR")

@@ -29,6 +29,11 @@ class Deadlines(NamedTuple):
     leave_s: float = 5.0
     told_s: float = 60.0  # how long a leader with bad input waits to tell the others
 
+    @property
+    def warn_after_s(self) -> float:
+        """The silence of a host that deserves a warning: 10 s by default (reliability.md F28)."""
+        return max(2 * self.heartbeat_s, self.lost_after_s / 3)
+
 
 # Compose kills a container 10 s after SIGTERM (sdk-and-local-mode.md 3.4).
 LOCAL_MODE_STOP = {
