@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from muster.run.link import Session
 from muster.run.messages import Message, Ready, Registered, WireError
+from muster.run.wire import decode
 
 
 class Line:
@@ -19,9 +20,9 @@ class Line:
         self.waiting: list[list[object]] = []
         self.open = True
 
-    def send(self, message: list[object]) -> None:
+    def send_payload(self, payload: bytes) -> None:
         if self.open:
-            self.waiting.append(message)
+            self.waiting.append(decode(payload))
 
     def close(self) -> None:
         self.open = False

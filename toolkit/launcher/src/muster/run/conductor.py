@@ -5,7 +5,7 @@ Pure: events and the time go in, orders come out. It decides once. Source: proto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from muster.run.messages import (
@@ -56,6 +56,31 @@ class _Peer:
         self.lost = False
         self.troubled = False
 
+    @property
+    def awaited(self) -> bool:
+        """Whether it may still say how its ranks ended."""
+        here = self.joined and self.ended is None and not self.lost
+        return here or self.suspect_s is not None
+
+
+class Barrier:
+    """Whether every one of `peers` has passed. It asks the one first that had not the last time,
+    so that asking after each arrival costs little however many hosts there are."""
+
+    def __init__(self, peers: Sequence[_Peer], passed: Callable[[_Peer], bool]) -> None:
+        self._peers = peers
+        self._passed = passed
+        self._at = 0
+
+    def met(self) -> bool:
+        """Of the peers as they are now: one that passed may be replaced by one that has not."""
+        count = len(self._peers)
+        for place in range(self._at, self._at + count):
+            if not self._passed(self._peers[place % count]):
+                self._at = place % count
+                return False
+        return True
+
 
 class Conductor:
     """`names`: of all hosts; `leader`: position of this one; `helpers`: those without ranks."""
@@ -76,6 +101,10 @@ class Conductor:
         self._helpers = frozenset(helpers)
         self._deadlines = deadlines
         self._peers = [_Peer() for _ in names]
+        self._all_joined = Barrier(self._peers, lambda peer: peer.joined)
+        self._all_staged = Barrier(self._peers, lambda peer: peer.facts is not None)
+        self._all_ready = Barrier(self._peers, lambda peer: bool(peer.ready))
+        self._none_awaited = Barrier(self._peers, lambda peer: not peer.awaited)
         self._orders: list[Order] = []
         self._failures: list[RankFailure] = []
         self._troubles: list[Trouble] = []
@@ -105,7 +134,7 @@ class Conductor:
             self._orders.append(Order(host, Verdict(self.outcome)))
         elif self._stopping:
             self._orders.append(Order(host, Stop(bool(self._stopped_by), self._stopped_by)))
-        if all(p.joined for p in self._peers):
+        if self._all_joined.met():
             self._progress_at = now + PROGRESS_S
 
     def left_before_ready(self, host: int, now: float) -> None:
@@ -198,8 +227,8 @@ class Conductor:
     def _check_deadlines(self, now: float) -> None:
         if self._stopping:
             return
-        absent = self.missing()
-        if absent and now >= self._join_by:
+        absent = self.missing() if now >= self._join_by else []
+        if absent:
             present = len(self.names) - len(absent)
             left = self._left.issuperset(absent)
             what = "left before the start and was not back" if left else "did not join"
@@ -257,15 +286,15 @@ class Conductor:
         self._orders.append(Order(None, Stop(external, by)))
 
     def _give_facts(self) -> None:
-        facts = [peer.facts for peer in self._peers]
-        if all(fact is not None for fact in facts) and not self._stopping:
-            for part in facts_parts(tuple(fact for fact in facts if fact is not None)):
-                self._orders.append(Order(None, part))
+        if self._stopping or not self._all_staged.met():
+            return
+        facts = tuple(peer.facts for peer in self._peers if peer.facts is not None)
+        self._orders += [Order(None, part) for part in facts_parts(facts)]
 
     def _give_go(self, now: float) -> None:
-        digests = [peer.ready for peer in self._peers]
-        if not all(digests) or self._stopping or self.running:
+        if self._stopping or self.running or not self._all_ready.met():
             return
+        digests = [peer.ready for peer in self._peers]
         if len(set(digests)) > 1:
             mine = digests[self._leader]
             other = next(i for i, digest in enumerate(digests) if digest != mine)
@@ -278,21 +307,18 @@ class Conductor:
 
     def _host_ended(self, peer: _Peer, message: HostEnded, now: float) -> None:
         peer.ended = message
-        known = {failure.rank for failure in self._failures}
-        self._failures += [f for f in message.failures if f.rank not in known]
         if message.failures:
+            known = {failure.rank for failure in self._failures}
+            self._failures += [f for f in message.failures if f.rank not in known]
             self._begin_stop("a rank failed", external=False, now=now)
         self._try_to_decide(now)
 
     def _try_to_decide(self, now: float) -> None:
         if self.outcome is not None:
             return
-        waiting = [
-            peer
-            for peer in self._peers
-            if (peer.joined and peer.ended is None and not peer.lost) or peer.suspect_s is not None
-        ]
-        if not waiting and (self._stopping or all(peer.ended for peer in self._peers)):
+        if not self._none_awaited.met():
+            return
+        if self._stopping or all(peer.ended for peer in self._peers):
             self._decide(now)
 
     def _decide(self, now: float) -> None:

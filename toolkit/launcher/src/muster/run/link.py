@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from muster.run.loop import Loop
 from muster.run.messages import Message, WireError, from_wire, to_wire
-from muster.run.wire import Opener, Sealer, decode, encode
+from muster.run.wire import Opener, Sealer, decode, encode, encode_numbered
 
 READ_BYTES = 1 << 16
 
@@ -49,9 +49,13 @@ class Frames:
 
     def send(self, message: list[object]) -> None:
         """Queues one message; what the socket takes now leaves now."""
+        self.send_payload(encode(message))
+
+    def send_payload(self, payload: bytes) -> None:
+        """The same for a message that is encoded already."""
         if self.closed:
             return
-        self._out += self.sealer.frame(encode(message))
+        self._out += self.sealer.frame(payload)
         self._flush()
 
     def close(self) -> None:
@@ -115,15 +119,18 @@ class Session:
         self.frames: Frames | None = None
         self._deliver = deliver
         self._sent = 0
-        self._unheard: deque[tuple[int, list[object]]] = deque()
+        self._unheard: deque[tuple[int, bytes]] = deque()
 
     def send(self, message: Message) -> None:
         """Sends now, or as soon as there is a connection again."""
+        self.send_encoded(encode(to_wire(message)))
+
+    def send_encoded(self, fields: bytes) -> None:
+        """The same for a message that several sessions share, encoded by the caller."""
         self._sent += 1
-        fields = to_wire(message)
         self._unheard.append((self._sent, fields))
         if self.frames is not None:
-            self.frames.send(["m", self._sent, self.received, fields])
+            self.frames.send_payload(encode_numbered(self._sent, self.received, fields))
 
     def attach(self, frames: Frames, peer_received: int) -> None:
         """Uses this connection from now on and sends again what the other end has not got."""
@@ -131,7 +138,7 @@ class Session:
         self.heard_s = time.monotonic()
         self._forget(peer_received)
         for number, fields in self._unheard:
-            frames.send(["m", number, self.received, fields])
+            frames.send_payload(encode_numbered(number, self.received, fields))
 
     def detach(self) -> None:
         """The connection is gone; messages wait."""

@@ -16,6 +16,7 @@ from muster.spec.steps import StepRunner
 
 TEXT_BYTES = 4096
 DETAIL_BYTES = 8192
+_MORE = "raise the limit of processes (ulimit -u, or the container's pids limit)"
 
 
 class Post(NamedTuple):
@@ -24,7 +25,7 @@ class Post(NamedTuple):
     `address`: this host's on the job interface; `source`: the one that it connects from, "" for
     any. `resolve`: name -> IPv4 addresses, may block. `checks_names`: no secret is shared, so a
     peer's address must be one of its name's. `trouble`: what is wrong with this host's request,
-    when it joins only to say so.
+    when it joins only to say so. `port_holder`: who holds a port of an address, None when unknown.
     """
 
     cluster: Cluster
@@ -38,6 +39,7 @@ class Post(NamedTuple):
     resolve: Callable[[str], Sequence[str]]
     memory_note: Callable[[], str]
     trouble: Trouble | None = None
+    port_holder: Callable[[str, int], str | None] = lambda _address, _port: None
 
 
 class Ending(NamedTuple):
@@ -72,8 +74,10 @@ class Work(Protocol):
 
 def trouble_of(error: BaseException) -> Trouble:
     """Any exception as trouble that can be told to all hosts; a foreign one is our defect."""
-    from muster.spec.errors import ConfigError, InternalError, MusterError
+    from muster.spec.errors import ConfigError, InternalError, LaunchError, MusterError
 
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        error = LaunchError("no thread could be started: the limit of processes is reached", _MORE)
     if not isinstance(error, MusterError):
         import traceback
 

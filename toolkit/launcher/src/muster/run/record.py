@@ -138,15 +138,24 @@ class Recorder:
 
     def _put(self, size: int, write: Callable[[], None]) -> None:
         with self._lock:
-            if self._backlog + size > BACKLOG_BYTES:
+            if self._backlog + size > BACKLOG_BYTES or not self._runs():
                 self.dropped_bytes += size
                 return
             self._backlog += size
             self._queue.append(lambda: self._take(size, write))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-                self._thread.start()
         self._wake.set()
+
+    def _runs(self) -> bool:
+        """Whether the thread that writes is there; it is started for the first entry."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the limit of processes counts threads too
+                self.problem = str(error)
+                return False
+            self._thread = thread
+        return True
 
     def _take(self, size: int, write: Callable[[], None]) -> None:
         dropped = 0

@@ -30,10 +30,13 @@ TO_FOLLOWER = b"L"
 
 def encode(message: list[object]) -> bytes:
     """The payload of a message. Raises ValueError when it does not fit a frame."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
-    if len(payload) > FRAME_LIMIT_BYTES - MAC_BYTES:
-        raise ValueError(f"a message of {len(payload)} bytes does not fit a frame")
-    return payload
+    return _fitting(json.dumps(message, separators=(",", ":")).encode())
+
+
+def encode_numbered(number: int, received: int, fields: bytes) -> bytes:
+    """The payload `["m", number, received, fields]` of fields that `encode` made, so that a
+    message for all hosts is encoded once. Raises ValueError when it does not fit a frame."""
+    return _fitting(b'["m",%d,%d,%b]' % (number, received, fields))
 
 
 def decode(payload: bytes) -> list[object]:
@@ -119,6 +122,12 @@ class Opener:
                 raise WireError("a frame with a wrong keyed hash")
             self._sequence += 1
         return payload
+
+
+def _fitting(payload: bytes) -> bytes:
+    if len(payload) > FRAME_LIMIT_BYTES - MAC_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes does not fit a frame")
+    return payload
 
 
 def _refused(name: str) -> object:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from muster.run.loop import Loop
 from muster.run.process import Nursery
 from muster.spec.errors import ConfigError, MusterError
+from muster.train_job.limits import check_open_files
 
 if TYPE_CHECKING:
     from muster.run.post import Post
@@ -35,6 +36,7 @@ def run(environ: Mapping[str, str]) -> Outcome:
     Raises nothing for what happens to the job: every failure is an outcome.
     """
     try:
+        check_open_files()
         nursery = Nursery(Loop())
     except Exception as error:  # no folder for its socket, no descriptor left
         return _mute(environ, error)
@@ -168,4 +170,11 @@ def _post(
         log_prefix=settings.log_prefix,
         resolve=place.resolve,
         memory_note=lambda: "",
+        port_holder=_port_holder,
     )
+
+
+def _port_holder(address: str, port: int) -> str | None:
+    from muster.stage.network import port_holder
+
+    return port_holder(address, port)

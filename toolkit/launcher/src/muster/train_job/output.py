@@ -61,14 +61,19 @@ def close_output(job: Job | ConfigError, output: Output) -> None:
     kept = job.settings if isinstance(job, Job) else None
     tails = kept is not None and kept.record == "tail" and not kept.run_dir
     output.recorder.close(CLOSE_S, only_tails=tails)
-    if output.recorder.dropped_bytes:
+    output.pump.close(CLOSE_S)
+
+
+def say_what_is_missing(output: Output) -> None:
+    """Warns when the record is not whole; to be said before this host's last block."""
+    recorder = output.recorder
+    if recorder.dropped_bytes:
         output.console(
             "record",
-            f"{output.recorder.dropped_bytes} bytes of the record were not written: "
-            f"{output.recorder.problem or 'the disk was too slow'}",
+            f"{recorder.dropped_bytes} bytes of the record were not written: "
+            f"{recorder.problem or 'the disk was too slow'}",
             level="WARNING",
         )
-    output.pump.close(CLOSE_S)
 
 
 def record_folder(job: Job) -> str:

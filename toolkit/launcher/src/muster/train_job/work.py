@@ -16,7 +16,8 @@ from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
 from muster.train_job import OURS_ALONE
-from muster.train_job.output import masker_of, record_folder
+from muster.train_job.limits import check_open_files
+from muster.train_job.output import masker_of, record_folder, say_what_is_missing
 from muster.train_job.place import Place, warn_of_init
 from muster.version import __version__
 
@@ -127,6 +128,8 @@ class JobWork:
         staged = self._staged
         tools = find_tools(staged.environ, staged.python)
         plan = make_plan(self._job, facts, staged, tools)
+        here = self._job.cluster.current
+        check_open_files(sum(slot.host == here for slot in plan.ranks))
         # the others plan the same: one host that says why is enough
         level = "INFO" if self._job.cluster.is_leader else "DEBUG"
         for note in plan.notes:
@@ -176,6 +179,7 @@ class JobWork:
             problem = write_summary(folder, summary(job, ending, __version__), self._masker)
             if problem:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
+        say_what_is_missing(self._output)
         say_last(self._output, ending, self._masker, job.cluster.is_leader, written)
 
     def _warn_of_absent_channels(self) -> None:

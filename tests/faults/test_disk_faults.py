@@ -1,0 +1,148 @@
+"""Full, read-only and absent output folders, as real mounts (reliability.md 4.4)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cluster import Cluster, Result, lines
+
+Make = Callable[..., Cluster]
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+FILLS_AND_FAILS = (
+    "import os\n"
+    "folder = os.environ['SM_OUTPUT_DIR']\n"
+    "try:\n"
+    "    with open(os.path.join(folder, 'big'), 'wb', buffering=0) as file:\n"
+    "        while True:\n"
+    "            file.write(b'x' * 512)\n"
+    "except OSError as error:\n"
+    "    print('landed:', error.strerror, flush=True)\n"
+    "raise ValueError('bad batch')\n"
+)
+FAILS = "raise ValueError('bad batch')\n"
+SAID = "UserScriptError: ValueError: bad batch (algo-1 rank 0, exit code 1)"
+
+
+def run_on(job: Cluster, *mounts: str) -> tuple[Result, str]:
+    """Runs the host behind `mounts` of its own; its result, and the failure file seen there."""
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel lets us make no user namespaces")
+    seen = job.folder / "seen"
+    output = job.base("algo-1") / "output"
+    keep = f"code=$?; cat {output}/failure > {seen} 2>/dev/null; exit $code"
+    shell = " && ".join([*mounts, f'{{ "$@"; {keep}; }}'])
+    train = [sys.executable, "-m", "muster", "train"]
+    job.start(command=[*UNSHARE, "sh", "-c", shell, "sh", *train])
+    result = job.wait(30)["algo-1"]
+    return result, seen.read_text()
+
+
+def check_failure(result: Result, seen: str) -> None:
+    """The right code, and the failure whole in its file, or else on stderr."""
+    assert result.code == 1, result.err
+    assert "FAILED algo-1 rank 0: ValueError: bad batch" in result.err
+    assert result.err.rstrip().splitlines()[-1] == "exit code 1"
+    if seen:
+        assert seen.startswith(SAID + "\nFix: ")
+        assert seen.endswith("ValueError: bad batch\n")
+        assert len(seen.encode()) <= 1024
+    else:
+        assert "no failure file could be written" in result.err
+
+
+@pytest.mark.promise("F50")
+def test_a_disk_that_the_script_fills_keeps_the_failure_file_whole(cluster: Make) -> None:
+    job = cluster(FILLS_AND_FAILS, hosts=1)
+    output = job.base("algo-1") / "output"
+    result, seen = run_on(job, f"mkdir -p {output}", f"mount -t tmpfs -o size=64k tmpfs {output}")
+    assert "landed: No space left on device" in result.out
+    check_failure(result, seen)
+    assert seen
+
+
+@pytest.mark.promise("F50")
+def test_a_disk_that_was_full_before_costs_the_file_and_not_the_code(cluster: Make) -> None:
+    job = cluster(FAILS, hosts=1)
+    output = job.base("algo-1") / "output"
+    result, seen = run_on(
+        job,
+        f"mkdir -p {output}",
+        f"mount -t tmpfs -o size=64k,nr_inodes=2 tmpfs {output}",
+        f"{{ cat /dev/zero > {output}/big 2>/dev/null; test -s {output}/big; }}",
+    )
+    assert "no room can be reserved for the failure file" in result.err  # the fault
+    check_failure(result, seen)
+    assert not seen
+
+
+@pytest.mark.promise("F51")
+def test_a_read_only_output_folder_costs_the_file_and_not_the_code(cluster: Make) -> None:
+    job = cluster(FAILS, hosts=1)
+    output = job.base("algo-1") / "output"
+    result, seen = run_on(
+        job,
+        f"mkdir -p {output}",
+        f"mount -t tmpfs -o size=64k tmpfs {output}",
+        f"mount -o remount,ro {output}",
+        f"! touch {output}/probe 2>/dev/null",  # the fault
+    )
+    check_failure(result, seen)
+    assert not seen
+
+
+@pytest.mark.promise("F51")
+def test_a_read_only_output_folder_does_not_fail_a_job_that_went_well(cluster: Make) -> None:
+    job = cluster("print('ran')", hosts=1)
+    output = job.base("algo-1") / "output"
+    result, seen = run_on(
+        job,
+        f"mkdir -p {output}",
+        f"mount -t tmpfs -o size=64k tmpfs {output}",
+        f"mount -o remount,ro {output}",
+        f"! touch {output}/probe 2>/dev/null",
+    )
+    assert (result.code, result.out, seen) == (0, "ran\n", "")
+    assert "no room can be reserved" in result.err
+
+
+@pytest.mark.promise("F51")
+def test_an_absent_output_folder_is_made(cluster: Make) -> None:
+    job = cluster(FAILS, hosts=1)
+    assert not (job.base("algo-1") / "output").exists()  # the fault
+    result = job.run()["algo-1"]
+    check_failure(result, result.failure)
+    assert result.failure
+
+
+@pytest.mark.promise("F51")
+def test_an_output_folder_that_cannot_be_made_costs_the_file_and_not_the_code(
+    cluster: Make,
+) -> None:
+    job = cluster(FAILS, hosts=1)
+    base = job.base("algo-1")
+    assert not (base / "output").exists()
+    result, seen = run_on(
+        job,
+        f"mount --bind {base} {base}",
+        f"mount -o remount,bind,ro {base}",
+        f"! mkdir {base}/output 2>/dev/null",  # the fault
+    )
+    check_failure(result, seen)
+    assert not seen
+
+
+@pytest.mark.promise("F50")
+def test_a_full_record_folder_changes_no_outcome(cluster: Make) -> None:
+    """The record lies below the output; a disk that it cannot have costs the record only."""
+    script = "import sys\nfor _ in range(40000):\n    print('x' * 60)\nprint('end')\n"
+    job = cluster(script, hosts=1, environ={"MUSTER_RECORD": "full"})
+    output = job.base("algo-1") / "output"
+    result, _ = run_on(job, f"mkdir -p {output}", f"mount -t tmpfs -o size=64k tmpfs {output}")
+    (told,) = lines(result.err, "of the record were not written")  # the fault
+    assert "No space left on device" in told
+    assert (result.code, result.out.count("\n")) == (0, 40001)

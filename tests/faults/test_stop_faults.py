@@ -1,0 +1,472 @@
+"""Faults of stopping, starting and streams, on one or two hosts (reliability.md 4.1 and 4.2)."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import muster
+from tests.support.cluster import Cluster, lines, wait_until
+
+Make = Callable[..., Cluster]
+TRAIN = [sys.executable, "-m", "muster", "train"]
+STOPS_IN_S = 5
+
+
+def stopped_within_the_limit(job: Cluster, host: str, number: int = signal.SIGTERM) -> None:
+    """Stops the host; every host that was started says so, in time."""
+    began = time.monotonic()
+    job.signal(host, number)
+    results = job.wait(STOPS_IN_S + 1)
+    assert time.monotonic() - began < STOPS_IN_S
+    name = signal.Signals(number).name
+    for result in results.values():
+        assert (result.code, result.failure, result.success) == (143, "", False), result.err
+    assert f"STOPPED by {name} on {host}, exit code 143" in results["algo-1"].err
+
+
+@pytest.mark.promise("F06")
+def test_a_leader_that_still_waits_for_hosts_stops_at_once(cluster: Make) -> None:
+    job = cluster("print('ran')")
+    job.start("algo-1")
+    # the leader says nothing while nobody is late: its open port is what shows that it waits
+    address = (job.addresses["algo-1"], job.ports[0])
+    wait_until(lambda: answers(address), 20, "the leader never listened")
+    stopped_within_the_limit(job, "algo-1")
+    assert "ran" not in job.text("algo-1")
+
+
+@pytest.mark.promise("F06")
+def test_a_follower_that_still_looks_for_its_leader_stops_at_once(cluster: Make) -> None:
+    job = cluster("print('ran')")
+    job.start("algo-2")
+    job.wait_for("algo-2", "looking for the leader", "err")
+    job.signal("algo-2")
+    result = job.wait(STOPS_IN_S)["algo-2"]
+    assert (result.code, result.failure, result.out) == (143, "", "")
+
+
+STAND_IN_PIP = (
+    "import os, signal, subprocess, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "subprocess.Popen(['setsid', 'sleep', '600'])\n"
+    "print('installing', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+@pytest.mark.promise("F06")
+def test_an_installer_that_ignores_the_stop_is_gone_with_its_children(cluster: Make) -> None:
+    job = cluster("print('ran')")
+    tools = job.folder / "tools" / "pip"
+    tools.mkdir(parents=True)
+    (tools / "__init__.py").touch()
+    (tools / "__main__.py").write_text(STAND_IN_PIP)
+    for name in job.names:
+        (job.base(name) / "code" / "requirements.txt").write_text("demo\n")
+    job.start(environ={"PYTHONPATH": str(tools.parent)})
+    for name in job.names:
+        job.wait_for(name, "installing")
+    stopped_within_the_limit(job, "algo-2")
+    assert not job.marked_processes()
+    assert "ran" not in job.text("algo-1") + job.text("algo-2")
+
+
+@pytest.mark.promise("F06")
+def test_a_pip_that_waits_for_its_index_is_ended(cluster: Make, tmp_path: Path) -> None:
+    job = cluster("print('ran')", hosts=1)
+    (job.base("algo-1") / "code" / "requirements.txt").write_text("demo\n")
+    with silent_server() as (address, asked):
+        index = {"PIP_INDEX_URL": f"{address}/simple", "PIP_CONFIG_FILE": os.devnull}
+        target = {"MUSTER_INSTALL_TARGET": str(tmp_path / "site")}
+        job.start(environ={**index, **target})
+        wait_until(asked.is_set, 30, lambda: job.text("algo-1", "err"))
+        stopped_within_the_limit(job, "algo-1")
+    assert not job.marked_processes()
+
+
+@pytest.mark.promise("F06")
+def test_a_download_that_never_answers_is_left(cluster: Make) -> None:
+    job = cluster("", hosts=1, hyperparameters={"sagemaker_submit_directory": "s3://b/c.tar.gz"})
+    (job.base("algo-1") / "code" / "train.py").unlink()
+    with silent_server() as (address, asked):
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        job.start(environ={**keys, "AWS_ENDPOINT_URL": address, "AWS_REGION": "us-west-2"})
+        wait_until(asked.is_set, 30, lambda: job.text("algo-1", "err"))
+        stopped_within_the_limit(job, "algo-1")
+
+
+WAITS = (
+    "import signal, sys, time\n"
+    "def stop(number, _):\n"
+    "    print('told', signal.Signals(number).name, flush=True)\n"
+    "    sys.exit(0)\n"
+    "for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):\n"
+    "    signal.signal(one, stop)\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_every_stop_signal_reaches_the_ranks_of_both_hosts_as_sigterm(
+    cluster: Make, number: signal.Signals
+) -> None:
+    job = cluster(WAITS)
+    job.start()
+    for name in job.names:
+        job.wait_for(name, "ready")
+    stopped_within_the_limit(job, "algo-2", number)
+    for name in job.names:
+        assert job.text(name) == "ready\ntold SIGTERM\n"
+
+
+@pytest.mark.promise("F07")
+def test_an_interrupt_from_the_keyboard_reaches_a_script_only_once(cluster: Make) -> None:
+    """A terminal sends SIGINT to its whole process group; scripts are in others."""
+    job = cluster(WAITS, hosts=1)
+    job.start()
+    job.wait_for("algo-1", "ready")
+    os.killpg(job.processes["algo-1"].pid, signal.SIGINT)
+    result = job.wait(STOPS_IN_S)["algo-1"]
+    assert (result.code, result.out) == (143, "ready\ntold SIGTERM\n")
+
+
+@pytest.mark.promise("F26")
+@pytest.mark.parametrize("which", ["control", "store"])
+def test_a_port_in_use_is_told_with_its_holder(cluster: Make, which: str) -> None:
+    job = cluster("print('ran')", environ={"MUSTER_JOIN_S": "2"})
+    port = job.ports[which == "store"]
+    with socket.socket() as holder:
+        holder.bind((job.addresses["algo-1"], port))
+        holder.listen(8)
+        results = job.run(limit_s=15)
+    assert results["algo-1"].code == 102
+    held = f"in use by PID {os.getpid()} ("
+    assert results["algo-1"].first_line.startswith(f"ClusterError: port {port} ({which}) is {held}")
+    assert results["algo-2"].code == 102
+    assert "ran" not in results["algo-1"].out + results["algo-2"].out
+
+
+TWO_FAIL = (
+    "import os, sys, time, traceback\n"
+    "mark = os.environ['FAILED_MARK']\n"
+    "until = time.monotonic() + 20\n"
+    "def wait(name):\n"
+    "    while not os.path.exists(mark + name) and time.monotonic() < until:\n"
+    "        time.sleep(0.0005)\n"
+    "later = os.environ['SM_CURRENT_HOST'] == 'algo-1'\n"
+    "open(mark + 'ready' + str(later), 'w').close()\n"
+    "wait('readyTrue')\n"
+    "wait('readyFalse')\n"
+    "time.sleep(0.05 * later)\n"
+    "try:\n    raise ValueError('later' if later else 'earlier')\n"
+    "except ValueError:\n    traceback.print_exc()\n"
+    "time.sleep(0.1)\n"
+    "if later:\n    open(mark + 'exit', 'w').close()\n"
+    "wait('exit')\n"
+    "os._exit(4 if later else 5)\n"
+)
+
+
+@pytest.mark.promise("F32")
+def test_of_two_failures_the_earlier_is_named_and_the_other_counted(cluster: Make) -> None:
+    """What a rank said first decides, not which one was gone first.
+
+    A rank that muster was quick enough to stop is no second failure: then the fault has not
+    landed, and is tried again.
+    """
+    for _ in range(6):
+        job = cluster(TWO_FAIL)
+        job.environ |= {
+            "FAILED_MARK": str(job.folder / "mark-"),
+            "MUSTER_RUN_DIR": str(job.folder / "run"),
+        }
+        results = job.run(limit_s=20)
+        ranks = json.loads((job.folder / "run" / "summary.json").read_text())["ranks"]
+        if not any(rank["stopped"] for rank in ranks):
+            break
+    assert [(rank["status"], rank["stopped"]) for rank in ranks] == [(4, False), (5, False)]
+    assert {r.first_line for r in results.values()} == {
+        "UserScriptError: ValueError: earlier (algo-2 rank 1, exit code 5) and 1 more"
+    }
+    assert {r.code for r in results.values()} == {5}
+
+
+@pytest.mark.promise("F62")
+@pytest.mark.torch
+def test_256_open_files_are_enough_for_eight_ranks(cluster: Make) -> None:
+    script = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    eight = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "8",
+    }
+    job = cluster(script, 1, hyperparameters=eight, environ={"MUSTER_START_S": "60"})
+    job.start(command=["prlimit", "--nofile=256:256", *TRAIN])
+    result = job.wait(60)["algo-1"]
+    assert result.code == 0, result.err
+    assert result.out == "(256, 256)\n" * 8
+
+
+@pytest.mark.promise("F62")
+@pytest.mark.parametrize("limit", [8, 12, 19])
+def test_too_few_open_files_are_told_before_anything_runs(cluster: Make, limit: int) -> None:
+    job = cluster("print('ran')", 1)
+    job.start(command=["prlimit", f"--nofile={limit}:{limit}", *TRAIN])
+    result = job.wait(10)["algo-1"]
+    assert (result.code, result.out) == (100, "")
+    told = f"the limit of open files is {limit}; any job needs at least 20"
+    assert told in result.first_line
+    assert "--ulimit nofile" in result.failure
+
+
+@pytest.mark.promise("F62")
+def test_a_limit_that_is_too_low_for_the_ranks_is_told_before_they_start(cluster: Make) -> None:
+    sixteen = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "16",
+    }
+    job = cluster("print('ran')", 1, hyperparameters=sixteen)
+    tools = job.folder / "tools"
+    tools.mkdir()
+    (tools / "torchrun").write_text("#!/bin/sh\necho started >&2\nexit 3\n")
+    (tools / "torchrun").chmod(0o755)
+    job.environ["PATH"] = f"{tools}:{job.environ['PATH']}"
+    job.start(command=["prlimit", "--nofile=64:64", *TRAIN])
+    result = job.wait(20)["algo-1"]
+    assert (result.code, result.out) == (100, ""), result.err
+    assert "the limit of open files is 64; 16 rank(s) on this host need 1" in result.first_line
+    assert "started" not in result.err
+
+
+MIXED_MB, ONE_LINE_MB = 300, 200
+FLOOD = (
+    "import os, sys, time\n"
+    "text = 'loss 0.5 é中😀 Error: no\\n' * 50 + 'bar 10%\\rbar 20%\\r\\n' + 'x' * 70000 + '\\n'\n"
+    "block = (text.encode() + bytes(range(256)) * 40) * 12\n"
+    "print('ready', file=sys.stderr, flush=True)\n"
+    "go = os.environ['FLOOD_GO']\n"
+    "until = time.monotonic() + 60\n"
+    "def wait(n):\n"
+    "    while not os.path.exists(go + n) and time.monotonic() < until:\n"
+    "        time.sleep(0.005)\n"
+    "def put(data):\n"
+    "    view = memoryview(data)\n"
+    "    while view:\n"
+    "        view = view[os.write(1, view):]\n"
+    "wait('1')\n"
+    "for _ in range(int(sys.argv[2]) * 1000000 // len(block)):\n"
+    "    put(block)\n"
+    "for _ in range(int(sys.argv[4])):\n"
+    "    put(b'y' * 1000003)\n"
+    "print('flooded', file=sys.stderr, flush=True)\n"
+    "wait('2')\n"
+)
+
+
+@pytest.mark.promise("F58")
+def test_a_flood_passes_unchanged_in_constant_memory(cluster: Make) -> None:
+    sizes = {"a": str(MIXED_MB), "b": str(ONE_LINE_MB)}
+    job = cluster(FLOOD, hosts=1, hyperparameters=sizes)
+    job.environ["FLOOD_GO"] = str(job.folder / "go")
+    pipe, reader = stdout_into_a_pipe(job, "algo-1")
+    found = hashlib.sha256()
+    total = [0]
+
+    def read() -> None:
+        while data := os.read(reader, 1 << 20):
+            found.update(data)
+            total[0] += len(data)
+
+    job.wait_for("algo-1", "ready", "err")
+    thread = threading.Thread(target=read)
+    thread.start()
+    before = memory_kb(job.processes["algo-1"].pid, "VmRSS")
+    (job.folder / "go1").touch()
+    job.wait_for("algo-1", "flooded", "err", limit_s=60)
+    peak = memory_kb(job.processes["algo-1"].pid, "VmHWM")
+    (job.folder / "go2").touch()
+    assert job.wait(20)["algo-1"].code == 0
+    thread.join(10)
+    os.close(reader)
+    text = "loss 0.5 é中😀 Error: no\n" * 50 + "bar 10%\rbar 20%\r\n" + "x" * 70000 + "\n"
+    block = (text.encode() + bytes(range(256)) * 40) * 12
+    expected = hashlib.sha256()
+    for _ in range(MIXED_MB * 1000000 // len(block)):
+        expected.update(block)
+    for _ in range(ONE_LINE_MB):
+        expected.update(b"y" * 1000003)
+    assert total[0] > (MIXED_MB + ONE_LINE_MB) * 990000
+    assert found.digest() == expected.digest()
+    assert peak - before < 5 * 1024, f"{pipe}: {before} KiB before, {peak} KiB at most"
+
+
+@pytest.mark.promise("F59")
+@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
+def test_a_reader_that_stops_reading_loses_no_host(cluster: Make, host: str) -> None:
+    script = "import os\nfor _ in range(64):\n    os.write(1, b'z' * 65535 + b'\\n')\n"
+    job = cluster(script)
+    _, reader = stdout_into_a_pipe(job, host)
+    job.start(*[name for name in job.names if name != host])
+    wait_until(lambda: waiting_bytes(reader) >= 60000, 20, "the pipe never filled up")
+    time.sleep(3)  # the fault, longer than MUSTER_LOST_AFTER_S
+    assert job.processes[host].poll() is None
+    total = 0
+    while data := os.read(reader, 1 << 16):
+        total += len(data)
+    os.close(reader)
+    results = job.wait(20)
+    assert {r.code for r in results.values()} == {0}, results[host].err
+    assert total == 64 * 65536
+    for result in results.values():
+        assert not lines(result.err, "lost") + lines(result.err, "connection of")
+
+
+@pytest.mark.promise("F59")
+def test_a_reader_that_goes_away_does_not_end_the_job(cluster: Make) -> None:
+    script = (
+        "import os, sys\nfor _ in range(64):\n    os.write(1, b'z' * 65535 + b'\\n')\n"
+        "print('wrote all', file=sys.stderr)\n"
+    )
+    job = cluster(script, hosts=1)
+    _, reader = stdout_into_a_pipe(job, "algo-1")
+    wait_until(lambda: waiting_bytes(reader) >= 60000, 20, "the pipe never filled up")
+    os.close(reader)
+    result = job.wait(20)["algo-1"]
+    assert (result.code, result.success) == (0, True)
+    assert "wrote all" in result.err
+
+
+JUMPING = (
+    "import sys, time\n"
+    "real, calls = time.time, []\n"
+    "def jumps():\n"
+    "    calls.append(1)\n"
+    "    return real() + (7200 if len(calls) % 2 else -7200)\n"
+    "time.time = jumps\n"
+    "sys.argv = ['train']\n"
+    "from muster.cli import train\n"
+    "train()\n"
+)
+
+
+@pytest.mark.promise("F61")
+def test_a_clock_that_jumps_by_hours_changes_nothing(cluster: Make) -> None:
+    job = cluster("import time\ntime.sleep(1)\nprint('ran')\n")
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    job.start(command=[sys.executable, "-c", JUMPING])
+    results = job.wait(20)
+    events = (job.folder / "run" / "events.jsonl").read_text().splitlines()
+    stamps = [json.loads(line)["time"] for line in events]
+    assert max(stamps) - min(stamps) > 14000  # the clock did jump
+    assert {(r.code, r.out) for r in results.values()} == {(0, "ran\n")}
+    for result in results.values():
+        assert not lines(result.err, "lost") + lines(result.err, "connection of")
+
+
+@pytest.mark.promise("F61")
+def test_the_wall_clock_is_read_for_stamps_only() -> None:
+    root = Path(muster.__file__).parent
+    readers = []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if name.split("/")[0] in ("run", "stage", "train_job", "contract", "plan", "spec"):
+            readers += [(name, function) for function in wall_clock_readers(path)]
+    assert readers == [("run/record.py", "event")]
+
+
+@pytest.mark.promise("F61")
+def test_the_gate_sees_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text("import time\nfrom time import time as now\ndef f():\n    return time.time()\n")
+    assert wall_clock_readers(path) == ["import", "f"]
+
+
+def wall_clock_readers(path: Path) -> list[str]:
+    """The functions of a file that read the wall clock; "import" for one by another name."""
+    found = []
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            found += ["import" for alias in node.names if alias.name in ("time", "time_ns")]
+        if isinstance(node, ast.FunctionDef):
+            found += [node.name for inner in ast.walk(node) if _reads_wall_clock(inner)]
+    return found
+
+
+def _reads_wall_clock(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+        return False
+    owner, name = node.value.id, node.attr
+    return (owner == "time" and name in ("time", "time_ns")) or (
+        owner in ("datetime", "date") and name in ("now", "utcnow", "today")
+    )
+
+
+def answers(address: tuple[str, int]) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(address) == 0
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, threading.Event]]:
+    """An HTTP address that takes requests and never answers; the event: one has come."""
+    asked = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept = []
+
+        def accept() -> None:
+            try:
+                while True:
+                    kept.append(server.accept()[0])
+                    if kept[-1].recv(1):
+                        asked.set()
+            except OSError as error:
+                assert error.errno in (errno.EBADF, errno.EINVAL, errno.ECONNRESET)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+            for sock in kept:
+                sock.close()
+
+
+def stdout_into_a_pipe(job: Cluster, name: str) -> tuple[Path, int]:
+    """Starts the host with its stdout in a pipe; gives back the end that the test may read."""
+    path = job.folder / f"{name}.pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    job.start(name, command=["sh", "-c", 'exec "$@" > "$0"', str(path), *TRAIN])
+    os.set_blocking(reader, True)
+    return path, reader
+
+
+def waiting_bytes(fd: int) -> int:
+    """How much a pipe holds."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0])
+
+
+def memory_kb(pid: int, field: str) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1])
