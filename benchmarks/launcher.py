@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks import load
 from benchmarks.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.software import INCUMBENT, TORCHRUN, TORCHX, Software, installed_size, software
 from benchmarks.table import Row, at_least_times, render, to_json, under
@@ -57,6 +58,7 @@ def _rows(folder: Path, measured: Software, rounds: int) -> Iterator[Row]:
         lambda: _sizes(measured),
         lambda: _commands(folder, measured, rounds),
         lambda: _two_hosts(folder, measured, max(3, rounds // 3)),
+        load.rows,
     )
     for step in steps:
         for row in step():
