@@ -96,14 +96,17 @@ class Nursery:
         if arrived is not None:
             _refuse(*arrived)
         if pid in self.shims:
-            os.kill(pid, signal.SIGKILL)  # it has no script, and a stopped one obeys no order
+            try:
+                os.kill(pid, signal.SIGKILL)  # it has no script, and a stopped one obeys no order
+            except ProcessLookupError:
+                pass  # where SIGCHLD is ignored the kernel has reaped it already
 
     def close(self) -> None:
         """Removes the socket and its folder; open shims see their supervisor go."""
+        spare = self._spare.pid
+        self.release_spare()  # first: a spare that finds nobody to connect to says so
         self.loop.forget(self._listener.fileno())
         self._listener.close()
-        spare = self._spare.pid
-        self.release_spare()
         if spare in self.shims:
             try:
                 os.waitpid(spare, 0)
