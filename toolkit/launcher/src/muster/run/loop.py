@@ -32,7 +32,10 @@ class Timer:
 
 
 class Loop:
-    """Runs callbacks until `stop`. Only `post` may be called from another thread."""
+    """Runs callbacks until `stop`. Only `post` may be called from another thread.
+
+    `stop` counts from the first moment: a job may be over before its loop was started.
+    """
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -41,7 +44,7 @@ class Loop:
         self._order = 0
         self._posted: deque[Callable[[], None]] = deque()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._running = False
+        self._stopped = False
         self._closed = False
         self.watch(self._wake_r, self._drain_wake)
 
@@ -82,21 +85,21 @@ class Loop:
             pass  # the pipe is full of wake-ups already, or has just been closed
 
     def stop(self) -> None:
-        self._running = False
+        self._stopped = True
 
     def run(self) -> None:
-        """Runs until a callback calls `stop`."""
-        self._running = True
-        while self._running:
+        """Runs until `stop` is called, and not at all when that was before."""
+        while not self._stopped:
             self._run_posted()
             self._run_timers()
-            if not self._running:
+            if self._stopped:
                 break
             wait = 0.0 if self._posted else self._time_to_next()
             for fd, events in self._poll.poll(wait):
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler(events)
+        self._stopped = False  # obeyed: it may run again
 
     def close(self) -> None:
         self._closed = True
