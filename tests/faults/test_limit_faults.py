@@ -40,7 +40,7 @@ def as_nobody(open_folder: Path) -> Iterator[Callable[[str], Cluster]]:
     made: list[Cluster] = []
 
     def make(script: str) -> Cluster:
-        job = Cluster(open_folder / "cluster", script, 1, environ=ENVIRON)
+        job = Cluster(open_folder / f"cluster-{len(made)}", script, 1, environ=ENVIRON)
         made.append(job)
         return job
 
@@ -78,19 +78,42 @@ def give(job: Cluster, uid: int) -> None:
         os.chown(path, uid, uid)
 
 
-@pytest.mark.promise("F16")
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_limit_of_processes_is_named(as_nobody: Callable[[str], Cluster], processes: int) -> None:
-    """The kernel counts threads too: whatever cannot be started, the error says why."""
-    job = as_nobody("print('ran')")
-    uid = 61000 + processes  # a user of its own: the limit counts all processes of one
+def start_limited(job: Cluster, uid: int, processes: int) -> None:
+    """Starts `train` as the user, who may have so many processes and threads in all."""
     give(job, uid)
     limit = ["prlimit", f"--nproc={processes}:{processes}"]
     job.start(command=[*limit, *become(uid), *train()])
+
+
+@pytest.mark.promise("F16")
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 5, 6])
+def test_a_limit_of_processes_is_named(as_nobody: Callable[[str], Cluster], processes: int) -> None:
+    """The kernel counts threads too: whatever cannot be started, the error says why."""
+    job = as_nobody("print('ran')")
+    start_limited(job, 61000 + processes, processes)  # the limit counts all processes of one user
     result = job.wait(20)["algo-1"]
     assert result.out == ""  # the fault: nothing could run
     assert result.code == 106, result.err
     assert "the limit of processes is reached" in result.first_line
+
+
+@pytest.mark.promise("F16")
+def test_a_limit_that_is_reached_at_any_moment_hangs_no_job(
+    as_nobody: Callable[[str], Cluster],
+) -> None:
+    """Jobs of one user take each other's processes away, each at another place of its way."""
+    jobs = [as_nobody("print('ran')") for _ in range(18)]
+    for begin in range(0, len(jobs), 6):
+        batch = jobs[begin : begin + 6]
+        for number, job in enumerate(batch):
+            start_limited(job, 61050, 7 + number)
+        results = [job.wait(20)["algo-1"] for job in batch]
+        # 126: setpriv itself could not start anything
+        assert {result.code for result in results} <= {0, 106, 126}, results
+        for result in results:
+            if result.code == 106:
+                assert "the limit of processes is reached" in result.first_line
+    assert any(job.result("algo-1").code == 106 for job in jobs)  # the fault
 
 
 @pytest.mark.promise("F16")

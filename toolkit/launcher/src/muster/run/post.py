@@ -16,7 +16,6 @@ from muster.spec.steps import StepRunner
 
 TEXT_BYTES = 4096
 DETAIL_BYTES = 8192
-_MORE = "raise the limit of processes (ulimit -u, or the container's pids limit)"
 
 
 class Post(NamedTuple):
@@ -77,7 +76,9 @@ def trouble_of(error: BaseException) -> Trouble:
     from muster.spec.errors import ConfigError, InternalError, LaunchError, MusterError
 
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        error = LaunchError("no thread could be started: the limit of processes is reached", _MORE)
+        from muster.run.shortage import PROCESSES
+
+        error = LaunchError(f"no thread could be started: {PROCESSES.what}", PROCESSES.fix)
     if not isinstance(error, MusterError):
         import traceback
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from muster.run import rank_shim
 from muster.run.loop import Loop
+from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped, open_pidfd
 from muster.spec.errors import InternalError, LaunchError
 
@@ -131,10 +132,7 @@ class Nursery:
                 setsigmask=(),  # ours may hold stop signals back at this moment
             )
         except OSError as error:
-            raise LaunchError(
-                f"no process could be started for {role}: {error.strerror}",
-                "raise the limit of processes (ulimit -u, or the container's pids limit)",
-            ) from error
+            raise not_started(f"the process for {role}", error.errno or 0) from error
         self.shims[pid] = role
         return pid
 
@@ -204,6 +202,7 @@ class Nursery:
                 wrapped.pidfd = open_pidfd(wrapped.pid)
                 self._changed(wrapped)
             elif kind == b"failed":
+                wrapped.failed_errno = numbers[0]
                 wrapped.failure = os.strerror(numbers[0])
                 self._end(wrapped, 126 if numbers[0] == 13 else 127)
             elif kind == b"ended":

@@ -18,6 +18,7 @@ from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble, shortened
 from muster.run.process import NEVER_STARTED, Nursery
 from muster.run.record import Recorder
+from muster.run.shortage import not_started
 from muster.run.verdict import signal_name
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError
@@ -168,9 +169,7 @@ class HostRanks:
         """A shim of this host ended before it registered: nothing will ever stand for its rank."""
         if not self._stopping and not self._over:
             what, fix = NEVER_STARTED
-            name, code = LaunchError.__name__, LaunchError.exit_code
-            where = f"{what} ({role} on {self._host})"
-            self._events.launch_failed(Trouble(name, code, where, fix, ""))
+            self._launch_failed(f"{what} ({role} on {self._host})", fix)
 
     def changed(self, wrapped: Wrapped) -> None:
         """A script of this host started or ended, or its shim is gone."""
@@ -206,17 +205,17 @@ class HostRanks:
         planned = str(rank.slot.rank), str(self._plan.world_size)
         if started == planned:
             return True
-        self._events.launch_failed(
-            Trouble(
-                LaunchError.__name__,
-                LaunchError.exit_code,
-                f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
-                f"of {planned[1]} was planned",
-                "look for variables that change the launcher, such as PET_*",
-                "",
-            )
+        self._launch_failed(
+            f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
+            f"of {planned[1]} was planned",
+            "look for variables that change the launcher, such as PET_*",
         )
         return False
+
+    def _launch_failed(self, what: str, fix: str, detail: str = "") -> None:
+        self._events.launch_failed(
+            Trouble(LaunchError.__name__, LaunchError.exit_code, what, fix, detail)
+        )
 
     def _begin_launcher(self, wrapped: Wrapped, out_fd: int, err_fd: int, plan: LaunchPlan) -> None:
         assert plan.launcher is not None
@@ -247,6 +246,10 @@ class HostRanks:
     def _rank_ended(self, rank: Rank, wrapped: Wrapped) -> None:
         rank.ended_s = time.monotonic()
         self._recorder.event("rank_ended", rank.slot.rank, status=wrapped.status)
+        if wrapped.lacked:  # not the script's fault, so no failure of the rank's
+            rank.told = True
+            error = not_started(f"rank {rank.slot.rank} on {self._host}", wrapped.failed_errno)
+            self._launch_failed(error.message, error.fix)
         if rank.open_streams <= 0:
             self._tell_failure(rank)
             self._rank_gone(rank)
@@ -292,7 +295,7 @@ class HostRanks:
         """Ranks that failed on their own, and those that were about to when we signalled them."""
         found = []
         for rank in self._ranks:
-            if rank.wrapped is None or not rank.wrapped.status:
+            if rank.wrapped is None or not rank.wrapped.status or rank.wrapped.lacked:
                 continue
             evidence = rank.watcher.evidence()
             late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
@@ -333,18 +336,20 @@ class HostRanks:
         name = os.path.basename(_program(self._plan))
         words = last_traceback(self._launcher_words.tail)
         detail = shortened(words, FAILURE_TEXT_BYTES, keep_end=True)
+        if launcher.lacked:
+            error = not_started(f"the launcher {name} on {self._host}", launcher.failed_errno)
+            self._launch_failed(error.message, error.fix)
+            return
         if launcher.failure:
             how = f"could not be started: {launcher.failure}"
         if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):
             code = 128 - status if status < 0 else status or 1
             message = f"the launcher {name} {how} while its ranks ran (on {self._host})"
             trouble = Trouble("UserScriptError", code, message, "see its lines below", detail)
-        else:
-            message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
-            trouble = Trouble(
-                LaunchError.__name__, LaunchError.exit_code, message, "see its lines below", detail
-            )
-        self._events.launch_failed(trouble)
+            self._events.launch_failed(trouble)
+            return
+        message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
+        self._launch_failed(message, "see its lines below", detail)
 
 
 def rank_environment(plan: LaunchPlan, started_with: Mapping[str, str]) -> dict[str, str]:

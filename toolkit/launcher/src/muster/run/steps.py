@@ -10,6 +10,7 @@ from muster.run.evidence import Watcher
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.process import NEVER_STARTED, Nursery
+from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError, StoppedError
 from muster.spec.masking import Masker
@@ -83,6 +84,9 @@ class Steps:
             return False
         if wrapped.ended or not wrapped.connected:
             step.status = wrapped.status if wrapped.ended else -9
+            if wrapped.lacked:
+                self._fail(step, not_started(step.argv[0], wrapped.failed_errno))
+                return True
             if wrapped.failure:
                 step.watcher.tail += wrapped.failure.encode()
             self._settle(step)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from muster.run import rank_shim
+from muster.run.shortage import shortage
 
 REPORT_LIMIT_BYTES = 100
 ORDER_S = 2.0  # a shim that takes no order for so long is stopped or stuck
@@ -25,13 +26,19 @@ class Wrapped:
         self.pid = 0
         self.pidfd = -1
         self.status: int | None = None
-        self.failure = ""  # why it could not be started
+        self.failure = ""  # why it could not be started, and the errno when there is one
+        self.failed_errno = 0
         self.connected = True
         self._inbox = b""
 
     @property
     def ended(self) -> bool:
         return self.status is not None
+
+    @property
+    def lacked(self) -> bool:
+        """Whether it could not be started because the machine is short of something."""
+        return shortage(self.failed_errno) is not None
 
     def order(self, *fields: bytes) -> None:
         """Sends one order; a shim that is gone is noticed by its socket, not here."""
