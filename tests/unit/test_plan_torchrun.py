@@ -233,6 +233,7 @@ def test_graphs_are_compiled_first_when_asked_for_on_neuron_cores() -> None:
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": "1"}, TOOLS, neurons=2)
     assert launcher(made)[:2] == ("/env/bin/neuron_parallel_compile", "/env/bin/torchrun")
     assert "NEURON_*" in made.rank_env
+    assert made.launcher_works_on
 
 
 @pytest.mark.parametrize(("value", "neurons"), [("0", 2), ("1", 0)])
@@ -242,6 +243,7 @@ def test_graphs_are_not_compiled_without_the_variable_or_without_neuron_cores(
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": value}, TOOLS, neurons=neurons)
     assert launcher(made)[0] == "/env/bin/torchrun"
     assert "NEURON_*" not in made.rank_env
+    assert not made.launcher_works_on
 
 
 def test_a_missing_compile_tool_is_named() -> None:

@@ -54,7 +54,7 @@ class _LaunchPlanFields(NamedTuple):
     master_addr: str
     ports: Mapping[str, int]
     launcher: Command | None
-    launcher_ends_itself: bool
+    launcher_works_on: bool
     script: Command
     script_is_python: bool
     rank_env: tuple[str, ...]
@@ -69,7 +69,8 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
     role included (their ranks are numbered from `world_size` on). `launcher`: the process that
     starts this host's rank shims (torchrun), or None: the supervisor starts them itself.
-    `launcher_ends_itself`: it exits soon after its last shim did.
+    `launcher_works_on`: it has work of its own when its last rank has ended (it compiles), and
+    its exit status counts; other launchers are ended with their ranks.
     `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
     (ending in `*`) of the variables that a launcher makes and that are added over it.
     `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
@@ -88,7 +89,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         master_addr: str,
         ports: Mapping[str, int],
         launcher: Command | None,
-        launcher_ends_itself: bool,
+        launcher_works_on: bool,
         script: Command,
         script_is_python: bool,
         rank_env: tuple[str, ...],
@@ -104,7 +105,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
             raise ValueError(f"two ports of the plan are equal: {dict(ports)}")
         return super().__new__(
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
-            launcher_ends_itself, script, script_is_python, rank_env, agreed, notes, additions,
+            launcher_works_on, script, script_is_python, rank_env, agreed, notes, additions,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:

@@ -37,7 +37,7 @@ def plan_single(
         master_addr=meeting.address,
         ports={"control": job.settings.control_port, "store": meeting.port} if several else {},
         launcher=None,
-        launcher_ends_itself=True,
+        launcher_works_on=False,
         script=Command(
             script.script_argv(staged),
             variables.compose(staged.environ, additions),

@@ -71,7 +71,7 @@ def plan_torchrun(
         master_addr=meeting.address,
         ports={**control, "store": meeting.port},
         launcher=launcher,
-        launcher_ends_itself=True,
+        launcher_works_on=compiles,
         script=Command(script.script_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         # the compile tool puts scripts into its trial mode by variables of its own

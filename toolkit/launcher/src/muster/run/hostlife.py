@@ -73,7 +73,6 @@ class HostLife:
         self.phases: dict[str, float] = {}
         self._name = name
         self._limits = deadlines
-        self._began_s = now
         self._entered_s = now
         self._facts: dict[int, tuple[HostFacts, ...]] = {}
         self._stop: Stop | None = None

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
-from muster.plan.launchplan import LaunchPlan, RankSlot
-from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
+from muster.plan.launchplan import LaunchPlan
+from muster.run.evidence import Watcher, last_traceback
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble, shortened
 from muster.run.process import NEVER_STARTED, Nursery
+from muster.run.rank import FAILURE_TEXT_BYTES, Rank, rank_environment
 from muster.run.record import Recorder
 from muster.run.shortage import not_started
 from muster.run.verdict import signal_name
@@ -24,8 +25,6 @@ from muster.run.wrapped import Wrapped
 from muster.spec.errors import LaunchError
 from muster.spec.outcome import RankFailure
 
-FAILURE_TEXT_BYTES = 4096
-SUMMARY_BYTES = 600
 FAILURES_TOLD = 8  # so many texts of such length fit a frame
 LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
 
@@ -37,22 +36,6 @@ class RanksEvents(Protocol):
     def rank_failed(self, failure: RankFailure) -> None: ...
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None: ...
     def launch_failed(self, trouble: Trouble) -> None: ...
-
-
-class Rank:
-    """One rank of this host."""
-
-    def __init__(self, slot: RankSlot) -> None:
-        self.slot = slot
-        self.wrapped: Wrapped | None = None
-        self.watcher = Watcher()
-        self.open_streams = 0
-        self.began_s = 0.0
-        self.ended_s = 0.0
-        self.signalled_s: float | None = None
-        self.killed = False
-        self.gone = False
-        self.told = False
 
 
 class HostRanks:
@@ -141,9 +124,20 @@ class HostRanks:
         if self._launcher is not None:
             self._launcher.release()
 
+    def hold_back_launcher(self) -> None:
+        """The job failed: one that works on after its ranks would take their end for success."""
+        if self._plan is not None and self._plan.launcher_works_on:
+            self.release_launcher()
+
     @property
     def launcher_runs(self) -> bool:
         return self._launcher is not None and not self._launcher.ended
+
+    @property
+    def _launcher_must_end(self) -> bool:
+        """Whether it works on although no rank of this host does, and nobody stops it."""
+        works_on = self._plan is not None and self._plan.launcher_works_on
+        return works_on and self.launcher_runs and not self._stopping
 
     def registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
         """A shim of this host is there and waits for its order."""
@@ -268,7 +262,7 @@ class HostRanks:
             return
         if rank.wrapped.status:
             rank.told = True
-            self._events.rank_failed(self._failure(rank, rank.wrapped.status))
+            self._events.rank_failed(self._failure(rank))
 
     def _rank_gone(self, rank: Rank) -> None:
         rank.gone = True
@@ -277,61 +271,39 @@ class HostRanks:
     def _check_gone(self) -> None:
         if self._over or not all(rank.gone for rank in self._ranks):
             return
+        if self._launcher_must_end:
+            for rank in self._ranks:  # it waits for their shims, and we wait for it
+                if rank.wrapped is not None:
+                    rank.wrapped.release()
+            return
         self._over = True
-        ends = tuple(
-            RankEnd(
-                rank.slot.rank,
-                rank.wrapped.status or 0,
-                _took(rank),
-                rank.signalled_s is not None and rank.ended_s >= rank.signalled_s,
-                rank.killed,
-            )
-            for rank in self._ranks
-            if rank.wrapped is not None and rank.wrapped.ended
-        )
+        ends = tuple(rank.end() for rank in self._ranks if rank.ended_s)
         self._events.ranks_gone(ends, self._failures())
 
     def _failures(self) -> tuple[RankFailure, ...]:
         """Ranks that failed on their own, and those that were about to when we signalled them."""
-        found = []
-        for rank in self._ranks:
-            if rank.wrapped is None or not rank.wrapped.status or rank.wrapped.lacked:
-                continue
-            evidence = rank.watcher.evidence()
-            late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
-            showed = evidence is not None and evidence.is_open
-            if late and not (showed and evidence and evidence.at_s < (rank.signalled_s or 0.0)):
-                continue
-            found.append(self._failure(rank, rank.wrapped.status))
+        found = [self._failure(rank) for rank in self._ranks if rank.failed]
         return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_TOLD])
 
-    def _failure(self, rank: Rank, status: int) -> RankFailure:
-        assert rank.wrapped is not None
-        evidence = rank.watcher.evidence()
-        at_s = rank.ended_s if evidence is None else min(evidence.at_s, rank.ended_s)
-        summary = evidence.summary if evidence is not None else ""
-        if rank.wrapped.failure and self._plan is not None:
-            summary = f"{self._plan.script.argv[0]} could not be started: {rank.wrapped.failure}"
-        tail = shortened(last_traceback(rank.watcher.tail), FAILURE_TEXT_BYTES, keep_end=True)
-        late = rank.signalled_s is not None and rank.ended_s >= rank.signalled_s
-        return RankFailure(
-            host=self._host,
-            rank=rank.slot.rank,
-            status=status,
-            at_s=at_s + self._clock_offset(),
-            summary=shortened(summary, SUMMARY_BYTES),
-            tail=tail,
-            peer_lost=looks_like_lost_peer(summary or tail),
-            signalled=late,
-            log=self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
-            note=self._memory_note() if status in (-signal.SIGKILL, 137) else "",
+    def _failure(self, rank: Rank) -> RankFailure:
+        assert self._plan is not None
+        return rank.failure(
+            self._host,
+            self._plan.script.argv[0],
+            self._clock_offset(),
+            self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
+            self._memory_note,
         )
 
     def _launcher_ended(self, launcher: Wrapped) -> None:
         """A launcher that ends before its ranks have is a failure of its own."""
-        if self._over or self._stopping or all(rank.ended_s for rank in self._ranks):
-            return
         status = launcher.status or 0
+        worked_on = self._plan is not None and self._plan.launcher_works_on
+        if self._over or self._stopping:
+            return
+        if all(rank.ended_s for rank in self._ranks) and not (status and worked_on):
+            self._check_gone()
+            return
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with {status}"
         name = os.path.basename(_program(self._plan))
         words = last_traceback(self._launcher_words.tail)
@@ -344,28 +316,13 @@ class HostRanks:
             how = f"could not be started: {launcher.failure}"
         if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):
             code = 128 - status if status < 0 else status or 1
-            message = f"the launcher {name} {how} while its ranks ran (on {self._host})"
+            when = "after its ranks" if worked_on else "while its ranks ran"
+            message = f"the launcher {name} {how} {when} (on {self._host})"
             trouble = Trouble("UserScriptError", code, message, "see its lines below", detail)
             self._events.launch_failed(trouble)
             return
         message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
         self._launch_failed(message, "see its lines below", detail)
-
-
-def rank_environment(plan: LaunchPlan, started_with: Mapping[str, str]) -> dict[str, str]:
-    """A rank's environment: its own host's, and over it only what the launcher made."""
-    environ = dict(plan.script.env)
-    names = frozenset(name for name in plan.rank_env if not name.endswith("*"))
-    prefixes = tuple(name[:-1] for name in plan.rank_env if name.endswith("*"))
-    for name, value in started_with.items():
-        if name in names or (prefixes and name.startswith(prefixes)):
-            environ[name] = value
-    environ.setdefault("PYTHONUNBUFFERED", "1")
-    return environ
-
-
-def _took(rank: Rank) -> float:
-    return round(rank.ended_s - rank.began_s, 3) if rank.ended_s else 0.0
 
 
 def _program(plan: LaunchPlan | None) -> str:

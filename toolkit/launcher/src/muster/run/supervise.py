@@ -289,6 +289,8 @@ class _Supervisor:
 
     def _wrap_up(self) -> None:
         """Lets the shims go, makes sure that nothing is left, then writes the files."""
+        if not isinstance(self._life.outcome, Succeeded):
+            self._ranks.hold_back_launcher()
         self._ranks.release()
         self._nursery.release_spare()
         now = time.monotonic()
