@@ -30,6 +30,7 @@ from muster.run.steps import Steps
 from muster.run.verdict import from_trouble
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
+from muster.spec.masking import Masker
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -40,11 +41,12 @@ FLUSH_S = 3.0
 
 
 class Output(NamedTuple):
-    """Where lines, blocks and records go."""
+    """Where lines, blocks and records go, and what hides secrets in them."""
 
     pump: Pump
     console: Console
     recorder: Recorder
+    masker: Masker
 
 
 def supervise(post: Post, work: Work, output: Output, nursery: Nursery) -> Outcome:
@@ -60,7 +62,7 @@ class _Supervisor:
     def __init__(self, post: Post, work: Work, output: Output, nursery: Nursery) -> None:
         self._post = post
         self._work = work
-        self._pump, self._log, self._recorder = output
+        self._pump, self._log, self._recorder, _ = output
         self._loop = nursery.loop
         self._began_s = time.monotonic()
         self._mark = "MUSTER_RUN_ID=" + os.urandom(8).hex()

@@ -24,12 +24,11 @@ DEFAULT_BASE = "/opt/ml"
 def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
     """The pump, the console and the recorder of this host."""
     pump = Pump()
-    masker = masker_of(environ, job)
+    masker = _masker_of(environ, job)
     if isinstance(job, ConfigError):
         name = _name_beside_bad_input(environ)
-        return Output(
-            pump, Console(name, 20, pump, masker.mask), Recorder(name, "", "", 1, masker.mask)
-        )
+        console = Console(name, 20, pump, masker.mask)
+        return Output(pump, console, Recorder(name, "", "", 1, masker.mask), masker)
     name = job.cluster.me.name
     folder = record_folder(job)
     logs = ""
@@ -43,7 +42,8 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
         job.settings.log_limit_bytes,
         masker.mask,
     )
-    return Output(pump, Console(name, job.log_level, pump, masker.mask), recorder)
+    console = Console(name, job.log_level, pump, masker.mask)
+    return Output(pump, console, recorder, masker)
 
 
 def _name_beside_bad_input(environ: Mapping[str, str]) -> str:
@@ -88,7 +88,7 @@ def base_paths(environ: Mapping[str, str]) -> Paths:
     return Paths.below(environ.get("SAGEMAKER_BASE_DIR") or DEFAULT_BASE)
 
 
-def masker_of(environ: Mapping[str, str], job: Job | ConfigError) -> Masker:
+def _masker_of(environ: Mapping[str, str], job: Job | ConfigError) -> Masker:
     """Hides what the environment and the hyperparameters name as secret."""
     maps: Sequence[Mapping[str, object]] = (environ,)
     if isinstance(job, Job):

@@ -38,11 +38,10 @@ class RefusalWork:
         import os
 
         from muster.contract import report
-        from muster.spec.masking import Masker
         from muster.train_job.last_words import say_last
         from muster.train_job.output import base_paths
 
-        masker = Masker.of(self._environ)
+        masker = self._output.masker
         paths = base_paths(self._environ)
         written = False
         if os.path.isdir(paths.base):

@@ -17,7 +17,7 @@ from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
 from muster.train_job import OURS_ALONE
 from muster.train_job.limits import check_open_files
-from muster.train_job.output import masker_of, record_folder, say_what_is_missing
+from muster.train_job.output import record_folder, say_what_is_missing
 from muster.train_job.place import Place, warn_of_init
 from muster.version import __version__
 
@@ -36,7 +36,7 @@ class JobWork:
         self._place = place
         self._output = output
         self._log = output.console
-        self._masker = masker_of(job.environ, job)
+        self._masker = output.masker
         self._staged: Staged | None = None
         self._oom_before: int | None = None
 
