@@ -136,6 +136,10 @@ class Nursery:
         self.shims[pid] = role
         return pid
 
+    def bereft_sessions(self) -> set[int]:
+        """The sessions of scripts whose shim was gone before it was released."""
+        return {one.pid for one in self.all if one.pid and not one.connected and not one.released}
+
     def shim_ended(self, pid: int) -> str:
         """Forgets a shim of our own; gives back its role when it never said hello, else ""."""
         role = self.shims.pop(pid, "")

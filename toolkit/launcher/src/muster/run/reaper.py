@@ -58,10 +58,7 @@ class Reaper:
                 self._orphan_ended(pid, status)
 
     def _may_have_owner(self, pid: int) -> bool:
-        try:
-            shared = os.getsid(pid) == os.getsid(0)
-        except OSError:
-            shared = False
+        shared = session_of(pid) == os.getsid(0)
         now = time.monotonic()
         self._seen = {pid: self._seen.get(pid, now)}  # one at a time: a pid may come again
         return shared and now - self._seen[pid] < OWNER_GRACE_S
@@ -83,33 +80,12 @@ def become_subreaper() -> None:
         become()
 
 
-def survivors() -> list[int]:
-    """Every process below this one that is still alive; cheap when there is none."""
-    from muster.run.rank_shim import descendants
-
-    if not _has_children():
-        return []
-    alive = []
-    for pid in descendants(os.getpid()):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                stat = file.read()
-        except OSError:
-            continue
-        if stat[stat.rindex(b")") + 2 :].split()[0] != b"Z":
-            alive.append(pid)
-    return alive
-
-
-def _has_children() -> bool:
+def session_of(pid: int) -> int:
+    """The session of a process, 0 when it is gone."""
     try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children", "rb") as file:
-                if file.read().strip():
-                    return True
+        return os.getsid(pid)
     except OSError:
-        return True  # a kernel without that file, or a thread that just ended: look at all
-    return False
+        return 0
 
 
 def kill(pids: list[int]) -> None:

@@ -6,7 +6,6 @@ returns the job's outcome. Source: protocol.md, all of it.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -23,10 +22,11 @@ from muster.run.messages import RankEnd, Report, Trouble
 from muster.run.post import Ending, Post, Work, trouble_of
 from muster.run.process import Nursery
 from muster.run.ranks import HostRanks
-from muster.run.reaper import Reaper, become_subreaper, kill, survivors
+from muster.run.reaper import Reaper, become_subreaper, kill
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
+from muster.run.strays import Strays, state_of
 from muster.run.verdict import from_trouble
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
@@ -37,6 +37,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
 LAUNCHER_LEAVES_S = 2.0
 CLEAN_UP_S = 4.0
+STRAYS_POLL_S = 0.01
 FLUSH_S = 3.0
 
 
@@ -65,7 +66,6 @@ class _Supervisor:
         self._pump, self._log, self._recorder, _ = output
         self._loop = nursery.loop
         self._began_s = time.monotonic()
-        self._mark = "MUSTER_RUN_ID=" + os.urandom(8).hex()
         self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
         self._queue: deque[Callable[[float], list[e.Action]]] = deque()
         self._busy = False
@@ -74,6 +74,7 @@ class _Supervisor:
         self._mask_before: set[Any] = set()
         self._written = False
         self._nursery = nursery
+        self._strays = Strays(nursery.shims)
         nursery.serve(self._registered, self._changed)
         self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
         self._seat: Seat = (
@@ -248,9 +249,7 @@ class _Supervisor:
 
     def _spawn(self) -> None:
         assert self._plan is not None
-        name, _, value = self._mark.partition("=")
-        plan = _with_mark(self._plan, name, value)
-        self._ranks.start(plan, self._post.cluster.current)
+        self._ranks.start(self._strays.mark(self._plan), self._post.cluster.current)
 
     # processes
 
@@ -303,16 +302,22 @@ class _Supervisor:
         self._clean()
 
     def _clean(self) -> None:
-        """Goes on when the last shim is gone, or when that took too long."""
+        """Goes on when nothing of ours is left, or when that took too long."""
         if self._life.state is not State.VERDICT or self._written:
             return
         if not self._ranks.launcher_runs:
             self._ranks.release_launcher()
         self._reaper.look()
-        if self._nursery.shims and time.monotonic() < self._clean_by:
+        in_time = time.monotonic() < self._clean_by
+        if self._nursery.shims and in_time:
             return
-        strays = [pid for pid in survivors() if _carries(pid, self._mark)]
+        strays = self._strays.find(self._nursery.bereft_sessions())
         kill([*self._nursery.shims, *strays])
+        if strays and in_time:
+            self._loop.after(STRAYS_POLL_S, self._clean)
+            return
+        for pid in strays:
+            self._log("job", f"PID {pid} could not be ended: {_why(pid)}", level="WARNING")
         self._written = True
         self._write()
 
@@ -338,19 +343,5 @@ class _Supervisor:
         self._seat.files_written()
 
 
-def _with_mark(plan: LaunchPlan, name: str, value: str) -> LaunchPlan:
-    """The plan with the run's mark in every environment, by which strays are known as ours."""
-    script = plan.script._replace(env={**plan.script.env, name: value})
-    launcher = plan.launcher
-    if launcher is not None:
-        launcher = launcher._replace(env={**launcher.env, name: value})
-    return plan._replace(script=script, launcher=launcher)
-
-
-def _carries(pid: int, mark: str) -> bool:
-    """Whether the process has the mark in its environment."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark.encode() in file.read().split(b"\0")
-    except OSError:
-        return False
+def _why(pid: int) -> str:
+    return "it is in uninterruptible sleep" if state_of(pid) == "D" else "it did not go"

@@ -29,6 +29,7 @@ class Wrapped:
         self.failure = ""  # why it could not be started, and the errno when there is one
         self.failed_errno = 0
         self.connected = True
+        self.released = False
         self._inbox = b""
 
     @property
@@ -75,6 +76,7 @@ class Wrapped:
 
     def release(self) -> None:
         """The shim ends what is left of its tree and exits 0."""
+        self.released = self.connected
         self.order(b"release")
 
     def messages(self) -> list[tuple[bytes, list[int]]] | None:

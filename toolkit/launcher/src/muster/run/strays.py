@@ -1,0 +1,80 @@
+"""What is left of ours once the shims are gone, and what is none of ours (protocol.md 5)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from muster.plan.launchplan import LaunchPlan
+from muster.run.reaper import session_of
+
+MARK = "MUSTER_RUN_ID"
+
+
+class Strays:
+    """Made at the start: what is below this process by then, but for `shims`, is foreign.
+
+    Whatever comes to be below it later came from a shim's tree, unless this is PID 1: that adopts
+    the orphans of others as well. There a process is ours when its environment has the run's mark,
+    or when it is in the session of a script whose shim was killed.
+    """
+
+    def __init__(self, shims: Collection[int]) -> None:
+        self._mark = os.urandom(8).hex()
+        self._foreign = frozenset(_children()) - frozenset(shims)
+        self._adopts = os.getpid() == 1
+
+    def mark(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with the run's mark in every environment."""
+        mark = {MARK: self._mark}
+        script = plan.script._replace(env={**plan.script.env, **mark})
+        launcher = plan.launcher
+        if launcher is not None:
+            launcher = launcher._replace(env={**launcher.env, **mark})
+        return plan._replace(script=script, launcher=launcher)
+
+    def find(self, sessions: Collection[int]) -> list[int]:
+        """Live processes of ours below this one; cheap when there is no process at all.
+
+        `sessions`: those of scripts that lost their shim.
+        """
+        from muster.run.rank_shim import descendants
+
+        found: list[int] = []
+        for child in _children():
+            if child not in self._foreign:
+                found += [child, *descendants(child)]
+        if self._adopts:
+            found = [p for p in found if session_of(p) in sessions or self._carries_mark(p)]
+        return [pid for pid in found if state_of(pid) not in ("", "Z")]
+
+    def _carries_mark(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return f"{MARK}={self._mark}".encode() in file.read().split(b"\0")
+        except OSError:
+            return False
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what the process does (D: cannot be ended now), "" when gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return ""
+    return stat[stat.rindex(b")") + 2 :].split()[0].decode()
+
+
+def _children() -> list[int]:
+    """The direct children of this process, whichever thread started them."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:  # a kernel without that file, or a thread that just ended: look at all
+        from muster.run.rank_shim import parents
+
+        return [pid for pid, parent in parents().items() if parent == os.getpid()]
+    return found
