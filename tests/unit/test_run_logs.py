@@ -212,3 +212,21 @@ def test_a_line_without_an_end_is_passed_on_in_constant_memory(pipes: Pipes) -> 
         got += len(pipes.read(1))
     thread.join(5)
     assert got == total
+
+
+def test_a_defect_of_a_watcher_costs_the_watcher_and_not_the_output(pipes: Pipes) -> None:
+    """With nobody to read their pipes, all ranks would hang."""
+    kept: list[bytes] = []
+
+    def broken(data: bytes) -> None:
+        kept.append(data)
+        raise KeyError("no such thing")
+
+    bad, good = pipes.writer(keep=broken), pipes.writer()
+    for text in (b"one\n", b"two\n"):
+        os.write(bad, text)
+        assert pipes.read(4) == text
+    os.write(good, b"fine\n")
+    assert pipes.read(5) == b"fine\n"
+    assert kept == [b"one\n"]
+    assert pipes.pump.problem == "KeyError: 'no such thing'"

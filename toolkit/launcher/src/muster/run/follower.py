@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from muster.run import wire
-from muster.run.identity import PROTOCOL, Identity
+from muster.run.identity import PROTOCOL, Identity, brief, briefs
 from muster.run.link import Frames, Session
 from muster.run.loop import Loop, Timer
 from muster.run.messages import Message, ToLeader, WireError
@@ -157,10 +157,10 @@ class Follower:
             [
                 "hello",
                 PROTOCOL,
-                me.job,
+                brief(me.job),
                 me.position,
                 me.name,
-                dict(me.agreed),
+                briefs(me.agreed),
                 mine.hex(),
                 proof,
                 resume,

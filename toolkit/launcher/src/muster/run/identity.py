@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muster.run.messages import shortened
+
 PROTOCOL = 1
 SHOWN = 200  # characters of a value that hosts disagree on
+BRIEF_BYTES = 300  # of a text in a hello, as JSON
 
 
 class Identity(NamedTuple):
@@ -22,7 +25,10 @@ class Identity(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a follower says of itself. `resume`: it has the job key from an earlier connection."""
+    """What a follower says of itself. `resume`: it has the job key from an earlier connection.
+
+    `job` and the texts of `agreed` are `brief`, so that a hello has a largest size.
+    """
 
     protocol: int
     job: str
@@ -33,6 +39,22 @@ class Hello(NamedTuple):
     proof: str
     resume: bool
     received: int
+
+
+def brief(text: str) -> str:
+    """The text, or the beginning of a long one with a hash of the whole: equal texts give equal
+    ones, different texts different ones. At most BRIEF_BYTES as JSON."""
+    if len(text) * 12 <= BRIEF_BYTES or shortened(text, BRIEF_BYTES) == text:
+        return text
+    import hashlib
+
+    whole = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{shortened(text, BRIEF_BYTES - 100)}... (SHA-256 {whole})"
+
+
+def briefs(agreed: Mapping[str, str]) -> dict[str, str]:
+    """`agreed` as it travels in a hello."""
+    return {name: brief(text) for name, text in agreed.items()}
 
 
 def disagreement(mine: Mapping[str, str], theirs: Mapping[str, str], me: str, them: str) -> str:

@@ -77,6 +77,7 @@ class Pump:
         self._poll.register(self._wake_r, select.EPOLLIN)
         self._closing = False
         self._broken: set[int] = set()
+        self.problem = ""  # the first defect of whoever looks at streams beside the screen
         self._thread = threading.Thread(target=self._run, name="log-pump", daemon=True)
         self._thread.start()
 
@@ -157,10 +158,15 @@ class Pump:
         return True
 
     def _pass_on(self, stream: Stream, block: bytes) -> None:
-        if stream.watcher is not None:
-            stream.watcher.feed(block, time.monotonic(), stream.target == 2)
-        if stream.keep is not None:
-            stream.keep(block)
+        try:
+            if stream.watcher is not None:
+                stream.watcher.feed(block, time.monotonic(), stream.target == 2)
+            if stream.keep is not None:
+                stream.keep(block)
+        except Exception as error:
+            # our defect must not end this thread: with nobody to read, every rank would hang
+            stream.watcher = stream.keep = None
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
         if stream.target >= 0:
             shown = block if stream.mask is None else _masked(block, stream.mask)
             self._write(stream.target, stream.prefixed(shown))

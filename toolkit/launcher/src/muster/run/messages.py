@@ -135,7 +135,7 @@ def to_wire(message: Message) -> list[object]:
 
 def from_wire(fields: list[Any]) -> Message:
     """The inverse of `to_wire`. Raises WireError for anything that is not a message."""
-    name, *values = fields
+    name, *values = fields or [""]
     try:
         if isinstance(name, str) and name in _PLAIN:
             plain: Message = _typed(_PLAIN[name], values)
@@ -175,6 +175,7 @@ def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
     return text
 
 
+_HUGE = 1 << 63
 _CHECKED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 _Values = TypeVar("_Values", bound=tuple)  # type: ignore[type-arg]  # any of the classes above
 
@@ -184,9 +185,14 @@ def _typed(kind: type[_Values], values: Any) -> _Values:
     made = kind(*_list_of(values))
     for value, annotation in zip(made, kind.__annotations__.values(), strict=True):
         types = _CHECKED.get(getattr(annotation, "__forward_arg__", annotation))
-        if types is not None and type(value) not in types:
+        if types is not None and (type(value) not in types or not _is_sane(value)):
             raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
     return made
+
+
+def _is_sane(value: Any) -> bool:
+    """Not a number that sums, clocks and JSON cannot take: infinite, or of hundreds of digits."""
+    return not isinstance(value, int | float) or -_HUGE < value < _HUGE
 
 
 def _list_of(values: Any) -> list[Any]:
@@ -205,7 +211,9 @@ def _facts_part(part: Any, parts: Any, hosts: Any) -> FactsPart:
 
 def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
     ends = tuple(_typed(RankEnd, rank) for rank in _list_of(ranks))
-    if not isinstance(phases, dict) or not all(type(s) in (int, float) for s in phases.values()):
+    if not isinstance(phases, dict) or not all(
+        type(s) in (int, float) and _is_sane(s) for s in phases.values()
+    ):
         raise TypeError("durations that are no numbers")
     return HostEnded(ends, _failures(failures), phases)
 

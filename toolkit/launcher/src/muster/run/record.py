@@ -161,7 +161,7 @@ class Recorder:
         dropped = 0
         try:
             write()
-        except OSError as error:
+        except Exception as error:  # also a defect of ours: the record is not worth the job
             self.problem = str(error)
             dropped = size
         with self._lock:

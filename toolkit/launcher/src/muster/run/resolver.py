@@ -13,14 +13,17 @@ def in_background(
 ) -> None:
     """Calls `look_up` on a thread of its own and `done` with its answer on the loop's thread.
 
-    An error of the look-up counts as no answer: a name that no resolver takes raises ValueError.
+    Any error counts as no answer: a name that no resolver takes, a thread that cannot be started.
     """
 
     def run() -> None:
         try:
             answer: Sequence[str] = look_up()
-        except (OSError, ValueError):
+        except Exception:  # whoever asked waits for an answer
             answer = ()
         loop.post(lambda: done(answer))
 
-    threading.Thread(target=run, name="resolver", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="resolver", daemon=True).start()
+    except RuntimeError:
+        loop.post(lambda: done(()))

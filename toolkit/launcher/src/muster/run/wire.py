@@ -6,6 +6,7 @@ Handshake (reliability.md S03, protocol.md 2), F follower, L leader, n nonces:
   L -> F  welcome: proof_L, the job key (masked when both sides hold a job secret)
 From then on every frame carries HMAC(session key, direction, sequence number, payload), the session
 key being HMAC(job key, n_L, n_F, position): a frame replayed in any place or session is refused.
+Frames before that are small, so that a stranger costs the leader little memory.
 Limit: without a job secret the key travels in the clear, so an attacker on the path during the
 join wins, as with torch's own store; SECURITY.md says so.
 """
@@ -19,6 +20,7 @@ import json
 from muster.run.messages import WireError
 
 FRAME_LIMIT_BYTES = 64 << 10
+HELLO_LIMIT_BYTES = 4 << 10  # before a peer is known; the longest hello takes some 3,100
 HEADER_BYTES = 4
 MAC_BYTES = 32
 KEY_BYTES = 32
@@ -108,7 +110,8 @@ class Opener:
             return None
         size = int.from_bytes(self._data[:HEADER_BYTES], "big")
         mac_bytes = 0 if self.key is None else MAC_BYTES
-        if not mac_bytes < size <= FRAME_LIMIT_BYTES:
+        limit = HELLO_LIMIT_BYTES if self.key is None else FRAME_LIMIT_BYTES
+        if not mac_bytes < size <= limit:
             raise WireError(f"a frame of {size} bytes")
         end = HEADER_BYTES + size
         if len(self._data) < end:

@@ -67,6 +67,9 @@ def close_output(job: Job | ConfigError, output: Output) -> None:
 def say_what_is_missing(output: Output) -> None:
     """Warns when the record is not whole; to be said before this host's last block."""
     recorder = output.recorder
+    if output.pump.problem:
+        text = f"a stream was not watched to its end, a defect of muster: {output.pump.problem}"
+        output.console("record", text, level="WARNING")
     if recorder.dropped_bytes:
         output.console(
             "record",
