@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,8 @@ import pytest
 
 from muster.contract.read import read_job
 from muster.spec.job import Job
-from tests.support.mltree import ONE_HOST, PROGRAM, write_tree
-
-MPI = "sagemaker_mpi_enabled"
-PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-
-
-def hp(**values: object) -> dict[str, object]:
-    return {**PROGRAM, **values}
+from tests.support.bad_requests import MPI, PER_HOST, hp, nested
+from tests.support.mltree import ONE_HOST, write_tree
 
 
 def read(tmp_path: Path, **tree: Any) -> Job:
@@ -56,6 +51,25 @@ def test_log_levels_are_accepted_by_name_and_number(tmp_path: Path, wire: str, l
     assert read(tmp_path, hyperparameters=hp(sagemaker_container_log_level=wire)).log_level == level
 
 
+@pytest.mark.promise("B15")
+def test_a_key_that_stands_twice_is_a_warning_and_the_last_one_counts(tmp_path: Path) -> None:
+    twice = b'{"sagemaker_program": "a.py", "lr": "1", "sagemaker_program": "b.py", "lr": "2"}'
+    job = read(tmp_path, hyperparameters=twice)
+    assert (job.program, job.documents.hyperparameters) == ("b.py", {"lr": 2})
+    assert job.warnings == (
+        "hyperparameters.json: keys that stand twice, the last one counts: "
+        "'sagemaker_program', 'lr'",
+    )
+
+
+@pytest.mark.promise("B15")
+def test_numbers_truth_values_and_constants_off_json_reach_the_script(tmp_path: Path) -> None:
+    document = b'{"sagemaker_program": "t.py", "a": NaN, "b": 1e999, "c": null, "d": [1, {"e": 2}]}'
+    job = read(tmp_path, hyperparameters=document)
+    assert job.arguments == ("-a", "NaN", "-b", "Infinity", "-c", "", "-d", "[1, {'e': 2}]")
+    assert json.loads(json.dumps(job.documents.hyperparameters, allow_nan=False))["a"] == "NaN"
+
+
 @pytest.mark.promise("B23")
 def test_an_unknown_platform_key_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
     job = read(tmp_path, hyperparameters=hp(sagemaker_mpi_enabld="true", sagemaker_brand_new="1"))
@@ -64,6 +78,16 @@ def test_an_unknown_platform_key_is_a_warning_with_the_nearest_name(tmp_path: Pa
         "unknown hyperparameter 'sagemaker_brand_new' is passed on",
     )
     assert job.documents.framework_parameters["sagemaker_brand_new"] == 1
+
+
+@pytest.mark.promise("B23")
+def test_of_many_unknown_keys_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    unknown = {f"sagemaker_mpi_x{i}": "1" for i in range(5_000)}
+    began = time.monotonic()
+    job = read(tmp_path, hyperparameters=hp(**unknown))
+    assert time.monotonic() - began < 1
+    assert len(job.warnings) == 21
+    assert job.warnings[-1] == "... and 4980 more unknown hyperparameters"
 
 
 @pytest.mark.promise("B35")
@@ -90,11 +114,56 @@ def test_numbers_that_a_double_cannot_hold_stay_text(tmp_path: Path, text: str) 
     assert json.loads(json.dumps(job.documents.hyperparameters, allow_nan=False))["x"] == text
 
 
+@pytest.mark.promise("B37")
+def test_a_hundred_levels_and_sixteen_mebibytes_are_accepted(tmp_path: Path) -> None:
+    document = json.dumps(hp(deep=nested(100), deeper=json.loads(nested(99))))
+    job = read(tmp_path, hyperparameters=document.encode().ljust(16 << 20))
+    assert json.dumps(job.documents.hyperparameters["deep"]) == nested(100)
+
+
 @pytest.mark.promise("B38")
 def test_channels_that_share_a_variable_are_a_warning_with_both_names(tmp_path: Path) -> None:
     job = read(tmp_path, inputs={"train": {}, "Train": {}, "my data": {}})
     assert "channels 'train' and 'Train' share one" in job.warnings[1]
     assert "channel 'my data': a name with a space" in job.warnings[0]
+
+
+@pytest.mark.promise("B41")
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere but on a read-only disk")
+def test_a_checkpoint_folder_of_another_user_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir(mode=0o500)
+    assert_no_checkpoints(tmp_path, "cannot be written")
+
+
+@pytest.mark.promise("B41")
+def test_a_checkpoint_folder_on_a_read_only_disk_is_a_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.symlink_to("/proc/sys")  # nobody writes a file there, and access() says so
+    if os.access(folder, os.W_OK):
+        pytest.skip("/proc/sys takes files here")
+    assert_no_checkpoints(tmp_path, "cannot be written")
+
+
+@pytest.mark.promise("B41")
+def test_the_checkpoint_folder_is_where_the_platform_says(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    (tmp_path / "saved").write_text("")
+    config = {"LocalPath": str(tmp_path / "saved")}
+    (tmp_path / "input/config/checkpointconfig.json").write_text(json.dumps(config))
+    assert_no_checkpoints(tmp_path, "is not a folder")
+
+
+@pytest.mark.promise("B41")
+def test_a_checkpoint_folder_that_is_writable_or_absent_is_not_worth_a_line(tmp_path: Path) -> None:
+    assert read(tmp_path).warnings == ()
+    (tmp_path / "checkpoints").mkdir()
+    assert read(tmp_path).warnings == ()
+
+
+def assert_no_checkpoints(tmp_path: Path, why: str) -> None:
+    (warning,) = read(tmp_path).warnings
+    assert warning.startswith("checkpoint folder ")
+    assert why in warning
 
 
 @pytest.mark.promise("S04")

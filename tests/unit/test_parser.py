@@ -62,6 +62,16 @@ def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> Non
         (["local"], "SCRIPT is missing"),
         (["local", "t.py", "--timeout", "-1"], "--timeout"),
         (["plan", "--", "x"], "nothing may stand behind --"),
+        (["plan", "--hosst"], "unknown option --hosst"),
+        (["plan", "--jsn"], "did you mean --json?"),
+        (["plan", "--base_dr=x"], "did you mean --base-dir?"),
+        (["plan", "--base-dir"], "--base-dir: expected one argument"),
+        (["plan", "opt/ml"], "one argument too many: 'opt/ml'"),
+        (["doctor", "-v"], "unknown option -v"),
+        (["PLAN"], "did you mean plan?"),
+        (["trian"], "'trian' is not a command"),
+        (["run", "train.py"], "'run' is not a command"),
+        ([""], "'' is not a command"),
     ],
 )
 def test_a_slip_is_answered_in_two_lines_and_exit_code_2(

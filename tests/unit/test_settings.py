@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.settings import parse_addresses, parse_settings
+from muster.contract.settings import parse_addresses, parse_settings, script_arguments
+from muster.spec.deadlines import RANGES, Deadlines, parse_deadlines, variable
 from muster.spec.job import Settings
 
 HOSTS = ("algo-1", "algo-2")
@@ -89,6 +90,88 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MUSTER_JION_S", "MUSTER_JOIN_S"),
+        ("MUSTER_STOPGRACE_S", "MUSTER_STOP_GRACE_S"),
+        ("MUSTER_JOB_SECERT", "MUSTER_JOB_SECRET"),
+        ("MUSTER_LOGLIMIT", "MUSTER_LOG_LIMIT"),
+    ],
+)
+def test_a_misspelt_variable_is_one_warning_with_what_was_meant(name: str, meant: str) -> None:
+    _, findings = settings_of({name: "1", "MUSTER_LOG_PREFIX": "1"})
+    assert findings.warnings == [f"unknown variable {name}, did you mean {meant!r}?"]
+    assert not findings.problems
+
+
+def test_what_muster_itself_leaves_in_the_environment_is_no_warning() -> None:
+    _, findings = settings_of({"MUSTER_RUN_ID": "0123", "MUSTER_SHIM": "/s token"})
+    assert not findings.warnings
+
+
+def test_of_many_unknown_variables_the_first_are_named_and_the_others_counted() -> None:
+    _, findings = settings_of(
+        {f"MUSTER_X{i}": "1" for i in range(50)} | {"MUSTER_" + "Y" * 300: ""}
+    )
+    assert len(findings.warnings) == 21
+    assert findings.warnings[-1] == "... and 31 more unknown MUSTER_* variables"
+
+
+@pytest.mark.promise("B45")
+@pytest.mark.parametrize("local_mode", [False, True])
+@pytest.mark.parametrize("grace", ["0", "0.5", "7", "100", "86400"])
+def test_a_stop_grace_never_reaches_the_end_of_the_stop(grace: str, local_mode: bool) -> None:
+    limits, problems = parse_deadlines({"MUSTER_STOP_GRACE_S": grace}, local_mode)
+    assert not problems
+    assert limits.stop_grace_s == float(grace)
+    assert limits.stop_grace_s < limits.stop_drain_s < limits.stop_verdict_s < limits.stop_total_s
+    plain = parse_deadlines({}, local_mode)[0]
+    assert limits.stop_total_s - limits.stop_grace_s == pytest.approx(
+        plain.stop_total_s - plain.stop_grace_s
+    )
+
+
+@pytest.mark.promise("B45")
+@pytest.mark.parametrize("name", RANGES)
+def test_both_ends_of_a_range_are_inside(name: str) -> None:
+    for value in RANGES[name]:
+        beside = {"MUSTER_LOST_AFTER_S": "3600"} if name == "heartbeat_s" else {}
+        beside = {"MUSTER_HEARTBEAT_S": "0.05"} if name == "lost_after_s" else beside
+        limits, problems = parse_deadlines({variable(name): f"{value:f}", **beside}, False)
+        assert not problems
+        assert getattr(limits, name) == value
+
+
+@pytest.mark.promise("B45")
+def test_refused_deadlines_leave_ones_that_can_be_used() -> None:
+    bad = {variable(name): "soon" for name in RANGES}
+    limits, problems = parse_deadlines(bad, False)
+    assert limits == Deadlines()
+    assert len(problems) == len(RANGES)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "7", '"x"', '["a", 1]', "--key s3cr3t-value"])
+def test_arguments_that_are_no_list_of_texts_are_refused_unseen(text: str) -> None:
+    findings = Findings()
+    assert script_arguments({"MUSTER_SCRIPT_ARGUMENTS": text}, findings) == ()
+    assert [p.what for p in findings.problems] == ["expected a JSON list of strings"]
+
+
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ("\\u0000", "[1]: the value holds a NUL character at position 0"),
+        ("a\\ud800", "[1]: the value holds a lone surrogate at position 1"),
+        ("x" * 140_000, "[1]: 140000 characters, the kernel allows one argument 128 KiB"),
+    ],
+)
+def test_an_argument_that_no_program_takes_is_known_by_its_place(item: str, what: str) -> None:
+    findings = Findings()
+    script_arguments({"MUSTER_SCRIPT_ARGUMENTS": f'["--token", "{item}"]'}, findings)
+    assert [(p.where, p.what) for p in findings.problems] == [("MUSTER_SCRIPT_ARGUMENTS", what)]
+
+
+@pytest.mark.parametrize(
     "text",
     ["algo-1=127.0.0.1,algo-2=127.0.0.2", '{"algo-1": "127.0.0.1", "algo-2": "127.0.0.2"}',
      " algo-1 = 127.0.0.1, algo-2 = 127.0.0.2, "],
@@ -105,6 +188,7 @@ def test_addresses_come_as_pairs_or_as_json(text: str) -> None:
     [
         ("algo-1", "expected a JSON object or name=address pairs, got 'algo-1'"),
         ("{", "expected a JSON object or name=address pairs, got '{'"),
+        ('{"a":' * 50_000, "expected a JSON object or name=address pairs, got "),
         ('{"algo-1": 1}', "expected a JSON object or name=address pairs"),
         ("algo-3=127.0.0.1", "unknown host 'algo-3', did you mean 'algo-2'?"),
         ("algo-1=localhost", "algo-1: expected an IPv4 address, got 'localhost'"),

@@ -1,9 +1,12 @@
-"""`train` and `muster`: the only callers of exit."""
+"""`train` and `muster`: the only callers of exit.
 
-from __future__ import annotations
+Readable by Python 3.6, so that an old one is told what is wrong in a line (contract.support).
+"""
 
 import os
 import sys
+
+from muster.contract.support import EXIT_CODE, unsupported
 
 
 def train() -> None:
@@ -11,9 +14,10 @@ def train() -> None:
 
     Exits at once, without waiting for threads that a blocked disk or name server may hold.
     """
+    _refuse_old_ground()
     arguments = sys.argv[1:]
     if arguments not in ([], ["train"]):
-        _leave(_usage(arguments))
+        _leave(_answer(arguments))
     import gc
 
     _hold_stop_signals()
@@ -29,6 +33,7 @@ def main() -> None:
     if sys.argv[1:2] == ["train"]:
         del sys.argv[1]
         train()
+    _refuse_old_ground()
     from muster.commands.parser import main as run_command
 
     sys.exit(run_command(sys.argv[1:]))
@@ -45,13 +50,29 @@ def _hold_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
 
 
-def _usage(arguments: list[str]) -> int:
-    sys.stderr.write(
-        f"train: unexpected arguments: {' '.join(arguments)}\n"
-        "usage: train [train]\n"
-        "  The job comes from /opt/ml/input/config; `muster --help` shows commands for people.\n"
-    )
-    return 100
+def _answer(arguments: "list[str]") -> int:
+    """To arguments that start no job: help and version for people, else usage and code 100."""
+    from muster.contract.usage import USAGE, refuse_arguments
+
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
+    if arguments == ["--version"]:
+        from muster.version import __version__
+
+        sys.stdout.write(f"muster {__version__}\n")
+        return 0
+    code, text = refuse_arguments(os.environ, arguments)
+    sys.stderr.write(text)
+    return code
+
+
+def _refuse_old_ground() -> None:
+    """One line and code 100 where muster cannot run, before anything that would not even import."""
+    reason = unsupported()
+    if reason:
+        sys.stderr.write(f"ConfigError: {reason}\n")
+        _leave(EXIT_CODE)
 
 
 def _leave(code: int) -> None:

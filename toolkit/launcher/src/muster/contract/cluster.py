@@ -12,6 +12,7 @@ RESOURCES = "resourceconfig.json"
 DEFAULT_GROUP = "homogeneousCluster"
 DEFAULT_INTERFACE = "eth0"
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
+_EACH_ONCE = f"name every host once in {RESOURCES}"
 
 
 class Hosts(NamedTuple):
@@ -67,9 +68,10 @@ def _names(value: object, findings: Findings) -> list[str]:
     seen: set[str] = set()
     for index, name in enumerate(value):
         if name in seen:
-            findings.problem("hosts", f"{short(name)} appears twice", "name every host once")
+            findings.problem("hosts", f"{short(name)} appears twice", _EACH_ONCE)
         elif not _is_host_name(name):
-            findings.problem(f"hosts[{index}]", f"{short(name)} is not a host name", "rename it")
+            what = f"{short(name)} is not a host name"
+            findings.problem(f"hosts[{index}]", what, f"rename it in {RESOURCES}")
         seen.add(name)
         if len(findings.problems) - problems >= ENOUGH:
             break

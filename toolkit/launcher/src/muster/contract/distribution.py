@@ -150,4 +150,4 @@ def _count(hyperparameters: Hyperparameters, key: str, findings: Findings) -> in
 
 
 def _shown(wire: str) -> str:
-    return short(wire) if wire != wire.strip() else short(wire)[1:-1]
+    return short(wire) if not wire or wire != wire.strip() else short(wire)[1:-1]

@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings
+from muster.contract.findings import Findings, named, short
 from muster.spec.job import Paths
 
 BASE_VARIABLE = "SAGEMAKER_BASE_DIR"
 DEFAULT_BASE = "/opt/ml"
 MAX_FILE_BYTES = 16 << 20
 MAX_DEPTH = 100  # of nested lists and objects
+_SEARCHED_BYTES = 1 << 20  # of a file that is searched for keys that stand twice
 
 _KINDS = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
 
@@ -28,19 +29,23 @@ def find_paths(environ: Mapping[str, str], findings: Findings) -> Paths | None:
         return Paths.below(base.rstrip("/") or "/")
     findings.problem(
         BASE_VARIABLE,
-        f"base folder: {base!r} is not an absolute directory",
+        f"base folder: {short(base)} is not an absolute directory",
         f"unset {BASE_VARIABLE} or name an existing folder by its absolute path",
     )
     return None
 
 
 def load_object(folder: str, name: str, findings: Findings) -> dict[str, object] | None:
-    """The JSON object in `folder/name`, or None after telling what is wrong with the file."""
+    """The JSON object in `folder/name`, or None after telling what is wrong with the file.
+
+    A key that stands twice in one object is a warning: the last one counts.
+    """
     text = _load_text(folder, name, findings)
     if text is None:
         return None
+    twice: list[str] = []
     try:
-        document: object = json.loads(text)
+        document = _parse(text, twice)
     except json.JSONDecodeError as error:
         hint = error.msg.replace("Expecting", "expected").replace(" delimiter", "")
         what = f"invalid JSON at line {error.lineno} column {error.colno} ({hint})"
@@ -58,7 +63,28 @@ def load_object(folder: str, name: str, findings: Findings) -> dict[str, object]
         what = f"nested more than {MAX_DEPTH} levels deep"
         findings.problem(name, what, "pass deep structures as a file in a channel")
         return None
+    if twice:
+        keys = named([short(key) for key in twice])
+        findings.warn(f"{name}: keys that stand twice, the last one counts: {keys}")
     return document
+
+
+def _parse(text: str, twice: list[str]) -> object:
+    """The value of a JSON text; `twice` gets the repeated keys of one that is not large."""
+    if len(text) > _SEARCHED_BYTES:
+        return json.loads(text)
+
+    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            left = set(result)
+            for key, _ in pairs:
+                if key not in left:
+                    twice.append(key)
+                left.discard(key)
+        return result
+
+    return json.loads(text, object_pairs_hook=build)
 
 
 def _load_text(folder: str, name: str, findings: Findings) -> str | None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from muster.spec.errors import ConfigError, Problem
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+from muster.spec.errors import ConfigError, Problem
+from muster.spec.masking import Masker
+
+_T = TypeVar("_T")
 _SHOWN = 60  # characters of a bad value that an error repeats
 ENOUGH = 20  # problems of one list that an error tells
 _NAMED = 8  # items of a list that an error names
@@ -29,9 +34,19 @@ class Findings:
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 
-    def error(self) -> ConfigError:
-        """All problems as one error. Raises ValueError when there is none."""
-        return ConfigError(self.problems)
+    def warn_of_each(self, items: list[_T], say: Callable[[_T], str], rest: str) -> None:
+        """A warning for each of the first items, and one, `... and N more REST`, for the others."""
+        self.warnings += map(say, items[:ENOUGH])
+        if len(items) > ENOUGH:
+            self.warn(f"... and {len(items) - ENOUGH} more {rest}")
+
+    def error(self, *maps: Mapping[str, object]) -> ConfigError:
+        """All problems as one error, without the values of secret names in `maps`.
+
+        Raises ValueError when there is no problem.
+        """
+        mask = Masker.of(*maps).mask
+        return ConfigError([Problem(*map(mask, problem)) for problem in self.problems])
 
 
 def short(value: object) -> str:

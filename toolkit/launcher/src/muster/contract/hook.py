@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 
-from muster.spec.masking import Masker
-from muster.spec.outcome import Stopped, Succeeded
+from muster.contract.support import unsupported
 
 
 class TrainingFailedError(Exception):
@@ -19,6 +18,11 @@ def main() -> None:
     The incumbent reports exit code 0 when a hook exits, whatever the code, and when the hook is
     interrupted. The failure file is there before this raises, so the incumbent keeps it.
     """
+    reason = unsupported()
+    if reason:
+        raise TrainingFailedError(reason)
+    from muster.spec.masking import Masker
+    from muster.spec.outcome import Stopped, Succeeded
     from muster.train_job import run
 
     try:

@@ -64,6 +64,7 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
     """Every value decoded and sorted by whom it is for; bad names and values become problems."""
     result = Hyperparameters({}, {}, {}, {})
     unquoted: list[str] = []
+    unknown: list[str] = []
     for index, (name, value) in enumerate(document.items()):
         if not _name_is_good(index, name, findings):
             if len(findings.problems) >= ENOUGH:
@@ -80,17 +81,22 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
         elif name.startswith(PREFIX):
             result.framework[name] = decoded
             if name not in _KNOWN:
-                guess = nearest(name, _KNOWN, PREFIX)
-                findings.warn(f"unknown hyperparameter {name!r}{guess or ' is passed on'}")
+                unknown.append(name)
         else:
             result.user[name] = decoded
             continue
         result.wire[name] = text
+    findings.warn_of_each(unknown, _say_unknown, "unknown hyperparameters")
     if unquoted:
         findings.warn(
             f"{HYPERPARAMETERS}: expected text for every value, encoded as JSON: {named(unquoted)}"
         )
     return result
+
+
+def _say_unknown(name: str) -> str:
+    guess = nearest(name, _KNOWN, PREFIX)
+    return f"unknown hyperparameter {name!r}{guess or ' is passed on'}"
 
 
 def _name_is_good(index: int, name: str, findings: Findings) -> bool:
@@ -104,7 +110,9 @@ def _name_is_good(index: int, name: str, findings: Findings) -> bool:
         what = "a name cannot hold a lone surrogate"
     else:
         return True
-    findings.problem(f"{HYPERPARAMETERS}[{index}]", f"{what}, got {short(name)}", "rename it")
+    before, equals, _ = name.partition("=")  # what stands behind it is a value, perhaps a secret
+    got = short(before + equals + "..." * bool(equals))
+    findings.problem(f"{HYPERPARAMETERS}[{index}]", f"{what}, got {got}", "rename it")
     return False
 
 
@@ -122,22 +130,26 @@ def _decode(name: str, text: str, findings: Findings) -> object:
     return None
 
 
-def check_arguments(arguments: tuple[str, ...], findings: Findings) -> None:
-    """What no program can be given: lone surrogates, NUL, over 128 KiB (contract.md 4.4, B36).
+def check_values(arguments: tuple[str, ...], findings: Findings) -> None:
+    """Problems of the arguments that hyperparameters make, each known by the option before it."""
+    problems = len(findings.problems)
+    for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
+        check_argument(HYPERPARAMETERS, flag.lstrip("-"), value, findings)
+        if len(findings.problems) - problems >= ENOUGH:
+            break
 
-    An argument is known by the option in front of it.
-    """
-    for flag, value in zip(("arguments", *arguments), arguments, strict=False):
-        name = flag.lstrip("-")
-        if "\0" in value:
-            what = f"{name}: the value holds a NUL character at position {value.index(chr(0))}"
-            findings.problem(HYPERPARAMETERS, what, "remove it; no program argument can hold one")
-        if not value.isascii() and (position := _lone_surrogate(value)) is not None:
-            what = f"{name}: the value holds a lone surrogate at position {position}"
-            findings.problem(HYPERPARAMETERS, what, "send valid Unicode text")
-        elif len(value.encode(errors="replace")) >= MAX_ARGUMENT_BYTES:
-            what = f"{name}: {len(value)} characters, the kernel allows one argument 128 KiB"
-            findings.problem(HYPERPARAMETERS, what, "pass large values as a file in a channel")
+
+def check_argument(where: str, name: str, value: str, findings: Findings) -> None:
+    """What no program can be given: lone surrogates, NUL, over 128 KiB (contract.md 4.4, B36)."""
+    if "\0" in value:
+        what = f"{name}: the value holds a NUL character at position {value.index(chr(0))}"
+        findings.problem(where, what, "remove it; no program argument can hold one")
+    if not value.isascii() and (position := _lone_surrogate(value)) is not None:
+        what = f"{name}: the value holds a lone surrogate at position {position}"
+        findings.problem(where, what, "send valid Unicode text")
+    elif len(value.encode(errors="replace")) >= MAX_ARGUMENT_BYTES:
+        what = f"{name}: {len(value)} characters, the kernel allows one argument 128 KiB"
+        findings.problem(where, what, "pass large values as a file in a channel")
 
 
 MAX_ARGUMENT_BYTES = 128 << 10  # MAX_ARG_STRLEN of Linux, the closing NUL included

@@ -7,9 +7,9 @@ B21.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import ENOUGH, Findings, nearest, short
 from muster.spec.job import Paths
 
 DEFAULT_LEVEL = 20
@@ -34,9 +34,15 @@ def names_program(environ: Mapping[str, str], fixed: Mapping[str, object]) -> bo
 
 
 def find_program(
-    environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings
+    environ: Mapping[str, str],
+    fixed: Mapping[str, object],
+    findings: Findings,
+    others: Iterable[str] = (),
 ) -> str:
-    """The entry point relative to the code folder; whether it exists is for staging to say."""
+    """The entry point relative to the code folder; whether it exists is for staging to say.
+
+    `others`: names of hyperparameters among which a misspelt one may be.
+    """
     value: object = environ.get("SAGEMAKER_PROGRAM")
     where = "variable SAGEMAKER_PROGRAM"
     if not value:
@@ -46,7 +52,7 @@ def find_program(
     if not value:
         findings.problem(
             "no training program",
-            "set sagemaker_program or SAGEMAKER_PROGRAM",
+            f"set sagemaker_program or SAGEMAKER_PROGRAM{_misspelt((*others, *environ))}",
             "name the script relative to the code folder, such as train.py",
         )
         return ""
@@ -58,6 +64,15 @@ def find_program(
         findings.problem(name, what, "give a path such as train.py, without '..' and leading '-'")
         return ""
     return program
+
+
+def _misspelt(names: Iterable[str]) -> str:
+    """The name that was probably meant to name the program, or ""."""
+    likely = [name for name in names if len(name) < 40 and name.lower().startswith("sagema")]
+    for name in likely[:ENOUGH]:
+        if nearest(name.lower().replace("-", "_"), ("sagemaker_program",), "sagemaker_"):
+            return f"; {name!r} is neither"
+    return ""
 
 
 def _relative(value: object) -> str | None:
@@ -138,7 +153,7 @@ def find_log_level(fixed: Mapping[str, object], findings: Findings) -> int:
     findings.origins["log_level"] = f"hyperparameter {key}"
     if isinstance(value, str):
         text = value.strip()
-        value = int(text) if text.isdecimal() else _LEVELS.get(text.upper())
+        value = int(text) if text.isdecimal() and len(text) < 5 else _LEVELS.get(text.upper())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 50:
         return value
     findings.problem(

@@ -23,10 +23,10 @@ from muster.contract.findings import Findings
 from muster.contract.hyperparameters import (
     HYPERPARAMETERS,
     Hyperparameters,
-    check_arguments,
+    check_values,
     decode_hyperparameters,
 )
-from muster.contract.inputs import INPUTS, check_channels
+from muster.contract.inputs import INPUTS, check_channels, check_checkpoints
 from muster.contract.program import (
     check_texts,
     find_job_id,
@@ -37,11 +37,13 @@ from muster.contract.program import (
 )
 from muster.contract.settings import (
     ALLOW_CONFLICTS,
+    NEEDED_TO_JOIN,
     flag,
     parse_addresses,
     parse_settings,
     script_arguments,
 )
+from muster.contract.spill import check_total
 from muster.contract.training_module import find_training_function
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines, parse_deadlines
@@ -81,19 +83,27 @@ def read_job(environ: Mapping[str, str]) -> Job:
     program = ""
     # without hyperparameters the absence of a program says nothing, nor does it beside a function
     if read is not None and (not function or names_program(environ, parameters.fixed)):
-        program = find_program(environ, parameters.fixed, findings)
+        others = (*parameters.framework, *parameters.user)
+        program = find_program(environ, parameters.fixed, findings, others)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
     distribution = choose_distribution(parameters, conflicts, findings)
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""
-    arguments = to_argv(parameters.user) + script_arguments(environ, findings)
-    check_arguments(arguments, findings)
+    arguments = to_argv(parameters.user)
+    check_values(arguments, findings)
+    arguments += script_arguments(environ, findings)
+    if not findings.problems:  # a value that is too large for itself says it all
+        check_total(arguments, environ, findings)
     cluster = _cluster(environ, hosts, parameters, distribution, findings)
     settings = parse_settings(environ, findings)
     deadlines = _deadlines(environ, hosts, findings)
     if findings.problems or paths is None or cluster is None or resource is None or inputs is None:
-        raise findings.error()
+        # secrets of hyperparameters are known here only: whoever reports the error has none of them
+        raise findings.error(environ, parameters.user, parameters.framework, parameters.fixed)
+    platform = _platform(paths, environ, findings)
+    hint = platform.checkpoint_dir if platform is not None else None
+    check_checkpoints(hint or paths.checkpoints, findings)
     return Job(
         id=find_job_id(environ, parameters.fixed, findings),
         paths=paths,
@@ -106,7 +116,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
             resource, inputs, parameters.user, parameters.framework, parameters.fixed
         ),
         log_level=log_level,
-        platform=_platform(paths, environ, findings),
+        platform=platform,
         settings=settings,
         deadlines=deadlines,
         environ=environ,
@@ -119,8 +129,9 @@ def read_job(environ: Mapping[str, str]) -> Job:
 def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlines]:
     """What a host with otherwise bad input needs to join and say so (protocol.md 1).
 
-    Raises ConfigError when the hosts, the settings or the deadlines themselves are bad. Where the
-    hyperparameters are bad too, every host counts as taking part.
+    Raises ConfigError when the hosts or the settings that a join needs are bad themselves; other
+    bad settings and deadlines have their defaults. Where the hyperparameters are bad too, every
+    host counts as taking part.
     """
     findings = Findings()
     unrelated = Findings()  # problems that this caller knows already
@@ -134,10 +145,11 @@ def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlin
         parameters = decode_hyperparameters(document or {}, unrelated)
     distribution = choose_distribution(parameters, True, unrelated)
     cluster = _cluster(environ, hosts, parameters, distribution, findings, unrelated)
-    settings = parse_settings(environ, findings)
-    deadlines = _deadlines(environ, hosts, findings)
+    settings = parse_settings(environ, unrelated)
+    findings.problems += [p for p in unrelated.problems if p.where in NEEDED_TO_JOIN]
+    deadlines = _deadlines(environ, hosts, unrelated)
     if findings.problems or cluster is None:
-        raise findings.error()
+        raise findings.error(environ)
     return cluster, settings, deadlines
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, nearest, short
+from muster.contract.findings import ENOUGH, Findings, nearest, short
+from muster.contract.hyperparameters import check_argument
 from muster.spec.deadlines import RANGES, variable
 from muster.spec.job import Settings
 
@@ -30,15 +31,18 @@ KNOWN = (
     SCRIPT_ARGUMENTS,
     *map(variable, RANGES),
 )
+# Without these, hosts do not find or believe one another.
+NEEDED_TO_JOIN = ("MUSTER_CONTROL_PORT", "MUSTER_JOB_SECRET", ADDRESSES)
+# Between parts of muster: a `train` that is started by a script of another one sees them.
+_INTERNAL = ("MUSTER_RUN_ID", "MUSTER_SHIM")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _RECORDS = ("off", "tail", "full")
 
 
 def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
     """All settings; what cannot be used becomes a problem, an unknown name a warning."""
-    for name in environ:
-        if name.startswith(PREFIX) and name not in KNOWN:
-            findings.warn(f"unknown variable {name}{nearest(name, KNOWN, PREFIX) or ' is ignored'}")
+    unknown = [n for n in environ if n.startswith(PREFIX) and n not in (*KNOWN, *_INTERNAL)]
+    findings.warn_of_each(unknown, _say_unknown, f"unknown {PREFIX}* variables")
     default = Settings()
     settings = Settings(
         control_port=_port(environ, "MUSTER_CONTROL_PORT", default.control_port, findings),
@@ -58,6 +62,12 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
     return settings
 
 
+def _say_unknown(name: str) -> str:
+    if len(name) > 60:  # likeness takes long to find, and there is none
+        return f"unknown variable {name[:60]}... is ignored"
+    return f"unknown variable {name}{nearest(name, KNOWN, PREFIX) or ' is ignored'}"
+
+
 def script_arguments(environ: Mapping[str, str], findings: Findings) -> tuple[str, ...]:
     """Arguments behind those of the hyperparameters (`muster local SCRIPT -- ...`)."""
     text = environ.get(SCRIPT_ARGUMENTS)
@@ -65,12 +75,15 @@ def script_arguments(environ: Mapping[str, str], findings: Findings) -> tuple[st
         return ()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        what = f"expected a JSON list of strings, got {short(text)}"
+        # what it holds is not shown: arguments may be secrets
+        what = "expected a JSON list of strings"
         findings.problem(SCRIPT_ARGUMENTS, what, 'such as ["--epochs", "3"], or unset it')
         return ()
+    for index, item in enumerate(value):
+        check_argument(SCRIPT_ARGUMENTS, f"[{index}]", item, findings)
     return tuple(value)
 
 
@@ -144,7 +157,10 @@ def parse_addresses(
         what = f"expected a JSON object or name=address pairs, got {short(text)}"
         findings.problem(ADDRESSES, what, "write algo-1=127.0.0.1,algo-2=127.0.0.2")
         return {}
+    problems = len(findings.problems)
     for name, address in pairs.items():
+        if len(findings.problems) - problems >= ENOUGH:
+            break
         if name not in hosts:
             what = f"unknown host {short(name)}{nearest(name, hosts)}"
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
@@ -158,7 +174,7 @@ def _pairs(text: str) -> dict[str, str] | None:
     if text.startswith("{"):
         try:
             document = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         good = all(isinstance(address, str) for address in document.values())
         return document if good else None

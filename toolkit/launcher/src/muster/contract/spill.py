@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from muster.contract.findings import Findings
+from muster.contract.hyperparameters import HYPERPARAMETERS
+
 # Linux execve: one string with its closing NUL, and the least and most of all strings together.
 MAX_STRING_BYTES = 128 << 10
 MIN_TOTAL_BYTES = 128 << 10
@@ -12,7 +15,7 @@ MAX_TOTAL_BYTES = 6 << 20
 POINTER_BYTES = 8
 HEADROOM_BYTES = 64 << 10  # for what launchers add
 
-PREFIX = "SM_"
+PREFIX = "SM_"  # only these are moved; arguments cannot be
 SUFFIX = "_FILE"
 
 
@@ -39,6 +42,21 @@ def spill(
         f"variables too large for the kernel, moved to the files that {SUFFIX[1:]} variables "
         f"name ({names[0]}{SUFFIX}): {listed}",
     )
+
+
+def check_total(argv: Sequence[str], environ: Mapping[str, str], findings: Findings) -> None:
+    """Arguments that no process can be started with, also when all that can be is moved (B34)."""
+    arguments = sum(_size(text) + POINTER_BYTES for text in argv)
+    if arguments <= MIN_TOTAL_BYTES - HEADROOM_BYTES:
+        return
+    kept = sum(_size(n) + _size(v) + POINTER_BYTES for n, v in environ.items() if not _movable(n))
+    room = total_limit() - HEADROOM_BYTES - kept
+    if arguments > room:
+        findings.problem(
+            HYPERPARAMETERS,
+            f"arguments of {arguments} bytes in all, the kernel leaves room for {max(0, room)}",
+            "pass large values as a file in a channel, or raise the stack limit (ulimit -s)",
+        )
 
 
 def total_limit() -> int:

@@ -69,9 +69,34 @@ def parse_deadlines(
     """The deadlines of this run and all that is wrong with the variables that change them.
 
     `local_mode`: the instance type begins with `local`, so the whole stop must fit in 10 s.
-    A stop grace that is given moves the three times behind it by the same amount.
+    A stop grace that is given moves the three times behind it by the same amount, so that it is
+    never above the whole stop. What is refused keeps its default, so that a host which joins only
+    to say what is wrong has deadlines to do it by.
     """
-    values: dict[str, float] = dict(LOCAL_MODE_STOP) if local_mode else {}
+    base = Deadlines()._replace(**LOCAL_MODE_STOP) if local_mode else Deadlines()
+    values, problems = _given(environ)
+    result = base._replace(**values)
+    moved = result.stop_grace_s - base.stop_grace_s
+    result = result._replace(
+        stop_drain_s=base.stop_drain_s + moved,
+        stop_verdict_s=base.stop_verdict_s + moved,
+        stop_total_s=base.stop_total_s + moved,
+    )
+    lost_after = variable("lost_after_s")
+    beside = {problem.where for problem in problems} & {lost_after, variable("heartbeat_s")}
+    if result.lost_after_s >= 2 * result.heartbeat_s:
+        return result, tuple(problems)
+    if not beside:  # else it may be right with the value that was meant
+        what = f"{result.lost_after_s:g} s is under two heartbeats of {result.heartbeat_s:g} s"
+        fix = f"set {lost_after} to at least {2 * result.heartbeat_s:g}"
+        problems.append(Problem(lost_after, what, fix))
+    pair = {"heartbeat_s": base.heartbeat_s, "lost_after_s": base.lost_after_s}
+    return result._replace(**pair), tuple(problems)
+
+
+def _given(environ: Mapping[str, str]) -> tuple[dict[str, float], list[Problem]]:
+    """The values inside their ranges, and a problem for each of the others."""
+    values: dict[str, float] = {}
     problems: list[Problem] = []
     for name, (low, high) in RANGES.items():
         text = environ.get(variable(name))
@@ -81,31 +106,16 @@ def parse_deadlines(
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not low <= value <= high:
-            problems.append(
-                Problem(
-                    variable(name),
-                    f"expected a number of seconds from {low:g} to {high:g}, got {text!r}",
-                    f"unset {variable(name)} or set it inside the range",
-                )
-            )
+        if low <= value <= high:
+            values[name] = value
             continue
-        values[name] = value
-    result = Deadlines(**values)
-    if variable("stop_grace_s") in environ and "stop_grace_s" in values:
-        base = Deadlines(**LOCAL_MODE_STOP) if local_mode else Deadlines()
-        moved = result.stop_grace_s - base.stop_grace_s
-        result = result._replace(
-            stop_drain_s=base.stop_drain_s + moved,
-            stop_verdict_s=base.stop_verdict_s + moved,
-            stop_total_s=base.stop_total_s + moved,
-        )
-    if result.lost_after_s < 2 * result.heartbeat_s:
-        problems.append(
-            Problem(
-                variable("lost_after_s"),
-                f"{result.lost_after_s:g} s is under two heartbeats of {result.heartbeat_s:g} s",
-                f"set {variable('lost_after_s')} to at least {2 * result.heartbeat_s:g}",
-            )
-        )
-    return result, tuple(problems)
+        what = f"expected a number of seconds from {low:g} to {high:g}, got {_short(text)}"
+        fix = f"unset {variable(name)} or set it inside the range"
+        problems.append(Problem(variable(name), what, fix))
+    return values, problems
+
+
+def _short(text: str) -> str:
+    """A value as an error shows it: on one line, at most 60 characters."""
+    shown = repr(text[:240])
+    return shown if len(shown) <= 60 else shown[:57] + "..."
