@@ -352,3 +352,20 @@ def test_a_thousand_hosts_cost_the_leader_less_than_two_seconds() -> None:
     assert conductor.outcome is not None
     assert conductor.outcome.headline.endswith("and 7999 more")
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("pip failed", "InstallError: pip failed (on algo-2)"),
+        ("no file on algo-2 for it", "InstallError: no file on algo-2 for it"),
+        ("no file on algo-22", "InstallError: no file on algo-22 (on algo-2)"),
+    ],
+)
+def test_a_trouble_is_told_with_its_host_once(message: str, expected: str) -> None:
+    job = Job()
+    job.join()
+    job.hear(1, m.Report((), TROUBLE._replace(message=message)))
+    for host in job.hosts:
+        job.hear(host, m.HostEnded((), (), {}))
+    assert job.headline == expected

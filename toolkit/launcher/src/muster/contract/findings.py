@@ -46,7 +46,8 @@ class Findings:
         Raises ValueError when there is no problem.
         """
         mask = Masker.of(*maps).mask
-        return ConfigError([Problem(*map(mask, problem)) for problem in self.problems])
+        problems = [Problem(*map(mask, problem)) for problem in self.problems]
+        return ConfigError(problems, tuple(map(mask, self.warnings)))
 
 
 def short(value: object) -> str:

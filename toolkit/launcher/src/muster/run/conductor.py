@@ -5,6 +5,7 @@ Pure: events and the time go in, orders come out. It decides once. Source: proto
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -198,7 +199,7 @@ class Conductor:
             self._failures += message.failures
             if message.trouble is not None:
                 peer.troubled = True
-                self._add_trouble(message.trouble, now)
+                self._add_trouble(self._placed(message.trouble, host), now)
             else:
                 self._begin_stop("a rank failed", external=False, now=now)
         elif isinstance(message, HostEnded):
@@ -261,6 +262,13 @@ class Conductor:
                     ),
                     now,
                 )
+
+    def _placed(self, trouble: Trouble, host: int) -> Trouble:
+        """The trouble with the name of the host that had it first, where there are several."""
+        name = self.names[host]
+        if len(self.names) == 1 or re.search(rf"\b{re.escape(name)}\b", trouble.message):
+            return trouble
+        return trouble._replace(message=f"{trouble.message} (on {name})")
 
     def _cluster_trouble(self, message: str, fix: str, now: float) -> None:
         self._add_trouble(Trouble("ClusterError", 102, message, fix, ""), now)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from muster.run import events as e
 from muster.run.conductor import Conductor
 from muster.run.loop import Loop
-from muster.run.messages import HostEnded, Leave, Message, RankEnd, ToHost, ToLeader
+from muster.run.messages import HostEnded, Leave, Message, RankEnd, ToHost, ToLeader, Verdict
 from muster.run.post import Post
 from muster.run.record import Recorder
 from muster.spec.outcome import Failed
@@ -102,18 +102,9 @@ class LeaderSeat:
         if self._leader is None:
             done()
             return
-        limits = self._post.deadlines
         now = time.monotonic()
-        close_by = now + limits.leave_s
-        tell_by = now
-        if isinstance(self._conductor.outcome, Failed) and not self._conductor.running:
-            tell_by = min(now + limits.told_s, self._began_s + limits.join_s)
-        missing = self._conductor.missing()
-        if missing and tell_by > now:
-            names = ", ".join(missing)
-            self._log("job", f"waiting up to {tell_by - now:.0f} s to tell {names} of the end")
         self._leader.expect_closes()
-        self._wait_for_closes(close_by, tell_by, done)
+        self._wait_for_closes(now + self._post.deadlines.leave_s, self._tell_by(now), done)
 
     def close(self) -> None:
         if self._leader is not None:
@@ -212,12 +203,29 @@ class LeaderSeat:
             level="WARNING",
         )
 
+    def _tell_by(self, now: float) -> float:
+        """Until when hosts that have not joined are waited for, to tell them of the end."""
+        limits = self._post.deadlines
+        if not isinstance(self._conductor.outcome, Failed) or self._conductor.running:
+            return now
+        return min(now + limits.told_s, self._began_s + limits.join_s)
+
+    def _say_who_is_to_be_told(self) -> None:
+        """Once the outcome is known, and before this host's last lines (protocol.md 8)."""
+        now = time.monotonic()
+        missing, left_s = self._conductor.missing(), self._tell_by(now) - now
+        if missing and left_s > 0:
+            names = ", ".join(missing)
+            self._log("job", f"waiting up to {left_s:.0f} s to tell {names} of the end")
+
     def _carry_out(self) -> None:
         for note in self._conductor.notes:
             self._log("job", note)
             self._recorder.event("missing", text=note)
         self._conductor.notes.clear()
         for order in self._conductor.take_orders():
+            if isinstance(order.message, Verdict) and order.host is None:
+                self._say_who_is_to_be_told()
             self._send(order.host, order.message)
         if self._leader is not None and self._conductor.running:
             self._leader.strict = True

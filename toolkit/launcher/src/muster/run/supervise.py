@@ -37,7 +37,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
 LAUNCHER_LEAVES_S = 2.0
 CLEAN_UP_S = 4.0
-STRAYS_POLL_S = 0.01
+STAGE_LEAVES_S = 1.0
+POLL_S = 0.01
 FLUSH_S = 3.0
 
 
@@ -70,6 +71,8 @@ class _Supervisor:
         self._queue: deque[Callable[[float], list[e.Action]]] = deque()
         self._busy = False
         self._plan: LaunchPlan | None = None
+        self._staging: threading.Thread | None = None
+        self._stage_leaves_by = 0.0
         self._clean_by = 0.0
         self._mask_before: set[Any] = set()
         self._written = False
@@ -199,8 +202,7 @@ class _Supervisor:
         elif isinstance(action, e.Say):
             self._log("job", action.text, level=action.level)
         elif isinstance(action, e.BeginStage):
-            stage = threading.Thread(target=self._stage, name="stage", daemon=True)
-            self._guard(stage.start)
+            self._guard(self._begin_stage)
         elif isinstance(action, e.AbortStage):
             self._steps.abort()
         elif isinstance(action, e.MakePlan):
@@ -224,6 +226,11 @@ class _Supervisor:
             self._happen(e.WentWrong(trouble_of(error)))
 
     # phases
+
+    def _begin_stage(self) -> None:
+        stage = threading.Thread(target=self._stage, name="stage", daemon=True)
+        stage.start()
+        self._staging = stage
 
     def _stage(self) -> None:
         """On a thread of its own, so that heartbeats go on."""
@@ -296,6 +303,7 @@ class _Supervisor:
         self._nursery.release_spare()
         now = time.monotonic()
         self._clean_by = now + CLEAN_UP_S
+        self._stage_leaves_by = now + STAGE_LEAVES_S
         if self._ranks.launcher_runs:
             self._loop.after(LAUNCHER_LEAVES_S, self._ranks.release_launcher)
         self._loop.after(CLEAN_UP_S, self._clean)
@@ -308,13 +316,17 @@ class _Supervisor:
         if not self._ranks.launcher_runs:
             self._ranks.release_launcher()
         self._reaper.look()
-        in_time = time.monotonic() < self._clean_by
+        now = time.monotonic()
+        in_time = now < self._clean_by
         if self._nursery.shims and in_time:
+            return
+        if self._staging is not None and self._staging.is_alive() and now < self._stage_leaves_by:
+            self._loop.after(POLL_S, self._clean)  # it removes its temporary files
             return
         strays = self._strays.find(self._nursery.bereft_sessions())
         kill([*self._nursery.shims, *strays])
         if strays and in_time:
-            self._loop.after(STRAYS_POLL_S, self._clean)
+            self._loop.after(POLL_S, self._clean)
             return
         for pid in strays:
             self._log("job", f"PID {pid} could not be ended: {_why(pid)}", level="WARNING")

@@ -53,14 +53,18 @@ class Problem(NamedTuple):
 
 
 class ConfigError(MusterError):
-    """The request cannot be run; `problems` holds all that is wrong, the most important first."""
+    """The request cannot be run; `problems` holds all that is wrong, the most important first.
+
+    `warnings`: what was found beside it, such as a misspelt name that may be the cause.
+    """
 
     exit_code = 100
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], warnings: Sequence[str] = ()) -> None:
         if not problems:
             raise ValueError("a ConfigError needs at least one problem")
         self.problems = tuple(problems)
+        self.warnings = tuple(warnings)
         more = len(self.problems) - 1
         text = str(self.problems[0]) + (f" (and {more} more, below)" if more else "")
         super().__init__(text, self.problems[0].fix)

@@ -89,6 +89,8 @@ def _refuse(
     """Bad input: told to the other hosts when there are any and they can be found."""
     from muster.contract.read import read_cluster
 
+    for warning in error.warnings:
+        output.console("read", warning, level="WARNING")
     try:
         cluster, settings, deadlines = read_cluster(environ)
     except ConfigError:

@@ -12,6 +12,7 @@ from muster.contract.environ import exports
 from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
+from muster.run.messages import shortened
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from muster.run.post import Ending
     from muster.run.supervise import Output
     from muster.spec.steps import StepRunner
+
+
+COMMAND_BYTES = 8192  # of a command line that the log shows
 
 
 class JobWork:
@@ -146,7 +150,7 @@ class JobWork:
         self._log("plan", f"{markers.ENVIRONMENT_VARIABLES} {names}")
         self._log("plan", markers.INVOKING_USER_SCRIPT)
         command = plan.launcher or plan.script
-        shown = self._masker.mask(" ".join(command.argv))
+        shown = shortened(self._masker.mask(" ".join(command.argv)), COMMAND_BYTES)
         self._log("plan", f"{markers.INVOKING_COMMAND} {shown}")
         return plan
 
