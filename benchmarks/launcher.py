@@ -1,7 +1,7 @@
 """`make bench-launcher`: what the launcher costs, beside its peers in the same run.
 
-Prints one table (or JSON with `--json`), writes `benchmarks/results/launcher.json`, and ends
-with 1 when a bound is not met.
+Prints one table (or JSON with `--json`) and ends with 1 when a bound is missed. A run of all rows
+writes `benchmarks/results/launcher.json`. `python -m benchmarks.launcher pump told` measures a few.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-from benchmarks import load
+from benchmarks import load, lost, pump, soak, told
 from benchmarks.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.software import INCUMBENT, TORCHRUN, TORCHX, Software, installed_size, software
-from benchmarks.table import Row, at_least_times, render, to_json, under
+from benchmarks.table import Row, at_least_times, missed, render, to_json, under
 from benchmarks.timing import first_line, interleaved, wall
 from tests.support.venvs import UnavailableError
 
@@ -28,42 +29,59 @@ _MB = 1_000_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
-    parser.add_argument("--rounds", type=int, default=15, help="of the short commands")
-    options = parser.parse_args()
-    began = time.monotonic()
+    options = _options()
+    began, busy = time.monotonic(), os.getloadavg()[0]
     try:
-        measured = software()
+        with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+            rows, broken = _measure(Path(folder), options.rows, options.rounds)
     except UnavailableError as reason:
         print(f"bench-launcher: a peer is missing: {reason}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        rows = list(_rows(Path(folder), measured, options.rounds))
     report = {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "python": platform.python_version(),
+        "load_before": round(busy, 2),
         "seconds": round(time.monotonic() - began, 1),
+        "broken": broken,
         "rows": to_json(rows),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    if not options.rows:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2) if options.json else render(rows))
-    return 0 if all(row.met for row in rows) else 1
+    for row in missed(rows):
+        print(f"bench-launcher: MISSED: {row.what}", file=sys.stderr)
+    for name, why in broken.items():
+        print(f"bench-launcher: {name} broke off: {why}", file=sys.stderr)
+    return 1 if missed(rows) or broken else 0
 
 
-def _rows(folder: Path, measured: Software, rounds: int) -> Iterator[Row]:
-    steps: tuple[Callable[[], Iterator[Row]], ...] = (
-        lambda: _trivial_job(folder, measured, rounds),
-        lambda: _sizes(measured),
-        lambda: _commands(folder, measured, rounds),
-        lambda: _two_hosts(folder, measured, max(3, rounds // 3)),
-        load.rows,
-    )
-    for step in steps:
-        for row in step():
-            print(f"bench-launcher: {row.what} done", file=sys.stderr)
-            yield row
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("rows", nargs="*", help=f"all, or some of: {' '.join(STEPS)}")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
+    parser.add_argument("--rounds", type=int, default=15, help="of the short commands")
+    options = parser.parse_args()
+    unknown = [name for name in options.rows if name not in STEPS]
+    if unknown:
+        parser.error(f"no rows named {', '.join(unknown)}; there are {' '.join(STEPS)}")
+    return options
+
+
+def _measure(folder: Path, names: Sequence[str], rounds: int) -> tuple[list[Row], dict[str, str]]:
+    """The rows, and why a group of them broke off, by its name. Raises UnavailableError."""
+    rows: list[Row] = []
+    broken: dict[str, str] = {}
+    for name, step in STEPS.items():
+        if names and name not in names:
+            continue
+        try:
+            for row in step(folder, rounds):
+                print(f"bench-launcher: {row.what} done", file=sys.stderr)
+                rows.append(row)
+        except (RuntimeError, AssertionError, OSError) as error:  # the other figures stand
+            broken[name] = f"{type(error).__name__}: {error}"
+    return rows, broken
 
 
 def _trivial_job(folder: Path, measured: Software, rounds: int) -> Iterator[Row]:
@@ -148,6 +166,20 @@ def _two_hosts(folder: Path, measured: Software, rounds: int) -> Iterator[Row]:
         f"medians of {rounds}: muster local {ours:.3f} s, two bare torchrun {bare:.3f} s; "
         f"phases of the last run {phases(job.output())}",
     )
+
+
+_software = cache(software)  # made for the first rows that need it
+STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
+    "trivial": lambda folder, rounds: _trivial_job(folder, _software(), rounds),
+    "sizes": lambda folder, rounds: _sizes(_software()),
+    "commands": lambda folder, rounds: _commands(folder, _software(), rounds),
+    "hosts": lambda folder, rounds: _two_hosts(folder, _software(), max(3, rounds // 3)),
+    "pump": lambda folder, rounds: pump.rows(folder, _software()),
+    "told": lambda folder, rounds: told.rows(folder),
+    "lost": lambda folder, rounds: lost.rows(folder),
+    "load": lambda folder, rounds: load.rows(),
+    "soak": lambda folder, rounds: soak.rows(),
+}
 
 
 if __name__ == "__main__":

@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.load_hosts import ADDRESS, IdleFollower, IdleHost, identity
-from benchmarks.table import Row, under
+from benchmarks.processes import cpu_s, memory_kib
+from benchmarks.table import Bound, Row, under
 from muster.run.loop import Loop
 from muster.run.messages import Message
 from muster.spec.deadlines import Deadlines
@@ -26,9 +26,9 @@ from tests.support.cluster import free_ports
 
 LIMIT_S = 120.0  # of every step
 SPARE_FILES = 100  # beside one connection per host
+GROWTH = 1.25
 HEARTBEATS_S = 10.0  # two beats of every host at the default
 _BEATS = "heartbeats {:.1%} of a core, "
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Load(NamedTuple):
@@ -146,7 +146,7 @@ def measure(hosts: int, heartbeats_s: float = HEARTBEATS_S) -> Load:
 
 def rows() -> Iterator[Row]:
     """The rows of `make bench-launcher`. Twice the hosts may take twice the time, and no more
-    memory each."""
+    memory each; what each of them takes of the leader may grow by `GROWTH`, since runs differ."""
     load = measure(1000)
     crowd = "1,000 simulated hosts, one leader"
     share = load.heartbeat_share * 100
@@ -158,6 +158,8 @@ def rows() -> Iterator[Row]:
     limit = under(twice.go_s, 30, "s")
     yield Row(f"join to go: {crowd}", "s", twice.go_s, {}, (limit,), str(twice))
     yield _memory_row(crowd, twice)
+    again = [(measure(1000, heartbeats_s=0), measure(2000, heartbeats_s=0)) for _ in range(2)]
+    yield _growth_row([(load, twice), *again])
 
 
 def _memory_row(crowd: str, load: Load) -> Row:
@@ -165,23 +167,43 @@ def _memory_row(crowd: str, load: Load) -> Row:
     return Row(f"leader's memory per host: {crowd}", "KiB", peak, {}, (under(peak, 64, "KiB"),))
 
 
+def _growth_row(pairs: Sequence[tuple[Load, Load]]) -> Row:
+    """What a host costs the leader when there are twice as many hosts, over what it cost before:
+    processor time and memory, of the best run of each. Wall time holds the hosts' work too, which
+    is done by one process here, so it is shown and not judged."""
+    figures: Mapping[str, Callable[[Load], float]] = {
+        "CPU": lambda load: load.leader_cpu_s / load.hosts,
+        "memory": lambda load: load.peak_kib,
+        "join": lambda load: load.join_s / load.hosts,
+        "join to go": lambda load: load.go_s / load.hosts,
+    }
+    few, many = zip(*pairs, strict=True)
+    grown = {name: min(map(of, many)) / min(map(of, few)) for name, of in figures.items()}
+    worst = max(grown["CPU"], grown["memory"])
+    bound = Bound(f"at most {GROWTH:g} times (linear)", worst <= GROWTH)
+    told = ", ".join(f"{name} {factor:.2f}" for name, factor in grown.items())
+    what = f"leader's cost per host: {many[0].hosts:,} over {few[0].hosts:,} hosts"
+    detail = f"best of {len(pairs)} runs each: {told}; CPU and memory are judged"
+    return Row(what, "times", worst, {}, (bound,), detail)
+
+
 def _one_job(crowd: Crowd, leader: int, heartbeats_s: float) -> Load:
     others = len(crowd.followers)
-    empty_kib, start_cpu_s = _memory_kib(leader, "VmRSS"), _cpu_s(leader)
+    empty_kib, start_cpu_s = memory_kib(leader, "VmRSS"), cpu_s(leader)
     began = time.monotonic()
     for follower in crowd.followers:
         follower.join(LIMIT_S)
     joined, went = crowd.until("joined"), crowd.until("Go")
     crowd.run_for(0.5)  # the answers to Go
-    before_s, before = _cpu_s(leader), time.monotonic()
+    before_s, before = cpu_s(leader), time.monotonic()
     crowd.run_for(heartbeats_s)
-    beats_s, beats = _cpu_s(leader) - before_s, time.monotonic() - before
-    full_kib = _memory_kib(leader, "VmRSS")
+    beats_s, beats = cpu_s(leader) - before_s, time.monotonic() - before
+    full_kib = memory_kib(leader, "VmRSS")
     reported = time.monotonic()
     crowd.hosts[-1].fail()
     stopped, decided = crowd.until("Stop"), crowd.until("Verdict")
-    cpu_s = _cpu_s(leader) - start_cpu_s - beats_s
-    peak_kib = _memory_kib(leader, "VmHWM")
+    spent_s = cpu_s(leader) - start_cpu_s - beats_s
+    peak_kib = memory_kib(leader, "VmHWM")
     left = crowd.until("Leave")
     return Load(
         hosts=others + 1,
@@ -193,7 +215,7 @@ def _one_job(crowd: Crowd, leader: int, heartbeats_s: float) -> Load:
         stop_s=stopped - reported,
         verdict_s=decided - reported,
         leave_s=left - reported,
-        leader_cpu_s=cpu_s,
+        leader_cpu_s=spent_s,
     )
 
 
@@ -224,18 +246,6 @@ def _allow_files(count: int) -> None:
         if hard != resource.RLIM_INFINITY and hard < count:
             raise RuntimeError(f"{count} open files are needed, the hard limit is {hard}")
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-
-
-def _memory_kib(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise RuntimeError(f"no {field} of process {pid}: it has ended")
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def main() -> int:

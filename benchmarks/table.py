@@ -14,22 +14,38 @@ class Bound(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One figure of ours beside its peers', all in `unit`; `detail` says what it was made of."""
+    """One figure of ours beside its peers', all in `unit`; `detail` says what it was made of.
+
+    `ours` None: not measured, so neither met nor missed; a peer's text stands where there is no
+    figure of it. `more_is_better`: a rate.
+    """
 
     what: str
     unit: str
-    ours: float
-    peers: Mapping[str, float]
+    ours: float | None
+    peers: Mapping[str, float | str]
     bounds: tuple[Bound, ...]
     detail: str = ""
+    more_is_better: bool = False
 
     @property
     def met(self) -> bool:
         return all(bound.met for bound in self.bounds)
 
+    @property
+    def verdict(self) -> str:
+        if self.ours is None:
+            return "not run"
+        return "-" if not self.bounds else "met" if self.met else "NOT met"
 
-def under(value: float, limit: float, unit: str) -> Bound:
-    return Bound(f"under {limit:g} {unit}", value < limit)
+
+def under(value: float, limit: float, unit: str, what: str = "") -> Bound:
+    """`what` names the value where it is not the row's own."""
+    return Bound(f"{what} under {limit:g} {unit}".lstrip(), value < limit)
+
+
+def at_least(value: float, limit: float, unit: str) -> Bound:
+    return Bound(f"at least {limit:g} {unit}", value >= limit)
 
 
 def at_least_times(factor: float, peer: float, ours: float) -> Bound:
@@ -37,17 +53,19 @@ def at_least_times(factor: float, peer: float, ours: float) -> Bound:
     return Bound(f"at least {factor:g}x less than the peer", peer >= factor * ours)
 
 
+def missed(rows: Sequence[Row]) -> list[Row]:
+    """The rows that were measured and do not meet a bound."""
+    return [row for row in rows if row.ours is not None and not row.met]
+
+
 def render(rows: Sequence[Row]) -> str:
-    """The table; ratios are the peer's figure over ours."""
+    """The table; a ratio says how many times better ours is."""
     lines = [("what", "ours", "peers", "must", "")]
     for row in rows:
-        peers = ", ".join(
-            f"{name} {_figure(value, row.unit)} ({value / row.ours:.1f}x)"
-            for name, value in row.peers.items()
-        )
+        peers = ", ".join(f"{name} {_beside(row, value)}" for name, value in row.peers.items())
         must = ", ".join(bound.text for bound in row.bounds)
-        verdict = "met" if row.met else "NOT met"
-        lines.append((row.what, _figure(row.ours, row.unit), peers or "-", must, verdict))
+        ours = "-" if row.ours is None else _figure(row.ours, row.unit)
+        lines.append((row.what, ours, peers or "-", must or "-", row.verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines]  # fmt: skip
@@ -56,17 +74,27 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def to_json(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """The rows as JSON objects."""
+    """The rows as JSON objects; `met` is null where nothing was measured."""
     return [
         {
             **row._asdict(),
             "peers": dict(row.peers),
             "bounds": [bound._asdict() for bound in row.bounds],
-            "met": row.met,
+            "met": None if row.ours is None else row.met,
         }
         for row in rows
     ]
 
 
+def _beside(row: Row, peer: float | str) -> str:
+    if isinstance(peer, str):
+        return peer
+    if not row.ours or not peer:
+        return _figure(peer, row.unit)
+    times = row.ours / peer if row.more_is_better else peer / row.ours
+    return f"{_figure(peer, row.unit)} ({times:.1f}x)"
+
+
 def _figure(value: float, unit: str) -> str:
-    return f"{value:.3f} {unit}" if value < 10 else f"{value:.1f} {unit}"
+    digits = 3 if value < 10 else 0 if value == int(value) else 1
+    return f"{value:.{digits}f} {unit}"

@@ -1,8 +1,17 @@
-"""The table of figures: bounds are judged and shown, ratios are the peer's figure over ours."""
+"""The table of figures: bounds are judged and shown, a ratio says how many times better ours is.
+And what the figures rest on: that the flood is known, and that a soak is read, not invented."""
 
 from __future__ import annotations
 
-from benchmarks.table import Row, at_least_times, render, to_json, under
+import json
+from pathlib import Path
+
+from benchmarks import soak
+from benchmarks.flood import BEGIN, END, ERR, MIXED, ONE_LINE, OUT, flood
+from benchmarks.pump import Passage, expected
+from benchmarks.table import Row, at_least, at_least_times, missed, render, to_json, under
+
+SIZE = 200_000
 
 
 def _row(ours: float, peer: float) -> Row:
@@ -29,3 +38,85 @@ def test_json_holds_every_bound_with_its_verdict() -> None:
         {"text": "at least 4x less than the peer", "met": True},
         {"text": "under 0.2 s", "met": False},
     ]
+
+
+def test_of_a_rate_more_is_better() -> None:
+    bounds = (at_least(300, 100, "MB/s"),)
+    row = Row("a pump", "MB/s", 300.0, {"peer": 3.0}, bounds, more_is_better=True)
+    assert row.met and not at_least(99, 100, "MB/s").met
+    assert "peer 3.000 MB/s (100.0x)" in render([row])
+
+
+def test_a_peer_without_a_figure_is_shown_in_words() -> None:
+    row = Row("told", "s", 0.1, {"peer": "never"}, (under(0.1, 1, "s", "median"),))
+    assert "peer never  median under 1 s  met" in render([row])
+    assert to_json([row])[0]["peers"] == {"peer": "never"}
+
+
+def test_what_was_not_run_is_neither_met_nor_missed() -> None:
+    bad, idle = _row(0.3, 0.5), Row("a soak", "", None, {}, (under(1, 1, "s"),))
+    assert missed([_row(0.1, 0.5), bad, idle]) == [bad]
+    assert render([idle]).splitlines()[1].endswith("  not run")
+    assert to_json([idle])[0]["met"] is None
+
+
+def test_a_figure_without_a_bound_is_not_called_met() -> None:
+    assert Row("a figure", "s", 1.0, {}, ()).verdict == "-"
+
+
+def _soak(path: Path, text: str) -> Row:
+    path.write_text(text)
+    (row,) = soak.rows(path)
+    return row
+
+
+def test_a_soak_that_did_not_run_is_not_made_up(tmp_path: Path) -> None:
+    (absent,) = soak.rows(tmp_path / "soak.json")
+    assert (absent.ours, absent.verdict, absent.detail) == (
+        None,
+        "not run",
+        "run `make soak` first",
+    )
+    for text in ("", "[]", "{}", '{"runs": 200, "ok": null}', "half"):
+        assert _soak(tmp_path / "soak.json", text).verdict == "not run", text
+
+
+def test_a_soak_is_met_when_all_of_enough_runs_kept_every_promise(tmp_path: Path) -> None:
+    file = tmp_path / "soak.json"
+    verdicts = {
+        (runs, ok): _soak(file, json.dumps({"runs": runs, "ok": ok, "seed": 7})).verdict
+        for runs, ok in ((200, 200), (200, 199), (20, 20), (300, 300))
+    }
+    assert verdicts == {
+        (200, 200): "met", (200, 199): "NOT met", (20, 20): "NOT met", (300, 300): "met",
+    }  # fmt: skip
+    assert "200 of 300" in render([_soak(file, '{"runs": 300, "ok": 200}')])
+
+
+def _pass(stream: int, kind: str, cut: int, change: bytes = b"") -> str:
+    """The digest that a reader finds which gets the flood in pieces of `cut` bytes."""
+    body = b"".join(piece for to, piece in flood(kind, SIZE) if to == stream)
+    data = b"our own line\n" + BEGIN + change + body + END + b"\nour last line\n"
+    passage = Passage(-1)
+    for at in range(0, len(data), cut):
+        passage.take(data[at : at + cut])
+    assert passage.ended.is_set()
+    assert passage.passed_bytes == len(change) + len(body)
+    return passage.digest
+
+
+def test_a_flood_is_the_same_however_it_is_cut_and_nothing_else_is() -> None:
+    for kind in (MIXED, ONE_LINE):
+        want = expected(kind, SIZE)
+        assert want == expected(kind, SIZE) != expected(kind, SIZE - 1)
+        assert {_pass(ERR, kind, cut) for cut in (11, 4096, 1 << 20)} == {want[ERR]}
+        assert _pass(ERR, kind, 4096, change=b"\n") != want[ERR]
+    assert _pass(OUT, MIXED, 4096) == expected(MIXED, SIZE)[OUT]
+
+
+def test_a_flood_has_the_size_that_was_asked_for_and_no_piece_twice() -> None:
+    for kind in (MIXED, ONE_LINE):
+        pieces = [piece for _, piece in flood(kind, 20_000_000)]
+        assert sum(map(len, pieces)) == 20_000_000
+        assert len(set(pieces)) == len(pieces)
+    assert b"\n" not in b"".join(piece for _, piece in flood(ONE_LINE, SIZE))
