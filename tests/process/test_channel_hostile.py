@@ -6,6 +6,7 @@ import random
 import socket
 import time
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
@@ -14,8 +15,9 @@ from muster.run.follower import Follower
 from muster.run.identity import PROTOCOL
 from muster.run.leader import PENDING_LIMIT
 from muster.run.messages import Go, Ready
+from muster.spec.machine import HostFacts
 from tests.support.channel import SLOW, Channel, Side, channel, identity
-from tests.support.effort import collect_garbage, effort
+from tests.support.effort import chance, collect_garbage, effort
 
 __all__ = ["channel"]
 
@@ -52,7 +54,7 @@ def test_two_thousand_idle_connections_neither_grow_nor_keep_a_host_out(channel:
 def test_garbage_harms_nobody(channel: Channel) -> None:
     leader = channel.lead()
     _, side = channel.joined(1)
-    source = random.Random(5 * effort())
+    source = chance()
     end = time.monotonic() + 2 * effort()
     hello = wire.encode(hello_of(channel))
     shots = 0
@@ -147,7 +149,11 @@ def test_a_malformed_hello_is_dropped_without_a_word(
     assert channel.story.told == [("joined", 1)]
 
 
+FORGED_FACTS = list(HostFacts(0, "10.9.9.9", "eth0", 1, 0, 0, False, True, "c", "1", "3.11"))
+
+
 @pytest.mark.promise("S03")
+@pytest.mark.promise("S17")
 @pytest.mark.parametrize(
     "payload",
     [
@@ -161,6 +167,15 @@ def test_a_malformed_hello_is_dropped_without_a_word(
         ["m", 1, 0, ["Report", 5, 6]],
         ["m", 1, 0, "Go"],
         ["m", 1e999, 0, ["Go"]],
+        ["m", 1, 0, ["Go"]],
+        ["m", 1, 0, ["Verdict", ["Succeeded", 0, "all is well"]]],
+        ["m", 1, 0, ["Ready", "digest", {"LD_PRELOAD": "/x.so"}]],
+        ["m", 1, 0, ["Ready", "digest"], {"LD_PRELOAD": "/x.so"}],
+        ["m", 1, 0, ["Environment", {"LD_PRELOAD": "/x.so"}]],
+        ["m", 1, 0, ["StagedHost", FORGED_FACTS]],
+        ["h", 0, 0.5, {"PYTHONPATH": "/x"}],
+        ["e", 0, 0.5, 0.5],
+        ["x", 0],
     ],
     ids=str,
 )
@@ -174,6 +189,7 @@ def test_an_admitted_peer_that_sends_nonsense_is_dropped_and_the_leader_lives(
     channel.until(lambda: ("suspect", 1) in channel.story.told)
     channel.until(lambda: ("recovered", 1) in channel.story.told)  # the true host comes back
     assert not side.lost
+    assert channel.story.said_by(1) == []
 
 
 @pytest.mark.parametrize("payload", [["e"], ["e", 0], ["e", 0, "x", 1.0], ["e", 0, 1.0]], ids=str)
@@ -231,3 +247,43 @@ def test_a_replayed_hello_is_refused(channel: Channel) -> None:
     again.sendall(bytes(seen))
     channel.run_for(0.2)
     assert not [event for event in channel.story.told if event[0] != "suspect"]
+
+
+@pytest.mark.promise("S03")
+def test_of_two_whose_name_is_looked_up_at_the_same_time_one_is_admitted(channel: Channel) -> None:
+    """Without a secret, also across the barrier: the second answer finds the place taken."""
+    waiting: list[Callable[[bool], None]] = []
+    leader = channel.lead(secret=b"", admits=lambda _host, _address, done: waiting.append(done))
+    first, second = (channel.connect() for _ in range(2))
+    for sock in (first, second):
+        sock.sendall(framed(wire.encode(hello_of(channel, proof=""))))
+    channel.until(lambda: len(waiting) == 2)
+    waiting[0](True)
+    leader.strict = True
+    waiting[1](True)
+    assert channel.story.told == [("joined", 2)]
+    assert b"welcome" not in channel.read_to_end(second)
+    assert leader._peers[2].session.frames is not None
+
+
+@pytest.mark.promise("S19")
+def test_a_stranger_is_not_read_beyond_one_small_frame(channel: Channel) -> None:
+    leader = channel.lead()
+    sock = channel.connect()
+    sock.sendall((wire.HELLO_LIMIT_BYTES).to_bytes(4, "big") + b"x" * (wire.HELLO_LIMIT_BYTES - 1))
+    channel.until(lambda: bool(leader._pending))
+    channel.run_for(0.1)
+    (waits,) = leader._pending
+    assert len(waits.frames.opener._data) == wire.HEADER_BYTES + wire.HELLO_LIMIT_BYTES - 1
+    another = channel.connect()
+    another.sendall((wire.HELLO_LIMIT_BYTES + 1).to_bytes(4, "big"))
+    assert channel.read_to_end(another)  # the challenge, and then the end
+
+
+@pytest.mark.promise("S19")
+def test_a_flood_leaves_no_trail_of_timers(channel: Channel) -> None:
+    channel.lead()
+    for _ in range(300):
+        channel.connect().close()
+        channel.run_for(0.001)
+    assert len(channel.loop._timers) < 50

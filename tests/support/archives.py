@@ -111,8 +111,117 @@ HOSTILE: dict[str, Hostile] = {
     "endless name": Hostile((GOOD, Entry("a" * 5000, b"x")), "no path that a disk can hold"),
     "negative size": Hostile((GOOD, Entry("x", size=-512)), "a device, a pipe"),
     "size of a year": Hostile((GOOD, Entry("x", b"x", size=1 << 60)), "unpacks to more than"),
+    "name of 4,200 bytes": Hostile(
+        (GOOD, Entry("é/" * 1400, b"x")), "no path that a disk can hold"
+    ),
+    "name of 300 bytes": Hostile((GOOD, Entry("é" * 150, b"x")), "no path that a disk can hold"),
+    "link to 5,000 bytes": Hostile((GOOD, link("x", "a" * 5000)), "no path that a disk can hold"),
+    "link, then a file in its place": Hostile(
+        (GOOD, link("a", "."), folder("b"), Entry("a/x", b"x")), "'a/x' lies below 'a'"
+    ),
+    "folder, a file in it, then a link in its place": Hostile(
+        (GOOD, folder("a"), Entry("a/x", b"x"), link("a", "b")), "'a/x' lies below 'a'"
+    ),
+    "hard link to itself": Hostile((GOOD, hard("x", "x")), "names no file before it"),
+    "hard link to a folder": Hostile((GOOD, folder("d"), hard("x", "d")), "names no file before"),
+    "links in a ring": Hostile(
+        (GOOD, link("a", "b/.."), link("b", "../a")), "leaves the code folder"
+    ),
+    "twins of which one is a link": Hostile(
+        (GOOD, Entry("a/x", b"1"), link("a", "."), Entry("A/x", b"2")), "'a/x' lies below 'a'"
+    ),
     "file below a file": Hostile((GOOD, Entry("train.py/x", b"x")), "'train.py/x' lies below"),
 }
+
+
+def extended(kind: bytes, body: bytes, size: int | None = None) -> bytes:
+    """A header of that kind and what it is about, padded; `size` as it claims."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, len(body) if size is None else size
+    return info.tobuf(tarfile.GNU_FORMAT) + body + bytes(-len(body) % 512)
+
+
+def record(key: str, value: str) -> bytes:
+    """One line of an extended header; its length counts itself."""
+    line = f" {key}={value}\n".encode()
+    size = len(line) + 1
+    while size != len(str(size)) + len(line):
+        size = len(str(size)) + len(line)
+    return str(size).encode() + line
+
+
+def _plain(name: str = "x", size: int = 0) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _begin() -> bytes:
+    return tar_bytes([GOOD])[:1024]
+
+
+def _million_digits() -> bytes:
+    """For which some releases of tarfile need the square of the time."""
+    return _begin() + extended(tarfile.XHDTYPE, b"1" * 250_000) + _plain() + bytes(1024)
+
+
+def _huge_value() -> bytes:
+    huge = record("comment", "x" * (2 << 20))
+    return _begin() + extended(tarfile.XHDTYPE, huge) + _plain() + bytes(1024)
+
+
+def _many_small_headers() -> bytes:
+    """Of one member: each of them harmless."""
+    one = extended(tarfile.XGLTYPE, record("comment", "x" * 100_000))
+    return _begin() + one * 20 + _plain() + bytes(1024)
+
+
+def _nested_long_names() -> bytes:
+    return _begin() + extended(tarfile.GNUTYPE_LONGNAME, b"y" * 600) * 5000 + _plain()
+
+
+def _sparse_map_without_end() -> bytes:
+    names = {"major": "1", "minor": "0", "realsize": "10", "name": "big"}
+    about = b"".join(record(f"GNU.sparse.{key}", value) for key, value in names.items())
+    numbers = b"999999999999\n" + b"1\n" * (8 << 20)
+    return _begin() + extended(tarfile.XHDTYPE, about) + _plain(size=1 << 30) + numbers
+
+
+def _sparse_giant() -> bytes:
+    """A terabyte of holes."""
+    names = {"major": "0", "minor": "1", "map": "0,0", "size": str(1 << 40), "name": "big"}
+    about = b"".join(record(f"GNU.sparse.{key}", value) for key, value in names.items())
+    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
+
+
+def _size_in_an_extended_header() -> bytes:
+    about = record("size", str(1 << 60))
+    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
+
+
+def _path_in_an_extended_header() -> bytes:
+    about = record("path", "../../escaped")
+    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
+
+
+def _link_in_an_extended_header() -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.linkname = tarfile.SYMTYPE, "train.py"
+    about = record("linkpath", "/etc/passwd")
+    plain = info.tobuf(tarfile.USTAR_FORMAT)
+    return _begin() + extended(tarfile.XHDTYPE, about) + plain + bytes(1024)
+
+
+def _zero_byte_in_a_name() -> bytes:
+    about = record("path", "a\0b")
+    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
+
+
+def _negative_size_in_base_256() -> bytes:
+    data = bytearray(_plain())
+    data[124:136] = b"\xff" * 12
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:]))
+    return _begin() + bytes(data) + bytes(1024)
 
 
 def _endless_header() -> bytes:
@@ -159,4 +268,15 @@ FORGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "broken header in the middle": (_broken_second_header, "damaged near byte"),
     "tar cut in a header": (_cut_second_header, "damaged near byte"),
     "tar cut in a file": (_cut_content, "damaged near byte"),
+    "header of a million digits": (_million_digits, "a number of a thousand digits"),
+    "header with a huge value": (_huge_value, "its headers have no end"),
+    "many headers of one member": (_many_small_headers, "its headers have no end"),
+    "nested long names": (_nested_long_names, "headers have no end|damaged near byte"),
+    "sparse map without end": (_sparse_map_without_end, "its headers have no end"),
+    "terabyte of holes": (_sparse_giant, "unpacks to more than"),
+    "size in an extended header": (_size_in_an_extended_header, "unpacks to more than"),
+    "path in an extended header": (_path_in_an_extended_header, "holds '..'"),
+    "link in an extended header": (_link_in_an_extended_header, "leaves the code folder"),
+    "zero byte in a name": (_zero_byte_in_a_name, "no path that a disk can hold"),
+    "negative size in base 256": (_negative_size_in_base_256, "a device, a pipe|damaged"),
 }

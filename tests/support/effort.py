@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 
 
 def effort() -> int:
     return int(os.environ.get("TEST_EFFORT", "1"))
+
+
+def chance() -> random.Random:
+    """Other numbers in each run; TEST_SEED repeats those of a run that failed."""
+    seed = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+    print(f"TEST_SEED={seed}")  # pytest shows it when the test fails
+    return random.Random(seed)
 
 
 def collect_garbage() -> None:

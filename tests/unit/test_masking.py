@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
 from muster.spec.masking import Masker, is_secret_name
@@ -64,6 +67,7 @@ def test_each_line_of_a_private_key_is_masked() -> None:
     [
         ("pip -i https://aws:eyJhb@host/simple/ x", "pip -i https://***@host/simple/ x"),
         ("git+ssh://git:pw@h/r and http://u@h", "git+ssh://***@h/r and http://***@h"),
+        ("https://user:p@ss@host/x", "https://***@host/x"),
         ("mail me@example.org about https://h/a@b", "mail me@example.org about https://h/a@b"),
         (
             "get https://b.s3/k?X-Amz-Signature=abc&X-Amz-Date=1&X-Amz-Security-Token=de%2Ff'",
@@ -80,3 +84,40 @@ def test_credentials_are_masked_whatever_they_came_from(text: str, masked: str) 
 def test_text_without_secrets_comes_back_as_the_same_object() -> None:
     text = "epoch 1 loss 0.5"
     assert Masker.of({"TOKEN": "canary-1"}).mask(text) is text
+
+
+ODD = "pa\"ss\\wo'rd\nsecond-line ☃"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [str, repr, json.dumps, lambda text: json.dumps(text, ensure_ascii=False),
+     lambda text: json.dumps(repr(text)), lambda text: repr({"a": text}),
+     lambda text: json.dumps({"a": [text]}, indent=2)],
+)  # fmt: skip
+def test_a_secret_of_odd_characters_is_masked_however_it_is_quoted(
+    write: Callable[[str], str],
+) -> None:
+    masked = Masker.of({"DB_PASSWORD": ODD}).mask(f"before {write(ODD)} after")
+    assert "wo" not in masked and "second" not in masked
+    assert masked.startswith("before ") and masked.endswith(" after")
+
+
+@pytest.mark.parametrize(
+    ("address", "secret"),
+    [
+        ("https://user:canary-1@host/simple/", "canary-1"),
+        ("postgresql://me:canary-1@db:5432/x?sslmode=require", "canary-1"),
+        ("https://user:canary%2F1@host", "canary/1"),
+        ("https://u:first-pw@a/ https://u:second-pw@b/", "second-pw"),
+        ("https://ghp_0123456789abcdefghij@github.com/x", "ghp_0123456789abcdefghij"),
+    ],
+)
+def test_a_password_of_an_address_is_masked_without_the_address(address: str, secret: str) -> None:
+    masker = Masker.of({"PIP_INDEX_URL": address})
+    assert masker.mask(f"login with {secret} refused") == "login with *** refused"
+
+
+def test_a_name_in_an_address_is_no_secret() -> None:
+    text = "postgres says no to someone"
+    assert Masker.of({"DB": "ssh://postgres@h, https://someone@h/x, me@h"}).mask(text) is text

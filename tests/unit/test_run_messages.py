@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+import time
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,8 @@ from muster.run import wire
 from muster.run.link import Session
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+from tests.support.effort import chance, effort
+from tests.support.strangers import BIG_BOMBS, BOMBS, mutated
 
 FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3.11.7")
 FAILURE = RankFailure("algo-2", 5, -6, 12.5, "ValueError: x", "tail\n", True, False, "/log", "note")
@@ -119,6 +123,21 @@ def check_types(value: Any) -> None:
         ["HostEnded", [], [], {"stage": "long"}],
         ["_PLAIN"],
         ["__class__"],
+        [],
+        [None],
+        [["Go"]],
+        [{"Go": 1}],
+        ["Go", {"LD_PRELOAD": "/x.so"}],
+        ["StagedHost", [*FACTS[:4], 1 << 40, *FACTS[5:]]],
+        ["StagedHost", [*FACTS[:4], -1, *FACTS[5:]]],
+        ["StagedHost", [*FACTS, {"LD_PRELOAD": "/x.so"}]],
+        ["Registered", 1e999],
+        ["Registered", 10**400],
+        ["Registered", 1 << 63],
+        ["HostEnded", [], [], {"stage": 1e999}],
+        ["HostEnded", [], [], {"stage": 10**400}],
+        ["HostEnded", [], [], {"LD_PRELOAD": "/x.so"}],
+        ["HostEnded", [[0, 0, 1e999, False, False]], [], {}],
     ],
     ids=repr,
 )
@@ -187,3 +206,101 @@ def test_a_shortened_text_fits_and_keeps_the_end_that_counts(
         assert short == text
     else:  # no more is left out than must be
         assert len(json.dumps(short)) - 2 > limit - 24
+
+
+TEXTS = {  # every text that travels between hosts, and what it is; none is a variable or a command
+    "HostFacts": {"address", "interface", "code_hash", "toolkit", "python"},
+    "RankFailure": {"host", "summary", "tail", "log", "note"},
+    "Trouble": {"kind", "message", "fix", "detail"},
+    "Ready": {"digest"},
+    "Stopping": {"by"},
+    "Stop": {"by"},
+    "Stopped": {"by", "headline"},
+    "Succeeded": {"headline"},
+    "Failed": {"headline", "fix", "detail"},
+}
+OPEN_MAPS = {("HostEnded", "phases")}  # state -> seconds: numbers only
+
+
+@pytest.mark.promise("S09")
+@pytest.mark.promise("S17")
+def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
+    """The schema of all messages: whoever adds a field that could carry either meets this list."""
+    seen: set[type] = set()
+    queue: list[Any] = [*get_args(m.Message), Succeeded, Stopped, Failed, RankFailure, HostFacts]
+    queue += [m.Trouble, m.RankEnd]
+    while queue:
+        kind = queue.pop()
+        if kind in seen:
+            continue
+        seen.add(kind)
+        texts: set[str] = set()
+        for name, annotation in get_type_hints(kind).items():
+            if annotation is str:
+                texts.add(name)
+            elif get_origin(annotation) is Mapping:
+                assert (kind.__name__, name) in OPEN_MAPS
+                assert get_args(annotation) == (str, float)
+            elif annotation not in (int, float, bool):
+                found = [item for item in flat(annotation) if item not in (type(None), Ellipsis)]
+                assert all(hasattr(item, "_fields") for item in found), (kind, name)
+                queue += found
+        assert texts == TEXTS.get(kind.__name__, set()), kind
+
+
+def flat(annotation: Any) -> list[Any]:
+    inner = get_args(annotation)
+    return [leaf for item in inner for leaf in flat(item)] if inner else [annotation]
+
+
+@pytest.mark.effort
+@pytest.mark.promise("S03")
+@pytest.mark.timeout(900)
+def test_nothing_that_is_decoded_takes_long_or_fails_otherwise() -> None:
+    """Frames of true hosts with pieces changed, cut, doubled and swapped, and bombs of JSON."""
+    source = chance()
+    frames = [wire.encode(["m", 1, 0, m.to_wire(message)]) for message in EXAMPLES]
+    frames += [wire.encode(["h", 1, 2.5]), wire.encode(["e", 1, 2.5, 3.5]), *BOMBS]
+    messages = 0
+    for _ in range(5_000 * effort()):
+        data = mutated(source.choice(frames), source)
+        if source.random() < 0.1:
+            data += mutated(source.choice(frames), source)
+        got: list[m.Message] = []
+        began = time.process_time()
+        try:
+            Session(got.append).take(wire.decode(data))
+        except m.WireError:
+            pass
+        assert time.process_time() - began < 1, data
+        messages += len(got)
+        for message in got:
+            check_types(message)
+            assert over_the_wire(message) == message
+    assert messages > 0  # some changes are harmless
+
+
+@pytest.mark.promise("S03")
+@pytest.mark.parametrize("bomb", range(len(BIG_BOMBS)))
+def test_a_bomb_of_a_whole_frame_is_refused_in_no_time(bomb: int) -> None:
+    data = BIG_BOMBS[bomb]
+    assert len(data) <= wire.FRAME_LIMIT_BYTES
+    began = time.process_time()
+    with pytest.raises(m.WireError):
+        Session(lambda message: None).take(wire.decode(data))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.promise("S08")
+def test_what_a_host_tells_of_a_failure_is_masked_by_it() -> None:
+    def mask(text: str) -> str:
+        return text.replace("canary", "***")
+
+    failure = FAILURE._replace(summary="E: canary", tail="canary\n", note="canary")
+    trouble = m.Trouble("InstallError", 101, "canary", "not canary", "canary canary")
+    for message in (m.Report((failure,), trouble), m.HostEnded((END,), (failure,), {})):
+        got = m.without_secrets(message, mask)
+        assert "canary" not in json.dumps(m.to_wire(got))
+        assert type(got) is type(message)
+        assert m.without_secrets(got, mask) == got
+    assert m.without_secrets(m.Ready("canary"), mask) == m.Ready("canary")

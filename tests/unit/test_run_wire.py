@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.run import wire
+from muster.run.identity import BRIEF_BYTES, PROTOCOL, brief, briefs
 from muster.run.messages import WireError
 
 KEY = bytes(range(32))
@@ -102,9 +103,10 @@ def test_a_frame_of_another_key_place_or_direction_is_refused() -> None:
     [
         (None, 0, False),
         (None, 1, True),
-        (None, wire.FRAME_LIMIT_BYTES, True),
-        (None, wire.FRAME_LIMIT_BYTES + 1, False),
+        (None, wire.HELLO_LIMIT_BYTES, True),
+        (None, wire.HELLO_LIMIT_BYTES + 1, False),
         (None, 2**32 - 1, False),
+        (None, -1, False),
         (KEY, wire.MAC_BYTES, False),
         (KEY, wire.FRAME_LIMIT_BYTES + 1, False),
     ],
@@ -113,7 +115,7 @@ def test_the_announced_length_is_checked_before_anything_is_kept(
     key: bytes | None, size: int, good: bool
 ) -> None:
     taken = opener(key)
-    taken.feed(size.to_bytes(4, "big"))
+    taken.feed((size % 2**32).to_bytes(4, "big"))
     if good:
         assert taken.next() is None
         taken.feed(b"x" * size)
@@ -193,3 +195,27 @@ def test_a_proof_of_any_text_is_compared_without_an_error(given_proof: str) -> N
 def test_a_digest_does_not_depend_on_the_order(value: dict[str, str]) -> None:
     assert wire.digest_of(value) == wire.digest_of(dict(reversed(value.items())))
     assert wire.digest_of(value) != wire.digest_of({**value, "x" * 500: json.dumps(value)})
+
+
+@pytest.mark.promise("S19")
+def test_the_longest_hello_fits_the_small_frame_before_it_is_known() -> None:
+    """Texts of any length are shortened; names of hosts have at most 253 characters."""
+    long = "\U0001f600" * 100_000
+    agreed = dict.fromkeys(["hosts", "program", "distribution", "hyperparameters", "toolkit"], long)
+    hello = ["hello", PROTOCOL, brief(long), 10**7, "a" * 253, briefs(agreed), "00" * 16, "00" * 32]
+    size = len(wire.encode([*hello, False, 10**18]))
+    assert size <= wire.HELLO_LIMIT_BYTES * 3 // 4
+
+
+@given(st.text(max_size=600), st.text(max_size=600))
+def test_brief_texts_are_equal_when_the_texts_are(one: str, other: str) -> None:
+    assert (brief(one) == brief(other)) == (one == other)
+    assert len(json.dumps(brief(one))) <= BRIEF_BYTES + 2
+    assert brief(brief(one)) == brief(one)
+
+
+@pytest.mark.parametrize("end", ["", "x"])
+def test_long_texts_that_differ_at_their_end_differ_in_brief(end: str) -> None:
+    one, other = "x" * 5000 + end, "x" * 5000 + "y" + end
+    assert brief(one) != brief(other)
+    assert brief(one).startswith("xxxx")

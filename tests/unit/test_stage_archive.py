@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import os
-import random
 import shutil
 import stat
 import subprocess
@@ -15,7 +14,7 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,13 @@ from muster.spec.errors import SourceError
 from muster.stage.archive import unpack
 from muster.stage.filetype import detect
 from muster.stage.members import Limits
+from muster.stage.source import fetch
 from tests.support.archives import (
     FORGED,
     GOOD,
     HOSTILE,
     Entry,
+    Form,
     Hostile,
     folder,
     hard,
@@ -36,7 +37,9 @@ from tests.support.archives import (
     tar_bytes,
     write_archive,
 )
-from tests.support.effort import effort
+from tests.support.effort import chance, effort
+from tests.support.jobs import make_job
+from tests.support.steps import LogLines
 
 
 @pytest.fixture
@@ -45,6 +48,34 @@ def target(tmp_path: Path) -> Path:
     path = tmp_path / "a" / "tree"
     path.mkdir(parents=True)
     return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path, target: Path) -> Iterator[None]:
+    """What lies around the target, to which nothing may happen; looked at again afterwards."""
+    for place in (tmp_path, tmp_path / "a"):
+        (place / "x").write_text("sentinel")
+        (place / "escaped").write_text("sentinel")
+        (place / "link").symlink_to("x")
+    (tmp_path / "a" / "y").mkdir(mode=0o700)
+    before = state(tmp_path, target)
+    yield
+    assert {**state(tmp_path, target), **before} == state(tmp_path, target)
+    new = state(tmp_path, target).keys() - before.keys()
+    assert new <= {str(tmp_path / "x.tar.gz")}
+
+
+def state(top: Path, without: Path) -> dict[str, object]:
+    """All that can be told of every file below `top` but those below `without`."""
+    found: dict[str, object] = {}
+    for path in top.rglob("*"):
+        if without in path.parents or path == without:
+            continue
+        about = path.lstat()
+        content = path.read_bytes() if path.is_file() and path.name != "x.tar.gz" else b""
+        times = () if path.name == "x.tar.gz" or path.is_dir() else (about.st_mtime_ns,)
+        found[str(path)] = (about.st_mode, about.st_uid, about.st_nlink, content, *times)
+    return found
 
 
 def everything_below(path: Path) -> set[str]:
@@ -71,25 +102,32 @@ CASES = [
 @pytest.mark.promise("S07")
 @pytest.mark.parametrize(("case", "form"), CASES)
 def test_a_hostile_archive_is_refused_and_nothing_leaves_the_folder(
-    case: Hostile, form: int, tmp_path: Path, target: Path
+    case: Hostile, form: Form, tmp_path: Path, target: Path, outside: None
 ) -> None:
     path = write_archive(tmp_path / "x.tar.gz", *case.entries, form=form)
     message = refused(path, target)
     assert case.words in message
     assert "code.tar.gz was rejected" in message
-    outside = everything_below(tmp_path) - everything_below_target(target, tmp_path)
-    assert outside == {"x.tar.gz", "a", "a/tree"}
 
 
-def everything_below_target(target: Path, top: Path) -> set[str]:
-    prefix = target.relative_to(top)
-    return {str(prefix / name) for name in everything_below(target)}
+@pytest.mark.promise("S07")
+@pytest.mark.parametrize("case", HOSTILE.values(), ids=HOSTILE.keys())
+def test_after_a_refusal_nothing_is_left_in_the_code_folder_or_beside_it(
+    case: Hostile, tmp_path: Path
+) -> None:
+    base = tmp_path / "opt" / "ml"
+    base.mkdir(parents=True)
+    archive = write_archive(tmp_path / "x.tar.gz", *case.entries)
+    job = make_job(base=str(base))._replace(source=str(archive), program="train.py")
+    with pytest.raises(SourceError):
+        fetch(job, LogLines())
+    assert everything_below(base) == {"code"}
 
 
 @pytest.mark.promise("S07")
 @pytest.mark.parametrize("case", FORGED.values(), ids=FORGED.keys())
 def test_a_forged_or_cut_tar_is_refused_before_anything_is_written(
-    case: tuple[Callable[[], bytes], str], tmp_path: Path, target: Path
+    case: tuple[Callable[[], bytes], str], tmp_path: Path, target: Path, outside: None
 ) -> None:
     make, words = case
     path = tmp_path / "x.tar.gz"
@@ -118,6 +156,47 @@ def test_a_bomb_is_refused_by_its_headers(
     path = write_archive(tmp_path / "x.tar.gz", *entries)
     assert words in refused(path, target, limits)
     assert everything_below(target) == set()
+
+
+def test_twins_and_odd_names_arrive_as_they_are(
+    tmp_path: Path, target: Path, outside: None
+) -> None:
+    """Letters that only their case or their composition tells apart, and characters that shells
+    and logs stumble over: a Linux disk holds them all."""
+    odd = ["A.py", "a.py", "é", "e\u0301", "new\nline", "back\\slash", "-rf", "$(id)", "*", " ",
+           "\x1b[31m", "\u202etxt.py", "con", "a:b", "~", "a" * 255]  # fmt: skip
+    entries = [Entry(name, name.encode()) for name in odd]
+    path = write_archive(tmp_path / "x.tar.gz", *entries, form=tarfile.PAX_FORMAT)
+    assert unpack(str(path), "x", str(target)) == len(odd)
+    assert everything_below(target) == set(odd)
+    assert all((target / name).read_bytes() == name.encode() for name in odd)
+
+
+def test_an_archive_of_several_gzip_members_arrives_whole(tmp_path: Path, target: Path) -> None:
+    """As pigz and bgzip write them, and as they come out of `cat`."""
+    data = tar_bytes([Entry("a.py", os.urandom(3000)), GOOD])
+    pieces = [data[start : start + 700] for start in range(0, len(data), 700)]
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(b"".join(gzip.compress(piece, mtime=0) for piece in [*pieces, b""]))
+    assert unpack(str(path), "x", str(target)) == 2
+
+
+@pytest.mark.promise("S07")
+@pytest.mark.parametrize("garbage", [b"x", b"\x1f\x8b", b"\x1f\x8b\x08" + bytes(9), b"PK" * 999])
+def test_garbage_behind_the_archive_is_damage(garbage: bytes, tmp_path: Path, target: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar_bytes([GOOD]), mtime=0) + garbage)
+    assert "damaged near byte" in refused(path, target)
+    assert everything_below(target) == set()
+
+
+@pytest.mark.promise("S07")
+def test_what_follows_the_end_of_a_tar_is_never_unpacked(tmp_path: Path, target: Path) -> None:
+    """A second archive behind the first one, which other programs might take for a part of it."""
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar_bytes([GOOD]) + tar_bytes([Entry("../x", b"x")]), mtime=0))
+    assert unpack(str(path), "x", str(target)) == 1
+    assert everything_below(target) == {"train.py"}
 
 
 @pytest.mark.promise("S07")
@@ -271,12 +350,13 @@ def test_detect_reads_no_more_than_it_is_given() -> None:
 @pytest.mark.promise("S07")
 def test_mutated_archives_end_in_a_refusal_or_inside_the_folder(tmp_path: Path) -> None:
     """Archives of the corpus with random bytes in their headers, checksums made right."""
-    chance = random.Random(7 * effort())
+    source = chance()
     originals = [tar_bytes(case.entries) for case in HOSTILE.values()]
+    originals += [make() for make, _ in FORGED.values()]
     for _ in range(400 * effort()):
-        data = bytearray(chance.choice(originals)[:20_480])
-        for _ in range(chance.randint(1, 5)):
-            data[chance.randrange(min(len(data), 4096))] = chance.randrange(256)
+        data = bytearray(source.choice(originals)[:20_480])
+        for _ in range(source.randint(1, 5)):
+            data[source.randrange(min(len(data), 4096))] = source.randrange(256)
         for start in range(0, len(data), 512):
             block = data[start : start + 512]
             total = sum(block[:148]) + 8 * 32 + sum(block[156:])

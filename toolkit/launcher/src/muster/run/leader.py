@@ -9,19 +9,22 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 from muster.run import wire
-from muster.run.identity import PROTOCOL, Hello, Identity, disagreement
-from muster.run.link import Frames, Session
+from muster.run.handshake import Handshake, parse_hello, share_of_files
+from muster.run.identity import Hello, Identity, briefs, disagreement
+from muster.run.link import Session
 from muster.run.loop import Loop, Timer
-from muster.run.messages import ToHost, ToLeader, WireError, to_wire
+from muster.run.messages import Message, StagedHost, ToHost, ToLeader, WireError, to_wire
 from muster.spec.deadlines import Deadlines
 from muster.spec.errors import ClusterError
 
 PENDING_LIMIT = 64  # or the number of hosts, if more: all of them may come at once
 BACKLOG = 4096  # connections that the kernel holds until they are accepted
 HANDSHAKE_S = 5.0
+REST_S = 0.1
+_FROM_HOSTS = get_args(ToLeader)
 
 
 class LeaderEvents(Protocol):
@@ -48,7 +51,8 @@ class _Peer:
 
 class Leader:
     """`admits(host, address, done)` checks an address against the host's name and calls
-    `done(bool)` on the loop's thread; it is asked only when there is no job secret."""
+    `done(bool)` on the loop's thread; it is asked only when there is no job secret. `warn` takes
+    a sentence about this host that its log should hold."""
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Leader:
         deadlines: Deadlines,
         events: LeaderEvents,
         admits: Callable[[int, str, Callable[[bool], None]], None],
+        warn: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.strict = False  # after the ready barrier only the holder of the job key comes back
         self._loop = loop
@@ -66,9 +71,13 @@ class Leader:
         self._deadlines = deadlines
         self._events = events
         self._admits = admits
+        self._warn = warn
         self._key = os.urandom(wire.KEY_BYTES)
         self._peers: dict[int, _Peer] = {}
-        self._pending: dict[_Handshake, None] = {}  # the oldest first
+        self._pending: dict[Handshake, None] = {}  # the oldest first
+        self._pending_limit = share_of_files(max(PENDING_LIMIT, len(names)))
+        self._expiry: Timer | None = None  # one for all: floods leave no trail of timers
+        self._warned = False
         self._listener: socket.socket | None = None
         self._closed = False
 
@@ -140,30 +149,68 @@ class Leader:
         assert self._listener is not None
         try:
             sock, (address, _) = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return
-        if len(self._pending) >= max(PENDING_LIMIT, len(self._names)):
-            # Whoever waits longest goes, so that idle connections cannot keep a host out.
-            idle = (one for one in self._pending if not one.said_hello)
-            self._drop(next(idle, next(iter(self._pending))))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = _Handshake(self, self._loop, sock, address)
+        except OSError as error:
+            self._rest(error)
+            return
+        if len(self._pending) >= self._pending_limit:
+            self._drop_oldest()
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            handshake = Handshake(self._loop, sock, address, self._hello, self._done_with)
+        except OSError as error:
+            sock.close()
+            self._rest(error)
+            return
         self._pending[handshake] = None
-        handshake.timer = self._loop.after(HANDSHAKE_S, lambda: self._drop(handshake))
+        if self._expiry is None:
+            self._expiry = self._loop.after(HANDSHAKE_S, self._expire)
         handshake.begin()
 
-    def _drop(self, handshake: _Handshake) -> None:
+    def _rest(self, error: OSError) -> None:
+        """Nothing can be accepted, for want of descriptors as a rule: makes room and looks again
+        in a moment. A listener that stays readable would take the time of all joined hosts."""
+        assert self._listener is not None
+        if not self._warned:
+            self._warned = True
+            told = f"a connection could not be accepted: {error.strerror}"
+            self._warn(f"{told}; trying again every {REST_S:g} s (ulimit -n)")
+        for _ in range((len(self._pending) + 1) // 2):
+            self._drop_oldest()
+        self._loop.forget(self._listener.fileno())
+        self._loop.after(REST_S, self._listen_again)
+
+    def _listen_again(self) -> None:
+        if self._listener is not None:
+            self._loop.watch(self._listener.fileno(), self._accept)
+
+    def _drop_oldest(self) -> None:
+        """Whoever waits longest goes, so that idle connections cannot keep a host out."""
+        idle = (one for one in self._pending if not one.said_hello)
+        self._drop(next(idle, next(iter(self._pending))))
+
+    def _expire(self) -> None:
+        """Drops those whose time is over, and sets the alarm for the next."""
+        self._expiry = None
+        now = time.monotonic()
+        for handshake in list(self._pending):
+            left_s = handshake.since_s + HANDSHAKE_S - now
+            if left_s > 0:
+                self._expiry = self._loop.after(left_s, self._expire)
+                return
+            self._drop(handshake)
+
+    def _drop(self, handshake: Handshake) -> None:
         handshake.frames.close()
         self._done_with(handshake)
 
-    def _done_with(self, handshake: _Handshake) -> None:
+    def _done_with(self, handshake: Handshake) -> None:
         self._pending.pop(handshake, None)
-        if handshake.timer is not None:
-            handshake.timer.cancel()
 
-    def _hello(self, handshake: _Handshake, fields: list[object]) -> None:
+    def _hello(self, handshake: Handshake, fields: list[object]) -> None:
         """Checks who it is; whoever is not of this job is dropped without a word."""
-        hello = _parse_hello(fields, self._identity, self._names)
+        hello = parse_hello(fields, self._identity, self._names)
         if hello is None or handshake.said_hello:
             self._drop(handshake)
             return
@@ -172,8 +219,7 @@ class Leader:
         if hello.resume:
             self._resume(handshake, hello, parts)
             return
-        taken = self._peers.get(hello.position)
-        if taken is not None and (self.strict or taken.suspect_s is None):
+        if self._is_taken(hello.position):
             self._drop(handshake)
             return
         if self._identity.secret:
@@ -189,8 +235,15 @@ class Leader:
             lambda good: self._welcome(handshake, hello, parts) if good else self._drop(handshake),
         )
 
-    def _welcome(self, handshake: _Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
+    def _is_taken(self, host: int) -> bool:
+        peer = self._peers.get(host)
+        return peer is not None and (self.strict or peer.suspect_s is None)
+
+    def _welcome(self, handshake: Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
         if handshake not in self._pending:
+            return
+        if self._is_taken(hello.position):  # by another one, while the name was looked up
+            self._drop(handshake)
             return
         secret = self._identity.secret
         key = wire.masked(self._key, secret, *parts) if secret else self._key
@@ -203,17 +256,16 @@ class Leader:
             replaced.session.detach()
             self._events.peer_freed(hello.position)
         host = hello.position
-        session = Session(lambda message: self._events.peer_said(host, message))  # type: ignore[arg-type]
+        session = Session(lambda message: self._said(host, message))
         peer = self._peers[host] = _Peer(session)
         self._connect(handshake, peer, host, parts, 0)
         self._events.peer_joined(host)
-        what = disagreement(
-            self._identity.agreed, hello.agreed, self._identity.name, self._names[host]
-        )
+        mine = briefs(self._identity.agreed)
+        what = disagreement(mine, hello.agreed, self._identity.name, self._names[host])
         if what:
             self._events.peer_disagrees(host, what)
 
-    def _resume(self, handshake: _Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
+    def _resume(self, handshake: Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
         peer = self._peers.get(hello.position)
         proof = wire.derive(self._key, "resume", *parts)
         if peer is None or not wire.equal(proof.hex(), hello.proof):
@@ -230,7 +282,7 @@ class Leader:
             self._events.peer_recovered(hello.position)
 
     def _connect(
-        self, handshake: _Handshake, peer: _Peer, host: int, parts: tuple[bytes, ...], heard: int
+        self, handshake: Handshake, peer: _Peer, host: int, parts: tuple[bytes, ...], heard: int
     ) -> None:
         frames = handshake.frames
         frames.use_key(wire.derive(self._key, "session", *parts))
@@ -241,11 +293,20 @@ class Leader:
 
     def _payload(self, peer: _Peer, payload: list[object]) -> None:
         beat = peer.session.take(payload)
-        if beat is None or beat[0] != "h" or peer.session.frames is None:
+        if beat is None:
             return
-        if len(beat) != 3 or not isinstance(beat[2], float):
+        if beat[0] != "h" or len(beat) != 3 or not isinstance(beat[2], float):
             raise WireError("a malformed heartbeat")
-        peer.session.frames.send(["e", peer.session.received, beat[2], time.monotonic()])
+        if peer.session.frames is not None:
+            peer.session.frames.send(["e", peer.session.received, beat[2], time.monotonic()])
+
+    def _said(self, host: int, message: Message) -> None:
+        """Nobody orders the leader about, and nobody speaks for another host."""
+        if not isinstance(message, _FROM_HOSTS) or (
+            isinstance(message, StagedHost) and message.facts.position != host
+        ):
+            raise WireError(f"a {type(message).__name__} that it may not send")
+        self._events.peer_said(host, message)
 
     def _ended(self, host: int, peer: _Peer) -> None:
         peer.session.frames = None
@@ -290,46 +351,3 @@ class Leader:
         else:
             del self._peers[host]
             self._events.peer_freed(host)
-
-
-class _Handshake:
-    """A connection that has not proved anything yet: one hello within a few seconds."""
-
-    def __init__(self, leader: Leader, loop: Loop, sock: socket.socket, address: str) -> None:
-        self.address = address
-        self.nonce = os.urandom(wire.NONCE_BYTES)
-        self.timer: Timer | None = None
-        self.said_hello = False
-        self.frames = Frames(
-            loop,
-            sock,
-            wire.TO_FOLLOWER,
-            wire.TO_LEADER,
-            lambda fields: leader._hello(self, fields),
-            lambda _why: leader._done_with(self),
-        )
-
-    def begin(self) -> None:
-        self.frames.send(["challenge", PROTOCOL, self.nonce.hex()])
-
-
-def _parse_hello(fields: list[object], mine: Identity, names: Sequence[str]) -> Hello | None:
-    """The hello when it is well formed and of this job, else None."""
-    try:
-        hello = Hello(*fields[1:])  # type: ignore[arg-type]
-        bytes.fromhex(hello.nonce)
-        good = (
-            fields[0] == "hello"
-            and hello.protocol == PROTOCOL
-            and hello.job == mine.job
-            and type(hello.position) is int
-            and 0 <= hello.position < len(names)
-            and hello.position != mine.position
-            and hello.name == names[hello.position]
-            and isinstance(hello.agreed, dict)
-            and isinstance(hello.proof, str)
-            and type(hello.received) is int
-        )
-    except (TypeError, ValueError):
-        return None
-    return hello if good else None

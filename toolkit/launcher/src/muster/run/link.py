@@ -14,7 +14,14 @@ from collections.abc import Callable
 
 from muster.run.loop import Loop
 from muster.run.messages import Message, WireError, from_wire, to_wire
-from muster.run.wire import Opener, Sealer, decode, encode, encode_numbered
+from muster.run.wire import (
+    HELLO_LIMIT_BYTES,
+    Opener,
+    Sealer,
+    decode,
+    encode,
+    encode_numbered,
+)
 
 READ_BYTES = 1 << 16
 
@@ -85,7 +92,8 @@ class Frames:
 
     def _read(self) -> None:
         try:
-            data = self.sock.recv(READ_BYTES)
+            # of a stranger no more than the one frame that it may send
+            data = self.sock.recv(READ_BYTES if self.opener.key else HELLO_LIMIT_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -152,23 +160,23 @@ class Session:
         Raises WireError for a gap, which means that the peer is not who it says.
         """
         self.heard_s = time.monotonic()
-        try:
-            if payload[0] == "m":
-                _, number, heard, fields = payload
-                self._take_message(int(number), int(heard), fields)  # type: ignore[call-overload]
+        if payload[0] == "m" and len(payload) == 4:
+            _, number, heard, fields = payload
+            if type(number) is int and type(heard) is int and isinstance(fields, list):
+                self._forget(heard)
+                self._take_message(number, fields)
                 return None
-            self._forget(int(payload[1]))  # type: ignore[call-overload]
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise WireError("a malformed frame") from error
-        return payload
+        elif payload[0] != "m" and len(payload) > 1 and type(payload[1]) is int:
+            self._forget(payload[1])
+            return payload
+        raise WireError("a malformed frame")
 
-    def _take_message(self, number: int, heard: int, fields: object) -> None:
-        self._forget(heard)
+    def _take_message(self, number: int, fields: list[object]) -> None:
         if number <= self.received:
             return  # sent again because our answer was lost
-        if number != self.received + 1 or not isinstance(fields, list):
+        if number != self.received + 1:
             raise WireError(f"message {number} after {self.received}")
-        self.received = number
+        self.received = number  # also of what is refused: sent again it would be no better
         self._deliver(from_wire(fields))
 
     def _forget(self, heard: int) -> None:

@@ -5,7 +5,7 @@ The leader's own host uses the same messages, without a network in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, Union
 
 from muster.spec.machine import HostFacts
@@ -17,7 +17,8 @@ from muster.spec.outcome import (
     outcome_to_json,
 )
 
-FACTS_PER_FRAME = 100
+FACTS_BYTES = 48 << 10  # of one frame
+MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
 JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
 
 
@@ -130,6 +131,8 @@ def to_wire(message: Message) -> list[object]:
     """The message as a JSON list: its class name, then its fields."""
     if isinstance(message, Verdict):
         return ["Verdict", outcome_to_json(message.outcome)]
+    if isinstance(message, FactsPart):
+        return ["FactsPart", message.part, message.parts, _grouped(message.hosts)]
     return [type(message).__name__, *message]
 
 
@@ -145,7 +148,7 @@ def from_wire(fields: list[Any]) -> Message:
             return Verdict(_outcome(outcome))
         if name == "StagedHost":
             (facts,) = values
-            return StagedHost(_typed(HostFacts, facts))
+            return StagedHost(_facts(facts))
         if name == "FactsPart":
             return _facts_part(*values)
         if name == "Report":
@@ -161,8 +164,56 @@ def from_wire(fields: list[Any]) -> Message:
 
 def facts_parts(facts: tuple[HostFacts, ...]) -> list[FactsPart]:
     """The facts of all hosts in frames of bounded size."""
-    chunks = [facts[i : i + FACTS_PER_FRAME] for i in range(0, len(facts), FACTS_PER_FRAME)]
+    chunks = _fitting(facts)
     return [FactsPart(i, len(chunks), chunk) for i, chunk in enumerate(chunks)]
+
+
+def _fitting(facts: tuple[HostFacts, ...]) -> list[tuple[HostFacts, ...]]:
+    """The facts in pieces that take at most `FACTS_BYTES` each, but for one of a single host."""
+    import json
+
+    if len(facts) <= 1 or len(json.dumps(_grouped(facts))) <= FACTS_BYTES:
+        return [facts]
+    half = len(facts) // 2
+    return _fitting(facts[:half]) + _fitting(facts[half:])
+
+
+def _grouped(facts: tuple[HostFacts, ...]) -> list[list[object]]:
+    """What hosts have in common, once, and the place and address of each. Every host gets the
+    facts of all: their bytes grow with the square of the hosts."""
+    groups: dict[tuple[object, ...], list[object]] = {}
+    for host in facts:
+        groups.setdefault(tuple(host[2:]), []).append(list(host[:2]))
+    return [[list(common), members] for common, members in groups.items()]
+
+
+def _ungrouped(groups: Any) -> tuple[HostFacts, ...]:
+    """The inverse of `_grouped`, in the order of the hosts."""
+    facts = [
+        _facts([*_list_of(member), *_list_of(common)])
+        for common, members in _list_of(groups)
+        for member in _list_of(members)
+    ]
+    return tuple(sorted(facts, key=lambda host: host.position))
+
+
+def without_secrets(message: ToLeader, mask: Callable[[str], str]) -> ToLeader:
+    """The message with its texts masked by the host that it is from: a secret may be known there
+    and nowhere else, and frames are not encrypted."""
+    if not isinstance(message, Report | HostEnded):
+        return message
+    failures = tuple(
+        one._replace(summary=mask(one.summary), tail=mask(one.tail), note=mask(one.note))
+        for one in message.failures
+    )
+    if isinstance(message, HostEnded):
+        return message._replace(failures=failures)
+    told = message.trouble
+    if told is not None:
+        told = told._replace(
+            message=mask(told.message), fix=mask(told.fix), detail=mask(told.detail)
+        )
+    return Report(failures, told)
 
 
 def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
@@ -201,9 +252,16 @@ def _list_of(values: Any) -> list[Any]:
     return values
 
 
+def _facts(values: Any) -> HostFacts:
+    """Raises ValueError for a machine that there is not: every host plans for its devices."""
+    made = _typed(HostFacts, values)
+    if not all(0 <= count <= MOST_DEVICES for count in (made.cpus, made.gpus, made.neurons)):
+        raise ValueError("a host of impossible size")
+    return made
+
+
 def _facts_part(part: Any, parts: Any, hosts: Any) -> FactsPart:
-    facts = tuple(_typed(HostFacts, host) for host in _list_of(hosts))
-    made = _typed(FactsPart, [part, parts, facts])
+    made = _typed(FactsPart, [part, parts, _ungrouped(hosts)])
     if not 0 <= made.part < made.parts:
         raise ValueError("a part that does not exist")
     return made

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 BACKLOG_BYTES = 2 << 20
+_FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
 
 
@@ -23,7 +24,7 @@ class RankLog:
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
         self._limit = limit
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | _FRESH, 0o644)
         self._head = 0
         self._ring_fd = -1
         self._after_head = 0
@@ -67,8 +68,7 @@ class RankLog:
 
     def _write_ring(self, data: bytes) -> None:
         if self._ring_fd < 0:
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._ring_fd = os.open(self.path + ".tail", flags, 0o644)
+            self._ring_fd = os.open(self.path + ".tail", os.O_RDWR | _FRESH, 0o644)
         while data:
             at = self._after_head % self._limit
             written = os.pwrite(self._ring_fd, data[: self._limit - at], at)
@@ -196,7 +196,7 @@ class Recorder:
     def _write_event(self, line: bytes) -> None:
         if self._events_fd < 0:
             os.makedirs(os.path.dirname(self._events_path), exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._events_fd = os.open(self._events_path, flags, 0o644)
         os.write(self._events_fd, line)
 

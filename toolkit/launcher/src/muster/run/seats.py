@@ -173,7 +173,10 @@ class LeaderSeat:
         from muster.run.leader import Leader  # hashing and sockets: only for several hosts
 
         post = self._post
-        return Leader(self._loop, post.identity, self._names, post.deadlines, self, self._admits)
+        return Leader(
+            self._loop, post.identity, self._names, post.deadlines, self, self._admits,
+            lambda text: self._say("channel", text, level="WARNING"),
+        )  # fmt: skip
 
     def _admits(self, host: int, address: str, done: Callable[[bool], None]) -> None:
         """Whether the address is one of the host's name (protocol.md 2)."""

@@ -18,7 +18,7 @@ from muster.run import events as e
 from muster.run.console import Console
 from muster.run.hostlife import HostLife, State
 from muster.run.logs import Pump
-from muster.run.messages import RankEnd, Report, Trouble
+from muster.run.messages import RankEnd, Report, Trouble, without_secrets
 from muster.run.post import Ending, Post, Work, trouble_of
 from muster.run.process import Nursery
 from muster.run.ranks import HostRanks
@@ -64,7 +64,8 @@ class _Supervisor:
     def __init__(self, post: Post, work: Work, output: Output, nursery: Nursery) -> None:
         self._post = post
         self._work = work
-        self._pump, self._log, self._recorder, _ = output
+        self._pump, self._log, self._recorder, masker = output
+        self._mask = masker.mask
         self._loop = nursery.loop
         self._began_s = time.monotonic()
         self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
@@ -139,7 +140,8 @@ class _Supervisor:
             trouble = trouble_of(error)
             outcome = from_trouble(trouble)
             try:
-                self._seat.tell(Report((), trouble))  # so that the others name it, and not a loss
+                told = without_secrets(Report((), trouble), self._mask)
+                self._seat.tell(told)  # so that the others name it, and not a loss
             except Exception:
                 pass  # the seat itself may be what is broken
         self._seat.close()
@@ -198,7 +200,7 @@ class _Supervisor:
 
     def _do(self, action: e.Action) -> None:
         if isinstance(action, e.Tell):
-            self._seat.tell(action.message)
+            self._seat.tell(without_secrets(action.message, self._mask))
         elif isinstance(action, e.Say):
             self._log("job", action.text, level=action.level)
         elif isinstance(action, e.BeginStage):

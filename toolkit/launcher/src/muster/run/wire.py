@@ -20,7 +20,7 @@ import json
 from muster.run.messages import WireError
 
 FRAME_LIMIT_BYTES = 64 << 10
-HELLO_LIMIT_BYTES = 4 << 10  # before a peer is known; the longest hello takes some 3,100
+HELLO_LIMIT_BYTES = 4 << 10  # before a peer is known; the longest hello takes 2,100
 HEADER_BYTES = 4
 MAC_BYTES = 32
 KEY_BYTES = 32

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 MASK = "***"
 MIN_SECRET = 6  # characters; what is shorter occurs in innocent text
+MIN_BARE_TOKEN = 20  # of what stands alone before the @ of an address: shorter ones are names
 
 _HINTS = ("key", "secret", "token", "passw", "passphrase", "pwd", "cred", "auth")
 _SECRET_ENDINGS = ("secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey")
@@ -22,6 +23,7 @@ _PLAIN_KEYS = ("label", "image", "sort", "primary", "foreign", "partition", "inp
                "state", "column", "query", "id", "index", "prompt", "response", "field", "time",
                "join", "sample", "example", "public")  # fmt: skip
 _QUERY = r"(?i)([?&][\w.-]*(?:token|secret|password|signature|credential|key)=)[^&\s'\"]+"
+_IN_ADDRESS = r"(?<=://)[^\s/'\"]+(?=@)"
 _WORD = r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])"
 
 
@@ -51,6 +53,7 @@ def is_secret_name(name: str) -> bool:
 class Masker:
     """Replaces secrets in any text by `***`.
 
+    Secrets are recognised as they are and as they look in JSON and in Python's `repr`.
     Also masks credentials inside addresses (`https://user:pw@host`, `?X-Amz-Signature=...`) and
     AWS key identifiers, whatever they came from. Building costs microseconds; expressions are
     compiled on first use.
@@ -64,12 +67,14 @@ class Masker:
             parts.add(secret)
             if "\n" in secret:  # a key of several lines is logged line by line
                 parts.update(line.strip() for line in secret.splitlines())
+        parts.update(look for part in tuple(parts) for look in _looks(part))
         good = (part for part in parts if len(part) >= MIN_SECRET)
         self._secrets = tuple(sorted(good, key=lambda part: (-len(part), part)))
 
     @classmethod
     def of(cls, *maps: Mapping[str, object]) -> Masker:
-        """The masker of all values of secret-looking names in `maps`, nested objects included."""
+        """The masker of all values of secret-looking names in `maps`, nested objects included,
+        and of the passwords in addresses (`https://user:password@host`) of any name."""
         found: list[str] = []
         for values in maps:
             _collect(values, found)
@@ -81,7 +86,7 @@ class Masker:
             if secret in text:
                 text = text.replace(secret, MASK)
         if "@" in text and "://" in text:
-            text = re.sub(r"(?<=://)[^\s/@'\"]+(?=@)", MASK, text)
+            text = re.sub(_IN_ADDRESS, MASK, text)
         if "?" in text and "=" in text:
             text = re.sub(_QUERY, rf"\1{MASK}", text)
         if "AKIA" in text or "ASIA" in text:
@@ -96,3 +101,29 @@ def _collect(values: Mapping[str, object], found: list[str]) -> None:
         elif is_secret_name(name):
             items = value if isinstance(value, list | tuple) else [value]
             found.extend(str(item) for item in items)
+        elif isinstance(value, str) and "@" in value and "://" in value:
+            found.extend(_passwords(value))
+
+
+def _passwords(text: str) -> Iterable[str]:
+    """What stands for a password in the addresses of a text, also with its escapes undone."""
+    for credentials in re.findall(_IN_ADDRESS, text):
+        user, colon, password = credentials.partition(":")
+        if colon or len(user) >= MIN_BARE_TOKEN:
+            secret = password if colon else user
+            yield secret
+            if "%" in secret:
+                from urllib.parse import unquote
+
+                yield unquote(secret)
+
+
+def _looks(secret: str) -> Iterable[str]:
+    """How a secret with odd characters is written where quotes and line ends are escaped."""
+    if secret.isascii() and secret.isprintable() and not set("\"'\\") & set(secret):
+        return ()
+    import json
+
+    looks = {json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)}
+    escaped = {look[1:-1] for look in looks}
+    return escaped | {json.dumps(look)[1:-1] for look in escaped}  # a repr in JSON

@@ -42,9 +42,10 @@ def unpack(path: str, name: str, folder: str, limits: Limits = _DEFAULT) -> int:
         try:
             tar = _open(stream, name)
             members = accepted(tar, stream, name, size, limits)
+            stream.begin_content(stream.budget)
             while stream.read(_CHUNK):
                 pass  # to the end, where the checksum is
-            stream.budget = 2 * limits.total_bytes
+            stream.begin_content(2 * limits.total_bytes)
             return _write(tar, members, folder, name)
         except (*broken, *forged) as error:
             raise SourceError(

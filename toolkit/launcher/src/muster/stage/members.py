@@ -7,6 +7,7 @@ rejected and never rewritten into something harmless. Nothing here touches the f
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from muster.spec.errors import SourceError
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 PACK = "pack the code folder alone, with: tar -czf sourcedir.tar.gz -C CODE_FOLDER ."
 BLOCK = 512
-_HEADER_LIMIT = 1 << 20  # the longest extended header; real ones are a few kB
-_PATH_LIMIT = 4000
+_READ_LIMIT = 256 << 10  # the longest extended header; real ones are a few kB
+_MEMBER_LIMIT = 1 << 20  # all extended headers of one member
+_DIGITS = rb"[0-9]{1000}"  # for which tarfile's expressions take the square of the time
+_PATH_LIMIT = 4000  # bytes; the kernel takes 4,095, the folder's own path included
+_NAME_LIMIT = 255
 
 
 class Limits(NamedTuple):
@@ -49,22 +53,36 @@ class Readable(Protocol):
 class Stream:
     """The unpacked bytes, read in small pieces and only up to a budget.
 
-    A header may claim any length and be followed by any number of others; the budget keeps both
-    from filling the memory or running for hours. `last` is what was read last: where `tarfile`
-    stops, the block that it took for the end.
+    A header may claim any length and be followed by any number of others; the budgets, of the
+    archive and of one member, keep both from filling the memory or running for hours. `last` is
+    what was read last: where `tarfile` stops, the block that it took for the end.
     """
 
     def __init__(self, stream: Readable, name: str, budget: int) -> None:
         self._stream = stream
         self._name = name
         self.budget = budget
+        self._member_budget = _MEMBER_LIMIT
+        self._in_headers = True
         self.last = b""
+
+    def begin_member(self) -> None:
+        """The next header is that of another member."""
+        self._member_budget = _MEMBER_LIMIT
+
+    def begin_content(self, budget: int) -> None:
+        """The headers are all read; so many bytes may still follow."""
+        self._in_headers = False
+        self.budget = self._member_budget = budget
 
     def read(self, size: int = -1) -> bytes:
         self.budget -= size
-        if not 0 <= size <= _HEADER_LIMIT or self.budget < 0:
+        self._member_budget -= size
+        if not 0 <= size <= _READ_LIMIT or min(self.budget, self._member_budget) < 0:
             raise rejected(self._name, "its headers have no end")
         self.last = self._stream.read(size)
+        if self._in_headers and len(self.last) > BLOCK and re.search(_DIGITS, self.last):
+            raise rejected(self._name, "a header of it holds a number of a thousand digits")
         return self.last
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -89,7 +107,7 @@ def accepted(
     members: list[Member] = []
     kinds: dict[str, str] = {}
     total = 0
-    while (info := tar.next()) is not None:
+    while (info := _next(tar, stream)) is not None:
         member = _accept(info, kinds, name, limits)
         total += info.size if member.kind == "file" else 0
         _check_total(total, size, name, limits)
@@ -107,6 +125,11 @@ def accepted(
         raise SourceError(f"the code archive {name} holds {what}", PACK)
     _check_parents(kinds, name)
     return members
+
+
+def _next(tar: tarfile.TarFile, stream: Stream) -> tarfile.TarInfo | None:
+    stream.begin_member()
+    return tar.next()
 
 
 def _accept(info: tarfile.TarInfo, kinds: dict[str, str], name: str, limits: Limits) -> Member:
@@ -151,7 +174,9 @@ def _check_target(folder: str, target: str, what: str, name: str, limits: Limits
 
 
 def _check_length(text: str, parts: list[str], what: str, name: str, limits: Limits) -> None:
-    if "\0" in text or len(text) > _PATH_LIMIT or len(parts) > limits.depth:
+    sizes = [len(os.fsencode(part)) for part in parts]
+    too_long = sum(sizes) + len(sizes) > _PATH_LIMIT or max(sizes, default=0) > _NAME_LIMIT
+    if "\0" in text or too_long or len(parts) > limits.depth:
         raise rejected(name, f"{what[:80]}... is no path that a disk can hold")
 
 

@@ -56,7 +56,10 @@ def _run(environ: Mapping[str, str], nursery: Nursery) -> Outcome:
     from muster.train_job.output import close_output, open_output
 
     try:
-        job: Job | ConfigError = read_job(environ)
+        request = read_job(environ)
+        if request.cluster.is_leader:
+            check_open_files(hosts=len(request.cluster.hosts))
+        job: Job | ConfigError = request
     except ConfigError as error:
         job = error
     output = open_output(environ, job)

@@ -11,8 +11,9 @@ PER_RANK = 6  # its channel, its handle, two pipes and two files
 FOR_A_MOMENT = 8  # a launcher, and what is open for a moment only
 
 
-def check_open_files(ranks: int = 0) -> None:
-    """Before anything is open, and with the number of `ranks` before they are started here.
+def check_open_files(ranks: int = 0, hosts: int = 1) -> None:
+    """Before anything is open; before the join with the number of `hosts` on the leader, which
+    holds a connection to each; and with the number of `ranks` before they are started here.
 
     Raises ConfigError with the limit and the need.
     """
@@ -22,9 +23,14 @@ def check_open_files(ranks: int = 0) -> None:
     if limit == resource.RLIM_INFINITY:
         return
     open_now = len(os.listdir("/proc/self/fd"))
-    needed = max(AT_LEAST, open_now + PER_RANK * ranks + FOR_A_MOMENT)
+    others = hosts - 1
+    needed = max(AT_LEAST, open_now + others + PER_RANK * ranks + FOR_A_MOMENT)
     if limit < needed:
-        what = f"{ranks} rank(s) on this host need" if ranks else "any job needs at least"
+        what = "any job needs at least"
+        if ranks:
+            what = f"{ranks} rank(s) on this host need"
+        elif others:
+            what = f"the leader of {hosts} hosts needs"
         raise ConfigError.of(
             "ulimit -n",
             f"the limit of open files is {limit}; {what} {needed}",

@@ -43,6 +43,7 @@ class JobWork:
         self._masker = output.masker
         self._staged: Staged | None = None
         self._oom_before: int | None = None
+        self._spilled = os.path.join(job.paths.output, ".muster-spilled")
 
     def begin(self) -> None:
         """Before the join: room for the failure file, and what there is to warn of."""
@@ -175,6 +176,10 @@ class JobWork:
         from muster.train_job.last_words import say_last
 
         job = self._job
+        if os.path.lexists(self._spilled):
+            from muster.contract.spill import remove
+
+            remove(self._spilled)
         written = report.write(job.paths, ending.outcome, self._masker)
         folder = record_folder(job)
         if folder and job.cluster.is_leader:
@@ -202,8 +207,7 @@ class JobWork:
         merged = {**environ, **exports(self._job, machine, program)}
         paths = [program.code_dir, merged.get("PYTHONPATH", "")]
         merged["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        folder = os.path.join(self._job.paths.output, ".muster-spilled")
-        result, warnings = spill(merged, folder, program.arguments)
+        result, warnings = spill(merged, self._spilled, program.arguments)
         for warning in warnings:
             self._log("stage", warning, level="WARNING")
         return result
