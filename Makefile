@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 TIMED := scripts/timed
 
-.PHONY: help setup demo test test-all test-long check fmt lock bench-launcher clean
+.PHONY: help setup demo test test-all test-long soak check fmt lock bench-launcher clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test-all: $(STAMP) ## test, and namespaces, other Pythons, frameworks, Docker, S
 
 test-long: $(STAMP) ## fuzz, soak, full matrices
 	@$(TIMED) test-long 10800 scripts/run-tests long
+
+soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; ONLY=n repeats one
+	@$(BIN)/python -m tests.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
+	  --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json)
 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON
 	@$(BIN)/python -m benchmarks.launcher

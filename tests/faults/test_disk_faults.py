@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.cluster import Cluster, Result, lines
+from tests.support.mounts import behind, read_only_disk, small_disk
 
 Make = Callable[..., Cluster]
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 FILLS_AND_FAILS = (
     "import os\n"
@@ -30,14 +28,10 @@ SAID = "UserScriptError: ValueError: bad batch (algo-1 rank 0, exit code 1)"
 
 def run_on(job: Cluster, *mounts: str) -> tuple[Result, str]:
     """Runs the host behind `mounts` of its own; its result, and the failure file seen there."""
-    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this kernel lets us make no user namespaces")
     seen = job.folder / "seen"
-    output = job.base("algo-1") / "output"
-    keep = f"code=$?; cat {output}/failure > {seen} 2>/dev/null; exit $code"
-    shell = " && ".join([*mounts, f'{{ "$@"; {keep}; }}'])
-    train = [sys.executable, "-m", "muster", "train"]
-    job.start(command=[*UNSHARE, "sh", "-c", shell, "sh", *train])
+    keep = f"cat {job.base('algo-1')}/output/failure > {seen} 2>/dev/null"
+    job.expect(no_status_file=True)  # it lies below a mount that only the host sees
+    job.start(command=behind(mounts, afterwards=keep))
     result = job.wait(30)["algo-1"]
     return result, seen.read_text()
 
@@ -59,7 +53,7 @@ def check_failure(result: Result, seen: str) -> None:
 def test_a_disk_that_the_script_fills_keeps_the_failure_file_whole(cluster: Make) -> None:
     job = cluster(FILLS_AND_FAILS, hosts=1)
     output = job.base("algo-1") / "output"
-    result, seen = run_on(job, f"mkdir -p {output}", f"mount -t tmpfs -o size=64k tmpfs {output}")
+    result, seen = run_on(job, *small_disk(output))
     assert "landed: No space left on device" in result.out
     check_failure(result, seen)
     assert seen
@@ -71,8 +65,7 @@ def test_a_disk_that_was_full_before_costs_the_file_and_not_the_code(cluster: Ma
     output = job.base("algo-1") / "output"
     result, seen = run_on(
         job,
-        f"mkdir -p {output}",
-        f"mount -t tmpfs -o size=64k,nr_inodes=2 tmpfs {output}",
+        *small_disk(output, "size=64k,nr_inodes=2"),
         f"{{ cat /dev/zero > {output}/big 2>/dev/null; test -s {output}/big; }}",
     )
     assert "no room can be reserved for the failure file" in result.err  # the fault
@@ -83,14 +76,7 @@ def test_a_disk_that_was_full_before_costs_the_file_and_not_the_code(cluster: Ma
 @pytest.mark.promise("F51")
 def test_a_read_only_output_folder_costs_the_file_and_not_the_code(cluster: Make) -> None:
     job = cluster(FAILS, hosts=1)
-    output = job.base("algo-1") / "output"
-    result, seen = run_on(
-        job,
-        f"mkdir -p {output}",
-        f"mount -t tmpfs -o size=64k tmpfs {output}",
-        f"mount -o remount,ro {output}",
-        f"! touch {output}/probe 2>/dev/null",  # the fault
-    )
+    result, seen = run_on(job, *read_only_disk(job.base("algo-1") / "output"))
     check_failure(result, seen)
     assert not seen
 
@@ -98,14 +84,7 @@ def test_a_read_only_output_folder_costs_the_file_and_not_the_code(cluster: Make
 @pytest.mark.promise("F51")
 def test_a_read_only_output_folder_does_not_fail_a_job_that_went_well(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)
-    output = job.base("algo-1") / "output"
-    result, seen = run_on(
-        job,
-        f"mkdir -p {output}",
-        f"mount -t tmpfs -o size=64k tmpfs {output}",
-        f"mount -o remount,ro {output}",
-        f"! touch {output}/probe 2>/dev/null",
-    )
+    result, seen = run_on(job, *read_only_disk(job.base("algo-1") / "output"))
     assert (result.code, result.out, seen) == (0, "ran\n", "")
     assert "no room can be reserved" in result.err
 
@@ -142,7 +121,7 @@ def test_a_full_record_folder_changes_no_outcome(cluster: Make) -> None:
     script = "import sys\nfor _ in range(40000):\n    print('x' * 60)\nprint('end')\n"
     job = cluster(script, hosts=1, environ={"MUSTER_RECORD": "full"})
     output = job.base("algo-1") / "output"
-    result, _ = run_on(job, f"mkdir -p {output}", f"mount -t tmpfs -o size=64k tmpfs {output}")
+    result, _ = run_on(job, *small_disk(output))
     (told,) = lines(result.err, "of the record were not written")  # the fault
     assert "No space left on device" in told
     assert (result.code, result.out.count("\n")) == (0, 40001)

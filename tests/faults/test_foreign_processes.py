@@ -47,6 +47,7 @@ def test_a_daemon_without_a_trace_of_its_origin_ends_with_the_job(
     cluster: Make, hidden: list[int], shim_dies: bool
 ) -> None:
     job = cluster(HIDES, hosts=1)
+    job.expect(code_writes=("go",))
     job.start()
     job.wait_for("algo-1", "ready")
     script, daemon = map(int, job.text("algo-1").split()[1:3])

@@ -2,103 +2,76 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Result
+from tests.support.sabotage import SAID, train_with_broken
 
 Make = Callable[..., Cluster]
 
-# What the launcher's own code raises, patched in from outside: `train` runs otherwise as it is.
-SABOTAGE = (
-    "import os, sys, muster.train_job.work as work, muster.run.supervise as supervise\n"
-    "import muster.run.ranks as ranks, muster.run.hostlife as hostlife, shutil\n"
-    "where, error = {where!r}, {error}\n"
-    "def broken(*args, **kwargs):\n"
-    "    print('sabotaged', file=sys.stderr, flush=True)\n"
-    "    raise error\n"
-    "owner, _, name = where.rpartition('.')\n"
-    "holder = eval(owner)\n"
-    "setattr(holder, name, broken)\n"
-    "from muster.cli import train\n"
-    "sys.argv = ['train']\n"
-    "train()\n"
-)
+WORK = "muster.train_job.work:JobWork"
 PLACES = [
-    "work.JobWork.begin",
-    "work.JobWork.identity",
-    "work.JobWork.stage",
-    "work.JobWork.plan",
-    "work.JobWork.write",
-    "work.JobWork._rank_environment",
-    "ranks.HostRanks.start",
-    "ranks.HostRanks.registered",
-    "ranks.HostRanks.changed",
-    "hostlife.HostLife.tick",
-    "hostlife.HostLife._all_gone",
-    "supervise._Supervisor._wrap_up",
+    f"{WORK}.begin",
+    f"{WORK}.identity",
+    f"{WORK}.stage",
+    f"{WORK}.plan",
+    f"{WORK}.write",
+    f"{WORK}._rank_environment",
+    "muster.run.ranks:HostRanks.start",
+    "muster.run.ranks:HostRanks.registered",
+    "muster.run.ranks:HostRanks.changed",
+    "muster.run.hostlife:HostLife.tick",
+    "muster.run.hostlife:HostLife._all_gone",
+    "muster.run.supervise:_Supervisor._wrap_up",
 ]
 ERRORS = ["OSError()", "shutil.Error([])", "ValueError('x')", "KeyError('x')", "TimeoutError()"]
 CASES = [(place, ERRORS[i % len(ERRORS)]) for i, place in enumerate(PLACES)]
 
 
+def end_of_broken(job: Cluster, where: str, error: str) -> Result:
+    """The end of the one host whose `train` raises `error` at `where`."""
+    job.expect(internal_error=True)
+    job.start(command=train_with_broken(where, error))
+    result = job.wait(30)["algo-1"]
+    assert SAID in result.err  # the fault
+    return result
+
+
 @pytest.mark.promise("F12")
 @pytest.mark.parametrize(("where", "error"), CASES)
 def test_no_exception_inside_the_launcher_ends_with_success(
-    cluster: Make, tmp_path: Path, where: str, error: str
+    cluster: Make, where: str, error: str
 ) -> None:
     job = cluster("print('ran', flush=True)\nimport time; time.sleep(0.2)\n", hosts=1)
-    done = subprocess.run(
-        [sys.executable, "-c", SABOTAGE.format(where=where, error=error)],
-        env={**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert "sabotaged" in done.stderr
-    assert done.returncode == 105, done.stderr
-    assert "InternalError" in done.stderr
-    failure = job.base("algo-1") / "output" / "failure"
-    if where != "work.JobWork.write":  # the one that writes it
-        assert failure.read_text().startswith("InternalError: "), done.stderr
-    assert not (job.base("algo-1") / "output" / "success").exists()
+    result = end_of_broken(job, where, error)
+    assert (result.code, result.success) == (105, False), result.err
+    assert "InternalError" in result.err
+    assert result.first_line.startswith("InternalError: "), result.err
 
 
 @pytest.mark.promise("F12")
-def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make, tmp_path: Path) -> None:
+def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SABOTAGE.format(
-                where="process.private_folder", error="OSError(28, 'no space')"
-            ).replace("import os, sys,", "import os, sys, muster.run.process as process,"),
-        ],
-        env={**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert "sabotaged" in done.stderr
-    assert done.returncode == 105, done.stderr
-    assert (job.base("algo-1") / "output" / "failure").read_text().startswith("InternalError: ")
+    where = "muster.run.process:private_folder"
+    result = end_of_broken(job, where, "OSError(28, 'no space')")
+    assert (result.code, result.success) == (105, False), result.err
+    assert result.first_line.startswith("InternalError: ")
 
 
 @pytest.mark.promise("F12")
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 def test_a_defect_on_one_host_is_named_on_all(cluster: Make, host: str) -> None:
     job = cluster("import time\nprint('ran', flush=True)\ntime.sleep(600)\n")
-    broken = SABOTAGE.format(where="ranks.HostRanks.changed", error="ValueError('x')")
+    broken = train_with_broken("muster.run.ranks:HostRanks.changed", "ValueError('x')")
+    job.expect(internal_error=True)
+    if host == "algo-1":  # the leader itself broke: nobody is left to decide
+        job.expect(apart=frozenset({"algo-1"}))
     for name in job.names:
-        job.start(name, command=[sys.executable, "-c", broken] if name == host else None)
+        job.start(name, command=broken if name == host else None)
     results = job.wait(20)
+    assert SAID in results[host].err  # the fault
     assert results[host].code == 105
     other = next(name for name in job.names if name != host)
     assert (results[other].code, results[other].first_line[:13]) in [

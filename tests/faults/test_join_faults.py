@@ -101,6 +101,7 @@ def test_a_name_with_a_stale_address_is_named_at_the_join_limit(
     cluster: Make, names: Names
 ) -> None:
     job = cluster(SCRIPT, environ={"MUSTER_JOIN_S": "1.5"})
+    job.expect(apart=frozenset({"algo-2"}))
     stale = job.addresses["algo-1"].rpartition(".")[0] + ".99"
     names.put({"algo-1": stale})
     job.start("algo-1")

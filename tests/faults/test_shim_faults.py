@@ -37,6 +37,7 @@ def test_the_true_status_of_a_script_without_its_shim_is_known(
     cluster: Make, option: dict[str, str]
 ) -> None:
     job = cluster(ENDS_WHEN_TOLD, hosts=1, hyperparameters=option)
+    job.expect(code_writes=("go",))
     job.start()
     job.wait_for("algo-1", "ready")
     pid = int(job.text("algo-1").split()[1])

@@ -131,7 +131,9 @@ def test_a_failure_file_of_the_script_stays(cluster: Make) -> None:
         "open(path, 'w').write('own failure')\n"
         "raise SystemExit(4)\n"
     )
-    result = cluster(script, hosts=1).run()["algo-1"]
+    job = cluster(script, hosts=1)
+    job.expect(own_failure=True)
+    result = job.run()["algo-1"]
     assert (result.code, result.failure) == (4, "own failure")
 
 

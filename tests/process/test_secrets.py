@@ -22,7 +22,7 @@ def everything_below(folder: Path) -> bytes:
 def test_a_secret_in_a_traceback_is_masked_in_every_text_of_ours(cluster: Make) -> None:
     script = "import os\nraise ValueError('token ' + os.environ['MY_API_TOKEN'] + ' refused')\n"
     job = cluster(script)
-    job.scripts_show_the_canary = True
+    job.expect(scripts_show_it=True)
     results = job.run()
     for name, result in results.items():
         assert result.first_line.startswith("UserScriptError: ValueError: token *** refused (")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from muster.stage.s3 import Retries, download, redacted
 from muster.stage.source import fetch
 from tests.support.archives import code_archive
 from tests.support.jobs import make_job
+from tests.support.servers import Script, Server, answer
 from tests.support.steps import LogLines
 
 BUCKET = "sagemaker-us-west-2-111122223333"
@@ -95,83 +94,6 @@ def test_an_object_that_is_not_there_is_not_asked_for_again(store: str, tmp_path
     assert "(HTTP 404)" in error.message
     assert "check the address" in error.fix
     assert log.lines == []
-
-
-Script = bytes | list[bytes] | float | None
-
-
-class Server:
-    """Answers the n-th connection with the n-th script; the last one counts for all that follow.
-
-    A script is bytes to send; a list of them, sent with pauses; None to reset the connection; a
-    number to stay silent for so long at most.
-    """
-
-    def __init__(self, *scripts: Script) -> None:
-        self._scripts = scripts
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.environ = {
-            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self._listener.getsockname()[1]}",
-            "AWS_REGION": "us-west-2",
-        }
-        self.connections = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Server:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._listener.close()
-        self._thread.join(10)
-
-    def _serve(self) -> None:
-        self._listener.settimeout(0.05)
-        while not self._stopped.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            script = self._scripts[min(self.connections, len(self._scripts) - 1)]
-            self.connections += 1
-            with sock:
-                self._answer(sock, script)
-
-    def _answer(self, sock: socket.socket, script: Script) -> None:
-        sock.settimeout(2)
-        sock.recv(65536)
-        if script is None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        elif isinstance(script, bytes):
-            sock.sendall(script)
-        elif isinstance(script, list):
-            self._drip(sock, script)
-        else:
-            sock.settimeout(script)
-            try:
-                sock.recv(1)  # until the other side gives up
-            except OSError:
-                pass
-
-    def _drip(self, sock: socket.socket, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            try:
-                sock.sendall(piece)
-            except OSError:
-                return  # the other side has had enough
-            if self._stopped.wait(0.1):
-                return
-
-
-def answer(status: str, body: bytes = b"", length: int | None = None) -> bytes:
-    size = len(body) if length is None else length
-    return (
-        f"HTTP/1.1 {status}\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n".encode() + body
-    )
 
 
 SILENCE = 30.0
@@ -282,6 +204,7 @@ def test_a_missing_boto3_is_told_with_its_cure(
         ("https://me:pw@h/a?X-Amz-Signature=abc", "https://***@h/a?***"),
         ("s3://b/1234567890123/x", "s3://b/1234567890123/x"),
         ("s3://bucket/key", "s3://bucket/key"),
+        ('"https://h/b/key%3FX-Amz-Signature%3Dabc": x', '"https://h/b/key?***": x'),
     ],
 )
 def test_locations_are_redacted(text: str, expected: str) -> None:

@@ -268,6 +268,7 @@ def test_without_a_secret_a_host_from_another_address_is_refused(cluster: Make) 
     job = cluster(RENDEZVOUS, environ={"MUSTER_JOIN_S": "1.5"})
     del job.environ["MUSTER_JOB_SECRET"]
     elsewhere = {**job.addresses, "algo-2": "127.9.9.77"}
+    job.expect(apart=frozenset({"algo-2"}))
     job.start("algo-1")
     job.start("algo-2", environ={"MUSTER_HOST_ADDRESSES": json.dumps(elsewhere)})
     results = job.wait(15)

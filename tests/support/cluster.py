@@ -8,26 +8,41 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.spec.deadlines import parse_deadlines
+from tests.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
+from tests.support.traces import Trace, Tree, describe, shared_memory, tree
+
+__all__ = [
+    "Cluster",
+    "Result",
+    "describe",
+    "free_ports",
+    "lines",
+    "pids",
+    "wait_until",
+]
 
 POLL_S = 0.01
-MAX_FAILURE_BYTES = 1024
-OUR_CODES = {100, 101, 102, 103, 104, 105, 106, 143}
-GRAMMAR = re.compile(
-    r"^(Config|Source|Install|Cluster|Peer|Hang|Hardware|Internal|Launch|UserScript|Stopped)"
-    r"Error: \S"
-)
+PORTS = range(12_000, 32_000)  # below those that the kernel hands out
+LOOK_S = 0.5  # between two looks at the processes of a job that is waited for
+GONE_S = 1.0  # how long the last process may take to vanish once every `train` has ended
+KILLED_GONE_S = 5.0  # the same when a `train` was killed: only then its shims kill their trees
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+MARK = "TEST_RUN_MARK"
+LATE_S = 3.0  # what a loaded machine may add to a limit of the product
 FAST = {  # the protocol's times, made short where a test does not ask about them
     "MUSTER_HEARTBEAT_S": "0.2",
     "MUSTER_LOST_AFTER_S": "2",
@@ -69,8 +84,17 @@ class Cluster:
         self.names = [f"algo-{i + 1}" for i in range(hosts)]
         self.mark = secrets.token_hex(8)
         self.canary = "canary-" + secrets.token_hex(12)
-        self.scripts_show_the_canary = False
+        self.declared = Declared(canary=self.canary)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.trace = Trace(MARK, self.mark)
+        self._began_s: dict[str, float] = {}
+        self._ended_s: dict[str, float] = {}
+        self._stopped_s: float | None = None
+        self._trees: dict[str, Tree] = {}
+        self._shared_memory = shared_memory()
+        # short, since the path of a socket in it is limited; everybody's, as /tmp is
+        self.temp = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))
+        self.temp.chmod(0o1777)
         self.ports = free_ports(2)
         net = secrets.randbelow(200) + 20
         self.addresses = {n: f"127.{net}.0.{i + 1}" for i, n in enumerate(self.names)}
@@ -93,7 +117,8 @@ class Cluster:
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/"),
             "TRAINING_JOB_NAME": "a-job",
-            "TEST_RUN_MARK": self.mark,
+            "TMPDIR": str(self.temp),
+            MARK: self.mark,
             "MY_API_TOKEN": self.canary,
             "MUSTER_JOB_SECRET": secrets.token_hex(16),
             "MUSTER_CONTROL_PORT": str(self.ports[0]),
@@ -122,6 +147,8 @@ class Cluster:
         """Starts `train` (or `command` in its place) on the named hosts, all by default."""
         for name in names or self.names:
             folder = self.folder / name
+            self._trees[name] = tree(self.base(name))
+            self._began_s[name] = time.monotonic()
             with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
                 self.processes[name] = subprocess.Popen(
                     command or [sys.executable, "-m", "muster", "train"],
@@ -139,7 +166,14 @@ class Cluster:
 
     def signal(self, name: str, number: int = signal.SIGTERM) -> None:
         """To the host's `train` only."""
+        self.trace.look()
         self.processes[name].send_signal(number)
+        if number in STOPS and self._stopped_s is None:
+            self._stopped_s = time.monotonic()
+
+    def expect(self, **differences: object) -> None:
+        """Declares in what this job may differ from others (`invariants.Declared`)."""
+        self.declared = self.declared._replace(**differences)  # type: ignore[arg-type]
 
     def text(self, name: str, stream: str = "out") -> str:
         """What the host has written so far."""
@@ -150,17 +184,28 @@ class Cluster:
         wait_until(
             lambda: text in self.text(name, stream) or self.processes[name].poll() is not None,
             limit_s,
-            lambda: self._story(f"{name} never wrote {text!r}"),
+            lambda: self.story(f"{name} never wrote {text!r}"),
         )
-        assert text in self.text(name, stream), self._story(f"{name} ended before {text!r}")
+        assert text in self.text(name, stream), self.story(f"{name} ended before {text!r}")
+        self.trace.look()
 
     def wait(self, limit_s: float = 60) -> dict[str, Result]:
         """The results of all started hosts once every one has ended, by name."""
-        wait_until(
-            lambda: all(p.poll() is not None for p in self.processes.values()),
-            limit_s,
-            lambda: self._story(f"not ended after {limit_s} s"),
-        )
+        running = {name for name, p in self.processes.items() if p.poll() is None}
+        looks_s = time.monotonic()
+
+        def all_ended() -> bool:
+            nonlocal looks_s
+            now = time.monotonic()
+            for name in [n for n in running if self.processes[n].poll() is not None]:
+                running.discard(name)
+                self._ended_s[name] = now
+            if now >= looks_s:
+                looks_s = now + LOOK_S
+                self.trace.look()
+            return not running
+
+        wait_until(all_ended, limit_s, lambda: self.story(f"not ended after {limit_s} s"))
         return {name: self.result(name) for name in self.processes}
 
     def run(self, limit_s: float = 60) -> dict[str, Result]:
@@ -176,21 +221,74 @@ class Cluster:
         success = (self.base(name) / "output" / "success").exists()
         return Result(code, self.text(name), self.text(name, "err"), text, success)
 
+    def left(self, name: str) -> Left:
+        """What a host that has ended left."""
+        failure = self.base(name) / "output" / "failure"
+        data = failure.read_bytes() if failure.exists() else None
+        result = self.result(name)
+        began_s, ended_s = self._began_s[name], self._ended_s.get(name)
+        took_s = None if ended_s is None else ended_s - began_s
+        return Left(
+            name, result.code, result.out, result.err, data, result.success, self.base(name), took_s
+        )
+
     def marked_processes(self) -> list[int]:
-        """Every live process that carries this cluster's mark."""
-        return [pid for pid in pids() if self._carries(pid)]
+        """Every live process of this cluster, by its mark or because it was seen before."""
+        return self.trace.alive()
+
+    def violations(self) -> list[str]:
+        """What does not hold, although it does after every job (`tests.support.invariants`)."""
+        lefts = [self.left(name) for name in self.names if name in self.processes]
+        killed = {left.name for left in lefts if not left.ended_by_itself}
+        wrong = self._check_machine(bool(killed))
+        # who leads decides for all; without it nobody has to agree
+        leads = self.names[0] in self.processes
+        declared = self.declared
+        if not leads:
+            declared = declared._replace(apart=frozenset(self.names), no_screen=True)
+        wrong += check_job(lefts, declared)
+        for left in lefts:
+            now = tree(left.base)
+            found = check_tree(
+                self._trees[left.name], now, left.name in killed, declared.code_writes
+            )
+            wrong += [f"{left.name}: {what}" for what in found]
+        return wrong + self._check_stop()
 
     def check_invariants(self) -> None:
         """What holds after every job, however it ended."""
-        wait_until(
-            lambda: not self.marked_processes(),
-            3,
-            lambda: self._story(f"survivors: {[describe(p) for p in self.marked_processes()]}"),
-        )
-        for name in self.processes:
-            self._check_files(name)
-        for port in self.ports:
-            assert not listening(port), self._story(f"port {port} is still open")
+        if self.processes:
+            wrong = self.violations()
+            assert not wrong, self.story("\n".join(wrong))
+
+    def _check_machine(self, killed: bool) -> list[str]:
+        """Processes, sockets and files elsewhere that the job left."""
+        until = time.monotonic() + (KILLED_GONE_S if killed else GONE_S)
+        while self.trace.alive() or self.trace.zombies():
+            if time.monotonic() >= until:
+                break
+            time.sleep(POLL_S)
+        wrong = [f"survivor: {describe(pid)}" for pid in self.trace.alive()]
+        wrong += [f"zombie: {pid}" for pid in self.trace.zombies()]
+        sockets = self.trace.open_sockets(self.ports, self.addresses.values())
+        wrong += [f"still listening: {where}" for where in sockets]
+        left = [] if killed else sorted(p.name for p in self.temp.glob("muster-*"))
+        wrong += [f"left over in the folder for temporary files: {name}" for name in left]
+        wrong += [f"left over in /dev/shm: {n}" for n in shared_memory() - self._shared_memory]
+        return wrong
+
+    def _check_stop(self) -> list[str]:
+        """A stop from outside ends every host in `stop_total_s`."""
+        environ = {k: v for k, v in self.environ.items() if k.startswith("MUSTER_")}
+        total_s = parse_deadlines(environ, local_mode=False)[0].stop_total_s
+        if self._stopped_s is None:
+            return []
+        took = {n: at - self._stopped_s for n, at in self._ended_s.items()}
+        return [
+            f"{name}: it ended {s:.1f} s after the stop, the limit is {total_s:g} s"
+            for name, s in took.items()
+            if s > total_s + LATE_S
+        ]
 
     def kill(self) -> None:
         """Ends whatever a failed test left, by pid."""
@@ -201,30 +299,10 @@ class Cluster:
                 pass
         for process in self.processes.values():
             process.wait(timeout=10)
+        shutil.rmtree(self.temp, ignore_errors=True)
 
-    def _check_files(self, name: str) -> None:
-        result = self.result(name)
-        data = result.failure.encode()
-        assert len(data) <= MAX_FAILURE_BYTES, self._story("the failure file is too long")
-        if result.code == 0:
-            assert not data, self._story("exit code 0 beside a failure file")
-        elif data and "own failure" not in result.failure:
-            assert GRAMMAR.match(result.failure), self._story(f"first line {result.first_line!r}")
-        texts = (result.failure,) if self.scripts_show_the_canary else result[1:4]
-        for text in texts:
-            assert self.canary not in text, self._story("a secret was shown")
-        left = [p.name for p in (self.base(name) / "output").glob(".muster-r*")]
-        assert not left or result.code < 0, self._story(f"left over: {left}")
-
-    def _carries(self, pid: int) -> bool:
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return f"TEST_RUN_MARK={self.mark}".encode() in environ and state != "Z"
-
-    def _story(self, what: str) -> str:
+    def story(self, what: str) -> str:
+        """What the hosts said, for a person; after `what`."""
         parts = [what]
         for name in self.processes:
             parts.append(f"--- {name} stdout\n{self.text(name)[-3000:]}")
@@ -244,36 +322,22 @@ def wait_until(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
-def listening(port: int) -> bool:
-    """Whether some socket of this machine listens on the port."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
+    """Ports that nothing listens on now, and that no outgoing connection is given meanwhile."""
+    found: list[int] = []
+    while len(found) < count:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as sock:
+            try:
+                sock.bind(("", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
 
 
 def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def describe(pid: int) -> str:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    except OSError:
-        return str(pid)
-    return f"{pid}: {command.decode(errors='replace').strip()}"
 
 
 def lines(text: str, having: str) -> Sequence[str]:

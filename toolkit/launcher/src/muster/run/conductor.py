@@ -5,7 +5,6 @@ Pure: events and the time go in, orders come out. It decides once. Source: proto
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from muster.run.messages import (
     Verdict,
     facts_parts,
 )
-from muster.run.verdict import Loss, decide
+from muster.run.verdict import Loss, decide, placed
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome, RankFailure
@@ -199,7 +198,7 @@ class Conductor:
             self._failures += message.failures
             if message.trouble is not None:
                 peer.troubled = True
-                self._add_trouble(self._placed(message.trouble, host), now)
+                self._add_trouble(placed(message.trouble, self.names[host], len(self.names)), now)
             else:
                 self._begin_stop("a rank failed", external=False, now=now)
         elif isinstance(message, HostEnded):
@@ -262,13 +261,6 @@ class Conductor:
                     ),
                     now,
                 )
-
-    def _placed(self, trouble: Trouble, host: int) -> Trouble:
-        """The trouble with the name of the host that had it first, where there are several."""
-        name = self.names[host]
-        if len(self.names) == 1 or re.search(rf"\b{re.escape(name)}\b", trouble.message):
-            return trouble
-        return trouble._replace(message=f"{trouble.message} (on {name})")
 
     def _cluster_trouble(self, message: str, fix: str, now: float) -> None:
         self._add_trouble(Trouble("ClusterError", 102, message, fix, ""), now)

@@ -32,15 +32,18 @@ class Console:
         self._level = level
         self._pump = pump
         self._mask = mask
+        self._over = False
 
     def __call__(
         self, component: str, message: str, /, level: str = "INFO", **facts: object
     ) -> None:
         """Satisfies `spec.steps.Log`."""
-        if LEVELS.get(level, 20) >= self._level:
+        if not self._over and LEVELS.get(level, 20) >= self._level:
             line = format_line(self._host, level, component, self._mask(message), facts)
             self._pump.say(STDERR, self._mask(line).encode("utf-8", "replace"))
 
-    def block(self, text: str) -> None:
-        """Several lines as they are: the summary and the failure block."""
+    def last_block(self, text: str) -> None:
+        """Several lines as they are: the summary and the failure block. No line of this host comes
+        after them (protocol.md 8), also none of a thread that is still at work."""
+        self._over = True
         self._pump.say(STDERR, self._mask(text).encode("utf-8", "replace"))

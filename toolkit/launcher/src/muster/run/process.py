@@ -237,7 +237,12 @@ class Nursery:
         """Whoever adopted the script tells its status in a moment; a status that nobody tells is
         a defect, and never a success."""
         self.loop.forget(wrapped.pidfd)
-        self.loop.after(ORPHAN_S, lambda: self._end(wrapped, InternalError.exit_code))
+        self.loop.after(ORPHAN_S, lambda: self._lose(wrapped))
+
+    def _lose(self, wrapped: Wrapped) -> None:
+        if not wrapped.ended:
+            wrapped.lost = True
+            self._end(wrapped, InternalError.exit_code)
 
     def _disconnect(self, wrapped: Wrapped) -> None:
         if not wrapped.connected:

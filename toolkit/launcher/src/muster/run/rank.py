@@ -38,7 +38,8 @@ class Rank:
     @property
     def failed(self) -> bool:
         """Whether it failed on its own, or was about to when we signalled it."""
-        if self.wrapped is None or not self.wrapped.status or self.wrapped.lacked:
+        wrapped = self.wrapped
+        if wrapped is None or not wrapped.status or wrapped.lacked or wrapped.lost:
             return False
         if not self.ended_by_us:
             return True

@@ -22,7 +22,7 @@ from muster.run.record import Recorder
 from muster.run.shortage import not_started
 from muster.run.verdict import signal_name
 from muster.run.wrapped import Wrapped
-from muster.spec.errors import LaunchError
+from muster.spec.errors import InternalError, LaunchError
 from muster.spec.outcome import RankFailure
 
 FAILURES_TOLD = 8  # so many texts of such length fit a frame
@@ -244,6 +244,9 @@ class HostRanks:
             rank.told = True
             error = not_started(f"rank {rank.slot.rank} on {self._host}", wrapped.failed_errno)
             self._launch_failed(error.message, error.fix)
+        if wrapped.lost:
+            rank.told = True
+            self._events.launch_failed(_lost_status(f"rank {rank.slot.rank} on {self._host}"))
         if rank.open_streams <= 0:
             self._tell_failure(rank)
             self._rank_gone(rank)
@@ -323,6 +326,13 @@ class HostRanks:
             return
         message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
         self._launch_failed(message, "see its lines below", detail)
+
+
+def _lost_status(who: str) -> Trouble:
+    """A status that somebody else took reads as success: it is a defect instead (protocol.md 5)."""
+    what = f"the exit status of {who} was taken by another part of this process"
+    fix = "report this with the log: it is a defect of muster, or of what was put into its process"
+    return Trouble(InternalError.__name__, InternalError.exit_code, what, fix, "")
 
 
 def _program(plan: LaunchPlan | None) -> str:

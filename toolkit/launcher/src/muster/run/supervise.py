@@ -27,7 +27,7 @@ from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
 from muster.run.strays import Strays, state_of
-from muster.run.verdict import from_trouble
+from muster.run.verdict import from_trouble, placed
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
 from muster.spec.masking import Masker
@@ -137,7 +137,8 @@ class _Supervisor:
         self._busy = True  # nothing that happens from here on is acted on
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
-            trouble = trouble_of(error)
+            cluster = self._post.cluster
+            trouble = placed(trouble_of(error), cluster.me.name, len(cluster.hosts))
             outcome = from_trouble(trouble)
             try:
                 told = without_secrets(Report((), trouble), self._mask)

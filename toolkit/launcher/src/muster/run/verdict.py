@@ -5,6 +5,7 @@ Source: protocol.md 6 and 9, reliability.md section 3.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,6 +75,13 @@ def lost_host(loss: Loss, stopped: int = 0) -> Failed:
         "machine or its network failed",
         stopped_ranks=stopped,
     )
+
+
+def placed(trouble: Trouble, host: str, hosts: int) -> Trouble:
+    """The trouble with the name of the host that had it first, where there are several."""
+    if hosts == 1 or re.search(rf"\b{re.escape(host)}\b", trouble.message):
+        return trouble
+    return trouble._replace(message=f"{trouble.message} (on {host})")
 
 
 def from_trouble(trouble: Trouble, others: int = 0) -> Failed:

@@ -28,6 +28,7 @@ class Wrapped:
         self.status: int | None = None
         self.failure = ""  # why it could not be started, and the errno when there is one
         self.failed_errno = 0
+        self.lost = False  # somebody else took its status: nobody will ever know it
         self.connected = True
         self.released = False
         self._inbox = b""

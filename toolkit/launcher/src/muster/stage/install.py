@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from muster.spec.errors import InstallError
 from muster.spec.job import Program, Settings
 from muster.spec.steps import Log, StepRunner
+from muster.stage.patience import Patience
 
 REQUIREMENTS = "requirements.txt"
 
@@ -33,7 +34,8 @@ def install(
     own is touched; ranks then need `with_target`. `network_isolation`: the job has no way out.
     Raises InstallError; whatever `run` raises passes through.
     """
-    wanted = _wanted(program, network_isolation)
+    with Patience(os.path.join(program.code_dir, REQUIREMENTS), log):
+        wanted = _wanted(program, network_isolation)
     if not wanted:
         return program
     from muster.stage.pip import Pip, private_copy

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from muster.spec.errors import InstallError
 from muster.spec.masking import Masker
 from muster.spec.steps import StepResult, StepRunner
-from muster.stage.space import DISK_FULL, shortage, tree_bytes
+from muster.stage.space import DISK_FULL, free_bytes, shortage, size_text, tree_bytes
 
 _QUIET = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -62,7 +62,8 @@ class Pip:
                 f"{self.python} -m ensurepip, or install the packages in the image",
             )
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR:")]
+        # "Exception:" alone comes before a traceback, whose last line says what it was
+        errors = [line for line in lines if line.startswith("ERROR:") and line[-1] != ":"]
         reason = (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR:").strip()
         ended = f"exit code {result.status}"
         if result.status < 0:
@@ -71,8 +72,7 @@ class Pip:
 
     def _fix(self, tail: str) -> str:
         if "No space left on device" in tail:
-            free = shortage(os.environ.get("TMPDIR", "/tmp"), 1 << 62).partition(", ")[2]
-            return f"give the disk more room ({free} in the temporary folder)"
+            return self._room()
         if "externally-managed-environment" in tail:
             return "run `train` from a virtual environment, or set PIP_BREAK_SYSTEM_PACKAGES=1"
         if any(text in tail for text in _NO_NETWORK):
@@ -85,6 +85,17 @@ class Pip:
         if re.search("No matching distribution|Could not find a version", tail):
             return "check name and version, and that the index is right and has it for this Python"
         return "see the installer's last lines above, and try the same pip command by hand"
+
+    def _room(self) -> str:
+        """Names the fullest of the disks that pip writes to; it does not say which that was."""
+        temporary = self.environ.get("TMPDIR") or "/tmp"
+        free = {
+            folder: free_bytes(folder)
+            for folder in (temporary, self._target or os.path.dirname(self.python))
+        }
+        folder = min(free, key=lambda name: 1 << 62 if (size := free[name]) is None else size)
+        left = size_text(free[folder] or 0)
+        return f"give the disk of {folder} more room ({left} free), or set TMPDIR to a larger disk"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from muster.stage.space import DISK_FULL, shortage
 
 _CHUNK = 64 << 10  # small: between two chunks is where the deadline is looked at
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_ELSEWHERE = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"})
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
 
 
@@ -34,10 +35,13 @@ _DEFAULT = Retries()
 
 
 def redacted(text: str) -> str:
-    """`text` without account numbers, credentials and signatures in addresses."""
+    """`text` without account numbers, credentials and signatures in addresses.
+
+    A signed link that came as a key stands in botocore's texts with its `?` quoted.
+    """
     text = re.sub(r"(?<!\d)\d{12}(?!\d)", "*" * 12, text)
     text = re.sub(r"(?<=://)[^\s/@]+@", "***@", text)
-    return re.sub(r"\?[^\s\"')]+", "?***", text)
+    return re.sub(r"(\?|%3[Ff])[^\s\"')]+", "?***", text)
 
 
 def download(
@@ -160,10 +164,12 @@ def _text(error: Exception) -> str:
 
 
 def _refused(location: str, error: Exception, attempts: int) -> SourceError:
-    status, _ = _status(error)
+    status, code = _status(error)
     fix = "check that the endpoint can be reached from this host, and its region"
     if status == 404:
         fix = "check the address, and that the archive was uploaded before the job started"
+    elif code in _ELSEWHERE:
+        fix = "set AWS_REGION to the region of the bucket, and check the permission to read it"
     elif status in (400, 401, 403):
         fix = "give the job's role or credentials permission to read it (s3:GetObject)"
     elif "Credentials" in type(error).__name__:

@@ -64,7 +64,9 @@ def _bring(job: Job, log: Log) -> _Code:
         return _Code(folder, False)
     channel = os.path.join(job.paths.data, "code")
     source = "" if job.source and _same(job.source, folder) else job.source
-    source = source or (channel if entries(channel) else "")
+    if not source:
+        with Patience(channel, log):
+            source = channel if entries(channel) else ""
     if not source:
         return _Code(folder, False)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)

@@ -78,6 +78,16 @@ def _remove_leftovers(home: str) -> None:
             remove(os.path.join(home, name))
 
 
+def discard(code: str) -> None:
+    """Removes what a staging that was not waited for has unpacked so far (reliability.md F52)."""
+    code = os.path.realpath(code)
+    for home in (os.path.dirname(code), code):
+        try:
+            _remove_leftovers(home)
+        except OSError:
+            pass  # there is no such folder: nothing was unpacked
+
+
 def remove(folder: str) -> None:
     """Removes a tree of ours; what cannot be removed stays, and is tried again by the next run."""
     import shutil

@@ -53,10 +53,12 @@ def run(environ: Mapping[str, str]) -> Outcome:
 def _run(environ: Mapping[str, str], nursery: Nursery) -> Outcome:
     # imported while the spare shim starts beside us
     from muster.contract.read import read_job
-    from muster.train_job.output import close_output, open_output
+    from muster.stage.patience import Patience
+    from muster.train_job.output import base_paths, close_output, open_output
 
     try:
-        request = read_job(environ)
+        with Patience(base_paths(environ).base, _say_early):
+            request = read_job(environ)
         if request.cluster.is_leader:
             check_open_files(hosts=len(request.cluster.hosts))
         job: Job | ConfigError = request
@@ -71,6 +73,15 @@ def _run(environ: Mapping[str, str], nursery: Nursery) -> Outcome:
         return _alone(environ, error, output)
     finally:
         close_output(job, output)
+
+
+def _say_early(component: str, message: str, /, level: str = "INFO", **facts: object) -> None:
+    """A line of a time when neither this host's name nor its secrets are known: of paths only."""
+    import sys
+
+    from muster.run.console import format_line
+
+    sys.stderr.write(format_line("this-host", level, component, message, facts))
 
 
 def _run_job(job: Job, output: Output, nursery: Nursery) -> Outcome:

@@ -36,4 +36,4 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
             log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):
         log("report", "no failure file could be written", level="WARNING")
-    output.console.block(failure_block(outcome, masker) + "\n")
+    output.console.last_block(failure_block(outcome, masker) + "\n")

@@ -97,6 +97,7 @@ class JobWork:
         """See `Work`. Order of contract.md 1.5: code, then requirements, then facts."""
         from muster.stage.cgroup import oom_kills
         from muster.stage.install import install, with_target
+        from muster.stage.patience import Patience
         from muster.stage.probe import probe_machine
         from muster.stage.source import code_hash, fetch
 
@@ -116,12 +117,12 @@ class JobWork:
         self._warn_of_absent_channels()
         machine = probe_machine(environ)
         several = len(job.cluster.hosts) > 1
-        self._staged = Staged(
-            program,
-            sys.executable,
-            self._rank_environment(environ, machine, program),
-            code_hash(program) if several and not job.function else "",
-        )
+        code = ""
+        if several and not job.function:
+            with Patience(program.code_dir, self._log):
+                code = code_hash(program)
+        merged = self._rank_environment(environ, machine, program)
+        self._staged = Staged(program, sys.executable, merged, code)
         return self._facts(machine, leader_address)
 
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
@@ -176,6 +177,10 @@ class JobWork:
         from muster.train_job.last_words import say_last
 
         job = self._job
+        if self._staged is None:  # its thread may hang on a slow mount
+            from muster.stage.workspace import discard
+
+            discard(job.paths.code)
         if os.path.lexists(self._spilled):
             from muster.contract.spill import remove
 

@@ -1,0 +1,157 @@
+"""One run of the soak on hosts with networks of their own: `muster local --isolation netns`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from muster.local.hosts import why_not_isolated
+from tests.soak import scripts
+from tests.soak.run import SETTINGS, Verdict, bound_s, expected_codes
+from tests.soak.scenario import SHORT_S, Fault, Scenario
+from tests.support.invariants import Declared, Left, check_host, check_job
+from tests.support.local_runs import LocalRun, runs
+from tests.support.namespaces import Host
+
+EARLY_S = 0.5
+STARTS_S = 5.0  # `muster local` itself
+
+
+def run(one: Scenario, folder: Path) -> Verdict:
+    """Runs the scenario; without the rights to make and break networks it runs nothing."""
+    began_s = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if why_not(folder):
+        return Verdict(one.seed, 0.0, (), 0, (), "")
+    (folder / "train.py").write_text(scripts.source(one))
+    argv = ["train.py", "--hosts", str(one.hosts), "--isolation", "netns"]
+    landed, wrong, story, codes = 0, [], "", (-1,)
+    try:
+        with runs() as start:
+            job = start(folder, argv, environ=SETTINGS)
+            try:
+                landed = _do(one, job)
+                result = job.wait(bound_s(one) + STARTS_S)
+                codes = (result.code,)
+                wrong = _check(one, job, landed)
+            finally:
+                story = job.err[-8000:]
+    except Exception as error:  # also what `runs` found alive
+        wrong = [*wrong, f"{type(error).__name__}: {error}"]
+    if not wrong:
+        shutil.rmtree(folder, ignore_errors=True)
+    took_s = time.monotonic() - began_s
+    return Verdict(one.seed, took_s, codes, landed, tuple(wrong), story if wrong else "")
+
+
+def why_not(folder: Path) -> str:
+    """Why this machine lets us make and break no networks; "" when it does."""
+    if os.getuid() != 0:
+        return "only root may reach into the hosts' networks"
+    missing = [name for name in ("nsenter", "iptables") if shutil.which(name) is None]
+    if missing:
+        return f"not installed here: {', '.join(missing)}"
+    return why_not_isolated(str(folder)) or ""
+
+
+def _do(one: Scenario, job: LocalRun) -> int:
+    """Does the one fault of the scenario, once the host is there; 1 when it landed."""
+    (fault,) = one.faults
+    if fault.kind == "none":
+        return 0
+    early = fault.at_s < EARLY_S  # before the ranks run
+    try:
+        if not early:
+            job.wait_ready(one.hosts)
+        host = _host(job, one.names[fault.host])
+        if host is None:
+            return 0
+        time.sleep(fault.at_s if early else fault.at_s - EARLY_S)
+        return _break(fault, host)
+    except (AssertionError, OSError):
+        return 0  # it had ended
+
+
+def _host(job: LocalRun, name: str) -> Host | None:
+    until = time.monotonic() + STARTS_S
+    while time.monotonic() < until and job.process.poll() is None:
+        try:
+            return Host(job, name)
+        except AssertionError:
+            time.sleep(0.01)
+    return None
+
+
+def _break(fault: Fault, host: Host) -> int:
+    if fault.kind == "kill":
+        os.kill(host.pid, 9)
+    elif fault.kind == "freeze":
+        pids = host.processes()
+        for pid in pids:
+            os.kill(pid, 19)
+        time.sleep(fault.lasts_s)
+        host.thaw()
+    else:
+        with ExitStack() as rules:
+            for chain in ("INPUT", "OUTPUT"):
+                rules.enter_context(host.rule(chain, "-p", "tcp", "-j", "DROP"))
+            time.sleep(fault.lasts_s)
+    return 1
+
+
+def _check(one: Scenario, job: LocalRun, landed: int) -> list[str]:
+    """What did not hold: on each host, and among those that were not cut off."""
+    (fault,) = one.faults
+    code = job.process.returncode
+    lefts = [_left(job, name, outcome) for name, outcome in _outcomes(one, job).items()]
+    long = fault.kind in ("freeze", "partition") and fault.lasts_s > SHORT_S
+    broken = one.names[fault.host]
+    apart = {broken} if long or fault.kind == "kill" else set()
+    if apart and fault.host == 0:
+        apart = set(one.names)
+    declared = Declared(no_screen=True, apart=frozenset(apart))
+    wrong = check_job([left for left in lefts if left.name not in apart], declared)
+    wrong += [f"{left.name}: {w}" for left in lefts for w in check_host(left, declared)]
+    done = [any((_base(job, n) / "model").glob(scripts.DONE + "*")) for n in one.names]
+    if code == 0 and not all(done):
+        wrong.append("exit code 0, but not every rank ended well")
+    if not landed and code not in expected_codes(one):
+        wrong.append(f"exit code {code}, but nothing happened: {sorted(expected_codes(one))}")
+    return list(dict.fromkeys(wrong))
+
+
+def _base(job: LocalRun, name: str) -> Path:
+    return job.folder / name / "opt" / "ml"
+
+
+def _outcomes(one: Scenario, job: LocalRun) -> Mapping[str, int]:
+    """The exit code of each host that came to know one."""
+    found = {}
+    for name in one.names:
+        outcome = _outcome_of(job, name)
+        if outcome is not None:
+            found[name] = outcome
+    return found
+
+
+def _outcome_of(job: LocalRun, name: str) -> int | None:
+    import json
+
+    events = job.folder / "events.jsonl"
+    for text in events.read_text().splitlines() if events.exists() else ():
+        event = json.loads(text)
+        if event["kind"] == "outcome" and event["host"] == name:
+            return int(event["exit_code"])
+    return None
+
+
+def _left(job: LocalRun, name: str, code: int) -> Left:
+    base = _base(job, name)
+    failure = base / "output" / "failure"
+    data = failure.read_bytes() if failure.exists() else None
+    return Left(name, code, "", "", data, (base / "output" / "success").exists(), base)
