@@ -18,6 +18,7 @@ class Server:
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.05)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.url = f"http://{self.address}"
         self.environ = {"AWS_ENDPOINT_URL_S3": self.url, "AWS_REGION": "us-west-2"}
@@ -38,7 +39,6 @@ class Server:
             thread.join(10)
 
     def _serve(self) -> None:
-        self._listener.settimeout(0.05)
         while not self._stopped.is_set():
             try:
                 sock, _ = self._listener.accept()

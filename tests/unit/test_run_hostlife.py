@@ -16,7 +16,7 @@ TABLE = """
 [join]
 joined -> stage: BeginStage
 not joined -> verdict: WriteOutcome 102
-signal -> verdict: WriteOutcome 143
+signal -> join: Say
 stop -> ended: Tell HostEnded
 failure elsewhere -> ended: Tell HostEnded
 leader lost -> verdict: Tell HostEnded, WriteOutcome 102
@@ -245,6 +245,29 @@ def test_a_verdict_during_the_stage_ends_the_installer() -> None:
     life = life_in(State.STAGE)
     life.take("signal")
     assert e.AbortStage() in life.take("verdict")
+
+
+@pytest.mark.promise("F06")
+def test_a_signal_before_the_join_is_told_to_a_leader_that_admits_a_moment_later() -> None:
+    """The leader may have admitted this host when the signal comes; it would wait for it."""
+    life = Life()
+    assert [type(action) for action in life.take("signal")] == [e.Say]
+    life.wait(0.5)
+    assert life.take("joined") == [e.Tell(m.Stopping("SIGTERM"))]
+    life.take("stop")
+    life.take("verdict")
+    assert life.machine.outcome == Succeeded()  # whatever the leader decides
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("then", ["not joined", "leader lost", "signal", None])
+def test_a_signal_before_the_join_is_the_outcome_when_nobody_admits(then: str | None) -> None:
+    life = Life()
+    life.take("signal")
+    if then is not None:
+        life.take(then)
+    life.wait(Deadlines().report_ack_s + 0.01)
+    assert life.machine.outcome == Stopped("SIGTERM on algo-2")
 
 
 def test_trouble_found_before_the_join_is_told_once_joined() -> None:

@@ -146,6 +146,8 @@ def _make_read_only(exempt: Iterable[str]) -> None:
         flags = sum(flag for name, flag in _KEPT_FLAGS.items() if name in options)
         try:
             kernel.mount("", path, flags=kernel.MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+        except FileNotFoundError:
+            continue  # somebody took it away meanwhile, a container's for one: nothing to protect
         except PermissionError:
             if path == "/":
                 raise

@@ -79,6 +79,7 @@ class HostLife:
         self._stop_s = now
         self._wanted: Stop | None = None  # what to do when the leader does not answer a report
         self._agreed: Stop | None = None  # what the leader said, so that all hosts know it
+        self._stopped_by = ""  # the signal that asked this host to stop
         self._own: Outcome | None = None  # decided here, because the leader is gone
         self._trouble: Trouble | None = None  # found before the leader could be told
         self._verdict: Outcome | None = None  # came while ranks still ran
@@ -99,6 +100,8 @@ class HostLife:
         if isinstance(event, FilesWritten):
             return self._files_written(now)
         if isinstance(event, NotJoined) and self.state is State.JOIN:
+            if self._wanted is not None:
+                return self._write_alone(Stopped(self._wanted.by), now)
             trouble = self._trouble or Trouble("ClusterError", 102, event.why, _REACH, "")
             return self._write_alone(from_trouble(trouble), now)
         return self._on_progress(event, now)
@@ -106,6 +109,9 @@ class HostLife:
     def tick(self, now: float) -> list[Action]:
         """What follows from time alone."""
         waited = now - self._entered_s
+        if self.state is State.JOIN and self._wanted is not None:
+            if now >= self._stop_s + self._limits.report_ack_s:
+                return self._write_alone(Stopped(self._wanted.by), now)
         if self.state is State.REPORT and waited >= self._limits.report_ack_s:
             return self._act_on(self._wanted or Stop(False, "no answer"), now)
         if self.state is State.STOP and now >= self._kill_at():
@@ -128,6 +134,9 @@ class HostLife:
         if isinstance(event, Joined) and self.state is State.JOIN:
             if self._trouble is not None:
                 return self._report(Report((), self._trouble), Stop(False, "trouble"), now)
+            if self._wanted is not None:
+                self._enter(State.REPORT, now)
+                return [Tell(m.Stopping(self._stopped_by))]
             self._enter(State.STAGE, now)
             self._staging = True
             return [BeginStage()]
@@ -182,19 +191,25 @@ class HostLife:
         return [Tell(report)]
 
     def _signalled(self, by: str, now: float) -> list[Action]:
-        if self.state is State.JOIN:
-            return self._write_alone(Stopped(f"{by} on {self._name}"), now)
-        if self._stop is not None or self.state is State.REPORT:
+        if self.state is State.JOIN and self._wanted is None:
+            # The leader may have admitted this host a moment ago: then it must hear of the stop.
+            self._want_to_stop(by, now)
+            return [Say(f"{by}: stopping", "WARNING")]
+        if self._stop is not None or self.state in (State.JOIN, State.REPORT):
             return [Say(f"{by} again: the job is stopping already", "WARNING")]
         if self.state in _OVER:
             return [Say(f"{by} after the end: the outcome stands", "WARNING")]
         if self.state is State.ENDED:
             return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
         self._before_report = self.state
-        self._wanted = Stop(True, f"{by} on {self._name}")
+        self._want_to_stop(by, now)
         self._enter(State.REPORT, now)
-        self._stop_s = now
         return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
+
+    def _want_to_stop(self, by: str, now: float) -> None:
+        self._stopped_by = by
+        self._wanted = Stop(True, f"{by} on {self._name}")
+        self._stop_s = now
 
     def _act_on(self, stop: Stop, now: float) -> list[Action]:
         """Ends what runs on this host; only the first stop counts."""
@@ -229,6 +244,8 @@ class HostLife:
         self._own = lost_host(Loss(event.leader, now, event.why))
         if self._agreed is not None and self._agreed.external:
             self._own = Stopped(self._agreed.by)
+        if self.state is State.JOIN and self._wanted is not None:
+            self._own = Stopped(self._wanted.by)
         if self._trouble is not None:
             self._own = from_trouble(self._trouble)
         if self.state is State.ENDED:

@@ -69,6 +69,8 @@ class HostRanks:
         self._ranks: list[Rank] = []
         self._launcher: Wrapped | None = None
         self._launcher_words = Watcher()
+        self._launcher_streams = 0
+        self._launcher_told = False
         self._stopping = False
         self._over = False
 
@@ -168,8 +170,10 @@ class HostRanks:
     def changed(self, wrapped: Wrapped) -> None:
         """A script of this host started or ended, or its shim is gone."""
         if wrapped is self._launcher:
-            if wrapped.ended:
-                self._launcher_ended(wrapped)
+            if wrapped.ended and self._launcher_streams:
+                self._loop.after(LAST_WORDS_S, self._tell_launcher)
+            elif wrapped.ended:
+                self._tell_launcher()
             return
         rank = next((rank for rank in self._ranks if rank.wrapped is wrapped), None)
         if rank is None:
@@ -218,7 +222,9 @@ class HostRanks:
         for fd, name in ((out_fd, "out"), (err_fd, "err")):
             keep = self._recorder.keeper(f"launcher.{name}")
             target = 1 if name == "out" else 2
-            self._pump.add(Stream(fd, target, prefix, self._launcher_words, keep, _nothing))
+            self._launcher_streams += 1
+            ended = self._launcher_stream_ended
+            self._pump.add(Stream(fd, target, prefix, self._launcher_words, keep, ended))
         environ = {**plan.launcher.env, "MUSTER_SHIM": self._nursery.variable}
         wrapped.start(plan.launcher.argv, environ, plan.launcher.cwd)
 
@@ -298,6 +304,20 @@ class HostRanks:
             self._memory_note,
         )
 
+    def _launcher_stream_ended(self) -> None:
+        def count() -> None:
+            self._launcher_streams -= 1
+            if not self._launcher_streams and not self.launcher_runs:
+                self._tell_launcher()
+
+        self._loop.post(count)
+
+    def _tell_launcher(self) -> None:
+        """Once its last words are there, which say why it ended, or were waited for."""
+        if self._launcher is not None and not self._launcher_told:
+            self._launcher_told = True
+            self._launcher_ended(self._launcher)
+
     def _launcher_ended(self, launcher: Wrapped) -> None:
         """A launcher that ends before its ranks have is a failure of its own."""
         status = launcher.status or 0
@@ -337,7 +357,3 @@ def _lost_status(who: str) -> Trouble:
 
 def _program(plan: LaunchPlan | None) -> str:
     return plan.launcher.argv[0] if plan is not None and plan.launcher is not None else "launcher"
-
-
-def _nothing() -> None:
-    pass
