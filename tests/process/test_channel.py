@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -205,3 +206,42 @@ def test_a_port_that_is_held_is_named(channel: Channel) -> None:
     channel.sockets.append(socket.create_server((channel.address, channel.port)))
     with pytest.raises(ClusterError, match=f"{channel.address}:{channel.port} cannot be bound"):
         channel.lead()
+
+
+@pytest.mark.promise("F27")
+def test_a_leader_that_does_not_answer_any_more_is_lost_within_the_time_to_come_back(
+    channel: Channel,
+) -> None:
+    """Its machine is gone: no connection is refused, none is made."""
+    leader = channel.lead(FAST)
+    follower, side = channel.joined(1, FAST)
+    leader.close()
+    with silent_listener(channel.address, channel.port):
+        began_s = time.monotonic()
+        channel.until(lambda: bool(side.lost), limit_s=4)
+        took_s = time.monotonic() - began_s
+    assert "no answer in" in side.lost
+    assert took_s < FAST.reconnect_s + 1.0
+
+
+@contextmanager
+def silent_listener(address: str, port: int) -> Iterator[None]:
+    """Takes no connection: its queue is full, and the kernel drops whoever knocks."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(0)
+    queue = []
+    try:
+        while True:
+            sock = socket.socket()
+            queue.append(sock)
+            sock.settimeout(0.2)
+            try:
+                sock.connect((address, port))
+            except TimeoutError:
+                break
+        yield
+    finally:
+        for sock in (*queue, listener):
+            sock.close()

@@ -20,6 +20,7 @@ from muster.run.messages import Message, ToLeader, WireError
 from muster.spec.deadlines import Deadlines
 
 CONNECT_S = 5.0
+LEAST_PATIENCE_S = 0.1
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
 
@@ -118,7 +119,13 @@ class Follower:
 
     def _try(self, address: str) -> None:
         self._attempt = _Attempt(self, self._loop, address, self._port, self._source)
-        self._attempt.begin()
+        self._attempt.begin(self._patience_s())
+
+    def _patience_s(self) -> float:
+        """How long one address may take to answer; less when the time to come back runs out."""
+        if self._back_by is None:
+            return CONNECT_S
+        return max(LEAST_PATIENCE_S, min(CONNECT_S, self._back_by - time.monotonic()))
 
     def _failed(self, attempt: _Attempt, why: str) -> None:
         """An attempt came to nothing: try the next address, or again, or give up."""
@@ -274,10 +281,11 @@ class _Attempt:
         self._timer: Timer | None = None
         self._step = 0
 
-    def begin(self) -> None:
+    def begin(self, limit_s: float) -> None:
         """Connects without waiting; everything that goes wrong is told to the follower."""
         self._sock.setblocking(False)
-        self._timer = self._loop.after(CONNECT_S, lambda: self._fail("no answer in 5 s"))
+        silence = f"no answer in {limit_s:.1f} s"
+        self._timer = self._loop.after(limit_s, lambda: self._fail(silence))
         try:
             if self._source:
                 self._sock.bind((self._source, 0))
