@@ -214,7 +214,7 @@ def test_a_leader_that_does_not_answer_any_more_is_lost_within_the_time_to_come_
 ) -> None:
     """Its machine is gone: no connection is refused, none is made."""
     leader = channel.lead(FAST)
-    follower, side = channel.joined(1, FAST)
+    _, side = channel.joined(1, FAST)
     leader.close()
     with silent_listener(channel.address, channel.port):
         began_s = time.monotonic()

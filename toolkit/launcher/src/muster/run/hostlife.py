@@ -101,7 +101,7 @@ class HostLife:
             return self._files_written(now)
         if isinstance(event, NotJoined) and self.state is State.JOIN:
             if self._wanted is not None:
-                return self._write_alone(Stopped(self._wanted.by), now)
+                return self._stopped_alone(self._wanted, now)
             trouble = self._trouble or Trouble("ClusterError", 102, event.why, _REACH, "")
             return self._write_alone(from_trouble(trouble), now)
         return self._on_progress(event, now)
@@ -109,9 +109,9 @@ class HostLife:
     def tick(self, now: float) -> list[Action]:
         """What follows from time alone."""
         waited = now - self._entered_s
-        if self.state is State.JOIN and self._wanted is not None:
-            if now >= self._stop_s + self._limits.report_ack_s:
-                return self._write_alone(Stopped(self._wanted.by), now)
+        if self.state is State.JOIN:
+            unheard = now >= self._stop_s + self._limits.report_ack_s
+            return self._stopped_alone(self._wanted, now) if self._wanted and unheard else []
         if self.state is State.REPORT and waited >= self._limits.report_ack_s:
             return self._act_on(self._wanted or Stop(False, "no answer"), now)
         if self.state is State.STOP and now >= self._kill_at():
@@ -266,6 +266,9 @@ class HostLife:
         """An outcome of this host alone: nobody is there who could let it go."""
         self._let_go = True
         return self._write(outcome, now)
+
+    def _stopped_alone(self, wanted: Stop, now: float) -> list[Action]:
+        return self._write_alone(Stopped(wanted.by), now)
 
     def _write(self, outcome: Outcome, now: float) -> list[Action]:
         self._enter(State.VERDICT, now)
