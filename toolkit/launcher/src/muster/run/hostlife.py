@@ -132,14 +132,7 @@ class HostLife:
         if isinstance(event, RankFailed) and self.state in _RANKS_RUN:
             return self._report(Report((event.failure,)), Stop(False, "a rank failed"), now)
         if isinstance(event, Joined) and self.state is State.JOIN:
-            if self._trouble is not None:
-                return self._report(Report((), self._trouble), Stop(False, "trouble"), now)
-            if self._wanted is not None:
-                self._enter(State.REPORT, now)
-                return [Tell(m.Stopping(self._stopped_by))]
-            self._enter(State.STAGE, now)
-            self._staging = True
-            return [BeginStage()]
+            return self._joined(now)
         if isinstance(event, StageDone) and self.state is State.STAGE:
             self._staging = False
             self._enter(State.PLAN, now)
@@ -151,6 +144,17 @@ class HostLife:
             self._enter(State.WATCH, now)
             return [Tell(m.Registered(event.ranks))]
         return []
+
+    def _joined(self, now: float) -> list[Action]:
+        """Goes on, unless something came before the leader could be told."""
+        if self._trouble is not None:
+            return self._report(Report((), self._trouble), Stop(False, "trouble"), now)
+        if self._wanted is not None:
+            self._enter(State.REPORT, now)
+            return [Tell(m.Stopping(self._stopped_by))]
+        self._enter(State.STAGE, now)
+        self._staging = True
+        return [BeginStage()]
 
     def _on_leader(self, message: ToHost, now: float) -> list[Action]:
         if isinstance(message, m.Verdict):
