@@ -45,10 +45,12 @@ def test_the_first_failing_rank_is_named_and_not_its_victims(cluster: Make) -> N
         "dist.all_reduce(t)\n"
     )
     results = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH).run(limit_s=90)
-    assert {r.first_line for r in results.values()} == {
-        "UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)"
+    assert len(ends := {(r.first_line, r.code) for r in results.values()}) == 1
+    # gloo's threads sometimes abort a process that is on its way out (protocol.md 6)
+    assert ends <= {
+        ("UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)", 1),
+        ("UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)", 134),
     }
-    assert {r.code for r in results.values()} == {1}
 
 
 @pytest.mark.promise("F12")
