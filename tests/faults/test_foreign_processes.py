@@ -76,6 +76,35 @@ def test_a_process_that_was_there_before_is_left_alone(cluster: Make, hidden: li
     assert lives(daemon)
 
 
+def test_a_process_that_such_a_one_starts_later_is_left_alone(
+    cluster: Make, hidden: list[int]
+) -> None:
+    """Its orphans come to be our children, since we adopt what is orphaned below us."""
+    job = cluster("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)", hosts=1)
+    job.expect(code_writes=("go",))
+    note, begin = job.folder / "daemon", job.folder / "begin"
+    later = (
+        f"until [ -e {begin} ]; do sleep 0.05; done; "
+        f"(env -i sleep 300 >/dev/null 2>&1 & echo $! > {note}.part; mv {note}.part {note})"
+    )
+    start = f'env -i PATH="$PATH" sh -c "{later.replace("$", chr(92) + "$")}" & exec "$@"'
+    job.start(command=["sh", "-c", start, "sh", *TRAIN])
+    train = job.processes["algo-1"].pid
+    job.wait_for("algo-1", "Invoking script", "err")
+    begin.touch()
+    wait_until(note.exists, 5, "the daemon was never started")
+    daemon = int(note.read_text())
+    hidden.append(daemon)
+    wait_until(lambda: parent_of(daemon) == train, 5, "the daemon is not our child")  # the fault
+    (job.base("algo-1") / "code" / "go").touch()
+    assert job.wait(15)["algo-1"].code == 0
+    assert lives(daemon)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

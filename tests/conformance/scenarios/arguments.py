@@ -103,10 +103,6 @@ _MEANT = {
     ),
     "argument: more than the kernel takes": (
         *accepted("oversized values go to files", "reliability.md B34", exit_code="7"),
-        *differs(
-            "oversized values go to files", "reliability.md B34",
-            ("files.output", "", "*SM_HPS*"),
-        ),
     ),
 }  # fmt: skip
 

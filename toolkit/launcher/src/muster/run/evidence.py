@@ -62,9 +62,7 @@ class Watcher:
         if not error_stream:
             self._open = False
             return
-        self.tail = (
-            (self.tail + block)[-TAIL_BYTES:] if len(block) < TAIL_BYTES else block[-TAIL_BYTES:]
-        )
+        self._keep(block)
         if not any(mark in block for mark in MARKS):
             # The lines of a traceback may arrive in several blocks.
             if self._open and not _continues(block):
@@ -74,6 +72,14 @@ class Watcher:
             self._began_s = now
         self._last_s = now
         self._open = True
+
+    def _keep(self, block: bytes) -> None:
+        """The last lines, whole where there are any: of a secret that is cut a part would stay."""
+        if len(self.tail) + len(block) <= TAIL_BYTES:
+            self.tail += block
+            return
+        tail = (self.tail + block)[-TAIL_BYTES:] if len(block) < TAIL_BYTES else block[-TAIL_BYTES:]
+        self.tail = tail[tail.find(b"\n") + 1 :] or tail
 
     def evidence(self) -> Evidence | None:
         """The last error block, or None when there was none."""

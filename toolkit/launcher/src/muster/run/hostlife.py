@@ -248,8 +248,6 @@ class HostLife:
         self._own = lost_host(Loss(event.leader, now, event.why))
         if self._agreed is not None and self._agreed.external:
             self._own = Stopped(self._agreed.by)
-        if self.state is State.JOIN and self._wanted is not None:
-            self._own = Stopped(self._wanted.by)
         if self._trouble is not None:
             self._own = from_trouble(self._trouble)
         if self.state is State.ENDED:

@@ -71,8 +71,11 @@ class Work(Protocol):
         ...
 
 
-def trouble_of(error: BaseException) -> Trouble:
-    """Any exception as trouble that can be told to all hosts; a foreign one is our defect."""
+def trouble_of(error: BaseException, mask: Callable[[str], str] = str) -> Trouble:
+    """Any exception as trouble that can be told to all hosts; a foreign one is our defect.
+
+    Secrets are masked before anything is cut: of one that is cut, a part would stay.
+    """
     from muster.spec.errors import ConfigError, InternalError, LaunchError, MusterError
 
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
@@ -82,13 +85,13 @@ def trouble_of(error: BaseException) -> Trouble:
     if not isinstance(error, MusterError):
         import traceback
 
-        detail = _end_of("".join(traceback.format_exception(error)))
-        message = shortened(f"{type(error).__name__}: {error}", TEXT_BYTES)
+        detail = _end_of(mask("".join(traceback.format_exception(error))))
+        message = shortened(mask(f"{type(error).__name__}: {error}"), TEXT_BYTES)
         fix = "this is a defect of muster: please report it with the lines below"
         return Trouble(InternalError.__name__, InternalError.exit_code, message, fix, detail)
     detail = error.detail if isinstance(error, ConfigError) else getattr(error, "tail", "")
-    message, fix = shortened(error.message, TEXT_BYTES), shortened(error.fix, TEXT_BYTES)
-    return Trouble(type(error).__name__, error.exit_code, message, fix, _end_of(detail))
+    message, fix = (shortened(mask(text), TEXT_BYTES) for text in (error.message, error.fix))
+    return Trouble(type(error).__name__, error.exit_code, message, fix, _end_of(mask(detail)))
 
 
 def _end_of(text: str) -> str:

@@ -21,6 +21,7 @@ from muster.spec.errors import InternalError, LaunchError
 
 SHIM = os.path.abspath(rank_shim.__file__)
 SPARE = "spare"
+REST_S = 0.1
 ORPHAN_S = 2.0  # until somebody must have told the status of an orphan
 UNIX_PATH_LIMIT = 100
 MESSAGE_LIMIT_BYTES = 64 << 20
@@ -42,7 +43,7 @@ class Nursery:
         self.loop = loop
         self.all: list[Wrapped] = []
         self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
-        self._registered: Callable[[Wrapped, int, int], None] = _refuse
+        self._registered: Callable[[Wrapped, int, int], None] = turn_away
         self._changed: Callable[[Wrapped], None] = _ignore
         self._spare = _Spare()
         self._token = os.urandom(16).hex()
@@ -95,7 +96,7 @@ class Nursery:
         pid, self._spare.pid = self._spare.pid, 0
         arrived, self._spare.arrived = self._spare.arrived, None
         if arrived is not None:
-            _refuse(*arrived)
+            turn_away(*arrived)
         if pid in self.shims:
             try:
                 os.kill(pid, signal.SIGKILL)  # it has no script, and a stopped one obeys no order
@@ -158,7 +159,11 @@ class Nursery:
     def _accept(self, _events: int) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: it stays readable, and would take all our time
+            self.loop.forget(self._listener.fileno())
+            self.loop.after(REST_S, self._accept_again)
             return
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
@@ -169,6 +174,10 @@ class Nursery:
         sock.setblocking(False)
         pending = _Hello(sock, pid)
         self.loop.watch(sock.fileno(), lambda _events: self._hear_hello(pending))
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self.loop.watch(self._listener.fileno(), self._accept)
 
     def _hear_hello(self, pending: _Hello) -> None:
         fields = pending.read()
@@ -237,6 +246,8 @@ class Nursery:
         """Whoever adopted the script tells its status in a moment; a status that nobody tells is
         a defect, and never a success."""
         self.loop.forget(wrapped.pidfd)
+        os.close(wrapped.pidfd)
+        wrapped.pidfd = -1
         self.loop.after(ORPHAN_S, lambda: self._lose(wrapped))
 
     def _lose(self, wrapped: Wrapped) -> None:
@@ -268,7 +279,8 @@ class _Spare:
         self.arrived: tuple[Wrapped, int, int] | None = None
 
 
-def _refuse(wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+def turn_away(wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
+    """Lets a shim that registered go again: nobody needs it."""
     os.close(out_fd)
     os.close(err_fd)
     wrapped.release()
@@ -313,9 +325,6 @@ class _Hello:
             if fd >= 0:
                 os.close(fd)
         self.sock.close()
-
-
-# what a shim reports -> how many numbers follow
 
 
 def private_folder() -> str:

@@ -61,8 +61,12 @@ class Rank:
         clock_offset_s: float,
         log: str,
         memory_note: Callable[[], str],
+        mask: Callable[[str], str],
     ) -> RankFailure:
-        """Its failure as the leader weighs it: when it began by the leader's clock, and why."""
+        """Its failure as the leader weighs it: when it began by the leader's clock, and why.
+
+        Secrets are masked before anything is cut: of one that is cut, a part would stay.
+        """
         assert self.wrapped is not None
         status = self.wrapped.status or 0
         evidence = self.watcher.evidence()
@@ -70,13 +74,14 @@ class Rank:
         summary = evidence.summary if evidence is not None else ""
         if self.wrapped.failure:
             summary = f"{program} could not be started: {self.wrapped.failure}"
-        tail = shortened(last_traceback(self.watcher.tail), FAILURE_TEXT_BYTES, keep_end=True)
+        words = mask(last_traceback(self.watcher.tail))
+        tail = shortened(words, FAILURE_TEXT_BYTES, keep_end=True)
         return RankFailure(
             host=host,
             rank=self.slot.rank,
             status=status,
             at_s=at_s + clock_offset_s,
-            summary=shortened(summary, SUMMARY_BYTES),
+            summary=shortened(mask(summary), SUMMARY_BYTES),
             tail=tail,
             peer_lost=looks_like_lost_peer(summary or tail),
             signalled=self.ended_by_us,

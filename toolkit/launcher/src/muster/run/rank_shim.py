@@ -104,13 +104,13 @@ def parents() -> dict[int, int]:
     return found
 
 
-def descendants(root: int) -> list[int]:
-    """All processes below `root`."""
+def descendants(*roots: int) -> list[int]:
+    """All processes below them."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         by_parent.setdefault(parent, []).append(pid)
     found: list[int] = []
-    queue = [root]
+    queue = list(roots)
     while queue:
         below = by_parent.get(queue.pop(), [])
         found += below

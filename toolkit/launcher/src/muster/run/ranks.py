@@ -16,16 +16,16 @@ from muster.run.evidence import Watcher, last_traceback
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble, shortened
-from muster.run.process import NEVER_STARTED, Nursery
+from muster.run.process import NEVER_STARTED, Nursery, turn_away
 from muster.run.rank import FAILURE_TEXT_BYTES, Rank, rank_environment
 from muster.run.record import Recorder
 from muster.run.shortage import not_started
-from muster.run.verdict import signal_name
+from muster.run.verdict import said_code, signal_name
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import InternalError, LaunchError
 from muster.spec.outcome import RankFailure
 
-FAILURES_TOLD = 8  # so many texts of such length fit a frame
+FAILURES_TOLD = 6  # so many texts fit a frame beside the ends of 1,024 ranks
 LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
 
 
@@ -40,7 +40,8 @@ class RanksEvents(Protocol):
 
 class HostRanks:
     """`clock_offset()`: seconds to add to this host's monotonic clock to get the leader's.
-    `memory_note()`: says whether the kernel killed a process for memory, "" when it did not."""
+    `memory_note()`: says whether the kernel killed a process for memory, "" when it did not.
+    `mask`: hides secrets in what is told of failures."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class HostRanks:
         prefix: bool,
         clock_offset: Callable[[], float],
         memory_note: Callable[[], str],
+        mask: Callable[[str], str],
     ) -> None:
         self._host = host
         self._loop = loop
@@ -65,6 +67,7 @@ class HostRanks:
         self._prefix = prefix
         self._clock_offset = clock_offset
         self._memory_note = memory_note
+        self._mask = mask
         self._plan: LaunchPlan | None = None
         self._ranks: list[Rank] = []
         self._launcher: Wrapped | None = None
@@ -137,21 +140,22 @@ class HostRanks:
 
     @property
     def _launcher_must_end(self) -> bool:
-        """Whether it works on although no rank of this host does, and nobody stops it."""
+        """Whether its end is still to be told although no rank of this host runs any more."""
         works_on = self._plan is not None and self._plan.launcher_works_on
-        return works_on and self.launcher_runs and not self._stopping
+        untold = self._launcher is not None and not self._launcher_told
+        return works_on and untold and not self._stopping
 
     def registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
         """A shim of this host is there and waits for its order."""
-        assert self._plan is not None
+        if self._plan is None or self._stopping or self._over:
+            turn_away(wrapped, out_fd, err_fd)
+            return
         if wrapped.role == "launcher":
             self._begin_launcher(wrapped, out_fd, err_fd, self._plan)
             return
         rank = self._rank_of(wrapped)
-        if rank is None or self._stopping:
-            for fd in (out_fd, err_fd):
-                os.close(fd)
-            wrapped.release()
+        if rank is None:
+            turn_away(wrapped, out_fd, err_fd)
             return
         rank.wrapped = wrapped
         rank.began_s = time.monotonic()
@@ -302,6 +306,7 @@ class HostRanks:
             self._clock_offset(),
             self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
             self._memory_note,
+            self._mask,
         )
 
     def _launcher_stream_ended(self) -> None:
@@ -330,7 +335,10 @@ class HostRanks:
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with {status}"
         name = os.path.basename(_program(self._plan))
         words = last_traceback(self._launcher_words.tail)
-        detail = shortened(words, FAILURE_TEXT_BYTES, keep_end=True)
+        detail = shortened(self._mask(words), FAILURE_TEXT_BYTES, keep_end=True)
+        if launcher.lost:
+            self._events.launch_failed(_lost_status(f"the launcher {name} on {self._host}"))
+            return
         if launcher.lacked:
             error = not_started(f"the launcher {name} on {self._host}", launcher.failed_errno)
             self._launch_failed(error.message, error.fix)
@@ -338,7 +346,7 @@ class HostRanks:
         if launcher.failure:
             how = f"could not be started: {launcher.failure}"
         if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):
-            code = 128 - status if status < 0 else status or 1
+            code = said_code(status)
             when = "after its ranks" if worked_on else "while its ranks ran"
             message = f"the launcher {name} {how} {when} (on {self._host})"
             trouble = Trouble("UserScriptError", code, message, "see its lines below", detail)

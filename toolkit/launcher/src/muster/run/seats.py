@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from muster.run.leader import Leader
 
 
+ASKERS = 64  # that claim to be one host while its name is looked up
+
+
 class Seat(Protocol):
     """How the supervisor reaches the leader, wherever that is."""
 
@@ -184,6 +187,9 @@ class LeaderSeat:
             done(True)
             return
         asked = self._asked.setdefault(host, [])
+        if len(asked) >= ASKERS:  # the oldest of so many are dropped anyway
+            done(False)
+            return
         asked.append((address, done))
         if len(asked) > 1:
             return  # one look-up of a name at a time, however many say that they are that host

@@ -9,20 +9,22 @@ from muster.plan.launchplan import LaunchPlan
 from muster.run.reaper import session_of
 
 MARK = "MUSTER_RUN_ID"
+LOOKS = 10
 
 
 class Strays:
     """Made at the start: what is below this process by then, but for `shims`, is foreign.
 
-    Whatever comes to be below it later came from a shim's tree, unless this is PID 1: that adopts
-    the orphans of others as well. There a process is ours when its environment has the run's mark,
-    or when it is in the session of a script whose shim was killed.
+    Whatever comes to be below it later came from a shim's tree, unless this process adopts the
+    orphans of others as well: as PID 1, or when it had foreign children. Then a process is ours
+    when its environment has the run's mark, or when it is in the session of a script whose shim
+    was killed.
     """
 
     def __init__(self, shims: Collection[int]) -> None:
         self._mark = os.urandom(8).hex()
         self._foreign = frozenset(_children()) - frozenset(shims)
-        self._adopts = os.getpid() == 1
+        self._adopts = os.getpid() == 1 or bool(self._foreign)
 
     def mark(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the run's mark in every environment."""
@@ -38,15 +40,21 @@ class Strays:
 
         `sessions`: those of scripts that lost their shim.
         """
+        for _ in range(LOOKS):
+            found = self._below()
+            live = [p for p in found if self._is_ours(p, sessions) and state_of(p) not in ("", "Z")]
+            if live or self._foreign.union(found).issuperset(_children()):
+                return live
+        return live  # a parent that forks and ends moves its child up while we look
+
+    def _below(self) -> list[int]:
         from muster.run.rank_shim import descendants
 
-        found: list[int] = []
-        for child in _children():
-            if child not in self._foreign:
-                found += [child, *descendants(child)]
-        if self._adopts:
-            found = [p for p in found if session_of(p) in sessions or self._carries_mark(p)]
-        return [pid for pid in found if state_of(pid) not in ("", "Z")]
+        roots = [pid for pid in _children() if pid not in self._foreign]
+        return [*roots, *descendants(*roots)] if roots else []
+
+    def _is_ours(self, pid: int, sessions: Collection[int]) -> bool:
+        return not self._adopts or session_of(pid) in sessions or self._carries_mark(pid)
 
     def _carries_mark(self, pid: int) -> bool:
         try:

@@ -36,6 +36,7 @@ from muster.spec.outcome import Outcome, RankFailure, Succeeded
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
 LAUNCHER_LEAVES_S = 2.0
+SHIMS_LEAVE_S = 3.0  # then they are killed
 CLEAN_UP_S = 4.0
 STAGE_LEAVES_S = 1.0
 POLL_S = 0.01
@@ -74,6 +75,7 @@ class _Supervisor:
         self._plan: LaunchPlan | None = None
         self._staging: threading.Thread | None = None
         self._stage_leaves_by = 0.0
+        self._shims_leave_by = 0.0
         self._clean_by = 0.0
         self._mask_before: set[Any] = set()
         self._written = False
@@ -97,6 +99,7 @@ class _Supervisor:
             post.log_prefix,
             lambda: self._seat.clock_offset_s,
             post.memory_note,
+            self._mask,
         )
         self._reaper = Reaper(
             self._loop,
@@ -116,7 +119,7 @@ class _Supervisor:
                 self._seat.begin()
             except MusterError as error:
                 # nobody can be told: the outcome of this host alone
-                self._happen(e.WentWrong(trouble_of(error)))
+                self._happen(e.WentWrong(trouble_of(error, self._mask)))
                 self._happen(e.NotJoined(str(error)))
             self._tick()
             self._loop.run()
@@ -138,7 +141,7 @@ class _Supervisor:
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
             cluster = self._post.cluster
-            trouble = placed(trouble_of(error), cluster.me.name, len(cluster.hosts))
+            trouble = placed(trouble_of(error, self._mask), cluster.me.name, len(cluster.hosts))
             outcome = from_trouble(trouble)
             try:
                 told = without_secrets(Report((), trouble), self._mask)
@@ -146,15 +149,25 @@ class _Supervisor:
             except Exception:
                 pass  # the seat itself may be what is broken
         self._seat.close()
-        self._nursery.close()  # shims that lose their supervisor kill their trees
-        until = time.monotonic() + CLEAN_UP_S
-        while self._nursery.shims and time.monotonic() < until:
-            self._reaper.look()
-            time.sleep(0.01)
-        kill(list(self._nursery.shims))
+        self._end_all()
         took = time.monotonic() - self._began_s
         self._work.write(Ending(outcome, self._plan, (), {}, took))
         return outcome
+
+    def _end_all(self) -> None:
+        """Without the loop, which is what broke or is not to be trusted any more."""
+        bereft = self._nursery.bereft_sessions()
+        self._nursery.close()  # shims that lose their supervisor kill their trees
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + CLEAN_UP_S:
+            self._reaper.look()
+            strays = []
+            if not self._nursery.shims or time.monotonic() >= began_s + SHIMS_LEAVE_S:
+                strays = self._strays.find(bereft)
+                kill([*self._nursery.shims, *strays])
+            if not self._nursery.shims and not strays:
+                return
+            time.sleep(POLL_S)
 
     def _take_signals(self) -> dict[int, Any]:
         signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
@@ -226,7 +239,7 @@ class _Supervisor:
         try:
             step()
         except Exception as error:
-            self._happen(e.WentWrong(trouble_of(error)))
+            self._happen(e.WentWrong(trouble_of(error, self._mask)))
 
     # phases
 
@@ -242,7 +255,7 @@ class _Supervisor:
         except StoppedError:
             return
         except BaseException as error:
-            trouble = trouble_of(error)
+            trouble = trouble_of(error, self._mask)
             self._loop.post(lambda: self._happen(e.WentWrong(trouble)))
             return
         self._loop.post(lambda: self._happen(e.StageDone(facts)))
@@ -305,11 +318,12 @@ class _Supervisor:
         self._ranks.release()
         self._nursery.release_spare()
         now = time.monotonic()
+        self._shims_leave_by = now + SHIMS_LEAVE_S
         self._clean_by = now + CLEAN_UP_S
         self._stage_leaves_by = now + STAGE_LEAVES_S
         if self._ranks.launcher_runs:
             self._loop.after(LAUNCHER_LEAVES_S, self._ranks.release_launcher)
-        self._loop.after(CLEAN_UP_S, self._clean)
+        self._loop.after(SHIMS_LEAVE_S, self._clean)
         self._clean()
 
     def _clean(self) -> None:
@@ -320,15 +334,14 @@ class _Supervisor:
             self._ranks.release_launcher()
         self._reaper.look()
         now = time.monotonic()
-        in_time = now < self._clean_by
-        if self._nursery.shims and in_time:
+        if self._nursery.shims and now < self._shims_leave_by:
             return
         if self._staging is not None and self._staging.is_alive() and now < self._stage_leaves_by:
             self._loop.after(POLL_S, self._clean)  # it removes its temporary files
             return
         strays = self._strays.find(self._nursery.bereft_sessions())
         kill([*self._nursery.shims, *strays])
-        if strays and in_time:
+        if strays and now < self._clean_by:
             self._loop.after(POLL_S, self._clean)
             return
         for pid in strays:

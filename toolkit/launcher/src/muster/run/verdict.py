@@ -136,9 +136,12 @@ def exit_code(failure: RankFailure) -> int:
 
     100 to 106 and 143 become 1, as does a rank ended by a SIGTERM (protocol.md 9).
     """
-    if failure.status == -signal.SIGTERM or failure.signalled:
-        return 1
-    code = failure.status if failure.status >= 0 else 128 - failure.status
+    return 1 if failure.signalled else said_code(failure.status)
+
+
+def said_code(status: int) -> int:
+    """The exit code for a status (minus the signal): never one that muster alone says, never 0."""
+    code = status if status >= 0 else 128 - status
     return 1 if code in RESERVED_EXIT_CODES or code == 0 else code
 
 

@@ -22,6 +22,7 @@ from muster.run.messages import WireError
 FRAME_LIMIT_BYTES = 64 << 10
 HELLO_LIMIT_BYTES = 4 << 10  # before a peer is known; the longest hello takes 2,100
 HEADER_BYTES = 4
+NUMBERS_BYTES = 64  # of what `encode_numbered` puts around a message
 MAC_BYTES = 32
 KEY_BYTES = 32
 NONCE_BYTES = 16
@@ -31,8 +32,8 @@ TO_FOLLOWER = b"L"
 
 
 def encode(message: list[object]) -> bytes:
-    """The payload of a message. Raises ValueError when it does not fit a frame."""
-    return _fitting(json.dumps(message, separators=(",", ":")).encode())
+    """The payload of a message. Raises ValueError when it does not fit a frame, numbers added."""
+    return _fitting(json.dumps(message, separators=(",", ":")).encode(), NUMBERS_BYTES)
 
 
 def encode_numbered(number: int, received: int, fields: bytes) -> bytes:
@@ -127,8 +128,8 @@ class Opener:
         return payload
 
 
-def _fitting(payload: bytes) -> bytes:
-    if len(payload) > FRAME_LIMIT_BYTES - MAC_BYTES:
+def _fitting(payload: bytes, more_bytes: int = 0) -> bytes:
+    if len(payload) + more_bytes > FRAME_LIMIT_BYTES - MAC_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes does not fit a frame")
     return payload
 

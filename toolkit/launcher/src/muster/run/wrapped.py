@@ -77,7 +77,7 @@ class Wrapped:
 
     def release(self) -> None:
         """The shim ends what is left of its tree and exits 0."""
-        self.released = self.connected
+        self.released = self.released or self.connected
         self.order(b"release")
 
     def messages(self) -> list[tuple[bytes, list[int]]] | None:

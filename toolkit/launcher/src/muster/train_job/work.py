@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 COMMAND_BYTES = 8192  # of a command line that the log shows
+TIDY_S = 1.0
+SHOWN_HASH = 12  # characters
 
 
 class JobWork:
@@ -42,6 +44,7 @@ class JobWork:
         self._log = output.console
         self._masker = output.masker
         self._staged: Staged | None = None
+        self._staging = False
         self._oom_before: int | None = None
         self._spilled = os.path.join(job.paths.output, ".muster-spilled")
 
@@ -102,6 +105,7 @@ class JobWork:
         from muster.stage.source import code_hash, fetch
 
         job = self._job
+        self._staging = True
         self._oom_before = oom_kills()
         environ = {k: v for k, v in job.environ.items() if not k.startswith(OURS_ALONE)}
         if job.settings.install_target:
@@ -177,15 +181,8 @@ class JobWork:
         from muster.train_job.last_words import say_last
 
         job = self._job
-        if self._staged is None:  # its thread may hang on a slow mount
-            from muster.stage.workspace import discard
-
-            discard(job.paths.code)
-        if os.path.lexists(self._spilled):
-            from muster.contract.spill import remove
-
-            remove(self._spilled)
         written = report.write(job.paths, ending.outcome, self._masker)
+        self._tidy()
         folder = record_folder(job)
         if folder and job.cluster.is_leader:
             from muster.train_job.summary import summary, write_summary
@@ -195,6 +192,26 @@ class JobWork:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
         say_what_is_missing(self._output)
         say_last(self._output, ending, self._masker, job.cluster.is_leader, written)
+
+    def _tidy(self) -> None:
+        """Removes what must not stay; a mount that hangs is left to itself."""
+        if os.path.lexists(self._spilled):
+            from muster.contract.spill import remove
+
+            remove(self._spilled)
+        if not self._staging or self._staged is not None:
+            return
+        import threading
+
+        from muster.stage.workspace import discard
+
+        code = self._job.paths.code
+        thread = threading.Thread(target=lambda: discard(code), name="tidy", daemon=True)
+        try:
+            thread.start()
+            thread.join(TIDY_S)
+        except RuntimeError:
+            pass  # no thread can be had: the next run removes it
 
     def _warn_of_absent_channels(self) -> None:
         job = self._job
@@ -244,9 +261,10 @@ class JobWork:
         leader = facts[self._job.cluster.leader.position]
         for fact in facts:
             if fact.code_hash != leader.code_hash:
+                other, mine = hosts[fact.position].name, self._job.cluster.leader.name
                 raise ConfigError.of(
                     "code",
-                    f"hosts disagree: {hosts[fact.position].name} has other code than "
-                    f"{self._job.cluster.leader.name}",
+                    f"hosts disagree: {other} has code {fact.code_hash[:SHOWN_HASH]}, "
+                    f"{mine} has code {leader.code_hash[:SHOWN_HASH]}",
                     "start every host from the same source",
                 )
