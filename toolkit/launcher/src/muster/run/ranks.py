@@ -25,7 +25,7 @@ from muster.run.wrapped import Wrapped
 from muster.spec.errors import InternalError, LaunchError
 from muster.spec.outcome import RankFailure
 
-FAILURES_TOLD = 6  # so many texts fit a frame beside the ends of 1,024 ranks
+FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
 LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
 
 

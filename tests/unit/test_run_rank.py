@@ -1,0 +1,78 @@
+"""A rank's failure as it is told: masked before it is cut, and small enough for a frame."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+
+from muster.contract.distribution import MAX_PROCESSES
+from muster.plan.launchplan import RankSlot
+from muster.run import messages as m
+from muster.run import wire
+from muster.run.evidence import TAIL_BYTES, Watcher
+from muster.run.post import DETAIL_BYTES, trouble_of
+from muster.run.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES, Rank
+from muster.run.ranks import FAILURES_TOLD
+from muster.run.wrapped import Wrapped
+from muster.spec.errors import InstallError
+from muster.spec.masking import Masker
+from muster.spec.outcome import RankFailure
+
+SECRET = "canary-0123456789abcdef"
+MASK = Masker([SECRET]).mask
+
+
+def failed(written: bytes, status: int = 1) -> RankFailure:
+    """The failure of a rank that has written this and ended with the status."""
+    rank = Rank(RankSlot(0, 0, 0))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rank.wrapped = Wrapped("rank", ours, 1, {})
+        rank.wrapped.status = status
+        rank.began_s, rank.ended_s = 1.0, 2.0
+        for begin in range(0, len(written), 1 << 14):
+            rank.watcher.feed(written[begin : begin + (1 << 14)], 1.5, True)
+        return rank.failure("algo-1", "python", 0.0, "", lambda: "", MASK)
+
+
+@pytest.mark.promise("S08")
+@pytest.mark.parametrize("shift", range(0, len(SECRET), 3))
+def test_a_secret_where_a_text_is_cut_leaves_no_part_of_itself(shift: int) -> None:
+    """By its value it is known only whole."""
+    line = f"ValueError: {'x' * shift}{f'{SECRET} ' * 400}".encode()
+    failure = failed(b"Traceback (most recent call last):\n" + line + b"\n")
+    for text in (failure.tail, failure.summary):
+        assert "canary" not in text
+        assert "0123456789" not in text
+    told = trouble_of(
+        InstallError("y" * shift + SECRET * 300, "", "z" * shift + SECRET * 600), MASK
+    )
+    for text in (told.message, told.detail):
+        assert "canary" not in text
+        assert "cdef" not in text
+
+
+def test_what_a_watcher_keeps_begins_with_a_whole_line() -> None:
+    watcher = Watcher()
+    for number in range(9000):
+        watcher.feed(f"{SECRET} {number}\n".encode(), 0.0, True)
+    assert len(watcher.tail) > TAIL_BYTES - 100
+    assert watcher.tail.startswith(SECRET.encode())
+    assert watcher.tail.endswith(b" 8999\n")
+
+
+def test_what_the_most_ranks_of_a_host_tell_at_their_end_fits_a_frame() -> None:
+    ends = tuple(
+        m.RankEnd(rank, -signal.SIGKILL, 123456.789, True, True)
+        for rank in range(1_000_000, 1_000_000 + MAX_PROCESSES)
+    )
+    text = m.shortened("\U0001f600" * FAILURE_TEXT_BYTES, FAILURE_TEXT_BYTES)
+    summary = m.shortened("\U0001f600" * SUMMARY_BYTES, SUMMARY_BYTES)
+    one = RankFailure("a" * 63, 10**6, -6, 1e6 / 3, summary, text, True, True, "/l" * 100, "n" * 99)
+    phases = dict.fromkeys(("join", "stage", "plan", "ready", "watch"), 12345.678901234)
+    ended = m.HostEnded(ends, (one,) * FAILURES_TOLD, phases)
+    payload = wire.encode(m.to_wire(ended))
+    wire.encode_numbered(10**9, 10**9, payload)
+    assert DETAIL_BYTES < wire.FRAME_LIMIT_BYTES
