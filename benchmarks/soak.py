@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.table import Bound, Row
-from tests.support.venvs import CACHE, CHECKOUT
+from tests.soak.summary import commit
+from tests.support.venvs import CACHE
 
 FOUND = CACHE / "soak.json"
 RUNS = 200
@@ -17,11 +18,12 @@ _WHAT = "soak: jobs broken at random that kept every promise"
 
 def rows(path: Path = FOUND) -> Iterator[Row]:
     """One row; not run when there is no such file or it does not say what it has to."""
-    demand = f"all of at least {RUNS}"
+    demand = f"all of at least {RUNS}, and every kind of fault landed"
     try:
         found = json.loads(path.read_text())
-        ran, good = int(found["runs"]), int(found["ok"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        runs, good, missing = int(found["runs"]), int(found["ok"]), list(found["never_landed"])
+        about = _about(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = (
             "run `make soak` first"
             if isinstance(error, FileNotFoundError)
@@ -29,26 +31,19 @@ def rows(path: Path = FOUND) -> Iterator[Row]:
         )
         yield Row(_WHAT, "", None, {}, (Bound(demand, False),), why)
         return
-    bound = Bound(demand, good == ran >= RUNS)
-    yield Row(_WHAT, f"of {ran}", good, {}, (bound,), _about(found))
+    bound = Bound(demand, good == runs >= RUNS and not missing)
+    yield Row(_WHAT, f"of {runs}", good, {}, (bound,), about)
 
 
-def _about(found: Mapping[str, object]) -> str:
-    """Where the figure comes from, and whether it is of the present code."""
-    told = [f"{name} {found[name]}" for name in ("seconds", "seed", "commit") if name in found]
-    present = _commit()
-    if present and found.get("commit") and not present.startswith(str(found["commit"])):
-        told.append(f"the present commit is {present[:12]}")
+def _about(found: Mapping[str, Any]) -> str:
+    """Where the figure comes from, what did not come about, whether it is of the present code."""
+    landed = [f"{kind} {n['landed']}/{n['planned']}" for kind, n in found["faults"].items()]
+    told = [f"{found['seconds']:.0f} s", f"seed {found['seed']}", f"landed: {' '.join(landed)}"]
+    told += [f"{number} not run: {why}" for why, number in found["not_run"].items()]
+    told += [f"no {kind} can land: {why}" for kind, why in found["cannot_land"].items()]
+    told += [f"no {kind} landed" for kind in found["never_landed"]]
+    told.append(f"commit {found['commit'] or 'unknown'}")
+    present = commit()
+    if present and found["commit"] and found["commit"] != present:
+        told.append(f"the present commit is {present}")
     return ", ".join(told)
-
-
-def _commit() -> str:
-    """Of the checkout; "" without git."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=CHECKOUT,
-            capture_output=True, text=True, check=False, timeout=10,
-        )  # fmt: skip
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TextIO
 
-from tests.soak import isolated, run
-from tests.soak.run import Verdict
+from tests.soak import isolated, run, summary
+from tests.soak.faults import UNTIMED, cannot_land
 from tests.soak.scenario import Scenario, scenario, seeds, told
+from tests.soak.verdict import Verdict
 
 ROOT = Path(__file__).parents[2] / ".cache" / "soak"
 
@@ -32,22 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The table goes to stderr where stdout is for the machine.
     lines = sys.stderr if options.json else sys.stdout
     verdicts = soak(chosen, home, options.jobs, lines)
-    summary = summarize(verdicts, options.seed, time.monotonic() - began_s)
-    text = json.dumps(summary, indent=2)
+    took_s = time.monotonic() - began_s
+    found = summary.summarize(verdicts, len(chosen), options.seed, took_s, cannot_land())
+    text = json.dumps(found, indent=2)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
     if options.json:
         print(text)
-    failed = sum(bool(one.wrong) for one in verdicts)
-    print(
-        f"soak: {len(verdicts)} runs with seed {options.seed}, {failed} in which something did "
-        f"not hold, {summary['faults_landed']} faults landed, {summary['took_s']:.0f} s",
-        file=lines,
-    )
-    if not failed:
+    print(summary.tell(found), file=lines)
+    if not found["broken"]:
         shutil.rmtree(home, ignore_errors=True)
-    return 1 if failed else 0
+    return 1 if found["broken"] else 0
 
 
 def soak(chosen: Sequence[int], home: Path, jobs: int, lines: TextIO) -> list[Verdict]:
@@ -80,15 +77,17 @@ def run_one(one: Scenario, folder: Path) -> Verdict:
     try:
         return isolated.run(one, folder) if one.netns else run.run(one, folder)
     except Exception as error:
-        return Verdict(one.seed, 0.0, (), 0, (f"the soak broke: {error!r}",), "")
+        return Verdict(one.seed, 0.0, (), (), (f"the soak broke: {error!r}",), "")
 
 
 def line(number: int, one: Scenario, verdict: Verdict) -> str:
     """`soak 17 seed 83219 ok 1.9 s: 3 hosts, script quick 0.3 s, ... -> 102`"""
+    if not verdict.ran:
+        return f"soak {number} seed {verdict.seed} not run: {verdict.why_not}: {told(one)}"
     codes = "/".join("-" if code is None else str(code) for code in dict.fromkeys(verdict.codes))
     state = "BROKEN" if verdict.wrong else "ok"
-    timed = sum(fault.kind not in ("absent", "late", "none") for fault in one.faults)
-    missed = " (too late to hit anything)" if timed and not verdict.landed else ""
+    timed = {fault.kind for fault in one.faults} - set(UNTIMED)
+    missed = " (too late to hit anything)" if timed and not timed & set(verdict.landed) else ""
     return (
         f"soak {number} seed {verdict.seed} {state} {verdict.took_s:.1f} s: "
         f"{told(one)}{missed} -> {codes}"
@@ -100,32 +99,6 @@ def details(verdict: Verdict, folder: Path) -> str:
     parts = [f"  {what}" for what in verdict.wrong]
     parts += [f"  again: make soak ONLY={verdict.seed}", f"  kept: {folder}", verdict.story]
     return "\n".join(parts)
-
-
-def summarize(verdicts: Sequence[Verdict], seed: int, took_s: float) -> dict[str, object]:
-    """The soak in numbers."""
-    codes: dict[str, int] = {}
-    for one in verdicts:
-        for code in set(one.codes) - {None}:
-            codes[str(code)] = codes.get(str(code), 0) + 1
-    kinds: dict[str, int] = {}
-    for one in verdicts:
-        for fault in scenario(one.seed).faults or ():
-            kinds[fault.kind] = kinds.get(fault.kind, 0) + 1
-    return {
-        "schema": 1,
-        "seed": seed,
-        "runs": len(verdicts),
-        "took_s": round(took_s, 1),
-        "faults": dict(sorted(kinds.items())),
-        "faults_landed": sum(one.landed for one in verdicts),
-        "runs_by_exit_code": dict(sorted(codes.items())),
-        "broken": [
-            {"seed": one.seed, "scenario": told(scenario(one.seed)), "wrong": list(one.wrong)}
-            for one in verdicts
-            if one.wrong
-        ],
-    }
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

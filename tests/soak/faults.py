@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from tests.soak.scenario import EVERYONE, Fault
 from tests.support.cluster import Cluster
@@ -94,13 +97,13 @@ class Injector:
 
     def _reset(self, fault: Fault) -> bool:
         """Has the kernel abort the connections to the control port from or to the host."""
+        if why_no_reset():
+            return False
         name = self._cluster.names[fault.host]
         port, address = self._cluster.ports[0], self._cluster.addresses[name]
         way = ["sport", "=", str(port)] if fault.host == 0 else ["dport", "=", str(port)]
         mine = ["src", address, "and", *way]
-        words = ["ss", "-K", "-H", "-t", "state", "established", *mine]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
-        if not done.stdout.strip():
+        if not _abort(*mine):
             return False
         self._hit(fault)
         return True
@@ -122,6 +125,31 @@ class Injector:
             return False
         self._hit(fault)
         return True
+
+
+def cannot_land() -> dict[str, str]:
+    """The kinds of faults that cannot hit anything on this machine, and why."""
+    why = why_no_reset()
+    return {"reset": why} if why else {}
+
+
+@cache
+def why_no_reset() -> str:
+    """Why the connections of others cannot be aborted here, found by trying; "" when they can."""
+    if shutil.which("ss") is None:
+        return "not installed here: ss"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            aborted = _abort("sport", "=", str(port))
+    return "" if aborted else "`ss -K` aborts nothing: no root, or not in this kernel"
+
+
+def _abort(*which: str) -> bool:
+    """Aborts connections; whether there was one. `ss` lists only what the kernel did abort."""
+    words = ["ss", "-K", "-H", "-t", "state", "established", *which]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    return bool(done.stdout.strip())
 
 
 def _hears(pid: int) -> bool:

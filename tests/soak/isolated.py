@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -11,14 +12,16 @@ from pathlib import Path
 
 from muster.local.hosts import why_not_isolated
 from tests.soak import scripts
-from tests.soak.run import SETTINGS, Verdict, bound_s, expected_codes
+from tests.soak.run import SETTINGS, bound_s, expected_codes
 from tests.soak.scenario import SHORT_S, Fault, Scenario
+from tests.soak.verdict import Verdict, not_run
 from tests.support.invariants import Declared, Left, check_host, check_job
 from tests.support.local_runs import LocalRun, runs
 from tests.support.namespaces import Host
 
 EARLY_S = 0.5
 STARTS_S = 5.0  # `muster local` itself
+LOOKS_EVERY_S = 0.1
 
 
 def run(one: Scenario, folder: Path) -> Verdict:
@@ -26,11 +29,13 @@ def run(one: Scenario, folder: Path) -> Verdict:
     began_s = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if why_not(folder):
-        return Verdict(one.seed, 0.0, (), 0, (), "")
+    reason = why_not(folder)
+    if reason:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not_run(one.seed, reason)
     (folder / "train.py").write_text(scripts.source(one))
     argv = ["train.py", "--hosts", str(one.hosts), "--isolation", "netns"]
-    landed, wrong, story, codes = 0, [], "", (-1,)
+    landed, wrong, story, codes = False, [], "", (-1,)
     try:
         with runs() as start:
             job = start(folder, argv, environ=SETTINGS)
@@ -46,7 +51,8 @@ def run(one: Scenario, folder: Path) -> Verdict:
     if not wrong:
         shutil.rmtree(folder, ignore_errors=True)
     took_s = time.monotonic() - began_s
-    return Verdict(one.seed, took_s, codes, landed, tuple(wrong), story if wrong else "")
+    kinds = (one.faults[0].kind,) if landed else ()
+    return Verdict(one.seed, took_s, codes, kinds, tuple(wrong), story if wrong else "")
 
 
 def why_not(folder: Path) -> str:
@@ -59,22 +65,22 @@ def why_not(folder: Path) -> str:
     return why_not_isolated(str(folder)) or ""
 
 
-def _do(one: Scenario, job: LocalRun) -> int:
-    """Does the one fault of the scenario, once the host is there; 1 when it landed."""
+def _do(one: Scenario, job: LocalRun) -> bool:
+    """Does the one fault of the scenario, once the host is there; whether it landed."""
     (fault,) = one.faults
     if fault.kind == "none":
-        return 0
+        return False
     early = fault.at_s < EARLY_S  # before the ranks run
     try:
         if not early:
             job.wait_ready(one.hosts)
         host = _host(job, one.names[fault.host])
         if host is None:
-            return 0
+            return False
         time.sleep(fault.at_s if early else fault.at_s - EARLY_S)
         return _break(fault, host)
     except (AssertionError, OSError):
-        return 0  # it had ended
+        return False  # it had ended
 
 
 def _host(job: LocalRun, name: str) -> Host | None:
@@ -87,24 +93,39 @@ def _host(job: LocalRun, name: str) -> Host | None:
     return None
 
 
-def _break(fault: Fault, host: Host) -> int:
+def _break(fault: Fault, host: Host) -> bool:
+    """Whether it hit: a host that lives, or packets."""
     if fault.kind == "kill":
-        os.kill(host.pid, 9)
-    elif fault.kind == "freeze":
-        pids = host.processes()
-        for pid in pids:
-            os.kill(pid, 19)
-        time.sleep(fault.lasts_s)
-        host.thaw()
-    else:
-        with ExitStack() as rules:
-            for chain in ("INPUT", "OUTPUT"):
-                rules.enter_context(host.rule(chain, "-p", "tcp", "-j", "DROP"))
+        if host.pid not in host.processes():
+            return False
+        os.kill(host.pid, signal.SIGKILL)
+        return True
+    if fault.kind == "freeze":
+        with host.frozen():
             time.sleep(fault.lasts_s)
-    return 1
+        return True
+    return _cut_off(host, fault.lasts_s)
 
 
-def _check(one: Scenario, job: LocalRun, landed: int) -> list[str]:
+def _cut_off(host: Host, lasts_s: float) -> bool:
+    """Drops what the host says and hears; whether there was a packet to drop.
+
+    Looks from the first moment on: a host that is cut off may end before the rules go, and its
+    counters with it.
+    """
+    until = time.monotonic() + lasts_s
+    with ExitStack() as stack:
+        words = ("-p", "tcp", "-j", "DROP")
+        rules = [stack.enter_context(host.rule(chain, *words)) for chain in ("INPUT", "OUTPUT")]
+        while not any(rule.hits() for rule in rules):
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOKS_EVERY_S)
+        time.sleep(max(0.0, until - time.monotonic()))
+    return True
+
+
+def _check(one: Scenario, job: LocalRun, landed: bool) -> list[str]:
     """What did not hold: on each host, and among those that were not cut off."""
     (fault,) = one.faults
     code = job.process.returncode

@@ -9,18 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from muster.spec.deadlines import Deadlines, parse_deadlines
 from tests.soak import scripts
 from tests.soak.faults import Injector
 from tests.soak.scenario import EVERYONE, SHORT_S, Fault, Scenario
+from tests.soak.verdict import NotRunError, Verdict, not_run
 from tests.support.cluster import FAST, Cluster
 from tests.support.invariants import Left
 
 SETTINGS = {
     **FAST,
     "MUSTER_LOST_AFTER_S": "5",  # no false loss on a machine that has much else to do
+    "MUSTER_RECONNECT_S": "2",  # nor one for a host that only comes back slowly
     "MUSTER_JOIN_S": "5",
     "MUSTER_START_S": "20",
     "MUSTER_DRAIN_S": "1",
@@ -30,17 +31,6 @@ TORCH_START_S = 60.0
 IMPORTS_TORCH_S = 25.0
 LOADED_S = 8.0  # what other work on the machine may cost
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
-
-
-class Verdict(NamedTuple):
-    """`codes`: of every host, None for one that never started. `wrong`: what did not hold."""
-
-    seed: int
-    took_s: float
-    codes: tuple[int | None, ...]
-    landed: int
-    wrong: tuple[str, ...]
-    story: str
 
 
 def run(one: Scenario, folder: Path) -> Verdict:
@@ -56,13 +46,16 @@ def run(one: Scenario, folder: Path) -> Verdict:
                 cluster.processes[n].poll() if n in cluster.processes else None for n in one.names
             )
             story = cluster.story("") if wrong else ""
+    except NotRunError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not_run(one.seed, str(error))
     finally:
         cluster.kill()
     if not wrong:
         shutil.rmtree(folder, ignore_errors=True)
-    return Verdict(
-        one.seed, time.monotonic() - began_s, codes, len(injector.landed), tuple(wrong), story
-    )
+    took_s = time.monotonic() - began_s
+    landed = _landed(one, cluster, injector)
+    return Verdict(one.seed, took_s, codes, landed, tuple(wrong), story)
 
 
 def bound_s(one: Scenario) -> float:
@@ -131,15 +124,23 @@ def _stand_in_for_pip(one: Scenario, cluster: Cluster) -> None:
 
 @contextmanager
 def _small_disks(one: Scenario, cluster: Cluster) -> Iterator[None]:
-    """A tmpfs of 64 KiB on the output folder of every host, for scenarios that ask for it."""
+    """A tmpfs of 64 KiB on the output folder of every host, for scenarios that ask for it.
+
+    Raises:
+        NotRunError: it cannot be had; a script that fills a disk would then fill this machine's.
+    """
     outputs = [cluster.base(name) / "output" for name in one.names] if one.small_disk else []
     mounted: list[Path] = []
     try:
         for output in outputs:
             output.mkdir()
             words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(output)]
-            if os.getuid() == 0 and subprocess.run(words, check=False).returncode == 0:
-                mounted.append(output)
+            if os.getuid() != 0:
+                raise NotRunError("only root may mount a small disk")
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise NotRunError(f"no small disk: {done.stderr.strip()}")
+            mounted.append(output)
         yield
     finally:
         for output in mounted:
@@ -161,6 +162,18 @@ def _start(one: Scenario, cluster: Cluster) -> Injector:
     if not injector.started:
         injector.start()
     return injector
+
+
+def _landed(one: Scenario, cluster: Cluster, injector: Injector) -> tuple[str, ...]:
+    """The kinds of the faults that came about: by the injector, or by how hosts were started."""
+    started = {fault for fault in one.faults if one.names[fault.host] in cluster.processes}
+    return tuple(
+        fault.kind
+        for fault in one.faults
+        if fault in injector.landed
+        or (fault.kind == "late" and fault in started)
+        or (fault.kind == "absent" and fault not in started)
+    )
 
 
 def _watch(one: Scenario, cluster: Cluster, injector: Injector) -> list[str]:

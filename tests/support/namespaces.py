@@ -69,15 +69,37 @@ class Host:
         return sorted(p for p in self._run.alive() if _pid_namespace(p) == self._namespace)
 
     def freeze(self) -> None:
-        """Stops every process where it stands; returns when all have."""
-        for pid in self.processes():
-            os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: set(map(_state, self.processes())) == {"T"}, 5)
+        """Stops every process where it stands; returns when all have. None stays stopped when
+        they cannot all be."""
+        try:
+            wait_until(self._stands_still, 5, lambda: f"{self.name} does not stand still")
+        except BaseException:
+            self.thaw()
+            raise
 
     def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Every process stands still while the block lasts, and none after it."""
+        try:
+            self.freeze()
+            yield
+        finally:
+            self.thaw()
+
+    def _stands_still(self) -> bool:
+        """Stops all, those too that were born since the last look; whether all have stopped."""
+        self._signal(signal.SIGSTOP)
+        pids = self.processes()
+        assert pids, f"{self.name} has ended"
+        return set(map(_state, pids)) == {"T"}
+
+    def _signal(self, number: int) -> None:
         for pid in self.processes():
             try:
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, number)
             except ProcessLookupError:
                 pass  # it ended by itself
 

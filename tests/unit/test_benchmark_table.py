@@ -4,12 +4,18 @@ And what the figures rest on: that the flood is known, and that a soak is read, 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from benchmarks import soak
 from benchmarks.flood import BEGIN, END, ERR, MIXED, ONE_LINE, OUT, flood
 from benchmarks.pump import Passage, expected
 from benchmarks.table import Row, at_least, at_least_times, missed, render, to_json, under
+from tests.soak import summary
+from tests.soak.scenario import scenario, seeds
+from tests.soak.verdict import Verdict, not_run
 
 SIZE = 200_000
 
@@ -81,16 +87,53 @@ def test_a_soak_that_did_not_run_is_not_made_up(tmp_path: Path) -> None:
         assert _soak(tmp_path / "soak.json", text).verdict == "not run", text
 
 
+def _good(seed: int) -> Verdict:
+    """All of its faults landed and all held."""
+    kinds = tuple(fault.kind for fault in scenario(seed).faults)
+    return Verdict(seed, 1.0, (0,), kinds, (), "")
+
+
+def _found(path: Path, verdicts: Sequence[Verdict], cannot_land: dict[str, str]) -> Row:
+    """The row of a soak, by the file that the soak itself writes."""
+    found = summary.summarize(verdicts, len(verdicts), 7, 60.0, cannot_land)
+    return _soak(path, json.dumps(found))
+
+
 def test_a_soak_is_met_when_all_of_enough_runs_kept_every_promise(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    verdicts = {
-        (runs, ok): _soak(file, json.dumps({"runs": runs, "ok": ok, "seed": 7})).verdict
-        for runs, ok in ((200, 200), (200, 199), (20, 20), (300, 300))
-    }
-    assert verdicts == {
-        (200, 200): "met", (200, 199): "NOT met", (20, 20): "NOT met", (300, 300): "met",
-    }  # fmt: skip
-    assert "200 of 300" in render([_soak(file, '{"runs": 300, "ok": 200}')])
+    good = [_good(seed) for seed in seeds(7, 300)]
+    broken = good[0]._replace(wrong=("a survivor",))
+    skipped = not_run(good[0].seed, "only root may")
+    assert _found(file, good, {}).verdict == _found(file, good[:200], {}).verdict == "met"
+    assert _found(file, good[:199], {}).verdict == "NOT met"
+    assert _found(file, [broken, *good[1:200]], {}).verdict == "NOT met"
+    row = _found(file, [skipped, *good[1:]], {})
+    assert row.verdict == "NOT met" and "1 not run: only root may" in row.detail
+    assert "299 of 300" in render([row])
+
+
+def test_a_soak_in_which_a_kind_of_fault_never_landed_is_met_only_with_a_reason(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "soak.json"
+    missed_all = [
+        one._replace(landed=tuple(kind for kind in one.landed if kind != "reset"))
+        for one in map(_good, seeds(7, 200))
+    ]
+    row = _found(file, missed_all, {})
+    assert row.verdict == "NOT met" and "no reset landed" in row.detail
+    row = _found(file, missed_all, {"reset": "not in this kernel"})
+    assert row.verdict == "met" and "no reset can land: not in this kernel" in row.detail
+
+
+def test_a_soak_of_another_commit_or_of_none_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    good = [_good(seed) for seed in seeds(7, 200)]
+    monkeypatch.setattr(soak, "commit", lambda: "b" * 40)
+    for written, told in (("a" * 40, f"the present commit is {'b' * 40}"), ("", "commit unknown")):
+        monkeypatch.setattr(summary, "commit", lambda written=written: written)
+        assert told in _found(tmp_path / "soak.json", good, {}).detail
 
 
 def _pass(stream: int, kind: str, cut: int, change: bytes = b"") -> str:
