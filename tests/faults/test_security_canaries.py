@@ -109,7 +109,10 @@ def job_with(cluster: Make, canaries: Canaries, script: str = SCRIPT) -> Cluster
     index = f"--extra-index-url http://someone:{canaries.requirements}@127.0.0.1:1/simple\n"
     for name in job.names:
         (job.base(name) / "code" / "requirements.txt").write_text(index + "helper==1.0\n")
+    home = job.folder / "home"  # what is written there is looked at too
+    home.mkdir()
     job.environ |= {
+        "HOME": str(home),
         "TEST_FOLDER": str(job.folder),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_FIND_LINKS": str(wheels),
@@ -166,13 +169,25 @@ def written(job: Cluster) -> Mapping[str, bytes]:
     return found
 
 
+def system_files() -> dict[str, tuple[int, int]]:
+    """Size and time of change of all below /etc, where everybody may read."""
+    found = {}
+    for path in Path("/etc").rglob("*"):
+        about = path.lstat()
+        found[str(path)] = (about.st_size, about.st_mtime_ns)
+    return found
+
+
 @pytest.mark.promise("S08")
 @pytest.mark.promise("S09")
 def test_no_canary_leaves_the_processes_that_it_is_for(cluster: Make, canaries: Canaries) -> None:
     job = job_with(cluster, canaries)
+    system = system_files()
     with command_lines() as seen:
         start(job, canaries)
         results = job.wait(90)
+    assert "/etc/passwd" in system
+    assert system_files() == system
     known = json.loads((job.folder / "known-algo-2").read_text())
     assert {canaries.all[i] for i in known} == set(canaries.of_ranks), "the canaries were there"
     _only_scripts_have_them_on_their_line(seen, canaries)

@@ -142,6 +142,40 @@ def test_an_interrupt_from_the_keyboard_reaches_a_script_only_once(cluster: Make
     assert (result.code, result.out) == (143, "ready\ntold SIGTERM\n")
 
 
+SAVES = (
+    "import os, signal, time\n"
+    "def stop(*_):\n"
+    "    print('told', flush=True)\n"
+    "    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
+    "    print('saved', flush=True)\n"
+    "    os._exit(0)\n"
+    "signal.signal(signal.SIGTERM, stop)\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+@pytest.mark.promise("F05")
+@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
+def test_a_second_stop_is_one_line_and_changes_nothing(cluster: Make, host: str) -> None:
+    job = cluster(SAVES, environ={"MUSTER_STOP_GRACE_S": "30"})
+    job.expect(code_writes=("go",))
+    job.start()
+    for name in job.names:
+        job.wait_for(name, "ready")
+    job.signal(host)
+    for name in job.names:
+        job.wait_for(name, "told")
+    job.signal(host)
+    job.wait_for(host, "SIGTERM again", "err")  # while the ranks save
+    for name in job.names:
+        (job.base(name) / "code" / "go").touch()
+    results = job.wait(20)
+    for name, result in results.items():
+        assert (result.code, result.out) == (143, "ready\ntold\nsaved\n"), result.err
+        assert result.err.count("SIGTERM again") == (name == host), result.err
+
+
 @pytest.mark.promise("F26")
 @pytest.mark.parametrize("which", ["control", "store"])
 def test_a_port_in_use_is_told_with_its_holder(cluster: Make, which: str) -> None:

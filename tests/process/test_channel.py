@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from muster.run.follower import Follower
+from muster.run.follower import LAST_RETRY_S, Follower
+from muster.run.loop import Loop, Timer
 from muster.run.messages import Go, Ready, Registered, Stop
 from muster.spec.errors import ClusterError
-from tests.support.channel import FAST, Channel, channel
+from tests.support.channel import FAST, SLOW, Channel, Side, channel, identity
 
 __all__ = ["channel"]
 
@@ -176,6 +178,52 @@ def test_a_closed_port_means_a_lost_leader_at_once(channel: Channel) -> None:
 def test_a_name_server_that_never_answers_does_not_hold_the_join_deadline(channel: Channel) -> None:
     _, side = channel.follow(1, resolve=lambda done: None, limit_s=0.3)
     channel.until(lambda: bool(side.unreachable), limit_s=1)
+
+
+class VirtualLoop(Loop):
+    """Waits for nothing: the time is what its timers say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self._pending: list[Timer] = []
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        self._pending.append(Timer(self.now_s + delay_s, 0, call))
+        return self._pending[-1]
+
+    def pass_all(self) -> None:
+        """Calls every timer in its order, until none is left."""
+        while self._pending:
+            timer = min(self._pending, key=lambda timer: timer.at_s)
+            self._pending.remove(timer)
+            self.now_s = timer.at_s
+            if timer.call is not None:
+                timer.call()
+
+
+@pytest.mark.promise("F22")
+def test_a_name_that_resolves_to_nothing_is_asked_for_again_within_two_seconds() -> None:
+    """Soon at first, then every 2 s, and no more once the time to join is over."""
+    loop, side, join_s = VirtualLoop(), Side(), 900.0
+    asked_s: list[float] = []
+
+    def resolve(done: Callable[[Sequence[str]], None]) -> None:
+        asked_s.append(loop.now_s)
+        done([])
+
+    try:
+        Follower(loop, identity(1), resolve, 1, "", SLOW, side).join(join_s)
+        loop.pass_all()
+    finally:
+        loop.close()
+    gaps_s = [later - earlier for earlier, later in pairwise(asked_s)]
+    assert LAST_RETRY_S == 2
+    assert max(gaps_s) == pytest.approx(LAST_RETRY_S)
+    assert gaps_s[0] < 0.1
+    assert join_s / LAST_RETRY_S < len(asked_s) < join_s / LAST_RETRY_S + 20
+    assert join_s - LAST_RETRY_S <= asked_s[-1] <= join_s
+    assert side.unreachable == "its name does not resolve"
 
 
 def test_a_peer_that_never_speaks_does_not_hold_the_join_deadline(channel: Channel) -> None:

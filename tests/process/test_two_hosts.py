@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster, lines
+from tests.support.cluster import Cluster, lines, wait_until
 from tests.support.mltree import TWO_HOSTS
+from tests.support.sabotage import train_after
 
 Make = Callable[..., Cluster]
 
@@ -94,14 +96,36 @@ def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) ->
     }
 
 
+OFTEN = "from muster.run import conductor\nconductor.PROGRESS_S = 0.3\n"  # not every 30 s
+
+
 @pytest.mark.promise("F20")
 def test_a_late_host_is_waited_for_and_named(cluster: Make) -> None:
     job = cluster(RENDEZVOUS)
+    job.start("algo-1", command=train_after(OFTEN))
+    wait_until(
+        lambda: len(lines(job.text("algo-1", "err"), "waiting for algo-2 to join")) >= 3,
+        20,
+        lambda: job.story("not named again and again"),
+    )
     job.start("algo-2")
-    job.wait_for("algo-2", "looking for the leader", "err")
-    time.sleep(1)  # the delay is the fault
+    assert {r.code for r in job.wait(20).values()} == {0}
+
+
+@pytest.mark.promise("F20")
+def test_a_late_leader_is_waited_for_and_named(cluster: Make) -> None:
+    job = cluster(RENDEZVOUS)
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    job.start("algo-2")
+    job.wait_for("algo-2", "looking for the leader algo-1", "err")
+    delay_s = 1.0  # the fault
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() - since >= delay_s, 2 * delay_s)
+    assert job.processes["algo-2"].poll() is None, job.story("it did not wait")
     job.start("algo-1")
     assert {r.code for r in job.wait(20).values()} == {0}
+    summary = json.loads((job.folder / "run" / "summary.json").read_text())
+    assert summary["phases"]["algo-2"]["join"] >= delay_s
 
 
 @pytest.mark.promise("F21")
@@ -202,6 +226,7 @@ def test_bad_input_on_every_host_ends_within_two_seconds(cluster: Make) -> None:
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.promise("F24")
 def test_hosts_that_disagree_are_told_apart(cluster: Make) -> None:
     job = cluster(RENDEZVOUS, hyperparameters={"lr": "0.1"})
     config = job.base("algo-2") / "input" / "config" / "hyperparameters.json"
@@ -210,6 +235,21 @@ def test_hosts_that_disagree_are_told_apart(cluster: Make) -> None:
     assert {r.code for r in results.values()} == {100}
     for result in results.values():
         assert "hosts disagree: algo-2 has hyperparameters" in result.first_line
+
+
+@pytest.mark.promise("F24")
+def test_hosts_with_different_code_are_told_apart_before_a_rank_runs(cluster: Make) -> None:
+    job = cluster("print('ran')\n")
+    (job.base("algo-2") / "code" / "train.py").write_text("print('ran otherwise')\n")
+    results = job.run(limit_s=15)
+    assert {(r.code, r.out) for r in results.values()} == {(100, "")}
+    (line,) = {r.first_line for r in results.values()}
+    told = (
+        "hosts disagree: algo-2 has code ([0-9a-f]{12}), algo-1 has code ([0-9a-f]{12})(?![0-9a-f])"
+    )
+    found = re.search(told, line)
+    assert found, line
+    assert found[1] != found[2]
 
 
 def test_a_missing_program_on_one_host_ends_all(cluster: Make) -> None:

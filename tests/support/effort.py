@@ -10,6 +10,11 @@ def effort() -> int:
     return int(os.environ.get("TEST_EFFORT", "1"))
 
 
+def fuzz_s() -> float:
+    """How long the join port is attacked: 20 s in `make test-all`, 600 s in `make test-long`."""
+    return max(20.0, 10.0 * effort())
+
+
 def chance() -> random.Random:
     """Other numbers in each run; TEST_SEED repeats those of a run that failed."""
     seed = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)

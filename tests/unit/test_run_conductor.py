@@ -76,6 +76,7 @@ def test_hosts_whose_ranks_do_not_start_are_named_at_the_start_limit() -> None:
     assert job.outcome.exit_code == 106
 
 
+@pytest.mark.promise("F20")
 def test_the_progress_lines_name_who_is_missing_every_thirty_seconds() -> None:
     job = Job()
     job.join(0)

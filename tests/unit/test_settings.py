@@ -131,6 +131,12 @@ def test_a_stop_grace_never_reaches_the_end_of_the_stop(grace: str, local_mode: 
     )
 
 
+@pytest.mark.promise("F28")
+def test_a_silence_of_ten_seconds_is_warned_of_by_default() -> None:
+    assert Deadlines().warn_after_s == 10
+    assert Deadlines().lost_after_s > Deadlines().warn_after_s
+
+
 @pytest.mark.promise("B45")
 @pytest.mark.parametrize("name", RANGES)
 def test_both_ends_of_a_range_are_inside(name: str) -> None:
