@@ -15,7 +15,7 @@ from tests.support.cluster import Cluster, Result
 from tests.support.packages import make_wheel
 
 Make = Callable[..., Cluster]
-OWN_LIMIT_S = 3.0  # promised: 1 s; these machines are shared
+OWN_LIMIT_S = 6.0  # promised: 1 s; two Pythons start in it
 # A follower looks for its leader for 5 s, the leader stays until all were told.
 TOLD_LIMIT_S = 10.0
 SCRIPT = """\

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import wait_until
-from tests.support.containers import RUNS, TRAIN, Containers, Make, container_jobs
-
-
-@pytest.fixture
-def containers() -> Iterator[Make]:
-    with container_jobs() as make:
-        yield make
-
+from tests.support.containers import RUNS, TRAIN, Containers, Make
 
 ORPHANS = 500
 # grandchildren whose parents are gone; each says so with a byte once it has been adopted

@@ -7,8 +7,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,20 +83,17 @@ def test_a_terminal_as_stdout_gets_the_plain_lines_of_the_script(cluster: Make) 
     )
     job = cluster(script, hosts=1)
     terminal, other_end = pty.openpty()
-    environ = {**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1")), "TERM": "xterm"}
-    command = [sys.executable, "-m", "muster", "train"]
-    with subprocess.Popen(
-        command, env=environ, stdin=other_end, stdout=other_end, stderr=other_end
-    ) as process:
-        os.close(other_end)
-        shown = b""
-        try:
-            while piece := os.read(terminal, 1 << 16):
-                shown += piece
-        except OSError:
-            pass  # Linux says so when the other end has closed
+    job.start(environ={"TERM": "xterm"}, stdio=other_end)
+    os.close(other_end)
+    shown = b""
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    except OSError:
+        pass  # Linux says so when the other end has closed
     os.close(terminal)
-    assert process.returncode == 0, shown
+    job.keep_output("algo-1", shown)
+    assert job.wait(20)["algo-1"].code == 0, shown
     lines = shown.split(b"\r\n")  # as a terminal shows line ends
     assert b"loss=0.5 False True" in lines
     assert b"a\rb" in lines

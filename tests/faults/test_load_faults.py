@@ -12,6 +12,7 @@ from tests.support.cluster import Cluster, wait_until
 
 Make = Callable[..., Cluster]
 RANKS_PER_HOST, LINES = 3, 60_000
+PATIENT = {"MUSTER_LOST_AFTER_S": "15"}  # a busy machine is no lost host
 
 # pieces that end anywhere in a line, as the buffers of a C library do
 COUNTS = """
@@ -48,7 +49,7 @@ def test_lines_of_ranks_that_flood_at_once_stay_whole_and_in_order(cluster: Make
         "sagemaker_mpi_num_of_processes_per_host": str(RANKS_PER_HOST),
         "lines": str(LINES),
     }
-    job = cluster(COUNTS, hyperparameters=request, environ={"MUSTER_START_S": "60"})
+    job = cluster(COUNTS, hyperparameters=request, environ={"MUSTER_START_S": "60", **PATIENT})
     results = job.run(limit_s=120)
     assert {r.code for r in results.values()} == {0}, results["algo-1"].err
     for host, result in enumerate(results.values()):
@@ -65,7 +66,7 @@ def test_lines_of_ranks_that_flood_at_once_stay_whole_and_in_order(cluster: Make
 
 @pytest.mark.promise("F01", "F58")
 def test_a_stop_reaches_ranks_that_flood_within_two_seconds(cluster: Make) -> None:
-    job = cluster(ENDLESS, hosts=3)
+    job = cluster(ENDLESS, hosts=3, environ=PATIENT)
     job.start()
     for name in job.names:
         job.wait_for(name, "floods", "err")

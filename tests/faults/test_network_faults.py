@@ -96,6 +96,7 @@ def test_a_pause_shorter_than_the_limit_is_survived_with_one_warning(up: Up, fro
 @pytest.mark.promise("F28")
 def test_a_host_that_stays_frozen_is_lost_and_knows_it_when_it_thaws(up: Up) -> None:
     run, hosts = up(hosts=3)
+    run.expect(apart=frozenset({"algo-2"}))
     hosts[1].freeze()
     began = time.monotonic()
     others = [hosts[0], hosts[2]]
@@ -115,6 +116,7 @@ def test_a_host_that_stays_frozen_is_lost_and_knows_it_when_it_thaws(up: Up) -> 
 @pytest.mark.promise("F28")
 def test_a_leader_that_stays_frozen_is_lost_to_its_followers(up: Up) -> None:
     run, hosts = up(hosts=3)
+    run.expect(apart=frozenset({"algo-1"}))
     hosts[0].freeze()
     wait_until(lambda: all(host.failure for host in hosts[1:]), 15, lambda: run.err)
     for host in hosts[1:]:
@@ -128,6 +130,7 @@ def test_a_leader_that_stays_frozen_is_lost_to_its_followers(up: Up) -> None:
 @pytest.mark.promise("F29")
 def test_on_a_partition_each_side_names_what_it_lost(up: Up) -> None:
     run, hosts = up(hosts=3)
+    run.expect(apart=frozenset({"algo-2"}))
     hosts[1].inside("ip", "link", "set", "eth0", "down")
     assert "UP" not in link_state(hosts[1])
     result = run.wait(20)
@@ -247,6 +250,7 @@ def cut_off(run: LocalRun, host: Host, leader: Host) -> AbstractContextManager[R
 @pytest.mark.promise("F29")
 def test_a_connection_that_does_not_come_back_in_time_is_a_lost_host(up: Up) -> None:
     run, hosts = up(hosts=3)
+    run.expect(apart=frozenset({"algo-2"}))
     with cut_off(run, hosts[1], hosts[0]) as rule:
         rule.wait_for(1)
         result = run.wait(20)
@@ -261,6 +265,7 @@ def test_a_connection_that_does_not_come_back_in_time_is_a_lost_host(up: Up) -> 
 def test_a_stop_while_a_host_is_suspect_does_not_hide_that_it_is_lost(up: Up) -> None:
     """protocol.md 6: 102 wins."""
     run, hosts = up(MUSTER_RECONNECT_S="3")
+    run.expect(apart=frozenset({"algo-2"}))
     with cut_off(run, hosts[1], hosts[0]) as rule:
         wait_until(lambda: "the connection of algo-2 ended" in run.err, 10, lambda: run.err)
         assert rule.hits() >= 1

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import resource
+import socket
 import sys
 import time
 from collections import deque
@@ -21,29 +22,20 @@ from muster.run import wire
 from muster.run.leader import HANDSHAKE_S, PENDING_LIMIT
 from tests.support.attacked import Attacked
 from tests.support.cluster import Cluster, lines, wait_until
-from tests.support.effort import chance, effort
+from tests.support.effort import chance, fuzz_s
 from tests.support.strangers import LEFT_S, Stranger, Target, attack, framed, until_gone
 
 GROWTH_KIB = 2 << 10  # of the leader's memory, whoever comes
 WARM_SHOTS = 500
-FUZZ_S = 10.0  # 600 s in `make test-long`
+FUZZ_S = fuzz_s()
+JOINS_AFTER_S = 5.0  # a true host, in the midst of the garbage
 JOIN_S = 10.0  # of a host that comes during an attack, its start of Python included
-
-
-@pytest.fixture
-def attacked(tmp_path: Path) -> Iterator[Attacked]:
-    made = Attacked(tmp_path)
-    try:
-        yield made
-        made.check_the_true_hosts()
-    finally:
-        made.close()
 
 
 @pytest.mark.effort
 @pytest.mark.promise("S03")
 @pytest.mark.promise("S19")
-@pytest.mark.timeout(FUZZ_S * 60 + 300)
+@pytest.mark.timeout(FUZZ_S + 300)
 def test_garbage_of_every_kind_harms_nobody(attacked: Attacked) -> None:
     leader, source = attacked.leader, chance()
     descriptors = leader.descriptors()
@@ -51,21 +43,22 @@ def test_garbage_of_every_kind_harms_nobody(attacked: Attacked) -> None:
         attack(attacked, source)[0].close()
     before, began = leader.resident_kib(), time.monotonic()
     shots, joined_s, stayed = 0, 0.0, deque[Stranger]()
-    while time.monotonic() < began + FUZZ_S * effort():
+    while time.monotonic() < began + FUZZ_S:
         stranger, stays = attack(attacked, source)
         shots += 1
         if stays:
             stayed.append(stranger)
         if len(stayed) > 10 * PENDING_LIMIT:
             stayed.popleft().close()
-        if not joined_s and time.monotonic() > began + FUZZ_S / 2:
+        if not joined_s and time.monotonic() > began + JOINS_AFTER_S:
             joined_s = attacked.late_host_joins_within_s(3)
+    stayed.extend(Stranger(attacked) for _ in range(2 * PENDING_LIMIT))  # all of them say nothing
     over = time.monotonic()
     until_gone(stayed, lambda _lasted: None)
     assert time.monotonic() - over < LEFT_S
     grown = leader.resident_kib() - before
     print(f"{shots} shots in {time.monotonic() - began:.0f} s, {grown} KiB more memory")
-    assert shots > 500 * effort()
+    assert shots > 50 * FUZZ_S
     assert grown < GROWTH_KIB
     assert 0 < joined_s < JOIN_S
     attacked.settle(descriptors + 1)
@@ -304,6 +297,11 @@ def test_a_leader_that_cannot_hold_all_its_hosts_says_so_before_the_join(
     assert "ran" not in result.out
 
 
+def listens(target: Target) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((target.address, target.port)) == 0
+
+
 @pytest.mark.promise("S19")
 def test_a_job_whose_leader_is_flooded_ends_well(cluster: Callable[..., Cluster]) -> None:
     """The whole of `train` under what the tests above do to its control port."""
@@ -318,13 +316,10 @@ def test_a_job_whose_leader_is_flooded_ends_well(cluster: Callable[..., Cluster]
     job.environ["MUSTER_LOST_AFTER_S"] = "15"
     job.start()
     target = Target(job.addresses["algo-1"], job.ports[0], "a-job")
-    source, shots = chance(), 0
-    while shots < 3000:
-        try:
-            attack(target, source)[0].close()
-            shots += 1
-        except ConnectionRefusedError:  # it does not listen yet
-            assert not shots
+    source = chance()
+    wait_until(lambda: listens(target), 30, lambda: job.story("the leader never listened"))
+    for _ in range(3000):
+        attack(target, source)[0].close()
     for name in job.names:
         job.wait_for(name, "ready")
     for _ in range(1000):
@@ -332,6 +327,7 @@ def test_a_job_whose_leader_is_flooded_ends_well(cluster: Callable[..., Cluster]
     (job.folder / "go").touch()
     for name, result in job.wait(60).items():
         assert result.code == 0
-        for word in ("ended", "lost", "refused", "nothing heard", "Traceback"):
-            assert not lines(result.err, f" channel {word}"), (name, result.err)
+        for said in ("the connection of", " lost ", "nothing heard"):
+            assert not lines(result.err, said), (name, result.err)
+        assert "Traceback" not in result.err
         assert "is back" not in result.err

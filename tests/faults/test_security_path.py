@@ -6,7 +6,7 @@ session ends the connection; the host comes back, and every message arrives once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,16 +20,6 @@ pytestmark = pytest.mark.promise("S03")
 HOST = 3
 MANY = 25  # frames of a recording, at least: the one to meddle with is among the first of them
 Meddling = Callable[[int, bytes, Sequence[bytes], Between], list[bytes]]
-
-
-@pytest.fixture
-def attacked(tmp_path: Path) -> Iterator[Attacked]:
-    made = Attacked(tmp_path)
-    try:
-        yield made
-        made.check_the_true_hosts()
-    finally:
-        made.close()
 
 
 @pytest.fixture

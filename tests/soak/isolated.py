@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tests.soak import scripts
 from tests.soak.run import SETTINGS, bound_s, expected_codes
 from tests.soak.scenario import SHORT_S, Fault, Scenario
 from tests.soak.verdict import Verdict, not_run
-from tests.support.invariants import Declared, Left, check_host, check_job
 from tests.support.local_runs import LocalRun, runs
 from tests.support.namespaces import Host
 
@@ -39,6 +37,7 @@ def run(one: Scenario, folder: Path) -> Verdict:
     try:
         with runs() as start:
             job = start(folder, argv, environ=SETTINGS)
+            job.expect(apart=_apart(one))
             try:
                 landed = _do(one, job)
                 result = job.wait(bound_s(one) + STARTS_S)
@@ -126,53 +125,25 @@ def _cut_off(host: Host, lasts_s: float) -> bool:
 
 
 def _check(one: Scenario, job: LocalRun, landed: bool) -> list[str]:
-    """What did not hold: on each host, and among those that were not cut off."""
-    (fault,) = one.faults
+    """What did not hold beside what `runs` checks after every job."""
     code = job.process.returncode
-    lefts = [_left(job, name, outcome) for name, outcome in _outcomes(one, job).items()]
-    long = fault.kind in ("freeze", "partition") and fault.lasts_s > SHORT_S
-    broken = one.names[fault.host]
-    apart = {broken} if long or fault.kind == "kill" else set()
-    if apart and fault.host == 0:
-        apart = set(one.names)
-    declared = Declared(no_screen=True, apart=frozenset(apart))
-    wrong = check_job([left for left in lefts if left.name not in apart], declared)
-    wrong += [f"{left.name}: {w}" for left in lefts for w in check_host(left, declared)]
+    wrong = []
     done = [any((_base(job, n) / "model").glob(scripts.DONE + "*")) for n in one.names]
     if code == 0 and not all(done):
         wrong.append("exit code 0, but not every rank ended well")
     if not landed and code not in expected_codes(one):
         wrong.append(f"exit code {code}, but nothing happened: {sorted(expected_codes(one))}")
-    return list(dict.fromkeys(wrong))
+    return wrong
+
+
+def _apart(one: Scenario) -> frozenset[str]:
+    """The hosts that may end otherwise than the others: cut off, frozen or killed."""
+    (fault,) = one.faults
+    long = fault.kind in ("freeze", "partition") and fault.lasts_s > SHORT_S
+    if not long and fault.kind != "kill":
+        return frozenset()
+    return frozenset(one.names if fault.host == 0 else (one.names[fault.host],))
 
 
 def _base(job: LocalRun, name: str) -> Path:
     return job.folder / name / "opt" / "ml"
-
-
-def _outcomes(one: Scenario, job: LocalRun) -> Mapping[str, int]:
-    """The exit code of each host that came to know one."""
-    found = {}
-    for name in one.names:
-        outcome = _outcome_of(job, name)
-        if outcome is not None:
-            found[name] = outcome
-    return found
-
-
-def _outcome_of(job: LocalRun, name: str) -> int | None:
-    import json
-
-    events = job.folder / "events.jsonl"
-    for text in events.read_text().splitlines() if events.exists() else ():
-        event = json.loads(text)
-        if event["kind"] == "outcome" and event["host"] == name:
-            return int(event["exit_code"])
-    return None
-
-
-def _left(job: LocalRun, name: str, code: int) -> Left:
-    base = _base(job, name)
-    failure = base / "output" / "failure"
-    data = failure.read_bytes() if failure.exists() else None
-    return Left(name, code, "", "", data, (base / "output" / "success").exists(), base)

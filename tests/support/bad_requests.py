@@ -70,10 +70,10 @@ def nested(depth: int) -> str:
 
 def error_of(tmp_path: Path, **tree: Any) -> ConfigError:
     environ = write_tree(tmp_path, **tree)
-    began = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(ConfigError) as caught:
         read_job(environ)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began_s < 1
     assert caught.value.exit_code == 100
     return caught.value
 

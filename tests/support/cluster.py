@@ -143,33 +143,52 @@ class Cluster:
         *names: str,
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
+        stdio: int | None = None,
     ) -> None:
-        """Starts `train` (or `command` in its place) on the named hosts, all by default."""
-        for name in names or self.names:
-            folder = self.folder / name
-            self._trees[name] = tree(self.base(name))
-            self._began_s[name] = time.monotonic()
-            with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-                self.processes[name] = subprocess.Popen(
-                    command or [sys.executable, "-m", "muster", "train"],
-                    env={
-                        **self.environ,
-                        "SAGEMAKER_BASE_DIR": str(self.base(name)),
-                        **(environ or {}),
-                    },
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
+        """Starts `train` (or `command` in its place) on the named hosts, all by default.
 
-    def signal(self, name: str, number: int = signal.SIGTERM) -> None:
-        """To the host's `train` only."""
+        `stdio`: a descriptor that takes the place of their three streams. Who reads it says so
+        by `keep_output`, since the invariants ask what was shown.
+        """
+        for name in names or self.names:
+            home = {"SAGEMAKER_BASE_DIR": str(self.base(name))}
+            self._spawn(
+                name,
+                command or [sys.executable, "-m", "muster", "train"],
+                environ={**self.environ, **home, **(environ or {})},
+                stdio=stdio,
+            )
+
+    def _spawn(
+        self, name: str, argv: Sequence[str], environ: Mapping[str, str], stdio: int | None
+    ) -> None:
+        """Starts what runs the host, and notes what its /opt/ml was like before."""
+        folder = self.folder / name
+        self._trees[name] = tree(self.base(name))
+        self._began_s[name] = time.monotonic()
+        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            self.processes[name] = subprocess.Popen(
+                argv,
+                env=environ,
+                cwd=folder,
+                stdin=subprocess.DEVNULL if stdio is None else stdio,
+                stdout=out if stdio is None else stdio,
+                stderr=err if stdio is None else stdio,
+                start_new_session=True,
+            )
+
+    def keep_output(self, name: str, shown: bytes) -> None:
+        """What a host wrote to `stdio`, as if its stderr had been a file."""
+        (self.folder / name / "err").write_bytes(shown)
+
+    def signal(self, name: str, number: int = signal.SIGTERM) -> float:
+        """To the host's `train` only. The time right before, as of `time.time`."""
         self.trace.look()
+        began_s = time.time()
         self.processes[name].send_signal(number)
         if number in STOPS and self._stopped_s is None:
             self._stopped_s = time.monotonic()
+        return began_s
 
     def expect(self, **differences: object) -> None:
         """Declares in what this job may differ from others (`invariants.Declared`)."""

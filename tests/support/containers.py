@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +21,8 @@ import pytest
 
 from tests.support.cluster import STOPS, Cluster, pids, wait_until
 from tests.support.engine import LABEL, Engine, NoEngineError, mounts, packages, usable_engine
+from tests.support.fixtures import checked
 from tests.support.invariants import Left
-from tests.support.traces import tree
 
 __all__ = ["RUNS", "TRAIN", "Containers", "Make", "container_jobs"]
 
@@ -115,23 +114,15 @@ class Containers(Cluster):
         *names: str,
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
+        stdio: int | None = None,
         options: Sequence[str] = (),
     ) -> None:
         """Starts the named hosts' containers, all by default; makes those that `create` has not."""
         for name in names or self.names:
             if name not in self._created:
                 self.create(name, *options, environ=environ, command=command or TRAIN)
-            self._trees[name] = tree(self.base(name))
-            self._began_s[name] = time.monotonic()
-            folder = self.folder / name
-            with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-                self.processes[name] = subprocess.Popen(
-                    self.engine.argv("start", "--attach", self.container(name)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
+            attach = self.engine.argv("start", "--attach", self.container(name))
+            self._spawn(name, attach, environ=os.environ, stdio=stdio)
 
     def start_ranks(self, command: Sequence[str] | None = None) -> None:
         """Starts all hosts; returns when the scripts of all have said that they are ready."""
@@ -152,14 +143,16 @@ class Containers(Cluster):
         self._beside.add(self.container(name))
         self.engine.must("start", self.container(name))
 
-    def signal(self, name: str, number: int = signal.SIGTERM) -> None:
-        """To the container's PID 1, as the engine sends it."""
+    def signal(self, name: str, number: int = signal.SIGTERM) -> float:
+        """To the container's PID 1, as the engine sends it. The time right before, as of `time`."""
         self.trace.look()
+        began_s = time.time()
         self.engine.must("kill", f"--signal={signal.Signals(number).name}", self.container(name))
         if number == signal.SIGKILL:
             self._killed.add(name)
         if number in STOPS and self._stopped_s is None:
             self._stopped_s = time.monotonic()
+        return began_s
 
     def said_beside(self, name: str) -> str:
         """What such a container has written so far."""
@@ -298,10 +291,7 @@ def container_jobs() -> Iterator[Make]:
         return made[-1]
 
     try:
-        yield make
-        for job in made:
-            job.check_invariants()
+        with checked(made):
+            yield make
     finally:
-        for job in made:
-            job.kill()
         shutil.rmtree(folder)

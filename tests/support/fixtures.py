@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from tests.support.cluster import Cluster
+
+
+class Checkable(Protocol):
+    """A job of a test: what holds after every job can be asked of it, and it can be ended."""
+
+    def check_invariants(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@contextmanager
+def checked(made: Sequence[Checkable]) -> Iterator[None]:
+    """Checks all jobs that were made in the block, when it ends well; kills each in any case.
+
+    Neither a check nor a kill that fails keeps the others from being done: the last error is
+    raised with those before it as its context.
+    """
+    try:
+        yield
+        _do_all(job.check_invariants for job in made)
+    finally:
+        _do_all(job.kill for job in made)
+
+
+def _do_all(actions: Iterable[Callable[[], None]]) -> None:
+    with ExitStack() as stack:
+        for action in reversed(list(actions)):
+            stack.callback(action)
 
 
 @pytest.fixture
@@ -20,10 +50,5 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         made.append(Cluster(folder, script, hosts, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    try:
+    with checked(made):
         yield make
-        for one in made:
-            one.check_invariants()
-    finally:
-        for one in made:
-            one.kill()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.local.request import Request
+from tests.support.fixtures import checked
+from tests.support.invariants import Declared, Left, check_job
+from tests.support.traces import OURS, Trace, describe
 
 POLL_S = 0.02
 WAIT_S = 60.0
@@ -63,7 +69,10 @@ class Result(NamedTuple):
 
 
 class LocalRun:
-    """One `muster local` in a session of its own; its processes are known by a mark."""
+    """One `muster local` in a session of its own; its processes are known by a mark.
+
+    `check_invariants` says afterwards whether what holds for every job held for this one.
+    """
 
     def __init__(
         self,
@@ -78,6 +87,12 @@ class LocalRun:
         self.folder = home / f"run-{self.mark[:8]}"
         self._out = home / f"out-{self.mark[:8]}"
         self._err = home / f"err-{self.mark[:8]}"
+        self.canary = "canary-" + secrets.token_hex(12)
+        self.declared = Declared(canary=self.canary, no_screen=True)
+        self.trace = Trace(MARK, self.mark)
+        # short, since the path of a socket in it is limited; everybody's, as /tmp is
+        self.temp = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))
+        self.temp.chmod(0o1777)
         command = [*wrapper, python, "-m", "muster", "local"]
         cut = argv.index("--") if "--" in argv else len(argv)
         command += [*argv[:cut], "--output", str(self.folder), *argv[cut:]]
@@ -85,7 +100,14 @@ class LocalRun:
             self.process = subprocess.Popen(
                 command,
                 cwd=home,
-                env={**os.environ, **FAST, MARK: self.mark, **(environ or {})},
+                env={
+                    **os.environ,
+                    **FAST,
+                    MARK: self.mark,
+                    "TMPDIR": str(self.temp),
+                    "MY_API_TOKEN": self.canary,
+                    **(environ or {}),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
@@ -113,9 +135,16 @@ class LocalRun:
 
         wait_until(ready, WAIT_S, lambda: self.err)
         assert self.process.poll() is None, self.err
+        self.trace.look()
 
     def signal(self, number: int) -> None:
+        """To `muster local` itself."""
+        self.trace.look()
         self.process.send_signal(number)
+
+    def expect(self, **differences: object) -> None:
+        """Declares in what this run may differ from others (`invariants.Declared`)."""
+        self.declared = self.declared._replace(**differences)  # type: ignore[arg-type]
 
     def alive(self, having: str = "") -> list[int]:
         """The run's processes; with `having`, those with it in their command line."""
@@ -140,7 +169,97 @@ class LocalRun:
 
         wait_until(lambda: not self.alive(), limit_s, lines)
 
-    def end(self) -> None:
+    def base(self, name: str) -> Path:
+        """The host's /opt/ml."""
+        return self.folder / name / "opt" / "ml"
+
+    def lefts(self) -> list[Left]:
+        """What each host left of a run that has ended, the leader first.
+
+        `muster local` mixes what they say, so their streams are empty here. Hosts whose end nobody
+        saw were killed with `muster local`, or with what holds them.
+        """
+        local, unseen = self._record(), -signal.SIGKILL
+        statuses = {host["host"]: host["status"] for host in local.get("hosts", ())}
+        if not local and self.process.returncode == -signal.SIGKILL:
+            statuses = {path.name: unseen for path in self.folder.glob("algo-*")}
+        return [self._left(n, unseen if code is None else code) for n, code in statuses.items()]
+
+    def violations(self, declared: Declared | None = None) -> list[str]:
+        """What does not hold of a run that has ended, although it does after every job.
+
+        `declared`: in place of what the test expected.
+        """
+        declared = self.declared if declared is None else declared
+        lefts = self.lefts()
+        wrong = check_job(lefts, declared) + self._left_behind(lefts)
+        return wrong + self._codes(lefts, declared) + self._shown(declared)
+
+    def check_invariants(self) -> None:
+        """What holds after every run, however it ended; waits for its end."""
+        self.process.wait(WAIT_S)
+        self.check_nothing_left()
+        wrong = self.violations()
+        assert not wrong, "\n".join([*wrong, "--- stderr", self.err[-5000:]])
+
+    def _record(self) -> Mapping[str, Any]:
+        """What `muster local` itself wrote down of the run, {} when it did not come to that."""
+        file = self.folder / "summary.json"
+        record: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        local: Mapping[str, Any] = record.get("local", {})
+        return local
+
+    def _left(self, name: str, code: int) -> Left:
+        base = self.base(name)
+        failure = base / "output" / "failure"
+        data = failure.read_bytes() if failure.exists() else None
+        return Left(name, code, "", "", data, (base / "output" / "success").exists(), base)
+
+    def _codes(self, lefts: Sequence[Left], declared: Declared) -> list[str]:
+        """What the hosts told of their ends, and `muster local` of the job's, is what was."""
+        file, code = self.folder / "events.jsonl", self.process.returncode
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        # one that was killed may leave half a line
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        told = {e["host"]: e["exit_code"] for e in events if e["kind"] == "outcome"}
+        wrong = [
+            f"{left.name} told the exit code {told[left.name]} and ended with {left.code}"
+            for left in lefts
+            if left.ended_by_itself and told.get(left.name, left.code) != left.code
+        ]
+        local = self._record()
+        if not local:  # it was killed, or no host began
+            return [*wrong, "exit code 0 without a record"] if code == 0 else wrong
+        if local["exit_code"] != code:
+            wrong.append(f"exit code {code}, in the record {local['exit_code']}")
+        by_itself = lefts and lefts[0].ended_by_itself and not local["ended_by"]
+        if by_itself and not declared.apart and lefts[0].code != code:
+            wrong.append(f"exit code {code}, the leader's is {lefts[0].code}")
+        return wrong
+
+    def _left_behind(self, lefts: Sequence[Left]) -> list[str]:
+        """Processes and files that are nobody's now. Hosts that were killed cannot tidy up."""
+        wrong = [f"survivor: {describe(pid)}" for pid in self.trace.alive()]
+        wrong += [f"zombie: {pid}" for pid in self.trace.zombies()]
+        tidy = [left for left in lefts if left.ended_by_itself]
+        files = [file for left in tidy for file in left.base.rglob(f"{OURS}*")]
+        if tidy == lefts:
+            files += self.temp.glob("muster-*")
+        return wrong + [f"left over: {file}" for file in sorted(files)]
+
+    def _shown(self, declared: Declared) -> list[str]:
+        """Where a secret can be read. What scripts print lies in the logs beside."""
+        if not declared.canary or declared.scripts_show_it:
+            return []
+        files = (self._out, self._err, self.folder / "summary.json", self.folder / "events.jsonl")
+        secret = declared.canary.encode()
+        return [
+            f"a secret was shown in {file.name}"
+            for file in files
+            if file.exists() and secret in file.read_bytes()
+        ]
+
+    def kill(self) -> None:
         """Ends whatever a failed test left."""
         for pid in self.alive():
             try:
@@ -148,25 +267,20 @@ class LocalRun:
             except OSError:
                 pass
         self.process.wait(WAIT_S)
+        shutil.rmtree(self.temp, ignore_errors=True)
 
 
 @contextmanager
 def runs() -> Iterator[Callable[..., LocalRun]]:
-    """Starts runs; at the end all of them have ended and left nothing."""
+    """Starts runs; at the end all have ended and kept what holds for every run."""
     started: list[LocalRun] = []
 
     def start(*args: Any, **options: Any) -> LocalRun:
         started.append(LocalRun(*args, **options))
         return started[-1]
 
-    try:
+    with checked(started):
         yield start
-        for run in started:
-            run.process.wait(WAIT_S)
-            run.check_nothing_left()
-    finally:
-        for run in started:
-            run.end()
 
 
 def wait_until(
