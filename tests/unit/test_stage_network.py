@@ -11,6 +11,7 @@ import pytest
 from muster.spec.cluster import Cluster
 from muster.spec.machine import Interface, Machine
 from muster.stage.network import (
+    can_bind,
     choose_interface,
     job_interface,
     port_holder,
@@ -158,3 +159,23 @@ def test_a_holder_out_of_sight_is_still_a_holder(tmp_path: Path) -> None:
     (tmp_path / "net/tcp").write_text(f"  sl  local_address\n   {row}\n")
     assert port_holder("127.0.0.1", 7777, str(tmp_path)) == "another user's process"
     assert port_holder("127.0.0.1", 7776, str(tmp_path)) is None
+
+
+@pytest.mark.promise("F26")
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_port_can_be_bound_unless_somebody_listens(
+    family: socket.AddressFamily, everywhere: bool
+) -> None:
+    """On whatever address: a server of torch listens on all of them."""
+    loopback = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("" if everywhere else loopback, 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        port = sock.getsockname()[1]
+        sock.listen(1)
+        assert not can_bind(port)
+    assert can_bind(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Mapping
@@ -98,6 +99,22 @@ def resolve(name: str, addresses: Mapping[str, str]) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def can_bind(port: int) -> bool:
+    """Whether a server could listen at the TCP port on every address. Takes microseconds, where
+    the kernel's tables take seconds on a machine with very many connections."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(("", port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+    return True
 
 
 def port_holder(address: str, port: int, proc: str = "/proc") -> str | None:

@@ -164,11 +164,11 @@ class JobWork:
         """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
         if len(self._job.cluster.hosts) == 1 and plan.launcher is None:
             return  # nothing will listen
-        from muster.stage.network import port_holder
+        from muster.stage.network import can_bind, port_holder
 
         for name, port in plan.ports.items():
-            if name == "control":
-                continue  # bound since the join
+            if name == "control" or can_bind(port):
+                continue  # the first is bound since the join
             holder = port_holder("0.0.0.0", port)
             if holder is not None:
                 raise ClusterError(
