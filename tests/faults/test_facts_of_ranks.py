@@ -15,6 +15,7 @@ import pytest
 from tests.faults.test_shim_faults import shim_above
 from tests.support.cluster import Cluster, describe
 from tests.support.sabotage import train_after
+from tests.support.terminals import read_to_hangup
 
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
@@ -85,13 +86,7 @@ def test_a_terminal_as_stdout_gets_the_plain_lines_of_the_script(cluster: Make) 
     terminal, other_end = pty.openpty()
     job.start(environ={"TERM": "xterm"}, stdio=other_end)
     os.close(other_end)
-    shown = b""
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            shown += piece
-    except OSError:
-        pass  # Linux says so when the other end has closed
-    os.close(terminal)
+    shown = read_to_hangup(terminal)
     job.keep_output("algo-1", shown)
     assert job.wait(20)["algo-1"].code == 0, shown
     lines = shown.split(b"\r\n")  # as a terminal shows line ends

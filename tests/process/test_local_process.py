@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+from tests.support.terminals import read_to_hangup
 
 PROCESS = ("--isolation", "process")
 Start = Callable[..., LocalRun]
@@ -232,13 +233,7 @@ def on_a_terminal(home: Path, *argv: str, **environ: str) -> tuple[str, int]:
         stderr=other_end,
     ) as process:
         os.close(other_end)
-        data = b""
-        try:
-            while piece := os.read(terminal, 1 << 16):
-                data += piece
-        except OSError:
-            pass  # Linux says so when the other end has closed
-    os.close(terminal)
+        data = read_to_hangup(terminal)
     return data.decode(), process.returncode
 
 
