@@ -25,6 +25,7 @@ EVENTS: Mapping[str, e.Event] = {
     "facts": e.FromLeader(m.FactsPart(0, 1, (FACTS,))),
     "planned": e.Planned("d1gest"),
     "go": e.FromLeader(m.Go()),
+    "daemon asked": e.FromLeader(m.StartDaemon(("orted", "-mca"))),
     "all registered": e.AllRegistered(2),
     "rank failed": e.RankFailed(FAILURE),
     "all gone": e.AllGone((), ()),

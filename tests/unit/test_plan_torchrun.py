@@ -9,8 +9,8 @@ import pytest
 import muster
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.plan.script import RANK_SHIM
 from muster.plan.tools import Tools
-from muster.plan.torchrun import RANK_SHIM
 from muster.spec.distribution import Torchrun
 from muster.spec.errors import ConfigError
 from muster.spec.job import Settings

@@ -49,6 +49,7 @@ leader lost -> verdict: Tell HostEnded, WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [spawn]
 went wrong -> report: Tell Report
+daemon asked -> spawn: SpawnDaemon
 all registered -> watch: Tell Registered
 rank failed -> report: Tell Report
 all gone -> ended: Tell HostEnded
@@ -139,6 +140,7 @@ WORDS = {
     "abort stage": "AbortStage",
     "plan": "MakePlan",
     "spawn": "Spawn",
+    "daemon": "SpawnDaemon",
     "SIGTERM": "SignalRanks",
     "SIGKILL": "KillRanks",
     "say": "Say",

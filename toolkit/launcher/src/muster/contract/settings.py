@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from muster.contract.findings import ENOUGH, Findings, nearest, short
@@ -28,6 +29,7 @@ KNOWN = (
     "MUSTER_INSTALL_TARGET",
     ALLOW_CONFLICTS,
     "MUSTER_OVERSUBSCRIBE",
+    "MUSTER_MPIRUN",
     SCRIPT_ARGUMENTS,
     *map(variable, RANGES),
 )
@@ -55,6 +57,7 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         log_limit_bytes=_bytes(environ, "MUSTER_LOG_LIMIT", default.log_limit_bytes, findings),
         install_target=_folder(environ, "MUSTER_INSTALL_TARGET", findings),
         oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
+        mpirun=_program(environ, "MUSTER_MPIRUN", findings),
     )
     if settings.control_port == settings.store_port:
         what = f"the store port is {settings.store_port} too"
@@ -132,6 +135,16 @@ def _folder(environ: Mapping[str, str], name: str, findings: Findings) -> str:
     if path and not path.startswith("/"):
         what = f"expected an absolute path, got {short(path)}"
         findings.problem(name, what, f"set {name} to an absolute path or unset it")
+        return ""
+    return path
+
+
+def _program(environ: Mapping[str, str], name: str, findings: Findings) -> str:
+    """The path of a program, "" when it is to be searched for."""
+    path = environ.get(name, "")
+    if path and not (path.startswith("/") and os.access(path, os.X_OK)):
+        what = f"expected the absolute path of a program, got {short(path)}"
+        findings.problem(name, what, f"set {name} to one that is there, or unset it")
         return ""
     return path
 

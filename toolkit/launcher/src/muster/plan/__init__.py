@@ -37,8 +37,11 @@ def plan(
             from muster.plan.torchrun import plan_torchrun
 
             return plan_torchrun(job, option, facts, staged, tools)
-        case Mpi(option=name):
-            raise _unserved(job, name, "mpirun")
+        case Mpi() as option:
+            from muster.plan.mpi import plan_mpi
+            from muster.plan.tools import Tools
+
+            return plan_mpi(job, option, facts, staged, tools or Tools())
         case ParameterServer(option=name):
             raise _unserved(job, name, "its processes")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -46,6 +47,46 @@ class RankSlot(NamedTuple):
     local_rank: int
 
 
+class Service(NamedTuple):
+    """A process that serves the ranks of a job and runs no rank itself: a parameter server, say.
+
+    It starts with the ranks of its host and is ended with the job. Ending by itself with 0 is
+    its right; anything else fails the job.
+    """
+
+    name: str  # "server-0": for lines, logs and failures
+    command: Command
+
+
+class Daemon(NamedTuple):
+    """This host's launch daemon, started when the leader's launcher asks for it.
+
+    A request is the daemon's command line as the launcher would have it, of which only values
+    count: `asked` are those that it must bring and that are passed on, `known` those that it may
+    bring and that are dropped, both name -> regular expression of the whole value. `flags` may
+    stand alone and are dropped, `switches` stand before a name and its value. Anything else is
+    refused. `command`: what is started, with the values that were asked for behind it.
+    """
+
+    command: Command
+    programs: tuple[str, ...]  # the daemon's name in a request
+    switches: tuple[str, ...]
+    asked: Mapping[str, str]
+    known: Mapping[str, str]
+    flags: frozenset[str]
+
+
+class RankNames(NamedTuple):
+    """The variables by which a launcher tells a process who it is."""
+
+    rank: str = "RANK"
+    local_rank: str = "LOCAL_RANK"
+    world_size: str = "WORLD_SIZE"
+
+
+OWN_NAMES = RankNames()
+
+
 class _LaunchPlanFields(NamedTuple):
     option: str
     world_size: int
@@ -61,10 +102,16 @@ class _LaunchPlanFields(NamedTuple):
     agreed: tuple[str, ...]
     notes: tuple[str, ...]
     additions: tuple[Addition, ...]
+    rank_names: RankNames
+    per_rank: Mapping[int, Mapping[str, str]]
+    services: tuple[Service, ...]
+    daemon: Daemon | None
+    daemon_hosts: Mapping[str, int]
+    led_by_first: bool
 
 
 class LaunchPlan(_LaunchPlanFields):  # built by name only
-    """The same on every host but for `launcher`, `script`, `notes` and `additions`.
+    """The same on every host but for what is said to be this host's.
 
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
     role included (their ranks are numbered from `world_size` on). `launcher`: the process that
@@ -74,7 +121,12 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
     (ending in `*`) of the variables that a launcher makes and that are added over it.
     `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
-    host's own. `notes`: lines for the log and for `muster plan`.
+    host's own. `notes`: lines for the log and for `muster plan`; they, `additions`, `script`,
+    `services` and `daemon` are this host's. `per_rank`: variables that one rank of this host gets
+    over its script's environment. `services`: what serves the ranks here. `daemon`: what starts
+    the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on the
+    leader: the name that its launcher gives a host -> the host's index. `led_by_first`: the work
+    is over when rank 0 has ended well; ranks that then do nothing are ended.
     Raises ValueError when the ranks do not fit the world size or two ports are equal.
     """
 
@@ -96,6 +148,12 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         agreed: tuple[str, ...],
         notes: tuple[str, ...] = (),
         additions: tuple[Addition, ...] = (),
+        rank_names: RankNames = OWN_NAMES,
+        per_rank: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
+        services: tuple[Service, ...] = (),
+        daemon: Daemon | None = None,
+        daemon_hosts: Mapping[str, int] = MappingProxyType({}),
+        led_by_first: bool = False,
     ) -> LaunchPlan:
         if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
             raise ValueError("ranks are not numbered 0, 1, 2, ...")
@@ -106,11 +164,17 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         return super().__new__(
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
             launcher_works_on, script, script_is_python, rank_env, agreed, notes, additions,
+            rank_names, per_rank, services, daemon, daemon_hosts, led_by_first,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:
         """The ranks of one host, by local rank."""
         return tuple(slot for slot in self.ranks if slot.host == host)
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher starts the rank shims of this host."""
+        return self.launcher is not None or self.daemon is not None
 
     @property
     def digest(self) -> str:

@@ -5,7 +5,14 @@ Source: contract.md 1.5, protocol.md 1 (digest) and 10.
 
 from __future__ import annotations
 
+import os
+
 from muster.spec.job import Program, Staged
+
+# Their paths are named, not imported: planning knows nothing of what runs.
+_RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
+RANK_SHIM = os.path.join(_RUN, "rank_shim.py")
+SPAWN_AGENT = os.path.join(_RUN, "spawn_agent.py")
 
 _CALL = (
     "import functools, importlib, sys; module, function = sys.argv[1:]; sys.argv[:] = ['train']; "
@@ -27,6 +34,11 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
     if program.interpreter:
         return (*program.interpreter, program.name, *program.arguments)
     return (f"./{program.name}", *program.arguments)
+
+
+def shim_argv(staged: Staged) -> tuple[str, ...]:
+    """What a launcher starts in place of a rank: its waiting shim, which starts the script."""
+    return (staged.python, "-I", "-S", RANK_SHIM)
 
 
 def is_python(program: Program) -> bool:

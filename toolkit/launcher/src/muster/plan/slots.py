@@ -6,11 +6,13 @@ Source: contract.md 1.3 and 3.1, reliability.md B28, B30 and F46.
 from __future__ import annotations
 
 from muster.plan.world import some
+from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError, Problem
 from muster.spec.job import Job
 from muster.spec.machine import HostFacts
 
 KEY = "sagemaker_mpi_num_of_processes_per_host"
+TOTAL_KEY = "sagemaker_mpi_num_processes"
 
 
 def devices(facts: HostFacts) -> int:
@@ -37,6 +39,32 @@ def processes_per_host(
     if problems:
         raise ConfigError(problems)
     return counts
+
+
+def mpi_processes(job: Job, facts: tuple[HostFacts, ...], option: Mpi) -> dict[int, int]:
+    """As `processes_per_host`; a total number of processes is spread evenly (B29).
+
+    Raises ConfigError, also for a total that the hosts cannot share or do not hold.
+    """
+    total, members = option.processes, job.cluster.distribution
+    if total is None:
+        return processes_per_host(job, facts, option.processes_per_host)
+    each, rest = divmod(total, len(members))
+    if rest or not each:
+        raise ConfigError.of(
+            TOTAL_KEY,
+            f"{total} processes cannot be shared by {len(members)} hosts: every host holds as many",
+            f"use a multiple of {len(members)}, or leave it out",
+        )
+    if option.processes_per_host is not None and each > option.processes_per_host:
+        held = option.processes_per_host * len(members)
+        raise ConfigError.of(
+            TOTAL_KEY,
+            f"{total} processes exceed {len(members)} hosts x {option.processes_per_host} "
+            f"processes_per_host = {held}",
+            f"use at most {held}, or raise processes_per_host",
+        )
+    return processes_per_host(job, facts, each)
 
 
 def _unequal_groups(job: Job, facts: tuple[HostFacts, ...]) -> list[Problem]:

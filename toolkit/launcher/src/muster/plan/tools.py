@@ -10,18 +10,33 @@ from typing import NamedTuple
 class Tools(NamedTuple):
     """`torchrun`: its command, () for torch's module under the job's own Python.
 
-    `neuron_parallel_compile`: its path, "" when it was not found.
+    `neuron_parallel_compile`, `mpirun`: their paths, "" when they were not found. `mpi_daemon`:
+    that of Open MPI's launch daemon, orted or prted, beside that mpirun.
     """
 
     torchrun: tuple[str, ...] = ()
     neuron_parallel_compile: str = ""
+    mpirun: str = ""
+    mpi_daemon: str = ""
 
 
-def find_tools(environ: Mapping[str, str], python: str) -> Tools:
+def find_tools(environ: Mapping[str, str], python: str, mpirun: str = "") -> Tools:
     """The tools as a rank would find them: on its PATH, else beside its interpreter."""
     folders = [*environ.get("PATH", os.defpath).split(os.pathsep), os.path.dirname(python)]
     torchrun = _find(folders, "torchrun")
-    return Tools((torchrun,) if torchrun else (), _find(folders, "neuron_parallel_compile"))
+    compile_tool = _find(folders, "neuron_parallel_compile")
+    return Tools((torchrun,) if torchrun else (), compile_tool, *find_mpi(environ, python, mpirun))
+
+
+def find_mpi(environ: Mapping[str, str], python: str, mpirun: str = "") -> tuple[str, str]:
+    """mpirun, given or found, and its launch daemon. The one beside the interpreter comes first: a wheel put it
+    there, and the MPI library that scripts load is of the same wheel."""
+    path = environ.get("PATH", os.defpath).split(os.pathsep)
+    mpirun = mpirun or _find([os.path.dirname(python), *path], "mpirun")
+    if not mpirun:
+        return "", ""
+    folders = [os.path.dirname(mpirun), os.path.dirname(os.path.realpath(mpirun))]
+    return mpirun, _find(folders, "prted") or _find(folders, "orted")
 
 
 def _find(folders: list[str], name: str) -> str:

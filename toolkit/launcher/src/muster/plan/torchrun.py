@@ -7,24 +7,19 @@ Source: contract.md 3.4, protocol.md 3 and 4, architecture.md decision 13.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from muster.plan import fabric, script, variables, world
+from muster.plan import fabric, notes, script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan
-from muster.plan.slots import devices, processes_per_host
+from muster.plan.slots import processes_per_host
 from muster.plan.tools import Tools
-from muster.plan.world import World, some
+from muster.plan.world import World
 from muster.spec.distribution import Torchrun
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
 
-# The path is named, not imported: planning knows nothing of what runs.
-RANK_SHIM = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run", "rank_shim.py"
-)
 # NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.
 RANK_ENV = (
     *variables.RANK_VARIABLES,
@@ -77,7 +72,7 @@ def plan_torchrun(
         # the compile tool puts scripts into its trial mode by variables of its own
         rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
         agreed=_agreed(job, meeting, staged, compiles),
-        notes=(_understood(meeting), *map(str, setting.additions), *setting.notes),
+        notes=(notes.understood("torchrun", meeting), *map(str, setting.additions), *setting.notes),
         additions=setting.additions,
     )
 
@@ -103,7 +98,7 @@ def _launcher_argv(job: Job, meeting: World, staged: Staged, tools: Tools) -> tu
         *_rendezvous(
             job, meeting, str(job.cluster.distribution.index(place)), str(meeting.counts[place])
         ),
-        *(staged.python, "-I", "-S", RANK_SHIM),
+        *script.shim_argv(staged),
     )
 
 
@@ -131,7 +126,7 @@ def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Se
     elastic = tuple(name for name in environ if name.startswith("PET_"))
     uneven = len(set(meeting.counts.values())) > 1
     identical = (IDENTICAL,) if uneven and IDENTICAL in environ else ()
-    made = _threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
+    made = variables.threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
     leader = () if cluster.in_distribution else variables.master(meeting)
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     return _Setting(
@@ -142,19 +137,10 @@ def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Se
             *(f"{name} is kept from torchrun, whose defaults it changes" for name in elastic),
             *(f"{name} is kept from torchrun: process counts differ" for name in identical),
             *links.notes,
-            *_outsiders(job),
-            *_shared_devices(job, meeting),
+            *notes.outsiders(job),
+            *notes.shared_devices(job, meeting),
         ),
     )
-
-
-def _threads(place: int, meeting: World, environ: Mapping[str, str]) -> tuple[Addition, ...]:
-    """Each rank's share of the CPUs, where torchrun would allow one thread (protocol.md 4)."""
-    processes, cpus = meeting.counts[place], meeting.facts[place].cpus
-    if processes == 1 or "OMP_NUM_THREADS" in environ:
-        return ()
-    reason = f"{cpus} CPUs for {processes} processes; torchrun alone would set 1"
-    return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason),)
 
 
 def _agreed(job: Job, meeting: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
@@ -165,32 +151,3 @@ def _agreed(job: Job, meeting: World, staged: Staged, compiles: bool) -> tuple[s
         "{torchrun}",
         *_rendezvous(job, meeting, "{node_rank}", "{processes}"),
     )
-
-
-def _understood(meeting: World) -> str:
-    """One line: what runs where, as hosts x processes = world."""
-    hosts: dict[int, int] = {}
-    for processes in meeting.counts.values():
-        hosts[processes] = hosts.get(processes, 0) + 1
-    parts = [
-        f"{count} host{'s' if count > 1 else ''} x {processes}"
-        for processes, count in hosts.items()
-    ]
-    return f"torchrun on {' + '.join(parts)} processes = world size {meeting.size}"
-
-
-def _outsiders(job: Job) -> tuple[str, ...]:
-    """A note that names the hosts that hold no rank."""
-    names = [job.cluster.hosts[place].name for place in world.outside(job.cluster)]
-    if not names:
-        return ()
-    return (f"outside the distribution, running the script once each: {some(names)}",)
-
-
-def _shared_devices(job: Job, meeting: World) -> tuple[str, ...]:
-    """A note when ranks share devices because the user allowed it."""
-    place = job.cluster.current
-    found, processes = devices(meeting.facts[place]), meeting.counts.get(place, 0)
-    if not 0 < found < processes:
-        return ()
-    return (f"{processes} ranks share {found} devices here: MUSTER_OVERSUBSCRIBE is set",)

@@ -43,6 +43,30 @@ def master(world: World) -> tuple[Addition, ...]:
     )
 
 
+def threads(place: int, world: World, environ: Mapping[str, str]) -> tuple[Addition, ...]:
+    """Each rank's share of the CPUs, where torchrun would allow one thread (protocol.md 4)."""
+    processes, cpus = world.counts[place], world.facts[place].cpus
+    if processes == 1 or "OMP_NUM_THREADS" in environ:
+        return ()
+    reason = f"{cpus} CPUs for {processes} processes; torchrun alone would set 1"
+    return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason),)
+
+
+def each_rank(world: World, host: int) -> dict[int, dict[str, str]]:
+    """rank -> who it is, as torchrun would tell it, for ranks that no torchrun starts."""
+    local = str(world.counts.get(host, 0))
+    return {
+        slot.rank: {
+            "RANK": str(slot.rank),
+            "LOCAL_RANK": str(slot.local_rank),
+            "WORLD_SIZE": str(world.size),
+            "LOCAL_WORLD_SIZE": local,
+        }
+        for slot in world.ranks
+        if slot.host == host and host in world.counts
+    }
+
+
 def overridden(
     environ: Mapping[str, str], names: Iterable[str], additions: Iterable[Addition], by: str
 ) -> tuple[str, ...]:

@@ -111,6 +111,12 @@ class Spawn(NamedTuple):
     pass
 
 
+class SpawnDaemon(NamedTuple):
+    """Starts this host's launch daemon, when what was asked for is in order."""
+
+    asked: tuple[str, ...]
+
+
 class SignalRanks(NamedTuple):
     """SIGTERM to the scripts."""
 
@@ -138,6 +144,7 @@ Action = Union[  # noqa: UP007
     AbortStage,
     MakePlan,
     Spawn,
+    SpawnDaemon,
     SignalRanks,
     KillRanks,
     WriteOutcome,

@@ -31,6 +31,7 @@ from muster.run.events import (
     Signalled,
     SignalRanks,
     Spawn,
+    SpawnDaemon,
     StageDone,
     Tell,
     WentWrong,
@@ -173,6 +174,8 @@ class HostLife:
         if isinstance(message, m.Go) and self.state is State.READY:
             self._enter(State.SPAWN, now)
             return [Spawn()]
+        if isinstance(message, m.StartDaemon) and self.state is State.SPAWN:
+            return [SpawnDaemon(message.asked)]
         return []
 
     def _went_wrong(self, trouble: Trouble, now: float) -> list[Action]:

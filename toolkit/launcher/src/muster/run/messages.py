@@ -98,6 +98,12 @@ class Go(NamedTuple):
     """To a host: everybody is ready, start the ranks."""
 
 
+class StartDaemon(NamedTuple):
+    """To a host: the leader's launcher asks for its launch daemon, with this command line."""
+
+    asked: tuple[str, ...]
+
+
 class Stop(NamedTuple):
     """To a host: end the ranks. `external`: asked for from outside, so with the long grace.
 
@@ -119,7 +125,7 @@ class Leave(NamedTuple):
 
 
 ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
-ToHost = Union[FactsPart, Go, Stop, Verdict, Leave]  # noqa: UP007
+ToHost = Union[FactsPart, Go, StartDaemon, Stop, Verdict, Leave]  # noqa: UP007
 Message = Union[ToLeader, ToHost]  # noqa: UP007
 
 _PLAIN: Mapping[str, type[Any]] = {
@@ -146,6 +152,9 @@ def from_wire(fields: list[Any]) -> Message:
         if name == "Verdict":
             (outcome,) = values
             return Verdict(_outcome(outcome))
+        if name == "StartDaemon":
+            (asked,) = values
+            return StartDaemon(tuple(_text(word) for word in _list_of(asked)))
         if name == "StagedHost":
             (facts,) = values
             return StagedHost(_facts(facts))
@@ -250,6 +259,12 @@ def _list_of(values: Any) -> list[Any]:
     if not isinstance(values, list):
         raise TypeError("not a list")
     return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
 
 
 def _facts(values: Any) -> HostFacts:

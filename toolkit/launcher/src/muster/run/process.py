@@ -45,6 +45,7 @@ class Nursery:
         self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
         self._registered: Callable[[Wrapped, int, int], None] = turn_away
         self._changed: Callable[[Wrapped], None] = _ignore
+        self._asked: Callable[[tuple[str, ...]], str] = _refuse
         self._spare = _Spare()
         self._token = os.urandom(16).hex()
         self.folder = private_folder()
@@ -59,12 +60,15 @@ class Nursery:
         self,
         registered: Callable[[Wrapped, int, int], None],
         changed: Callable[[Wrapped], None],
+        asked: Callable[[tuple[str, ...]], str],
     ) -> None:
         """From now on calls, on the loop's thread: `registered(wrapped, out_fd, err_fd)` when a
         shim is there and waits for its order; `changed(wrapped)` when its script started, failed
-        to start, or ended, and when the shim is gone."""
+        to start, or ended, and when the shim is gone; `asked(words)` when a launcher's agent wants
+        something started on another host, which answers "" or why that is refused."""
         self._registered = registered
         self._changed = changed
+        self._asked = asked
 
     @property
     def variable(self) -> str:
@@ -184,7 +188,11 @@ class Nursery:
         if fields is None:
             return
         self.loop.forget(pending.sock.fileno())
-        if len(fields) < 4 or fields[0] != b"hello" or fields[2] != self._token.encode():
+        if fields[:2] == [b"ask", self._token.encode()]:
+            self._answer(pending, tuple(os.fsdecode(field) for field in fields[2:]))
+            return
+        shim = len(fields) >= 4 and fields[0] == b"hello" and -1 not in pending.descriptors
+        if not shim or fields[2] != self._token.encode():
             pending.drop()
             return
         entries = (os.fsdecode(entry).partition("=") for entry in fields[4:])
@@ -200,6 +208,14 @@ class Nursery:
             self._registered(*arrived)
         else:
             self._spare.arrived = arrived
+
+    def _answer(self, pending: _Hello, words: tuple[str, ...]) -> None:
+        refusal = self._asked(words)
+        try:
+            pending.sock.sendall(refusal.encode("utf-8", "replace") or b"\0")
+        except OSError:
+            pass  # it did not wait
+        pending.drop()
 
     def _hear(self, wrapped: Wrapped) -> None:
         try:
@@ -290,6 +306,10 @@ def _ignore(wrapped: Wrapped) -> None:
     pass
 
 
+def _refuse(words: tuple[str, ...]) -> str:
+    return "nothing was planned yet"
+
+
 class _Hello:
     """A connection that has not said who it is yet."""
 
@@ -318,7 +338,7 @@ class _Hello:
             return []
         if len(self._data) < 4 or len(self._data) < 4 + size:
             return None
-        return self._data[4 : 4 + size].split(b"\0") if -1 not in self.descriptors else []
+        return self._data[4 : 4 + size].split(b"\0")
 
     def drop(self) -> None:
         for fd in self.descriptors:

@@ -90,13 +90,16 @@ class Rank:
         )
 
 
-def rank_environment(plan: LaunchPlan, started_with: Mapping[str, str]) -> dict[str, str]:
-    """A rank's environment: its own host's, and over it only what the launcher made."""
+def rank_environment(
+    plan: LaunchPlan, slot: RankSlot, started_with: Mapping[str, str]
+) -> dict[str, str]:
+    """A rank's environment: its own host's, over it only what the launcher made, then its own."""
     environ = dict(plan.script.env)
     names = frozenset(name for name in plan.rank_env if not name.endswith("*"))
     prefixes = tuple(name[:-1] for name in plan.rank_env if name.endswith("*"))
     for name, value in started_with.items():
         if name in names or (prefixes and name.startswith(prefixes)):
             environ[name] = value
+    environ.update(plan.per_rank.get(slot.rank, {}))
     environ.setdefault("PYTHONUNBUFFERED", "1")
     return environ

@@ -5,28 +5,27 @@ It tells what happened through `RanksEvents` and decides nothing. Source: protoc
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from muster.plan.launchplan import LaunchPlan
-from muster.run.evidence import Watcher, last_traceback
+from muster.plan.launchplan import Command, LaunchPlan
+from muster.run.companion import LAST_WORDS_S, Companion, launch_trouble, lost_status
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
-from muster.run.messages import RankEnd, Trouble, shortened
+from muster.run.messages import RankEnd, Trouble
 from muster.run.process import NEVER_STARTED, Nursery, turn_away
-from muster.run.rank import FAILURE_TEXT_BYTES, Rank, rank_environment
+from muster.run.rank import Rank, rank_environment
 from muster.run.record import Recorder
 from muster.run.shortage import not_started
-from muster.run.verdict import said_code, signal_name
+from muster.run.verdict import said_code
 from muster.run.wrapped import Wrapped
-from muster.spec.errors import InternalError, LaunchError
+from muster.spec.errors import LaunchError
 from muster.spec.outcome import RankFailure
 
 FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
-LAST_WORDS_S = 0.5  # how long a failed rank's output may still come before the failure is told
+SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
 
 
 class RanksEvents(Protocol):
@@ -70,10 +69,8 @@ class HostRanks:
         self._mask = mask
         self._plan: LaunchPlan | None = None
         self._ranks: list[Rank] = []
-        self._launcher: Wrapped | None = None
-        self._launcher_words = Watcher()
-        self._launcher_streams = 0
-        self._launcher_told = False
+        self._launcher: Companion | None = None  # or the launch daemon
+        self._servers: list[Companion] = []
         self._stopping = False
         self._over = False
 
@@ -81,11 +78,31 @@ class HostRanks:
         """Starts what the plan has for this host. Raises LaunchError when a fork fails."""
         self._plan = plan
         self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
+        for service in plan.services:
+            self._servers.append(
+                Companion(service.name, "server", service.command, self._host, self._server_ended)
+            )
+            self._nursery.spawn(f"server:{service.name}", service.command.env)
         if plan.launcher is not None:
-            self._nursery.spawn("launcher", plan.launcher.env)
-            return
-        for rank in self._ranks:
-            self._nursery.spawn(f"rank:{rank.slot.local_rank}", plan.script.env)
+            self._start_launcher("launcher", plan.launcher)
+        elif plan.daemon is None:
+            for rank in self._ranks:
+                self._nursery.spawn(f"rank:{rank.slot.local_rank}", plan.script.env)
+
+    def start_daemon(self, command: Command) -> None:
+        """The leader's launcher asked for this host's part. Raises LaunchError, also when that
+        was asked for before."""
+        if self._launcher is not None:
+            raise LaunchError(
+                f"a second launch daemon was asked for on {self._host}",
+                "a launch daemon is started once in a job; look at what else runs there",
+            )
+        if not self._stopping and not self._over:
+            self._start_launcher("launch daemon", command)
+
+    def _start_launcher(self, kind: str, command: Command) -> None:
+        self._launcher = Companion("launcher", kind, command, self._host, self._launcher_ended)
+        self._nursery.spawn("launcher", command.env)
 
     def signal(self) -> None:
         """SIGTERM to every script that still runs; what has not started will not start."""
@@ -114,6 +131,8 @@ class HostRanks:
                 rank.killed = True
                 rank.signalled_s = rank.signalled_s or now
             rank.wrapped.kill()
+        for server in self._servers:
+            server.kill()
         self._loop.after(1.0, self._pump.abandon)
         self._check_gone()
 
@@ -123,6 +142,8 @@ class HostRanks:
         for rank in self._ranks:
             if rank.wrapped is not None:
                 rank.wrapped.release()
+        for server in self._servers:
+            server.release()
 
     def release_launcher(self) -> None:
         """Ends the launcher and all that is left below it."""
@@ -136,13 +157,13 @@ class HostRanks:
 
     @property
     def launcher_runs(self) -> bool:
-        return self._launcher is not None and not self._launcher.ended
+        return self._launcher is not None and self._launcher.runs
 
     @property
     def _launcher_must_end(self) -> bool:
         """Whether its end is still to be told although no rank of this host runs any more."""
         works_on = self._plan is not None and self._plan.launcher_works_on
-        untold = self._launcher is not None and not self._launcher_told
+        untold = self._launcher is not None and not self._launcher.told
         return works_on and untold and not self._stopping
 
     def registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
@@ -150,8 +171,12 @@ class HostRanks:
         if self._plan is None or self._stopping or self._over:
             turn_away(wrapped, out_fd, err_fd)
             return
-        if wrapped.role == "launcher":
-            self._begin_launcher(wrapped, out_fd, err_fd, self._plan)
+        companion = self._companion_of(wrapped)
+        if companion is not None:
+            shims = self._nursery.variable if companion is self._launcher else ""
+            companion.begin(
+                wrapped, out_fd, err_fd, self._loop, self._pump, self._recorder, self._prefix, shims
+            )
             return
         rank = self._rank_of(wrapped)
         if rank is None:
@@ -163,21 +188,20 @@ class HostRanks:
             rank.open_streams += 1
             self._pump.add(self._stream(rank, fd, name, target))
         script = self._plan.script
-        wrapped.start(script.argv, rank_environment(self._plan, wrapped.environ), script.cwd)
+        environ = rank_environment(self._plan, rank.slot, wrapped.environ)
+        wrapped.start(script.argv, environ, script.cwd)
 
     def unborn(self, role: str) -> None:
         """A shim of this host ended before it registered: nothing will ever stand for its rank."""
         if not self._stopping and not self._over:
             what, fix = NEVER_STARTED
-            self._launch_failed(f"{what} ({role} on {self._host})", fix)
+            self._events.launch_failed(launch_trouble(f"{what} ({role} on {self._host})", fix))
 
     def changed(self, wrapped: Wrapped) -> None:
         """A script of this host started or ended, or its shim is gone."""
-        if wrapped is self._launcher:
-            if wrapped.ended and self._launcher_streams:
-                self._loop.after(LAST_WORDS_S, self._tell_launcher)
-            elif wrapped.ended:
-                self._tell_launcher()
+        companion = self._companion_of(wrapped)
+        if companion is not None:
+            companion.changed(self._loop)
             return
         rank = next((rank for rank in self._ranks if rank.wrapped is wrapped), None)
         if rank is None:
@@ -189,10 +213,20 @@ class HostRanks:
         elif wrapped.ended and not rank.ended_s:
             self._rank_ended(rank, wrapped)
 
+    def _companion_of(self, wrapped: Wrapped) -> Companion | None:
+        """The launcher or server that the shim stands for."""
+        if wrapped.role == "launcher":
+            return self._launcher
+        kind, _, name = wrapped.role.partition(":")
+        if kind != "server":
+            return None
+        return next((server for server in self._servers if server.name == name), None)
+
     def _rank_of(self, wrapped: Wrapped) -> Rank | None:
         """The rank that the shim stands for, or None when there is no such place left."""
+        assert self._plan is not None
         _, _, number = wrapped.role.partition(":")
-        local = number or wrapped.environ.get("LOCAL_RANK", "0")
+        local = number or wrapped.environ.get(self._plan.rank_names.local_rank, "0")
         for rank in self._ranks:
             if str(rank.slot.local_rank) == local and rank.wrapped is None:
                 return rank if self._fits(rank, wrapped) else None
@@ -201,36 +235,21 @@ class HostRanks:
     def _fits(self, rank: Rank, wrapped: Wrapped) -> bool:
         """Whether the launcher started the world that was planned (never a silent other size)."""
         assert self._plan is not None
-        if self._plan.launcher is None:
+        if not self._plan.launched:
             return True
-        started = wrapped.environ.get("RANK"), wrapped.environ.get("WORLD_SIZE")
+        names = self._plan.rank_names
+        started = wrapped.environ.get(names.rank), wrapped.environ.get(names.world_size)
         planned = str(rank.slot.rank), str(self._plan.world_size)
         if started == planned:
             return True
-        self._launch_failed(
-            f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
-            f"of {planned[1]} was planned",
-            "look for variables that change the launcher, such as PET_*",
+        self._events.launch_failed(
+            launch_trouble(
+                f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
+                f"of {planned[1]} was planned",
+                "look for variables that change the launcher, such as PET_* or OMPI_MCA_*",
+            )
         )
         return False
-
-    def _launch_failed(self, what: str, fix: str, detail: str = "") -> None:
-        self._events.launch_failed(
-            Trouble(LaunchError.__name__, LaunchError.exit_code, what, fix, detail)
-        )
-
-    def _begin_launcher(self, wrapped: Wrapped, out_fd: int, err_fd: int, plan: LaunchPlan) -> None:
-        assert plan.launcher is not None
-        self._launcher = wrapped
-        prefix = f"[{self._host}:launcher] ".encode() if self._prefix else b""
-        for fd, name in ((out_fd, "out"), (err_fd, "err")):
-            keep = self._recorder.keeper(f"launcher.{name}")
-            target = 1 if name == "out" else 2
-            self._launcher_streams += 1
-            ended = self._launcher_stream_ended
-            self._pump.add(Stream(fd, target, prefix, self._launcher_words, keep, ended))
-        environ = {**plan.launcher.env, "MUSTER_SHIM": self._nursery.variable}
-        wrapped.start(plan.launcher.argv, environ, plan.launcher.cwd)
 
     def _stream(self, rank: Rank, fd: int, name: str, target: int) -> Stream:
         prefix = f"[{self._host}:{rank.slot.rank}] ".encode() if self._prefix else b""
@@ -253,10 +272,10 @@ class HostRanks:
         if wrapped.lacked:  # not the script's fault, so no failure of the rank's
             rank.told = True
             error = not_started(f"rank {rank.slot.rank} on {self._host}", wrapped.failed_errno)
-            self._launch_failed(error.message, error.fix)
+            self._events.launch_failed(launch_trouble(error.message, error.fix))
         if wrapped.lost:
             rank.told = True
-            self._events.launch_failed(_lost_status(f"rank {rank.slot.rank} on {self._host}"))
+            self._events.launch_failed(lost_status(f"rank {rank.slot.rank} on {self._host}"))
         if rank.open_streams <= 0:
             self._tell_failure(rank)
             self._rank_gone(rank)
@@ -309,59 +328,51 @@ class HostRanks:
             self._mask,
         )
 
-    def _launcher_stream_ended(self) -> None:
-        def count() -> None:
-            self._launcher_streams -= 1
-            if not self._launcher_streams and not self.launcher_runs:
-                self._tell_launcher()
-
-        self._loop.post(count)
-
-    def _tell_launcher(self) -> None:
-        """Once its last words are there, which say why it ended, or were waited for."""
-        if self._launcher is not None and not self._launcher_told:
-            self._launcher_told = True
-            self._launcher_ended(self._launcher)
-
-    def _launcher_ended(self, launcher: Wrapped) -> None:
-        """A launcher that ends before its ranks have is a failure of its own."""
-        status = launcher.status or 0
-        worked_on = self._plan is not None and self._plan.launcher_works_on
+    def _launcher_ended(self, launcher: Companion) -> None:
+        """A launcher that ends before its ranks have is a failure of its own, but for one that
+        gives up because of a rank, whose own failure is about to be told."""
         if self._over or self._stopping:
             return
-        if all(rank.ended_s for rank in self._ranks) and not (status and worked_on):
+        if all(rank.ended_s for rank in self._ranks) and not (launcher.status and self._works_on):
             self._check_gone()
-            return
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with {status}"
-        name = os.path.basename(_program(self._plan))
-        words = last_traceback(self._launcher_words.tail)
-        detail = shortened(self._mask(words), FAILURE_TEXT_BYTES, keep_end=True)
-        if launcher.lost:
-            self._events.launch_failed(_lost_status(f"the launcher {name} on {self._host}"))
-            return
-        if launcher.lacked:
-            error = not_started(f"the launcher {name} on {self._host}", launcher.failed_errno)
-            self._launch_failed(error.message, error.fix)
-            return
-        if launcher.failure:
-            how = f"could not be started: {launcher.failure}"
-        if all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks):
-            code = said_code(status)
-            when = "after its ranks" if worked_on else "while its ranks ran"
-            message = f"the launcher {name} {how} {when} (on {self._host})"
-            trouble = Trouble("UserScriptError", code, message, "see its lines below", detail)
-            self._events.launch_failed(trouble)
-            return
-        message = f"the launcher {name} {how} before all ranks ran (on {self._host})"
-        self._launch_failed(message, "see its lines below", detail)
+        elif launcher.status < 0 or not self._all_ran:
+            self._tell_launcher(launcher)
+        else:
+            self._loop.after(SETTLE_S, lambda: self._tell_launcher(launcher))
 
+    def _tell_launcher(self, launcher: Companion) -> None:
+        if self._over or self._stopping:
+            return
+        trouble = launcher.never_ran()
+        if trouble is None:
+            how, words = launcher.how_it_ended(), launcher.words(self._mask)
+            if self._all_ran:
+                when = "after its ranks" if self._works_on else "while its ranks ran"
+                what = f"{how} {when} (on {self._host})"
+                code = said_code(launcher.status)
+                trouble = Trouble("UserScriptError", code, what, "see its lines below", words)
+            else:
+                what = f"{how} before all ranks ran (on {self._host})"
+                trouble = launch_trouble(what, "see its lines below", words)
+        self._events.launch_failed(trouble)
 
-def _lost_status(who: str) -> Trouble:
-    """A status that somebody else took reads as success: it is a defect instead (protocol.md 5)."""
-    what = f"the exit status of {who} was taken by another part of this process"
-    fix = "report this with the log: it is a defect of muster, or of what was put into its process"
-    return Trouble(InternalError.__name__, InternalError.exit_code, what, fix, "")
+    def _server_ended(self, server: Companion) -> None:
+        """A server may end with 0 when it finds that its work is done; anything else is told."""
+        if self._over or self._stopping:
+            return
+        trouble = server.never_ran()
+        if trouble is None and server.status == 0:
+            return
+        if trouble is None:
+            what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
+            code, words = said_code(server.status), server.words(self._mask)
+            trouble = Trouble("UserScriptError", code, what, "see its lines below", words)
+        self._events.launch_failed(trouble)
 
+    @property
+    def _works_on(self) -> bool:
+        return self._plan is not None and self._plan.launcher_works_on
 
-def _program(plan: LaunchPlan | None) -> str:
-    return plan.launcher.argv[0] if plan is not None and plan.launcher is not None else "launcher"
+    @property
+    def _all_ran(self) -> bool:
+        return all(rank.wrapped is not None and rank.wrapped.pid for rank in self._ranks)

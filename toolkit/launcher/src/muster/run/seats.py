@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Protocol
 from muster.run import events as e
 from muster.run.conductor import Conductor
 from muster.run.loop import Loop
-from muster.run.messages import HostEnded, Leave, Message, RankEnd, ToHost, ToLeader, Verdict
+from muster.run.messages import (
+    HostEnded,
+    Leave,
+    Message,
+    RankEnd,
+    StartDaemon,
+    ToHost,
+    ToLeader,
+    Verdict,
+)
 from muster.run.post import Post
 from muster.run.record import Recorder
+from muster.spec.errors import InternalError
 from muster.spec.outcome import Failed
 from muster.spec.steps import Log
 
@@ -34,6 +44,7 @@ class Seat(Protocol):
     def leader_address(self) -> str: ...
     def begin(self) -> None: ...
     def tell(self, message: ToLeader) -> None: ...
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None: ...
     def tick(self, now: float) -> None: ...
     def files_written(self) -> None: ...
     def farewell(self, done: Callable[[], None]) -> None: ...
@@ -86,6 +97,11 @@ class LeaderSeat:
 
     def tell(self, message: ToLeader) -> None:
         self.peer_said(self._me, message)
+
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
+        """Passes on what this host's launcher asks of another host."""
+        self._recorder.event("daemon_asked", peer=self._names[host])
+        self._send(host, StartDaemon(asked))
 
     def tick(self, now: float) -> None:
         self._conductor.tick(now)
@@ -297,6 +313,9 @@ class FollowerSeat:
         if isinstance(message, HostEnded):
             self._own = message
         self._follower.send(message)
+
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
+        raise InternalError("only the leader's launcher may ask for launch daemons")
 
     def tick(self, now: float) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import Command, LaunchPlan
 from muster.run.reaper import session_of
 
 MARK = "MUSTER_RUN_ID"
@@ -28,12 +28,20 @@ class Strays:
 
     def mark(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the run's mark in every environment."""
-        mark = {MARK: self._mark}
-        script = plan.script._replace(env={**plan.script.env, **mark})
-        launcher = plan.launcher
-        if launcher is not None:
-            launcher = launcher._replace(env={**launcher.env, **mark})
-        return plan._replace(script=script, launcher=launcher)
+        daemon = plan.daemon
+        if daemon is not None:
+            daemon = daemon._replace(command=self._marked(daemon.command))
+        return plan._replace(
+            script=self._marked(plan.script),
+            launcher=None if plan.launcher is None else self._marked(plan.launcher),
+            services=tuple(
+                one._replace(command=self._marked(one.command)) for one in plan.services
+            ),
+            daemon=daemon,
+        )
+
+    def _marked(self, command: Command) -> Command:
+        return command._replace(env={**command.env, MARK: self._mark})
 
     def find(self, sessions: Collection[int]) -> list[int]:
         """Live processes of ours below this one; cheap when there is no process at all.

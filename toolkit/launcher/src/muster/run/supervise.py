@@ -81,7 +81,7 @@ class _Supervisor:
         self._written = False
         self._nursery = nursery
         self._strays = Strays(nursery.shims)
-        nursery.serve(self._registered, self._changed)
+        nursery.serve(self._registered, self._changed, self._asked)
         self._steps = Steps(self._loop, lambda: self._nursery, self._pump)
         self._seat: Seat = (
             LeaderSeat(self._loop, post, self._happen, self._log, self._recorder)
@@ -225,6 +225,9 @@ class _Supervisor:
             self._make_plan(action)
         elif isinstance(action, e.Spawn):
             self._guard(self._spawn)
+        elif isinstance(action, e.SpawnDaemon):
+            asked = action.asked
+            self._guard(lambda: self._spawn_daemon(asked))
         elif isinstance(action, e.SignalRanks):
             self._ranks.signal()
         elif isinstance(action, e.KillRanks):
@@ -272,7 +275,27 @@ class _Supervisor:
 
     def _spawn(self) -> None:
         assert self._plan is not None
-        self._ranks.start(self._strays.mark(self._plan), self._post.cluster.current)
+        self._plan = self._strays.mark(self._plan)
+        self._ranks.start(self._plan, self._post.cluster.current)
+
+    def _spawn_daemon(self, asked: tuple[str, ...]) -> None:
+        from muster.run.daemon import daemon_command
+
+        assert self._plan is not None
+        leader = self._seat.leader_address
+        command = daemon_command(self._plan.daemon, asked, leader, self._post.cluster.me.name)
+        self._log("launch", "starting the launch daemon that the leader's launcher asked for")
+        self._ranks.start_daemon(command)
+
+    def _asked(self, words: tuple[str, ...]) -> str:
+        """A child of the launcher asks for the launch daemon of a host; "" when it is passed on."""
+        host, *asked = words or ("",)
+        hosts = self._plan.daemon_hosts if self._plan is not None else {}
+        if self._life.state is not State.SPAWN or host not in hosts:
+            self._log("launch", f"refused to start anything on {host!r}", level="WARNING")
+            return f"muster starts nothing on {host!r} now"
+        self._seat.start_daemon(hosts[host], tuple(asked))
+        return ""
 
     # processes
 

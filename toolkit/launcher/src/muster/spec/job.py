@@ -58,6 +58,7 @@ class Settings(NamedTuple):
     log_limit_bytes: int = 8 << 20
     install_target: str = ""  # MUSTER_INSTALL_TARGET; "" installs into the interpreter's own site
     oversubscribe: bool = False
+    mpirun: str = ""  # MUSTER_MPIRUN; "" takes the one beside the interpreter, else on PATH
 
 
 class Platform(NamedTuple):

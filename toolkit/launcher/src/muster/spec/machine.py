@@ -45,3 +45,4 @@ class HostFacts(NamedTuple):
     code_hash: str
     toolkit: str
     python: str
+    mpi: str = ""  # version of Open MPI, where the job needs it: "4.1.4"

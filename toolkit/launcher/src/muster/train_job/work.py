@@ -13,6 +13,7 @@ from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
 from muster.run.messages import shortened
+from muster.spec.distribution import Mpi
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
@@ -136,7 +137,7 @@ class JobWork:
 
         self._compare_code(facts)
         staged = self._staged
-        tools = find_tools(staged.environ, staged.python)
+        tools = find_tools(staged.environ, staged.python, self._job.settings.mpirun)
         plan = make_plan(self._job, facts, staged, tools)
         here = self._job.cluster.current
         check_open_files(sum(slot.host == here for slot in plan.ranks))
@@ -254,7 +255,20 @@ class JobWork:
             code_hash=self._staged.code_hash,
             toolkit=__version__,
             python=".".join(map(str, sys.version_info[:3])),
+            mpi=self._mpi_version(),
         )
+
+    def _mpi_version(self) -> str:
+        """The version of Open MPI here, when the job needs it and this host takes part."""
+        assert self._staged is not None
+        cluster = self._job.cluster
+        if not isinstance(self._job.distribution, Mpi) or not cluster.in_distribution:
+            return ""
+        from muster.plan.tools import find_mpi
+        from muster.stage.mpi import mpi_version
+
+        environ, given = self._staged.environ, self._job.settings.mpirun
+        return mpi_version(find_mpi(environ, self._staged.python, given)[0], environ)
 
     def _compare_code(self, facts: Sequence[HostFacts]) -> None:
         hosts = self._job.cluster.hosts

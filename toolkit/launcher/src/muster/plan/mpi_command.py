@@ -1,0 +1,208 @@
+"""mpirun's command line and that of its launch daemon, for Open MPI 4 (ORTE) and 5 (PRRTE).
+
+Options are spelt with two dashes, which both understand (contract.md 4 row 14b). Hosts are named by
+the address that they joined with, which needs no resolver. A launch daemon gets its options from
+its own host's plan and not from mpirun. Source: protocol.md 10, reliability.md S02.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muster.plan import script
+from muster.plan.launchplan import Command, Daemon
+from muster.plan.mpi_options import MpiOptions
+from muster.plan.mpi_version import main_version
+from muster.plan.tools import Tools
+from muster.plan.world import World
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job, Staged
+
+_NUMBER = r"[0-9]{1,12}"
+
+
+class _Dialect(NamedTuple):
+    """How one main version says things. `runtime`: the switch of options for its launch layer.
+
+    `common`: (switch, name, value) of every job; `alone`, `linked`: of one host or of several,
+    `{agent}` and `{network}` standing for what the job has there.
+    """
+
+    runtime: str
+    common: tuple[tuple[str, str, str], ...]
+    alone: tuple[tuple[str, str, str], ...]
+    linked: tuple[tuple[str, str, str], ...]
+    programs: tuple[str, ...]
+    switches: tuple[str, ...]
+    asked: Mapping[str, str]
+    known: Mapping[str, str]
+    flags: frozenset[str]
+    daemon: tuple[str, ...]  # words behind the daemon's path
+
+
+_ORTE = _Dialect(
+    runtime="--mca",
+    common=(
+        ("--mca", "pml", "ob1"),
+        ("--mca", "btl", "^openib"),
+        ("--mca", "btl_vader_single_copy_mechanism", "none"),
+    ),
+    alone=(("--mca", "plm", "isolated"),),
+    linked=(
+        ("--mca", "plm", "rsh"),
+        ("--mca", "plm_rsh_agent", "{agent}"),
+        ("--mca", "plm_rsh_no_tree_spawn", "1"),
+        ("--mca", "plm_rsh_num_concurrent", "{hosts}"),
+        ("--mca", "oob_tcp_if_include", "{network}"),
+        ("--mca", "btl_tcp_if_include", "{network}"),
+    ),
+    programs=("orted",),
+    switches=("-mca", "--mca"),
+    asked={
+        "ess": "env",
+        "ess_base_jobid": _NUMBER,
+        "ess_base_vpid": _NUMBER,
+        "ess_base_num_procs": _NUMBER,
+        "orte_node_regex": r"[A-Za-z0-9@,.:()\[\]_-]{1,60000}",
+        "orte_hnp_uri": rf"{_NUMBER}\.0;tcp://{{leader}}:{_NUMBER}",
+    },
+    known={
+        "hwloc_base_binding_policy": "none",
+        "rmaps_base_mapping_policy": "slot",
+        "pmix": r"\^s1,s2,cray,isolated",
+    },
+    flags=frozenset({"--daemonize"}),
+    daemon=("-mca", "plm", "rsh"),
+)
+_PRRTE = _Dialect(
+    runtime="--prtemca",
+    common=(("--mca", "pml", "ob1"), ("--mca", "smsc", "^cma")),
+    alone=(),
+    linked=(
+        ("--prtemca", "plm", "ssh"),
+        ("--prtemca", "plm_ssh_agent", "{agent}"),
+        ("--prtemca", "plm_ssh_no_tree_spawn", "1"),
+        ("--prtemca", "plm_ssh_num_concurrent", "{hosts}"),
+        ("--prtemca", "oob_tcp_if_include", "{network}"),
+        ("--mca", "btl_tcp_if_include", "{network}"),
+    ),
+    programs=("prted",),
+    switches=("--prtemca",),
+    asked={
+        "ess": "env",
+        "ess_base_nspace": r"[A-Za-z0-9@._-]{1,256}",
+        "ess_base_vpid": _NUMBER,
+        "ess_base_num_procs": _NUMBER,
+        "prte_hnp_uri": rf"[A-Za-z0-9@._-]{{1,256}}\.0;tcp://{{leader}}:{_NUMBER}(?::{_NUMBER})?",
+    },
+    known={"PREFIXES": r"[a-z,0-9_]{1,4096}", "pmix_session_server": "1"},
+    flags=frozenset({"--daemonize", "--allow-run-as-root"}),
+    daemon=("--allow-run-as-root", "--prtemca", "plm", "ssh"),
+)
+
+
+def launch_line(
+    job: Job, meeting: World, version: str, options: MpiOptions, staged: Staged, tools: Tools
+) -> tuple[str, ...]:
+    """The leader's line: `mpirun ... python -I -S rank_shim.py`.
+
+    Raises ConfigError when the spawn agent's path cannot be handed to mpirun.
+    """
+    agent = (staged.python, "-I", "-S", script.SPAWN_AGENT)
+    spaced = next((word for word in agent if re.search(r"\s", word)), "")
+    if spaced and len(meeting.counts) > 1:
+        raise ConfigError.of(
+            "python", f"mpirun cannot take {spaced!r}, which holds a space", "move it elsewhere"
+        )
+    return (
+        tools.mpirun,
+        *_options(job, meeting, version, options, " ".join(agent)),
+        *script.shim_argv(staged),
+    )
+
+
+def agreed_line(job: Job, meeting: World, version: str, options: MpiOptions) -> tuple[str, ...]:
+    """The same line as all hosts must agree on it."""
+    return ("{mpirun}", version, *_options(job, meeting, version, options, "{agent}"))
+
+
+def launch_daemon(
+    meeting: World,
+    job: Job,
+    version: str,
+    options: MpiOptions,
+    tools: Tools,
+    environ: Mapping[str, str],
+    cwd: str,
+) -> Daemon:
+    """What this host starts when the leader's mpirun asks for it."""
+    dialect = _dialect(version)
+    triples = _triples(job, meeting, dialect, options, r".*")
+    known = {name: re.escape(value) for _, name, value in triples}
+    known.update({name: ".*" for name in ("plm_rsh_agent", "plm_ssh_agent") if name in known})
+    link = (dialect.switches[0], "oob_tcp_if_include", network(meeting))
+    argv = (tools.mpi_daemon, *dialect.daemon, *link)
+    asked, flags = dialect.asked, dialect.flags
+    return Daemon(
+        Command(argv, environ, cwd),
+        dialect.programs,
+        dialect.switches,
+        asked,
+        {**dialect.known, **known},
+        flags,
+    )
+
+
+def network(meeting: World) -> str:
+    """What names the job's interface on all of its hosts: the interface itself where it is called
+    the same everywhere, else the smallest network that holds all addresses (an interface that one
+    host lacks ends a job with 255)."""
+    members = [meeting.facts[place] for place in meeting.counts]
+    names = {fact.interface for fact in members}
+    if len(names) == 1 and "" not in names:
+        return names.pop()
+    found = [int(ipaddress.IPv4Address(fact.address)) for fact in members]
+    differing = max(found) ^ min(found)
+    prefix = 32 - differing.bit_length()
+    first = ipaddress.ip_network((min(found), prefix), strict=False)
+    return str(first)
+
+
+def _options(
+    job: Job, meeting: World, version: str, options: MpiOptions, agent: str
+) -> tuple[str, ...]:
+    hosts = ",".join(
+        f"{_host_name(meeting, place)}:{count}" for place, count in meeting.counts.items()
+    )
+    triples = _triples(job, meeting, _dialect(version), options, agent)
+    return (
+        *("--host", hosts, "-np", str(meeting.size), "--allow-run-as-root"),
+        *("--map-by", "slot", "--bind-to", "none"),
+        *(word for triple in triples for word in triple),
+        *options.arguments,
+    )
+
+
+def _host_name(meeting: World, place: int) -> str:
+    return "localhost" if len(meeting.counts) == 1 else meeting.facts[place].address
+
+
+def _triples(
+    job: Job, meeting: World, dialect: _Dialect, options: MpiOptions, agent: str
+) -> tuple[tuple[str, str, str], ...]:
+    """Options with a name and a value: ours, less those that the user gave another value."""
+    several = len(meeting.counts) > 1
+    values = {"agent": agent, "hosts": str(len(meeting.counts))}
+    if several:
+        values["network"] = network(meeting)
+    chosen = dialect.linked if several else dialect.alone
+    given = options.names
+    ours = [one for one in (*dialect.common, *chosen) if one[1] not in given]
+    return tuple((switch, name, value.format(**values)) for switch, name, value in ours)
+
+
+def _dialect(version: str) -> _Dialect:
+    return _ORTE if main_version(version) == 4 else _PRRTE

