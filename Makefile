@@ -12,7 +12,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything development and the demo need
 
-$(STAMP): constraints/dev.txt docker/versions.env scripts/setup toolkit/launcher/pyproject.toml toolkit/version.py
+$(STAMP): constraints/dev.txt docker/versions.env scripts/setup toolkit/launcher/pyproject.toml toolkit/parallel/pyproject.toml toolkit/version.py
 	@scripts/setup
 
 demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine
@@ -41,7 +41,7 @@ bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table
 	@$(BIN)/python -m benchmarks.launcher
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx; do \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done

@@ -13,6 +13,7 @@ _DETAILS = {
     "script.runs": ("script.", "env.", "unset.", "rank"),
     "failure": ("failure.",),
     "calls.torchrun": ("torchrun.",),
+    "calls.mpirun": ("mpirun.",),
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import muster
 from tests.conformance.runner import HostRun, Run
 from tests.conformance.scenario import ABSENT
+from tests.conformance.tools import MPI_VALUES
 from tests.conformance.tree import PROBE
 
 # Lines that other tools look for in the log (contract.md 2.3)
@@ -73,6 +74,8 @@ def _host_facets(run: Run, host: HostRun) -> Iterator[tuple[str, str]]:
         yield f"calls.{tool}", str(len(calls))
         if tool == "torchrun":
             yield from _torchrun(calls[0], shorten)
+        elif tool == "mpirun" and calls:
+            yield from _mpirun(calls[0], shorten)
     yield "script.runs", str(len(host.reports))
     for place, report in enumerate(host.reports):
         prefix = f"rank{place}/" if len(host.reports) > 1 else ""
@@ -110,6 +113,30 @@ def _torchrun(call: tuple[str, ...], shorten: _Shorten) -> Iterator[tuple[str, s
             value = rest.pop(0)
         yield f"torchrun.{name}", shorten(value or "yes")
     yield "torchrun.command", shorten(json.dumps(rest, ensure_ascii=False))
+
+
+def _mpirun(call: tuple[str, ...], shorten: _Shorten) -> Iterator[tuple[str, str]]:
+    """Options in one spelling; parameters and variables one by one, but for SM_*; the command."""
+    rest, dashes = list(call), set()
+    found: dict[str, str] = {}
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        name = word.lstrip("-")
+        if len(name) > 2:
+            dashes.add(len(word) - len(name))
+        values = [rest.pop(0) for _ in range(MPI_VALUES.get(name, 0))]
+        if name == "x":
+            variable, equals, value = values[0].partition("=")
+            key = "SM_" if variable.startswith("SM_") else variable
+            found[f"x.{key}"] = value if equals else "its own"
+        elif name == "mca":
+            found[f"mca.{values[0]}"] = values[1]
+        else:
+            found[name] = values[0] if values else "yes"
+    yield "mpirun.dashes", " and ".join(map(str, sorted(dashes)))
+    for name, value in found.items():
+        yield f"mpirun.{name}", shorten(value)
+    yield "mpirun.command", shorten(json.dumps(rest, ensure_ascii=False))
 
 
 def _failure(path: Path) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tests.conformance.scenario import ABSENT, PYTORCH, Intended, Scenario
+from tests.conformance.scenario import ABSENT, BARE, PYTORCH, Intended, Scenario
 
 
 class Case(NamedTuple):
@@ -29,14 +29,34 @@ class Case(NamedTuple):
     def theirs_has(self, name: str, value: str) -> bool:
         return any(_named(key, name) and text == value for key, text in self.theirs.items())
 
+    def theirs_ran_with(self, name: str, value: str) -> bool:
+        """They gave a script this, and ours something else."""
+        ours = any(_named(key, name) and text == value for key, text in self.ours.items())
+        return self.ran and self.theirs_has(name, value) and not ours
+
     @property
     def ran(self) -> bool:
         """The script ran on both sides, started by the launcher and not by a function of its."""
         return self.both("script.runs", "0") and self.both("env.SM_HOSTS")
 
     @property
+    def one_member(self) -> bool:
+        """Only one host takes part in the distribution."""
+        return self.alone or "sagemaker_distribution_instance_groups" in (
+            self.scenario.hyperparameters
+        )
+
+    @property
     def alone(self) -> bool:
         return len(self.scenario.hosts) == 1
+
+    @property
+    def mpirun(self) -> bool:
+        return self.both("calls.mpirun", "0")
+
+    @property
+    def smddp(self) -> bool:
+        return self.mpirun and self.theirs_has("mpirun.oversubscribe", "yes")
 
     @property
     def torchrun(self) -> bool:
@@ -161,7 +181,7 @@ _PYTORCH_TOOLKIT = (
             "env.NCCL_DEBUG", "WARN", ABSENT,
             "the user's, or NCCL's default", "contract.md 4.4 row 24", PYTORCH,
         ),
-        lambda case: case.ran,
+        lambda case: case.theirs_ran_with("env.NCCL_DEBUG", "WARN"),
     ),
     Common(
         Intended(
@@ -172,7 +192,7 @@ _PYTORCH_TOOLKIT = (
     *(
         Common(
             Intended(f"env.{name}", "*", ABSENT, _SINGLE, "protocol.md 3", PYTORCH),
-            lambda case: case.ran and case.alone and not case.torchrun,
+            lambda case: case.ran and case.alone and not (case.torchrun or case.mpirun),
         )
         for name in ("MASTER_ADDR", "MASTER_PORT")
     ),
@@ -233,6 +253,170 @@ _TORCHRUN = (
         lambda case: case.torchrun and any("rank1/" in key for key in case.theirs),
     ),
 )  # fmt: skip
+_RANKS = "every rank is told who it is, as under torchrun"
+_X = "scripts have the environment of their own host; mpirun carries none of it"
+_SPELLING = "two dashes and one map: Open MPI 4 and 5 start from one line"
+_NAMED_HOSTS = "hosts by the address that they joined with, and their slots"
+_NETWORK = "one host needs no network"
+_NO_SSH = "hosts are reached through their supervisors, without ssh"
+
+
+def _mpi(name: str, theirs: str, ours: str, reason: str, source: str, oracle: str = "") -> Intended:
+    return Intended(name, theirs, ours, reason, source, oracle)
+
+
+_MPIRUN = (
+    *(
+        Common(_added(name, _RANKS, "protocol.md 10"), lambda case: case.mpirun)
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    ),
+    *(
+        Common(
+            _mpi(f"env.{name}", ABSENT, "*", "the address of rank 0", "protocol.md 10", BARE),
+            lambda case: case.mpirun,
+        )
+        for name in ("MASTER_ADDR", "MASTER_PORT")
+    ),
+    Common(
+        _mpi("env.MASTER_ADDR", "algo-?", "127.0.0.1", _NETWORK, "protocol.md 3", PYTORCH),
+        lambda case: case.mpirun and case.alone,
+    ),
+    *(
+        Common(
+            _mpi(
+                f"env.{name}", value, ABSENT,
+                "the user's, or NCCL's default", "contract.md 4.4 row 24",
+            ),
+            lambda case, name=name, value=value: (  # type: ignore[misc]
+                case.mpirun and case.theirs_ran_with(f"env.{name}", value)
+            ),
+        )
+        for name, value in (("NCCL_DEBUG", "INFO"), ("NCCL_MIN_NRINGS", "4"))
+    ),
+    Common(
+        _mpi("env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, "contract.md 4.4 row 24", BARE),
+        lambda case: case.mpirun and case.alone,
+    ),
+    Common(
+        _mpi(
+            "env.OMPI_MCA_*_backing_directory", ABSENT, "/dev/shm/muster-*",
+            "what ranks share lies where it is removed with the job", "protocol.md 5",
+        ),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("env.OMP_NUM_THREADS", ABSENT, "*", "each rank's share of the CPUs", "protocol.md 4"),
+        lambda case: case.mpirun and any("rank1/" in key for key in case.theirs),
+    ),
+    Common(
+        _mpi(
+            "mpirun.command", "*", '*"-I", "-S", "<muster>/run/rank_shim.py"]',
+            "the waiting shim starts the script, and not under mpi4py", "protocol.md 4 and 10",
+        ),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("mpirun.dashes", "1 and 2", "2", _SPELLING, "contract.md 4.2 row 14b"),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("mpirun.host", "algo-*", "localhost:*", _NAMED_HOSTS, "protocol.md 10"),
+        lambda case: case.mpirun and case.one_member,
+    ),
+    Common(
+        _mpi("mpirun.host", "algo-*", "127.0.0.1:*", _NAMED_HOSTS, "protocol.md 10"),
+        lambda case: case.mpirun and not case.one_member,
+    ),
+    Common(
+        _mpi(
+            "mpirun.tag-output", "yes", ABSENT,
+            "output of ranks does not pass through mpirun", "protocol.md 4",
+        ),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi(
+            "mpirun.display-map", "yes", ABSENT,
+            "the plan is in the log of every job", "architecture.md",
+        ),
+        lambda case: case.mpirun and not case.smddp,
+    ),
+    Common(
+        _mpi(
+            "mpirun.mca.orte_abort_on_non_zero_status", "1", ABSENT,
+            "the supervisor ends a job, with grace; 1 is Open MPI's default", "protocol.md 10",
+        ),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("mpirun.mca.plm", ABSENT, "*", _NO_SSH, "protocol.md 10, reliability.md S02"),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("mpirun.x.*", "*", ABSENT, _X, "protocol.md 10, reliability.md S09 and S17"),
+        lambda case: case.mpirun,
+    ),
+    Common(
+        _mpi("mpirun.mca.*", "*", ABSENT, _NETWORK, "protocol.md 10"),
+        lambda case: case.mpirun and case.one_member,
+    ),
+    Common(
+        _mpi("mpirun.mca.btl", "^openib", "^openib,*", _NETWORK, "protocol.md 10"),
+        lambda case: case.mpirun and case.one_member,
+    ),
+    *(
+        Common(
+            _mpi(f"mpirun.mca.{name}", ABSENT, "*", _NO_SSH, "protocol.md 10, reliability.md S02"),
+            lambda case: case.mpirun and not case.one_member,
+        )
+        for name in ("plm_rsh_agent", "orte_launch_agent", "plm_base_node_regex_threshold")
+    ),
+    Common(
+        _mpi(
+            "mpirun.mca.plm_rsh_num_concurrent", ABSENT, "*",
+            "all daemons are asked for at once", "protocol.md 10",
+        ),
+        lambda case: case.mpirun and not case.one_member and not case.smddp,
+    ),
+)  # fmt: skip
+_FABRIC = "the fabric is probed, not assumed"
+_SMDDP = (
+    *(
+        Common(
+            _mpi(f"env.{name}", value, ABSENT, _FABRIC, "contract.md 4.4 row 25"),
+            lambda case: case.smddp,
+        )
+        for name, value in (("FI_PROVIDER", "efa"), ("RDMAV_FORK_SAFE", "1"))
+    ),
+    *(
+        Common(
+            _mpi(f"mpirun.{name}", ABSENT, value, "all options run alike", "protocol.md 10"),
+            lambda case: case.smddp,
+        )
+        for name, value in (("map-by", "slot"), ("bind-to", "none"))
+    ),
+    Common(
+        _mpi(
+            "mpirun.oversubscribe", "yes", ABSENT,
+            "every rank has its slot", "reliability.md B28",
+        ),
+        lambda case: case.smddp,
+    ),
+    Common(
+        _mpi(
+            "env.SAGEMAKER_INSTANCE_TYPE", ABSENT, "ml.*",
+            "set for one host as for several", "contract.md 3.3",
+        ),
+        lambda case: case.smddp and case.alone,
+    ),
+    Common(
+        _mpi(
+            "env.SMDATAPARALLEL_SERVER_ADDR", "algo-1", "127.0.0.1",
+            "the leader's joined address where its name does not resolve", "protocol.md 3",
+        ),
+        lambda case: case.smddp and not case.alone,
+    ),
+)  # fmt: skip
 _ADDRESSES = (
     *(
         Common(
@@ -278,6 +462,8 @@ COMMON = (
     *_PYTORCH_TOOLKIT,
     *_SEVERAL_HOSTS,
     *_TORCHRUN,
+    *_MPIRUN,
+    *_SMDDP,
     *_ADDRESSES,
     *_USER_FAILURE,
 )

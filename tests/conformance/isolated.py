@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,10 +39,15 @@ def why_not() -> str:
 
 
 class Cluster:
-    """The hosts of one run; each is started by `add` and `start`, and ends by itself or `kill`."""
+    """The hosts of one run; each is started by `add` and `start`, and ends by itself or `kill`.
 
-    def __init__(self, folder: Path) -> None:
+    `unshare`: the command that makes the surroundings of all hosts; without a user namespace of
+    their own (root only) hosts have all users of this machine.
+    """
+
+    def __init__(self, folder: Path, unshare: Sequence[str] = _UNSHARE) -> None:
         self._folder = folder
+        self._unshare = unshare
         self._hosts: dict[str, dict[str, str]] = {}
 
     def add(self, name: str, base: Path, environ: Mapping[str, str], train: str) -> IsolatedHost:
@@ -61,7 +66,7 @@ class Cluster:
         plan.write_text(json.dumps(self._hosts))
         with (self._folder / "cluster.log").open("wb") as log:
             self._child = subprocess.Popen(
-                [*_UNSHARE, sys.executable, "-IS", str(INSIDE), "cluster", str(plan)],
+                [*self._unshare, sys.executable, "-IS", str(INSIDE), "cluster", str(plan)],
                 env={**os.environ, **mark}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip

@@ -72,6 +72,8 @@ def run(scenario: Scenario, launcher: Launcher, folder: Path, wheels: Path) -> R
         place.make()
         write_tree(scenario, place.host, place.base, wheels)
         write_tools(scenario.tools, place.root / "tools")
+        for name, text in scenario.site.items():
+            (place.root / "site" / name).write_text(text, encoding="utf-8")
         given.append(environment(scenario, launcher, place, mark, ports, wheels))
     try:
         with ExitStack() as stack:
@@ -136,17 +138,24 @@ def _start_isolated(
 def _observed(host: _Started) -> HostRun:
     place = host.place
     reports = [json.loads(path.read_text()) for path in sorted(place.reports.glob("*.json"))]
-    reports.sort(key=lambda report: int(report["env"].get("RANK", 0)))
-    calls = {
-        path.stem: tuple(tuple(json.loads(line)) for line in path.read_text().splitlines())
-        for path in sorted(place.reports.glob("*.calls"))
-    }
+    reports.sort(key=lambda report: int(_rank(report["env"])))
+    calls = {path.stem: _calls(path) for path in sorted(place.reports.glob("*.calls"))}
     stdout, stderr = (
         (place.root / name).read_text(encoding="utf-8", errors="replace")
         for name in ("stdout.log", "stderr.log")
     )
     code = host.train.poll()
     return HostRun(place.host, place.base, host.given, code, stdout, stderr, tuple(reports), calls)
+
+
+def _rank(environ: Mapping[str, str]) -> str:
+    return environ.get("RANK", environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+
+def _calls(path: Path) -> tuple[tuple[str, ...], ...]:
+    """The command lines of a tool, but for questions about its version."""
+    lines = [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+    return tuple(line for line in lines if line != ("--version",))
 
 
 def _within(limit_s: float, done: Callable[[], bool]) -> bool:

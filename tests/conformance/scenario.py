@@ -47,7 +47,8 @@ class Scenario(NamedTuple):
 
     `hyperparameters` is the file's content: on the wire every value is a string. In texts
     `<base>` stands for the base folder and `<wheels>` for the folder of tiny wheels.
-    `tools`: stand-ins on PATH, by name. `patience_s`: facet `in_time` says whether `train` ended
+    `tools`: stand-ins on PATH, by name. `site`: modules that come before those of the launcher.
+    `patience_s`: facet `in_time` says whether `train` ended
     before it. `without`: files of the request that are not written. `isolated`: every host gets
     namespaces of its own, where /opt/ml is real and names resolve.
     """
@@ -64,6 +65,7 @@ class Scenario(NamedTuple):
     archives: Mapping[str, Mapping[str, str]] = {}
     without: tuple[str, ...] = ()
     tools: Mapping[str, str] = {}
+    site: Mapping[str, str] = {}
     oracles: tuple[str, ...] = (BARE, PYTORCH)
     stop: Stop | None = None
     isolated: bool = False

@@ -10,8 +10,9 @@ import pytest
 from tests.support.attacked import Attacked
 from tests.support.containers import Make, container_jobs
 from tests.support.fixtures import cluster
+from tests.support.mpi import mpi, open_mpi
 
-__all__ = ["attacked", "cluster", "containers"]
+__all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi"]
 
 
 @pytest.fixture

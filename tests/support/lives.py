@@ -26,6 +26,7 @@ EVENTS: Mapping[str, e.Event] = {
     "planned": e.Planned("d1gest"),
     "go": e.FromLeader(m.Go()),
     "daemon asked": e.FromLeader(m.StartDaemon(("orted", "-mca"))),
+    "wind down": e.FromLeader(m.WindDown()),
     "all registered": e.AllRegistered(2),
     "rank failed": e.RankFailed(FAILURE),
     "all gone": e.AllGone((), ()),

@@ -11,31 +11,61 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / ".cache"
 _DEADLINE_S = 900
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_AS_IT_IS = ("--no-deps", "--no-build-isolation")
 
 
 class UnavailableError(Exception):
     """The environment cannot be made on this machine; the message says why."""
 
 
-def locked_environment(name: str, lock: Path) -> Path:
+class Source(NamedTuple):
+    """A package that is compiled in an environment with what is there; `environ`: how."""
+
+    requirement: str
+    environ: Mapping[str, str]
+
+
+class _Install(NamedTuple):
+    """Arguments of one installation, and its environment."""
+
+    arguments: Sequence[str]
+    environ: Mapping[str, str] = _NOTHING
+
+
+def locked_environment(
+    name: str, lock: Path, project: Path | None = None, source: Source | None = None
+) -> Path:
     """The environment `.cache/<name>` with exactly the packages of `lock`.
 
-    Made anew when the lock or the interpreter changed. Raises UnavailableError.
+    A `project` lies editable beside them, a `source` is compiled there; both are built with what
+    the lock holds, and their own requirements are not installed. Made anew when one of them (of
+    the project its pyproject.toml) or the interpreter changed. Raises UnavailableError.
     """
-    stamp = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-    return _made(name, stamp, ["-r", str(lock)])
+    content, installs = lock.read_bytes(), [_Install(["-r", str(lock)])]
+    if project is not None:
+        content += (project / "pyproject.toml").read_bytes()
+        installs.append(_Install([*_AS_IT_IS, "-e", str(project)]))
+    if source is not None:
+        content += repr(source).encode()
+        # without a cache: what it is compiled with is no part of the key of uv's
+        how = [*_AS_IT_IS, "--no-cache", "--no-binary", ":all:", source.requirement]
+        installs.append(_Install(how, source.environ))
+    return _made(name, hashlib.sha256(content + sys.version.encode()).hexdigest(), *installs)
 
 
 def wheel_environment(name: str, wheel: Path) -> Path:
     """The environment `.cache/<name>` with one wheel and nothing else. Raises UnavailableError."""
     stamp = hashlib.sha256(wheel.read_bytes() + sys.version.encode()).hexdigest()
-    return _made(name, stamp, ["--no-deps", str(wheel)])
+    return _made(name, stamp, _Install(["--no-deps", str(wheel)]))
 
 
 def build_wheel(project: Path, folder: Path) -> Path:
@@ -47,7 +77,7 @@ def build_wheel(project: Path, folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def _made(name: str, stamp: str, packages: Sequence[str]) -> Path:
+def _made(name: str, stamp: str, *installs: _Install) -> Path:
     place, mark = CACHE / name, CACHE / f"{name}.stamp"
     CACHE.mkdir(exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as lock:
@@ -58,7 +88,12 @@ def _made(name: str, stamp: str, packages: Sequence[str]) -> Path:
         shutil.rmtree(place, ignore_errors=True)
         _run([_uv(), "venv", "--python", sys.executable, str(place)])
         python = str(place / "bin" / "python")
-        _run([_uv(), "pip", "install", "--python", python, *packages])
+        path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
+        for arguments, environ in installs:
+            _run(
+                [_uv(), "pip", "install", "--python", python, *arguments],
+                environ={"PATH": path, **environ},
+            )
         # as pip does: a peer must not pay for compiling its modules at every start
         _run([python, "-m", "compileall", "-q", str(place / "lib")], check=False)
         mark.write_text(stamp)
@@ -72,14 +107,19 @@ def _uv() -> str:
     return str(found)
 
 
-def _run(argv: Sequence[str], check: bool = True) -> None:
-    environ = {**os.environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _NOTHING) -> None:
+    environ = {
+        **os.environ, **environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never",
+    }  # fmt: skip
     links = environ.get("UV_FIND_LINKS") or _pip_setting("global.find-links")
     if links:  # uv does not read pip's configuration
         environ["UV_FIND_LINKS"] = links.replace("\n", ",")
-    done = subprocess.run(
-        argv, env=environ, capture_output=True, text=True, check=False, timeout=_DEADLINE_S
-    )
+    try:
+        done = subprocess.run(
+            argv, env=environ, capture_output=True, text=True, check=False, timeout=_DEADLINE_S
+        )
+    except subprocess.TimeoutExpired as late:
+        raise UnavailableError(f"{Path(argv[0]).name} {argv[1]}: {late}") from late
     if check and done.returncode:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
         raise UnavailableError(

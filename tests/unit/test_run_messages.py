@@ -25,7 +25,7 @@ TROUBLE = m.Trouble("ConfigError", 100, "what", "fix", "detail")
 END = m.RankEnd(rank=5, status=0, duration_s=1.25, stopped=False, forced=False)
 EXAMPLES: list[m.Message] = [
     m.StagedHost(FACTS),
-    m.Ready("d1gest"),
+    m.Ready("d1gest", True),
     m.Registered(8),
     m.Report((FAILURE,)),
     m.Report((), TROUBLE),
@@ -34,6 +34,7 @@ EXAMPLES: list[m.Message] = [
     m.FactsPart(0, 2, (FACTS, FACTS)),
     m.Go(),
     m.StartDaemon(("orted", "-mca", "ess", "env")),
+    m.WindDown(),
     m.Stop(True, "SIGTERM on algo-2"),
     m.Verdict(Succeeded()),
     m.Verdict(Stopped("SIGTERM")),
@@ -106,7 +107,10 @@ def check_types(value: Any) -> None:
             check_types(field)
         elif isinstance(field, tuple):
             for item in field:
-                check_types(item)
+                if hasattr(item, "_fields"):
+                    check_types(item)
+                else:
+                    assert isinstance(item, str), (value, name)
 
 
 @pytest.mark.promise("S03")

@@ -47,8 +47,8 @@ def test_every_form_gives_what_the_sdk_sends(case: dict[str, Any]) -> None:
         ("pytorchddp", Mpi("smdistributed.dataparallel", 2)),
         ("mpi", Mpi("mpi", 2)),
         ("horovod", Mpi("mpi", 2)),
-        ("parameter_server", ParameterServer()),
-        ("multi_worker_mirrored_strategy", ParameterServer("multi_worker_mirrored_strategy")),
+        ("parameter_server", ParameterServer("parameter_server", 2)),
+        ("multi_worker_mirrored_strategy", ParameterServer("multi_worker_mirrored_strategy", 2)),
     ],
 )
 def test_a_bare_name_reads_back_as_its_option(tmp_path: Path, name: str, expected: object) -> None:

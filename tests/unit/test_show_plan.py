@@ -177,12 +177,142 @@ def test_problems_are_an_object_too(desk: Desk) -> None:
     assert all(problem["where"] and problem["what"] for problem in document["problems"])
 
 
-@pytest.mark.promise("B26")
-def test_an_option_that_this_build_does_not_serve_is_a_problem(desk: Desk) -> None:
-    desk.hyperparameters["sagemaker_mpi_enabled"] = "true"
-    code, _, err = desk.plan()
-    assert code == 100
-    assert "mpi is a known option" in err
+def open_mpi(folder: Path, version: str, daemon: str) -> str:
+    """An mpirun that says its version and nothing else, with its daemon beside it."""
+    folder.mkdir()
+    for name in ("mpirun", daemon):
+        path = folder / name
+        path.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
+        path.chmod(0o755)
+    return str(folder / "mpirun")
+
+
+def mpi(desk: Desk, **sent: str) -> None:
+    desk.hyperparameters |= {
+        "sagemaker_mpi_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+        **sent,
+    }
+
+
+@pytest.fixture
+def mpirun(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = open_mpi(tmp_path_factory.mktemp("mpi") / "bin", "4.1.4", "orted")
+    monkeypatch.setenv("MUSTER_MPIRUN", path)
+    return path
+
+
+def test_mpirun_runs_on_the_leader_and_a_daemon_on_request_elsewhere(
+    desk: Desk, mpirun: str
+) -> None:
+    desk.hosts(2)
+    mpi(desk)
+    code, out, err = desk.plan()
+    assert (code, err) == (0, "")
+    first, second = out.split("What would run")
+    assert f"{mpirun} (4.1.4)" in first
+    assert "variable MUSTER_MPIRUN" in first
+    leader, member = second.split("  algo-2: ")
+    assert f"    {mpirun} --host algo-1:2,algo-2:2 -np 4" in leader
+    assert "and RANK=0...1 LOCAL_RANK=0...1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2" in leader
+    daemon = f"{os.path.dirname(mpirun)}/orted"
+    assert member.startswith("ranks 2 to 3 of 4\n")
+    assert f"when algo-1's mpirun asks for it: {daemon} " in member
+    assert "each rank: " in member
+    assert "and RANK=2...3 LOCAL_RANK=0...1" in member
+
+
+def test_the_object_tells_daemons_services_and_ranks_apart(desk: Desk, mpirun: str) -> None:
+    desk.hosts(2)
+    mpi(desk)
+    leader, member = desk.json()["hosts"]
+    assert leader["launcher"][0] == mpirun
+    assert (leader["daemon"], member["launcher"]) == (None, None)
+    assert member["daemon"]["starts"] == "on request"
+    assert member["daemon"]["command"][0].endswith("/orted")
+    assert leader["services"] == member["services"] == []
+    assert member["each_rank"]["3"] == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+    }  # fmt: skip
+
+
+def test_open_mpi_is_assumed_where_there_is_none_and_that_is_said(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    mpi(desk)
+    document = desk.json()
+    assert any("no mpirun is here: Open MPI 5" in line for line in document["assumed"])
+    assert document["hosts"][0]["launcher"][0] == "mpirun"
+    (row,) = [row for row in document["understood"] if row["name"] == "mpirun"]
+    assert row["source"] == "assumed"
+
+
+def test_an_mpirun_that_does_not_say_its_version_is_named(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = open_mpi(tmp_path / "other", "", "orted")
+    monkeypatch.setenv("MUSTER_MPIRUN", path)
+    mpi(desk)
+    assert any(f"{path} does not say its version" in one for one in desk.json()["assumed"])
+
+
+@pytest.mark.promise("B31")
+def test_bad_mpi_options_are_told_with_everything_else_that_is_wrong(
+    desk: Desk, mpirun: str
+) -> None:
+    options = '"--bind-too core -mca plm_rsh_agent x"'
+    mpi(desk, sagemaker_mpi_custom_mpi_options=options, sagemaker_mpi_num_processes="0")
+    code, out, err = desk.plan()
+    assert (code, out) == (100, "")
+    assert "3 problems, nothing would run" in err
+    assert "did you mean --bind-to?" in err
+    assert "plm_rsh_agent" in err
+
+
+@pytest.mark.promise("S08")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_secret_among_the_mpi_options_is_masked(
+    desk: Desk, mpirun: str, options: tuple[str, ...]
+) -> None:
+    mpi(desk, sagemaker_mpi_custom_mpi_options=f'"-x HF_TOKEN={SECRET} -x A=1"')
+    code, out, _ = desk.plan(*options)
+    assert code == 0
+    assert SECRET not in out
+    assert "HF_TOKEN" in out
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("sagemaker_pytorch_ddp_enabled", "pytorchddp"),
+        ("sagemaker_distributed_dataparallel_enabled", "smdistributed.dataparallel"),
+    ],
+)
+def test_data_parallel_options_run_under_mpirun_on_any_instance(
+    desk: Desk, mpirun: str, key: str, option: str
+) -> None:
+    desk.hosts(2)
+    desk.hyperparameters |= {key: "true", "sagemaker_instance_type": '"ml.c5.xlarge"'}
+    document = desk.json()
+    assert document["option"] == option
+    assert document["hosts"][0]["launcher"][0] == mpirun
+    sets = {item["name"]: item["value"] for item in document["hosts"][1]["sets"]}
+    assert sets["SMDATAPARALLEL_USE_HOMOGENEOUS"] == "1"
+    assert sets["SMDATAPARALLEL_SERVER_PORT"] == "7592"
+    assert sets["SAGEMAKER_INSTANCE_TYPE"] == "ml.c5.xlarge"
+    desk.hosts(1)
+    sets = {item["name"]: item["value"] for item in desk.json()["hosts"][0]["sets"]}
+    assert sets["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert "SMDATAPARALLEL_SERVER_ADDR" not in sets
+
+
+def test_a_total_number_of_processes_names_its_source(desk: Desk, mpirun: str) -> None:
+    desk.hosts(2)
+    desk.hyperparameters |= {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_processes": "4"}
+    (row,) = [row for row in desk.json()["understood"] if row["name"] == "processes per host"]
+    assert (row["value"], row["source"]) == ("2", "hyperparameter sagemaker_mpi_num_processes")
 
 
 @pytest.mark.promise("B17")

@@ -11,6 +11,7 @@ from tests.conformance.scenarios import (
     distribution,
     endings,
     module,
+    mpi,
 )
 
 ALL: tuple[Scenario, ...] = (
@@ -21,4 +22,5 @@ ALL: tuple[Scenario, ...] = (
     *badinput.SCENARIOS,
     *module.SCENARIOS,
     *distribution.SCENARIOS,
+    *mpi.SCENARIOS,
 )

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from tests.conformance.facets import CULPRIT
 from tests.conformance.scenario import ABSENT, BARE, PYTORCH, Group, Scenario
-from tests.conformance.scenarios.meant import (
-    FITS,
-    NO_FRAMEWORK_ERROR,
-    accepted,
-    differs,
-    said,
-    tied,
-)
+from tests.conformance.scenarios.meant import accepted, differs, refused, tied
 from tests.conformance.scenarios.parts import SCRIPT, SHELL, script, sdk
-from tests.conformance.tools import TORCHRUN, say
+from tests.conformance.tools import MPI_TOOLS, SSH, TORCHRUN, say
 
 _ON = {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": "ml.m5.xlarge"}
 _TWO = ("algo-1", "algo-2")
@@ -147,7 +140,8 @@ _SCENARIOS = (
         "torchrun: beside mpi",
         sdk(**_ON, sagemaker_mpi_enabled=True),
         script(),
-        tools={**_RECORDED, "mpirun": "sys.exit(0)\n"},
+        tools={**_RECORDED, **MPI_TOOLS},
+        site={"paramiko.py": SSH},
         oracles=(BARE,),
     ),
 )
@@ -180,7 +174,8 @@ _MEANT = {
         ("env.TORCHELASTIC_RUN_ID", ABSENT, "none"),
     ),
     "torchrun: beside mpi": (
-        *said("1", "100", "ConfigError", "reliability.md B25"), *NO_FRAMEWORK_ERROR, *FITS
+        *refused("100", "two options at once are a mistake of the request", "reliability.md B25"),
+        *differs("neither of them starts", "reliability.md B25", ("calls.mpirun", "1", ABSENT)),
     ),
 }  # fmt: skip
 

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     from muster.commands import doctor_checks as checks
+    from muster.commands import doctor_mpi as mpi
     from muster.commands import doctor_software as software
 
     if facts.system != "Linux":
@@ -66,7 +67,9 @@ def examine(facts: Facts) -> list[Finding]:
             checks.memory,
             checks.clock,
             software.torch,
-            software.mpi,
+            software.frameworks,
+            lambda facts: mpi.mpirun(facts.mpi),
+            lambda facts: mpi.mpi4py(facts.mpi, facts.executable),
             software.packages,
             software.accelerators,
             software.fabric,

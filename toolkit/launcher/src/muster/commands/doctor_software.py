@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.commands.doctor_facts import Facts
+from muster.commands.doctor_facts import FRAMEWORKS, Facts
 from muster.commands.doctor_finding import Finding, fail, fine, warn
 
 _NAMESPACE_SWITCHES = (  # the value that forbids, and the command that allows
@@ -22,7 +22,9 @@ def torch(facts: Facts) -> Finding:
     version = facts.packages.get("torch", "")
     install = f"{facts.executable} -m pip install torch"
     if not version:
-        return warn("torch", "not installed", "every distribution option but mpi", install)
+        return warn(
+            "torch", "not installed", "torch_distributed, and scripts that train with it", install
+        )
     if not facts.tools.get("torchrun"):
         found = f"{version}, without the program torchrun"
         return warn("torch", found, "scripts that call torchrun", f"{install} --force-reinstall")
@@ -32,15 +34,14 @@ def torch(facts: Facts) -> Finding:
     return fine("torch", version)
 
 
-def mpi(facts: Facts) -> Finding:
-    version = facts.mpi_version
-    cure = "sudo apt-get install -y openmpi-bin"
-    if not facts.tools.get("mpirun"):
-        return warn("mpirun", "not installed", "mpi, pytorchddp and smdistributed", cure)
-    if "Open MPI" in version and any(f" {number}." in version for number in ("4.1", "5.0")):
-        return fine("mpirun", version)
-    found = version or "does not say its version"
-    return warn("mpirun", found, "mpi: only Open MPI 4.1 and 5.0 are tested", cure)
+def frameworks(facts: Facts) -> Finding:
+    """Those that scripts of every option but plain mpi4py import."""
+    have = {name: facts.packages.get(name, "") for name in FRAMEWORKS}
+    found = ", ".join(f"{name} {version}" for name, version in have.items() if version)
+    if not found:
+        cure = f"{facts.executable} -m pip install torch"
+        return warn("frameworks", "none is installed", "scripts that train with one", cure)
+    return fine("frameworks", found)
 
 
 def packages(facts: Facts) -> Finding:

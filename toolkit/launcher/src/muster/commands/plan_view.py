@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import LaunchPlan
@@ -48,8 +48,19 @@ def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, ob
         "in_distribution": place in preview.job.cluster.distribution,
         "ranks": [slot.rank for slot in made.ranks_of(place)],
         "launcher": None if made.launcher is None else masked_argv(made.launcher.argv, masker),
+        "daemon": None
+        if made.daemon is None
+        else {"command": masked_argv(made.daemon.command.argv, masker), "starts": "on request"},
+        "services": [
+            {"name": service.name, "command": masked_argv(service.command.argv, masker)}
+            for service in made.services
+        ],
         "script": masked_argv(made.script.argv, masker),
         "cwd": made.script.cwd,
+        "each_rank": {
+            str(rank): {name: _value(name, text, masker) for name, text in values.items()}
+            for rank, values in made.per_rank.items()
+        },
         "sets": [
             {**item._asdict(), "value": _value(item.name, item.value, masker)}
             for item in made.additions
@@ -84,9 +95,16 @@ def _host_lines(preview: Preview, place: int) -> list[str]:
     lines = [f"  {cluster.hosts[place].name}{role}: {_ranks(made, place, cluster.distribution)}"]
     if made.launcher is not None:
         lines.append(f"    {command_line(made.launcher.argv, masker)}")
-    each = "each rank: " if made.launcher is not None else ""
+    if made.daemon is not None:
+        daemon = command_line(made.daemon.command.argv, masker)
+        lines.append(f"    when {cluster.leader.name}'s mpirun asks for it: {daemon}")
+    for service in made.services:
+        lines.append(f"    {service.name}: {command_line(service.command.argv, masker)}")
+    each = "each rank: " if _is_distributed(made, place, cluster.distribution) else ""
     lines.append(f"    {each}{command_line(made.script.argv, masker)}")
     lines.append(f"    in {made.script.cwd}")
+    if made.per_rank:
+        lines.append(f"    {_spans(made.per_rank, masker)}")
     if place and made.additions == preview.plans[0].additions:
         lines.append(f"    with the variables of {cluster.hosts[0].name}")
         return lines
@@ -99,11 +117,25 @@ def _host_lines(preview: Preview, place: int) -> list[str]:
 def _ranks(made: LaunchPlan, place: int, distribution: Sequence[int]) -> str:
     if place not in distribution:
         return "the script once, outside the distribution"
-    ranks = [slot.rank for slot in made.ranks_of(place)]
-    if made.launcher is None:
+    if not _is_distributed(made, place, distribution):
         return "the script once"
+    ranks = [slot.rank for slot in made.ranks_of(place)]
     listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     return f"{listed} of {made.world_size}"
+
+
+def _is_distributed(made: LaunchPlan, place: int, distribution: Sequence[int]) -> bool:
+    return place in distribution and made.option != "none"
+
+
+def _spans(per_rank: Mapping[int, Mapping[str, str]], masker: Masker) -> str:
+    """`RANK=2...3 LOCAL_RANK=0...1 WORLD_SIZE=4`: what each rank gets, first to last."""
+    first, last = per_rank[min(per_rank)], per_rank[max(per_rank)]
+    parts = []
+    for name, value in first.items():
+        span = value if last.get(name) == value else f"{value}...{last.get(name, '')}"
+        parts.append(f"{name}={_value(name, span, masker)}" if len(span) <= 60 else f"{name}=...")
+    return f"and {' '.join(parts)}"
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> list[str]:

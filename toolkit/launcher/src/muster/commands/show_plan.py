@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muster.commands.plan_tools import Found, find
 from muster.commands.plan_view import (
     SHOWN_HOSTS,
     as_json,
@@ -21,8 +22,7 @@ from muster.commands.plan_view import (
     error_text,
 )
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan
-from muster.plan.tools import find_tools
+from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.plan.world import some
 from muster.spec.deadlines import Deadlines, variable
 from muster.spec.errors import MusterError
@@ -94,24 +94,28 @@ def preview(environ: Mapping[str, str], most: int | None = None, asked: bool = F
     machine = probe_machine(environ)
     program, reason = assumed_program(job)
     interface, interface_source = assumed_interface(job, machine)
-    facts = assumed_facts(job, machine, interface)
     exported = exports(job, machine, program)
     staged = Staged(program, sys.executable, {**environ, **exported}, code_hash="")
-    tools = find_tools(environ, sys.executable)
+    found = find(job, staged, environ)
+    facts = assumed_facts(job, machine, interface, found.mpi_version)
     plans = {
-        place: plan(job._replace(cluster=job.cluster._replace(current=place)), facts, staged, tools)
+        place: plan(
+            job._replace(cluster=job.cluster._replace(current=place)), facts, staged, found.tools
+        )
         for place in sorted({*range(len(facts))[:most], job.cluster.current})
     }
-    masker = Masker.of(environ, job.documents.hyperparameters)
+    masker = _masker(job, environ)
     rows = (
         Row("base folder", job.paths.base, _base_source(job, asked)),
         *_request_rows(job, masker),
         *_world_rows(job, facts[job.cluster.current], plans[job.cluster.current]),
         Row("interface", interface, interface_source),
+        *_tool_rows(found),
         *_port_rows(job, plans[0]),
         *_changed_rows(job),
     )
-    return Preview(job, masker, rows, assumptions(job, machine, reason), plans, exported)
+    assumed = (*assumptions(job, machine, reason), *found.assumed)
+    return Preview(job, masker, rows, assumed, plans, exported)
 
 
 def assumed_program(job: Job) -> tuple[Program, str]:
@@ -143,7 +147,9 @@ def _local_code(job: Job) -> tuple[str, str]:
     return "", code
 
 
-def assumed_facts(job: Job, machine: Machine, interface: str) -> tuple[HostFacts, ...]:
+def assumed_facts(
+    job: Job, machine: Machine, interface: str, mpi_version: str = ""
+) -> tuple[HostFacts, ...]:
     """Every host as this one is; addresses only where the engine gives them."""
     cluster = job.cluster
     return tuple(
@@ -159,6 +165,7 @@ def assumed_facts(job: Job, machine: Machine, interface: str) -> tuple[HostFacts
             code_hash="",
             toolkit="",
             python="",
+            mpi=mpi_version,
         )
         for host in cluster.hosts
     )
@@ -230,12 +237,14 @@ def _world_rows(job: Job, facts: HostFacts, mine: LaunchPlan) -> tuple[Row, ...]
 
 def _port_rows(job: Job, made: LaunchPlan) -> tuple[Row, ...]:
     return tuple(
-        Row(f"{name} port", str(port), _set_by(job, f"MUSTER_{name.upper()}_PORT"))
+        Row(f"{name} port", str(port), _set_by(job, port_variable(name)))
         for name, port in made.ports.items()
     )
 
 
 def _processes_source(job: Job, facts: HostFacts) -> str:
+    if getattr(job.distribution, "processes", None) is not None:
+        return "hyperparameter sagemaker_mpi_num_processes"
     if getattr(job.distribution, "processes_per_host", None) is not None:
         return "hyperparameter sagemaker_mpi_num_of_processes_per_host"
     if job.distribution.option == "none":
@@ -243,6 +252,19 @@ def _processes_source(job: Job, facts: HostFacts) -> str:
     if facts.gpus:
         return "GPUs of this machine"
     return "Neuron cores of this machine" if facts.neurons else "default: no device was found"
+
+
+def _tool_rows(found: Found) -> tuple[Row, ...]:
+    """Open MPI, where the option needs it."""
+    if not found.mpi_version:
+        return ()
+    return (Row("mpirun", f"{found.tools.mpirun} ({found.mpi_version})", found.mpi_source),)
+
+
+def _masker(job: Job, environ: Mapping[str, str]) -> Masker:
+    from muster.spec.mpi_options import asked_variables
+
+    return Masker.of(environ, job.documents.hyperparameters, asked_variables(job.distribution))
 
 
 def _changed_rows(job: Job) -> tuple[Row, ...]:
@@ -255,7 +277,9 @@ def _changed_rows(job: Job) -> tuple[Row, ...]:
             f"variable {names.get(name, variable(name))}",
         )
         for name, value in job.settings._asdict().items()
-        if value != Settings._field_defaults[name] and not name.endswith("_port")
+        if value != Settings._field_defaults[name]
+        and not name.endswith("_port")
+        and name != "mpirun"  # it has a row of its own
     ]
     rows += [
         Row(name, f"{value:g}", f"variable {variable(name)}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from muster.contract.findings import Findings, short
 from muster.contract.hyperparameters import Hyperparameters
-from muster.spec.distribution import Distribution, Mpi, ParameterServer, Single, Torchrun
+from muster.contract.parameter_server import parameter_server
+from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
 
 MAX_PROCESSES = 1024
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
@@ -16,7 +17,6 @@ PROCESSES = "sagemaker_mpi_num_processes"
 MPI_OPTIONS = "sagemaker_mpi_custom_mpi_options"
 SMDDP_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
 SMDDP = "sagemaker_distributed_dataparallel_enabled"
-MODEL_PARALLEL = "smdistributed.modelparallel"
 
 # key -> option, in the order in which the incumbent prefers them
 _ENABLES = {
@@ -32,11 +32,17 @@ _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
 def choose_distribution(
-    hyperparameters: Hyperparameters, allow_conflicts: bool, findings: Findings
+    hyperparameters: Hyperparameters,
+    allow_conflicts: bool,
+    findings: Findings,
+    *,
+    raw: bool = False,
+    several: bool = True,
 ) -> Distribution:
     """The distribution that the request names; what it gets wrong becomes problems.
 
-    `allow_conflicts`: take the incumbent's pick of two options, with a warning.
+    `allow_conflicts`: take the incumbent's pick of two options, with a warning. `raw`: custom MPI
+    options that nobody knows pass. `several`: the job has more than one host.
     """
     enabled = [option for key, option in _ENABLES.items() if _flag(hyperparameters, key, findings)]
     enabled = _without_partners(enabled)
@@ -57,12 +63,30 @@ def choose_distribution(
     if model_parallel and option not in ("mpi", "torch_distributed"):
         _lonely_model_parallel(hyperparameters, findings)
     elif model_parallel:
-        findings.origins["distribution"] = f"hyperparameters mp_parameters and {_key(option)}"
-        return _value(hyperparameters, option, MODEL_PARALLEL, numbers, findings)
+        from muster.contract.model_parallel import KEY, check_parameters
+
+        check_parameters(hyperparameters.user[KEY], KEY, findings)
+        findings.origins["distribution"] = f"hyperparameters {KEY} and {_key(option)}"
+        value = _value(hyperparameters, option, MODEL_PARALLEL, numbers, findings)
+        return _checked(value, option, raw, several, findings)
     findings.origins["distribution"] = (
         f"hyperparameter {_key(option)}" if enabled else "default: no distribution key is enabled"
     )
-    return _value(hyperparameters, option, option, numbers, findings)
+    value = _value(hyperparameters, option, option, numbers, findings)
+    return _checked(value, option, raw, several, findings)
+
+
+def _checked(
+    value: Distribution, option: str, raw: bool, several: bool, findings: Findings
+) -> Distribution:
+    """The same, after its custom MPI options were looked through (reliability.md B31, S06)."""
+    if isinstance(value, Mpi) and value.custom_options:
+        from muster.spec.mpi_options import read_request
+
+        where = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
+        request = read_request(value.custom_options, where, raw=raw, several=several)
+        findings.problems += request.problems
+    return value
 
 
 def _value(
@@ -77,7 +101,7 @@ def _value(
     if option == "torch_distributed":
         return Torchrun(name, numbers[0])
     if option in ("parameter_server", "multi_worker_mirrored_strategy"):
-        return ParameterServer(name)
+        return parameter_server(hyperparameters, name, numbers[0], findings)
     key = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
     options = hyperparameters.framework.get(key) or ""
     if not isinstance(options, str):

@@ -38,6 +38,7 @@ from muster.contract.program import (
 from muster.contract.settings import (
     ALLOW_CONFLICTS,
     NEEDED_TO_JOIN,
+    RAW_OPTIONS,
     flag,
     parse_addresses,
     parse_settings,
@@ -86,7 +87,9 @@ def read_job(environ: Mapping[str, str]) -> Job:
         others = (*parameters.framework, *parameters.user)
         program = find_program(environ, parameters.fixed, findings, others)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
-    distribution = choose_distribution(parameters, conflicts, findings)
+    several = hosts is not None and len(hosts.hosts) > 1
+    raw = flag(environ, RAW_OPTIONS, Findings())  # a bad value is told with the settings
+    distribution = choose_distribution(parameters, conflicts, findings, raw=raw, several=several)
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""

@@ -15,7 +15,10 @@ MIN_SECRET_BYTES = 16
 PREFIX = "MUSTER_"
 ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
 ADDRESSES = "MUSTER_HOST_ADDRESSES"
+RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
 SCRIPT_ARGUMENTS = "MUSTER_SCRIPT_ARGUMENTS"
+PS_SERVERS = "MUSTER_PS_SERVERS"
+MAX_SERVERS = 1024
 KNOWN = (
     "MUSTER_CONTROL_PORT",
     "MUSTER_STORE_PORT",
@@ -30,6 +33,12 @@ KNOWN = (
     ALLOW_CONFLICTS,
     "MUSTER_OVERSUBSCRIBE",
     "MUSTER_MPIRUN",
+    RAW_OPTIONS,
+    "MUSTER_PS_FRAMEWORK",
+    PS_SERVERS,
+    "MUSTER_PS_PORT",
+    "MUSTER_WORKER_PORT",
+    "MUSTER_TF_CHIEF",
     SCRIPT_ARGUMENTS,
     *map(variable, RANGES),
 )
@@ -39,6 +48,7 @@ NEEDED_TO_JOIN = ("MUSTER_CONTROL_PORT", "MUSTER_JOB_SECRET", ADDRESSES)
 _INTERNAL = ("MUSTER_RUN_ID", "MUSTER_SHIM")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _RECORDS = ("off", "tail", "full")
+_FRAMEWORKS = ("tensorflow", "mxnet", "pytorch")
 
 
 def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
@@ -58,6 +68,12 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         install_target=_folder(environ, "MUSTER_INSTALL_TARGET", findings),
         oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
         mpirun=_program(environ, "MUSTER_MPIRUN", findings),
+        mpi_raw_options=flag(environ, RAW_OPTIONS, findings),
+        ps_framework=_choice(environ, "MUSTER_PS_FRAMEWORK", "", _FRAMEWORKS, findings),
+        ps_servers=_servers(environ, findings),
+        ps_port=_port_or_none(environ, "MUSTER_PS_PORT", findings),
+        worker_port=_port_or_none(environ, "MUSTER_WORKER_PORT", findings),
+        tf_chief=_choice(environ, "MUSTER_TF_CHIEF", "chief", ("chief", "master"), findings),
     )
     if settings.control_port == settings.store_port:
         what = f"the store port is {settings.store_port} too"
@@ -101,6 +117,33 @@ def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:
 
 def _port(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
     return _integer(environ, name, default, 65_535, "a port", findings)
+
+
+def _port_or_none(environ: Mapping[str, str], name: str, findings: Findings) -> int | None:
+    return _port(environ, name, 0, findings) or None
+
+
+def _servers(environ: Mapping[str, str], findings: Findings) -> int | None:
+    """The number of parameter servers of the job (reliability.md B48)."""
+    text = environ.get(PS_SERVERS)
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= MAX_SERVERS:
+        return int(text)
+    what = f"a job has 1 to {MAX_SERVERS:,} parameter servers, got {short(text)}"
+    findings.problem(PS_SERVERS, what, f"unset {PS_SERVERS} for one per host, or set it in range")
+    return None
+
+
+def _choice(
+    environ: Mapping[str, str], name: str, default: str, known: tuple[str, ...], findings: Findings
+) -> str:
+    value = environ.get(name) or default
+    if value not in (default, *known):
+        what = f"expected {' or '.join(known)}, got {short(value)}{nearest(value, known)}"
+        findings.problem(name, what, f"unset {name} or choose one of these")
+        return default
+    return value
 
 
 def _bytes(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:

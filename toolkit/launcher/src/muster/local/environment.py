@@ -18,6 +18,8 @@ from muster.local.runfolder import RunFolder
 NETNS = "netns"
 PROCESS = "process"
 LOOPBACK = "lo"
+PORTS = range(12_000, 32_000)  # below those that the kernel hands out
+TRIES = 20
 
 # What another launcher, or a job around this one, left in the environment would mislead the hosts.
 _LEFTOVERS = frozenset(
@@ -30,6 +32,8 @@ _LEFTOVER_PREFIXES = ("SM_", "SAGEMAKER_", "TORCHELASTIC_", "OMPI_", "PMIX_", "P
 _RUN_VARIABLES = (
     "MUSTER_CONTROL_PORT",
     "MUSTER_STORE_PORT",
+    "MUSTER_WORKER_PORT",
+    "MUSTER_PS_PORT",
     "MUSTER_JOB_SECRET",
     "MUSTER_HOST_ADDRESSES",
     "MUSTER_RUN_DIR",
@@ -66,6 +70,37 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def free_ranges(*sizes: int) -> list[int]:
+    """The first ports of ranges of those sizes, none of which anyone listens on; [] when no such
+    ranges are found in some tries."""
+    total = sum(sizes)
+    for _ in range(TRIES if total <= len(PORTS) else 0):
+        first = PORTS.start + int.from_bytes(os.urandom(2), "big") % (len(PORTS) - total + 1)
+        if all(_is_free(port) for port in range(first, first + total)):
+            return [first + sum(sizes[:place]) for place in range(len(sizes))]
+    return []
+
+
+def _is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _service_ports(request: Request) -> dict[str, str]:
+    """Hosts of one machine: a port of its own for each worker and parameter server."""
+    asked = request.environ.get("MUSTER_PS_SERVERS", "")
+    servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
+    names = ("MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
+    found = free_ranges(request.hosts, max(request.hosts, servers))
+    return dict(zip(names, map(str, found), strict=False))
+
+
 def run_variables(
     request: Request, folder: RunFolder, isolation: str, hosts: Mapping[str, str]
 ) -> dict[str, str]:
@@ -80,6 +115,8 @@ def run_variables(
         "MUSTER_CONTROL_PORT": str(control),
         "MUSTER_STORE_PORT": str(store),
     }
+    if isolation == PROCESS:
+        variables.update(_service_ports(request))
     if request.arguments:
         variables["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
     return variables

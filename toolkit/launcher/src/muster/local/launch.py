@@ -52,7 +52,7 @@ def _prepare(request: Request, screen: Screen, signals: Signals) -> Prepared:
     where = summary.shown(folder.path)
     screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
     try:
-        isolation = preparation.choose_isolation(request, folder, screen.say)
+        isolation = preparation.choose_isolation(request, folder, keys, screen.say)
         prepared = preparation.prepare(request, folder, isolation, keys, signals.check)
     except (UsageError, StoppedError):
         runfolder.discard(folder)

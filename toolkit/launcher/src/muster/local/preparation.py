@@ -27,9 +27,17 @@ class Prepared(NamedTuple):
     shared: Mapping[str, str]
 
 
-def choose_isolation(request: Request, folder: RunFolder, say: Callable[[str], None]) -> str:
-    """The isolation asked for, else namespaces where a trial shows that they work."""
+def choose_isolation(
+    request: Request, folder: RunFolder, keys: Mapping[str, str], say: Callable[[str], None]
+) -> str:
+    """The isolation asked for, else namespaces where a trial shows that they work.
+
+    Raises UsageError where neither can hold the job.
+    """
+    apart = "" if request.hosts == 1 else needs_hosts_apart(request, keys)
     if request.isolation == PROCESS:
+        if apart:
+            raise UsageError(apart, "use --isolation netns, or --hosts 1")
         return PROCESS
     from muster.local.hosts import why_not_isolated
 
@@ -40,8 +48,31 @@ def choose_isolation(request: Request, folder: RunFolder, say: Callable[[str], N
         raise UsageError(
             f"--isolation netns is not possible here: {reason}", "use --isolation process"
         )
+    if apart:
+        raise UsageError(f"{apart}, and there are no namespaces here: {reason}", "use --hosts 1")
     say(f"muster local: no namespaces here ({reason}): hosts are plain processes")
     return PROCESS
+
+
+def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
+    """Why several hosts must have a network and a name of their own each, or "".
+
+    Open MPI knows hosts by their addresses and names, and files of hosts that share /dev/shm clash.
+    """
+    from muster.contract.distribution import choose_distribution
+    from muster.contract.findings import Findings
+    from muster.contract.hyperparameters import decode_hyperparameters
+    from muster.spec.distribution import Mpi
+
+    findings = Findings()
+    document = tree.hyperparameters(request, keys, "", "")
+    found = choose_distribution(decode_hyperparameters(document, findings), True, findings)
+    if not isinstance(found, Mpi):
+        return ""
+    return (
+        f"{found.option} starts mpirun, which takes several hosts that are plain processes of one "
+        "machine for one host"
+    )
 
 
 def unsuitable(run_folder: str) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import LaunchPlan
-from muster.plan.single import SWITCH_ON, plan_single
+from muster.plan.single import plan_single
 from muster.spec.distribution import Mpi, ParameterServer, Single, Torchrun
-from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
 
@@ -27,7 +26,7 @@ def plan(
     """The plan of this host (`job.cluster.current`), agreeing with that of every other.
 
     `facts`: one per host. `tools`: as `find_tools` of plan.tools found them here;
-    only Torchrun needs them, None means torch's module under the job's own Python.
+    None means torch's module under the job's own Python, and nothing else.
     Raises ConfigError when the hosts cannot hold what was asked for.
     """
     match job.distribution:
@@ -42,14 +41,8 @@ def plan(
             from muster.plan.tools import Tools
 
             return plan_mpi(job, option, facts, staged, tools or Tools())
-        case ParameterServer(option=name):
-            raise _unserved(job, name, "its processes")
+        case ParameterServer() as option:
+            from muster.plan.parameter_server import plan_parameter_server
+            from muster.plan.tools import Tools
 
-
-def _unserved(job: Job, option: str, what: str) -> ConfigError:
-    """An option that is known and not served: never a silent single process (B26)."""
-    return ConfigError.of(
-        job.origins.get("distribution", "distribution"),
-        f"{option} is a known option, but this build does not start {what} yet",
-        f"for PyTorch use {SWITCH_ON}",
-    )
+            return plan_parameter_server(job, option, facts, staged, tools or Tools())

@@ -76,6 +76,17 @@ class Daemon(NamedTuple):
     flags: frozenset[str]
 
 
+class Scratch(NamedTuple):
+    """Variables that are to name a private folder of this host, which goes with the job.
+
+    `launcher`: of the launcher or launch daemon, for its files; `ranks`: of the scripts, for what
+    they share in memory.
+    """
+
+    launcher: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+
+
 class RankNames(NamedTuple):
     """The variables by which a launcher tells a process who it is."""
 
@@ -85,6 +96,12 @@ class RankNames(NamedTuple):
 
 
 OWN_NAMES = RankNames()
+NO_SCRATCH = Scratch()
+
+
+def port_variable(name: str) -> str:
+    """The variable that sets a port of a plan: `ps-3`, of several, counts on from `ps`."""
+    return f"MUSTER_{name.partition('-')[0].upper()}_PORT"
 
 
 class _LaunchPlanFields(NamedTuple):
@@ -108,6 +125,10 @@ class _LaunchPlanFields(NamedTuple):
     daemon: Daemon | None
     daemon_hosts: Mapping[str, int]
     led_by_first: bool
+    launcher_lingers: bool
+    secret_variable: str
+    scratch: Scratch
+    lost_statuses: Mapping[int, str]
 
 
 class LaunchPlan(_LaunchPlanFields):  # built by name only
@@ -126,7 +147,13 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     over its script's environment. `services`: what serves the ranks here. `daemon`: what starts
     the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on the
     leader: the name that its launcher gives a host -> the host's index. `led_by_first`: the work
-    is over when rank 0 has ended well; ranks that then do nothing are ended.
+    is over when rank 0 has ended well; ranks that then do nothing are ended. `launcher_lingers`:
+    it takes its time when ranks have failed, and nothing of value comes of it: it is ended with
+    them. `secret_variable`: in which scripts and services of this host get a secret of the job,
+    "" for none; it is made when they start, so no plan and no digest holds it. `scratch`: which
+    variables get private folders, for the same reason. `lost_statuses`: exit codes of ranks that
+    say nothing themselves, by which the launcher's library ends those that lost another rank or
+    the launcher, with words for them.
     Raises ValueError when the ranks do not fit the world size or two ports are equal.
     """
 
@@ -154,6 +181,10 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         daemon: Daemon | None = None,
         daemon_hosts: Mapping[str, int] = MappingProxyType({}),
         led_by_first: bool = False,
+        launcher_lingers: bool = False,
+        secret_variable: str = "",
+        scratch: Scratch = NO_SCRATCH,
+        lost_statuses: Mapping[int, str] = MappingProxyType({}),
     ) -> LaunchPlan:
         if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
             raise ValueError("ranks are not numbered 0, 1, 2, ...")
@@ -165,11 +196,23 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
             launcher_works_on, script, script_is_python, rank_env, agreed, notes, additions,
             rank_names, per_rank, services, daemon, daemon_hosts, led_by_first,
+            launcher_lingers, secret_variable, scratch, lost_statuses,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:
         """The ranks of one host, by local rank."""
         return tuple(slot for slot in self.ranks if slot.host == host)
+
+    def with_secret(self, secret: str) -> LaunchPlan:
+        """The plan to start from: the secret is in the environment of what is to know it."""
+        given = {self.secret_variable: secret}
+        return self._replace(
+            script=self.script._replace(env={**self.script.env, **given}),
+            services=tuple(
+                one._replace(command=one.command._replace(env={**one.command.env, **given}))
+                for one in self.services
+            ),
+        )
 
     @property
     def launched(self) -> bool:

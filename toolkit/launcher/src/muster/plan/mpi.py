@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from muster.plan import fabric, notes, script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
-from muster.plan.mpi_command import agreed_line, launch_daemon, launch_line
+from muster.plan.mpi_command import agreed_line, launch_daemon, launch_line, scratch
 from muster.plan.mpi_options import MpiOptions, read_options
 from muster.plan.mpi_version import check_versions
 from muster.plan.slots import mpi_processes
@@ -25,11 +25,19 @@ from muster.spec.machine import HostFacts
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.
 RANK_ENV = ("OMPI_*", "PMIX_*", "PMI_*", "PMI2_*", "PRTE_*", "OPAL_*")
+PARAMETER = "OMPI_MCA_"
+LOST = {  # seen with 4.1.4 and 5.0.11; the words go to mpirun's stream, so ranks seem to be silent
+    14: "Open MPI ended it: the connection to another rank was closed",  # MPI_ERR_UNKNOWN
+    195: "Open MPI ended it: mpirun or its daemon went away",  # PMIX_ERR_LOST_CONNECTION
+}
 RANK_NAMES = RankNames("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 # Of a launcher around us: mpirun would take itself for a part of it (architecture.md decision 13).
 _FOREIGN = (
-    *("SLURM_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
-    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_plm"),
+    *("SLURM_", "SLURMD_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
+    *("PBS_", "LSB_", "LSF_", "JSM_", "FLUX_", "COBALT_", "SGE_", "PE_HOSTFILE"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX"),
+    *("OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV"),
+    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_plm", "OMPI_MCA_pmix"),
 )
 SERVER_PORT = "7592"
 
@@ -48,15 +56,18 @@ def plan_mpi(
     """Raises ConfigError: no Open MPI, different ones, options that are not allowed, or a number
     of ranks that the hosts cannot hold."""
     facts = world.by_position(job.cluster, all_facts)
-    options = read_options(option.custom_options, option.option)
     version = check_versions(job, facts)
+    raw, several = job.settings.mpi_raw_options, len(job.cluster.distribution) > 1
+    options = read_options(option, version, raw=raw, several=several)
     counts = mpi_processes(job, facts, option)
     meeting = world.build(job, facts, counts)
     setting = _choose_setting(job, option, options, meeting, staged.environ)
     environ = variables.compose(staged.environ, setting.additions, setting.without)
+    # Open MPI's own processes get that as well, but for parameters: those of the environment are
+    # for the ranks of their own host, and would change how daemons start.
+    own = {name: value for name, value in environ.items() if not name.startswith(PARAMETER)}
     cluster, cwd = job.cluster, staged.program.code_dir
     leads = cluster.is_leader
-    # Scripts get the environment with the additions, Open MPI's own processes that as well.
     launcher = launch_line(job, meeting, version, options, staged, tools) if leads else ()
     member = cluster.in_distribution and not leads
     return LaunchPlan(
@@ -66,9 +77,10 @@ def plan_mpi(
         leader=cluster.leader.position,
         master_addr=meeting.address,
         ports=_ports(job, meeting),
-        launcher=Command(launcher, environ, cwd) if leads else None,
+        launcher=Command(launcher, own, cwd) if leads else None,
         launcher_works_on=False,
-        script=Command(script.script_argv(staged), environ, cwd),
+        launcher_lingers=True,
+        script=Command(script.mpi_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         rank_env=RANK_ENV if cluster.in_distribution else (),
         agreed=(
@@ -83,12 +95,14 @@ def plan_mpi(
         additions=setting.additions,
         rank_names=RANK_NAMES,
         per_rank=variables.each_rank(meeting, cluster.current),
-        daemon=launch_daemon(meeting, job, version, options, tools, environ, cwd)
+        daemon=launch_daemon(meeting, job, version, options, tools, own, cwd)
         if member
         else None,
         daemon_hosts={facts[place].address: place for place in cluster.distribution[1:]}
         if leads
         else {},
+        scratch=scratch(version, options, environ),
+        lost_statuses=LOST,
     )
 
 
@@ -138,7 +152,8 @@ def _data_parallel(option: Mpi, meeting: World, job: Job) -> tuple[Addition, ...
     if option.option not in ("smdistributed.dataparallel", "pytorchddp"):
         return ()
     reason = f"{option.option} sets it"
-    made = [("SAGEMAKER_INSTANCE_TYPE", job.cluster.me.instance_type)]
+    sent = job.documents.framework_parameters.get("sagemaker_instance_type")
+    made = [("SAGEMAKER_INSTANCE_TYPE", str(sent or job.cluster.me.instance_type))]
     if len(meeting.counts) == 1:
         made.append(("SMDATAPARALLEL_USE_SINGLENODE", "1"))
     else:

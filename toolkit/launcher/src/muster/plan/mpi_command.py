@@ -10,10 +10,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from muster.plan import script
-from muster.plan.launchplan import Command, Daemon
+from muster.plan.launchplan import Command, Daemon, Scratch
 from muster.plan.mpi_options import MpiOptions
 from muster.plan.mpi_version import main_version
 from muster.plan.tools import Tools
@@ -22,6 +23,12 @@ from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Staged
 
 _NUMBER = r"[0-9]{1,12}"
+# Spelt like parameters of ranks, but they say how daemons start, where the environment has no part.
+_LAUNCH = frozenset({"plm", "plm_rsh_agent", "orte_launch_agent", "oob_tcp_if_include"}) | {
+    f"plm_{name}"
+    for name in ("rsh_no_tree_spawn", "rsh_num_concurrent", "base_node_regex_threshold")
+}
+_WINDOWS = tuple(f"osc_{kind}_backing_directory" for kind in ("sm", "rdma", "ucx"))
 
 
 class _Dialect(NamedTuple):
@@ -41,21 +48,24 @@ class _Dialect(NamedTuple):
     known: Mapping[str, str]
     flags: frozenset[str]
     daemon: tuple[str, ...]  # words behind the daemon's path
+    memory: tuple[str, ...]  # parameters that name the folder of what ranks share in memory
 
 
 _ORTE = _Dialect(
     runtime="--mca",
     common=(
         ("--mca", "pml", "ob1"),
-        ("--mca", "btl", "^openib"),
         ("--mca", "btl_vader_single_copy_mechanism", "none"),
     ),
-    alone=(("--mca", "plm", "isolated"),),
+    alone=(("--mca", "plm", "isolated"), ("--mca", "btl", "^openib,tcp,ofi")),
     linked=(
+        ("--mca", "btl", "^openib"),
         ("--mca", "plm", "rsh"),
         ("--mca", "plm_rsh_agent", "{agent}"),
+        ("--mca", "orte_launch_agent", "orted"),
         ("--mca", "plm_rsh_no_tree_spawn", "1"),
         ("--mca", "plm_rsh_num_concurrent", "{hosts}"),
+        ("--mca", "plm_base_node_regex_threshold", "50000"),  # bytes: it stays in the request
         ("--mca", "oob_tcp_if_include", "{network}"),
         ("--mca", "btl_tcp_if_include", "{network}"),
     ),
@@ -66,7 +76,7 @@ _ORTE = _Dialect(
         "ess_base_jobid": _NUMBER,
         "ess_base_vpid": _NUMBER,
         "ess_base_num_procs": _NUMBER,
-        "orte_node_regex": r"[A-Za-z0-9@,.:()\[\]_-]{1,60000}",
+        "orte_node_regex": r"[A-Za-z0-9@,.:()\[\]_-]{1,50000}",
         "orte_hnp_uri": rf"{_NUMBER}\.0;tcp://{{leader}}:{_NUMBER}",
     },
     known={
@@ -76,14 +86,16 @@ _ORTE = _Dialect(
     },
     flags=frozenset({"--daemonize"}),
     daemon=("-mca", "plm", "rsh"),
+    memory=("btl_vader_backing_directory", *_WINDOWS),
 )
 _PRRTE = _Dialect(
     runtime="--prtemca",
     common=(("--mca", "pml", "ob1"), ("--mca", "smsc", "^cma")),
-    alone=(),
+    alone=(("--mca", "btl", "^tcp,ofi"),),
     linked=(
         ("--prtemca", "plm", "ssh"),
         ("--prtemca", "plm_ssh_agent", "{agent}"),
+        ("--prtemca", "prte_launch_agent", "prted"),
         ("--prtemca", "plm_ssh_no_tree_spawn", "1"),
         ("--prtemca", "plm_ssh_num_concurrent", "{hosts}"),
         ("--prtemca", "oob_tcp_if_include", "{network}"),
@@ -101,6 +113,7 @@ _PRRTE = _Dialect(
     known={"PREFIXES": r"[a-z,0-9_]{1,4096}", "pmix_session_server": "1"},
     flags=frozenset({"--daemonize", "--allow-run-as-root"}),
     daemon=("--allow-run-as-root", "--prtemca", "plm", "ssh"),
+    memory=("btl_sm_backing_directory", *_WINDOWS),
 )
 
 
@@ -109,6 +122,7 @@ def launch_line(
 ) -> tuple[str, ...]:
     """The leader's line: `mpirun ... python -I -S rank_shim.py`.
 
+    A parameter that the environment sets (`OMPI_MCA_pml`) comes before ours, as with bare mpirun.
     Raises ConfigError when the spawn agent's path cannot be handed to mpirun.
     """
     agent = (staged.python, "-I", "-S", script.SPAWN_AGENT)
@@ -119,7 +133,7 @@ def launch_line(
         )
     return (
         tools.mpirun,
-        *_options(job, meeting, version, options, " ".join(agent)),
+        *_options(job, meeting, version, options, " ".join(agent), staged.environ),
         *script.shim_argv(staged),
     )
 
@@ -143,6 +157,7 @@ def launch_daemon(
     triples = _triples(job, meeting, dialect, options, r".*")
     known = {name: re.escape(value) for _, name, value in triples}
     known.update({name: ".*" for name in ("plm_rsh_agent", "plm_ssh_agent") if name in known})
+    known.update({name: re.escape(value) for name, value in options.parameters})
     link = (dialect.switches[0], "oob_tcp_if_include", network(meeting))
     argv = (tools.mpi_daemon, *dialect.daemon, *link)
     asked, flags = dialect.asked, dialect.flags
@@ -154,6 +169,13 @@ def launch_daemon(
         {**dialect.known, **known},
         flags,
     )
+
+
+def scratch(version: str, options: MpiOptions, environ: Mapping[str, str]) -> Scratch:
+    """Where this host's processes leave their files; what the user chose comes first."""
+    names = (name for name in _dialect(version).memory if name not in options.names)
+    ranks = tuple(f"OMPI_MCA_{name}" for name in names)
+    return Scratch(("TMPDIR",), tuple(name for name in ranks if name not in environ))
 
 
 def network(meeting: World) -> str:
@@ -172,15 +194,25 @@ def network(meeting: World) -> str:
 
 
 def _options(
-    job: Job, meeting: World, version: str, options: MpiOptions, agent: str
+    job: Job,
+    meeting: World,
+    version: str,
+    options: MpiOptions,
+    agent: str,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     hosts = ",".join(
         f"{_host_name(meeting, place)}:{count}" for place, count in meeting.counts.items()
     )
-    triples = _triples(job, meeting, _dialect(version), options, agent)
+    triples = [
+        (switch, name, value)
+        for switch, name, value in _triples(job, meeting, _dialect(version), options, agent)
+        if switch != "--mca" or name in _LAUNCH or f"OMPI_MCA_{name}" not in environ
+    ]
     return (
         *("--host", hosts, "-np", str(meeting.size), "--allow-run-as-root"),
-        *("--map-by", "slot", "--bind-to", "none"),
+        *(() if "map-by" in options.names else ("--map-by", "slot")),
+        *(() if "bind-to" in options.names else ("--bind-to", "none")),
         *(word for triple in triples for word in triple),
         *options.arguments,
     )

@@ -10,9 +10,10 @@ import os
 from muster.spec.job import Program, Staged
 
 # Their paths are named, not imported: planning knows nothing of what runs.
-_RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
-RANK_SHIM = os.path.join(_RUN, "rank_shim.py")
-SPAWN_AGENT = os.path.join(_RUN, "spawn_agent.py")
+_MUSTER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RANK_SHIM = os.path.join(_MUSTER, "run", "rank_shim.py")
+SPAWN_AGENT = os.path.join(_MUSTER, "run", "spawn_agent.py")
+PYTHON_MAIN = os.path.join(_MUSTER, "guest", "python_main.py")
 
 _CALL = (
     "import functools, importlib, sys; module, function = sys.argv[1:]; sys.argv[:] = ['train']; "
@@ -34,6 +35,17 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
     if program.interpreter:
         return (*program.interpreter, program.name, *program.arguments)
     return (f"./{program.name}", *program.arguments)
+
+
+def mpi_argv(staged: Staged) -> tuple[str, ...]:
+    """The same for a rank that may end with an error while others wait for it inside MPI: Python
+    programs run in `guest/python_main.py`, which says why."""
+    argv, kind = script_argv(staged), staged.program.kind
+    if kind == "script":
+        return (argv[0], PYTHON_MAIN, "script", *argv[1:])
+    if kind == "module":
+        return (argv[0], PYTHON_MAIN, *("module", *argv[2:]))
+    return argv
 
 
 def shim_argv(staged: Staged) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Source: contract.md 1.3 and 3.1, reliability.md B28, B30 and F46.
 
 from __future__ import annotations
 
+from muster.plan.degrees import check_degrees
 from muster.plan.world import some
 from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError, Problem
@@ -38,6 +39,7 @@ def processes_per_host(
         counts = dict.fromkeys(members, requested)
     if problems:
         raise ConfigError(problems)
+    check_degrees(job, sum(counts.values()))
     return counts
 
 

@@ -6,18 +6,22 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muster.plan.frameworks import Frameworks
+
 
 class Tools(NamedTuple):
     """`torchrun`: its command, () for torch's module under the job's own Python.
 
     `neuron_parallel_compile`, `mpirun`: their paths, "" when they were not found. `mpi_daemon`:
-    that of Open MPI's launch daemon, orted or prted, beside that mpirun.
+    that of Open MPI's launch daemon, orted or prted, beside that mpirun. `frameworks`: as
+    `find_frameworks` of plan.frameworks found them, for the options that need them.
     """
 
     torchrun: tuple[str, ...] = ()
     neuron_parallel_compile: str = ""
     mpirun: str = ""
     mpi_daemon: str = ""
+    frameworks: Frameworks = Frameworks()
 
 
 def find_tools(environ: Mapping[str, str], python: str, mpirun: str = "") -> Tools:

@@ -12,6 +12,7 @@ from muster.run.messages import (
     Go,
     HostEnded,
     Leave,
+    RankEnd,
     Ready,
     Registered,
     Report,
@@ -22,6 +23,7 @@ from muster.run.messages import (
     ToLeader,
     Trouble,
     Verdict,
+    WindDown,
     facts_parts,
 )
 from muster.run.verdict import Loss, decide, placed
@@ -119,6 +121,7 @@ class Conductor:
         self._progress_at = now + PROGRESS_S
         self._helpers_at: float | None = None
         self._left: set[str] = set()
+        self._led_by_first = False
 
     def take_orders(self) -> list[Order]:
         """What is to be sent now; each order is given once."""
@@ -189,6 +192,7 @@ class Conductor:
             self._give_facts()
         elif isinstance(message, Ready):
             peer.ready = message.digest
+            self._led_by_first = self._led_by_first or message.led_by_first
             self._give_go(now)
         elif isinstance(message, Registered):
             peer.registered = True
@@ -267,7 +271,7 @@ class Conductor:
 
     def _add_trouble(self, trouble: Trouble, now: float) -> None:
         # what follows from a failing rank, such as a launcher that gives up, is not the cause
-        if not self._stopped_by and not self._failures:
+        if not self._stopped_by and all(one.peer_lost for one in self._failures):
             self._troubles.append(trouble)
         self._begin_stop(trouble.message, external=False, now=now)
 
@@ -311,7 +315,17 @@ class Conductor:
             known = {failure.rank for failure in self._failures}
             self._failures += [f for f in message.failures if f.rank not in known]
             self._begin_stop("a rank failed", external=False, now=now)
+        if self._led_by_first and any(_leads_to_the_end(end) for end in message.ranks):
+            self._wind_down()
         self._try_to_decide(now)
+
+    def _wind_down(self) -> None:
+        """The first rank has ended well: the others of the world have nobody to work for."""
+        if self._stopping:
+            return
+        for host, peer in enumerate(self._peers):
+            if peer.ended is None and host not in self._helpers:
+                self._orders.append(Order(host, WindDown()))
 
     def _try_to_decide(self, now: float) -> None:
         if self.outcome is not None:
@@ -356,6 +370,10 @@ class Conductor:
             self._helpers_at = now + HELPERS_S
             names = _list([self.names[i] for i in left])
             self.notes.append(f"all ranks have ended; {names} outside the distribution still runs")
+
+
+def _leads_to_the_end(end: RankEnd) -> bool:
+    return end.rank == 0 and not end.status and not end.stopped
 
 
 def _list(names: Sequence[str], limit: int = 5) -> str:

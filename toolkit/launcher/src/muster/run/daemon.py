@@ -15,6 +15,8 @@ from muster.plan.launchplan import Command, Daemon
 from muster.spec.errors import LaunchError
 
 SHOWN = 200  # characters of a request that a refusal quotes
+VALUE_SHOWN = 60
+MOST_BYTES = 60_000  # of a request: it goes to its host in one frame
 
 
 def daemon_command(daemon: Daemon | None, asked: Sequence[str], leader: str, host: str) -> Command:
@@ -32,7 +34,7 @@ def daemon_command(daemon: Daemon | None, asked: Sequence[str], leader: str, hos
         if word in daemon.flags:
             continue
         if word not in daemon.switches or len(words) < 2:
-            raise _refusal(host, f"{word!r} is not allowed", asked)
+            raise _refusal(host, f"{word[:VALUE_SHOWN]!r} is not allowed", asked)
         name, value = words.pop(0), _unquoted(words.pop(0))
         _check(daemon, name, value, leader, host, asked)
         if name in daemon.asked and found.setdefault(name, value) != value:
@@ -45,15 +47,20 @@ def daemon_command(daemon: Daemon | None, asked: Sequence[str], leader: str, hos
     return command._replace(argv=(*command.argv, *passed))
 
 
+def fits(asked: Sequence[str]) -> bool:
+    """Whether a request is short enough to be passed on."""
+    return sum(len(os.fsencode(word)) + 1 for word in asked) <= MOST_BYTES
+
+
 def _check(
     daemon: Daemon, name: str, value: str, leader: str, host: str, asked: Sequence[str]
 ) -> None:
     patterns: Mapping[str, str] = daemon.asked if name in daemon.asked else daemon.known
     pattern = patterns.get(name)
     if pattern is None:
-        raise _refusal(host, f"the option {name} is not allowed", asked)
+        raise _refusal(host, f"the option {name[:VALUE_SHOWN]} is not allowed", asked)
     if not re.fullmatch(pattern.replace("{leader}", re.escape(leader)), value):
-        raise _refusal(host, f"the option {name} may not be {value!r}", asked)
+        raise _refusal(host, f"the option {name} may not be {value[:VALUE_SHOWN]!r}", asked)
 
 
 def _without_program(daemon: Daemon, asked: Sequence[str], host: str) -> list[str]:
@@ -61,7 +68,7 @@ def _without_program(daemon: Daemon, asked: Sequence[str], host: str) -> list[st
     are no part of it here: nothing but the program's name counts."""
     first = asked[0].strip() if asked else ""
     if os.path.basename(first.rpartition(";")[2]) not in daemon.programs:
-        raise _refusal(host, f"{first[-SHOWN:]!r} is not its launch daemon", asked)
+        raise _refusal(host, f"{first[-VALUE_SHOWN:]!r} is not its launch daemon", asked)
     return list(asked[1:])
 
 
@@ -72,7 +79,7 @@ def _unquoted(value: str) -> str:
 
 
 def _refusal(host: str, why: str, asked: Sequence[str]) -> LaunchError:
-    shown = " ".join(asked)[:SHOWN]
+    shown = " ".join([*(word[-VALUE_SHOWN:] for word in asked[:1]), *asked[1:]])[:SHOWN]
     return LaunchError(
         f"{host} refused what the leader's launcher asked it to start: {why} (in {shown!r})",
         "remove the options that change how Open MPI starts its daemons",

@@ -33,6 +33,7 @@ class WentWrong(NamedTuple):
 
 class Planned(NamedTuple):
     digest: str
+    led_by_first: bool = False
 
 
 class AllRegistered(NamedTuple):
@@ -117,6 +118,10 @@ class SpawnDaemon(NamedTuple):
     asked: tuple[str, ...]
 
 
+class WindDownRanks(NamedTuple):
+    """SIGTERM to each script of the distribution once it does nothing any more."""
+
+
 class SignalRanks(NamedTuple):
     """SIGTERM to the scripts."""
 
@@ -145,6 +150,7 @@ Action = Union[  # noqa: UP007
     MakePlan,
     Spawn,
     SpawnDaemon,
+    WindDownRanks,
     SignalRanks,
     KillRanks,
     WriteOutcome,

@@ -27,12 +27,14 @@ MARKS = (
     b"  + Exception Group Traceback",
 )
 
-# How a rank fails when another rank or host went away first (gloo, NCCL, muster, Open MPI).
+# How a rank fails when another rank or host went away first (gloo, NCCL, muster and its
+# parameter servers, Open MPI).
 # Patterns are compiled at first use: most jobs never need them.
 _PEER_LOST = (
     r"Connection (?:closed by peer|reset by peer|refused)|\bRead error \[|gloo/transport"
     r"|remote process exited or there was a network error|ncclRemoteError"
     r"|NCCL communicator was aborted|PeerError\b|lost connection|has lost communication"
+    r"|(?:Server|Worker)LostError\b"
     r"|Broken pipe|store->get\(|wait timeout after|failed to recv, got 0 bytes"
 )
 _EXCEPTION = rb"(?:[A-Za-z_][\w.<>]*)(?::|$)"

@@ -79,6 +79,10 @@ class Follower:
         """To the leader, now or when the connection is back."""
         self._session.send(message)
 
+    def job_secret(self, purpose: str) -> str:
+        """As `Leader.job_secret`; to be asked for once admitted."""
+        return wire.derive(self._key, "secret", purpose.encode()).hex()
+
     def close(self) -> None:
         """Closes for good; nothing is told any more."""
         self._over = True

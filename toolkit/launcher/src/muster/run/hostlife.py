@@ -35,6 +35,7 @@ from muster.run.events import (
     StageDone,
     Tell,
     WentWrong,
+    WindDownRanks,
     WriteOutcome,
 )
 from muster.run.messages import Report, Stop, ToHost, Trouble
@@ -61,6 +62,7 @@ class State(Enum):
 
 
 _NO_RANKS = frozenset({State.JOIN, State.STAGE, State.PLAN, State.READY})
+_AT_WORK = frozenset({State.SPAWN, State.WATCH})
 _RANKS_RUN = frozenset({State.SPAWN, State.WATCH, State.REPORT, State.STOP, State.KILL})
 _OVER = frozenset({State.VERDICT, State.LEAVE, State.DONE})
 
@@ -140,7 +142,7 @@ class HostLife:
             return [Tell(m.StagedHost(event.facts))]
         if isinstance(event, Planned) and self.state is State.PLAN:
             self._enter(State.READY, now)
-            return [Tell(m.Ready(event.digest))]
+            return [Tell(m.Ready(event.digest, event.led_by_first))]
         if isinstance(event, AllRegistered) and self.state is State.SPAWN:
             self._enter(State.WATCH, now)
             return [Tell(m.Registered(event.ranks))]
@@ -171,11 +173,17 @@ class HostLife:
                 return []
             hosts = tuple(host for i in range(message.parts) for host in self._facts[i])
             return [MakePlan(hosts)]
+        return self._on_order(message, now)
+
+    def _on_order(self, message: ToHost, now: float) -> list[Action]:
+        """What the leader has this host's processes do while all goes well."""
         if isinstance(message, m.Go) and self.state is State.READY:
             self._enter(State.SPAWN, now)
             return [Spawn()]
         if isinstance(message, m.StartDaemon) and self.state is State.SPAWN:
             return [SpawnDaemon(message.asked)]
+        if isinstance(message, m.WindDown) and self.state in _AT_WORK:
+            return [Say("rank 0 has ended well: ranks that do nothing more end"), WindDownRanks()]
         return []
 
     def _went_wrong(self, trouble: Trouble, now: float) -> list[Action]:
@@ -187,8 +195,10 @@ class HostLife:
 
     def _report(self, report: Report, then: Stop, now: float) -> list[Action]:
         """Report first, act when heard or after a second (protocol.md 6)."""
-        if self._stop is not None or self.state in _OVER or self.state is State.ENDED:
+        if self._stop is not None or self.state in _OVER:
             return []
+        if self.state is State.ENDED:  # a server that ranks of other hosts still need
+            return [Tell(report)]
         if self.state is State.REPORT:
             return [Tell(report)]
         self._before_report = self.state

@@ -120,6 +120,10 @@ class Leader:
         for peer in list(self._peers.values()):
             peer.session.send_encoded(fields)
 
+    def job_secret(self, purpose: str) -> str:
+        """A secret that every admitted host derives alike, and nobody else."""
+        return wire.derive(self._key, "secret", purpose.encode()).hex()
+
     def open_connections(self) -> int:
         """Followers that have not closed yet."""
         return sum(peer.session.frames is not None for peer in self._peers.values())

@@ -38,13 +38,15 @@ class RankEnd(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A failure that is not a rank's: `kind` names a class of spec.errors."""
+    """A failure that is not a rank's: `kind` names a class of spec.errors. `victim`: of a server
+    that says that it lost a rank, whose own failure counts more."""
 
     kind: str
     exit_code: int
     message: str
     fix: str
     detail: str
+    victim: bool = False
 
 
 class StagedHost(NamedTuple):
@@ -54,9 +56,10 @@ class StagedHost(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """To the leader: the host has planned and could spawn."""
+    """To the leader: the host has planned and could spawn. `led_by_first`: as in its plan."""
 
     digest: str
+    led_by_first: bool = False
 
 
 class Registered(NamedTuple):
@@ -104,6 +107,10 @@ class StartDaemon(NamedTuple):
     asked: tuple[str, ...]
 
 
+class WindDown(NamedTuple):
+    """To a host: rank 0 has ended well, and with it the work; end ranks that do nothing more."""
+
+
 class Stop(NamedTuple):
     """To a host: end the ranks. `external`: asked for from outside, so with the long grace.
 
@@ -125,11 +132,11 @@ class Leave(NamedTuple):
 
 
 ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
-ToHost = Union[FactsPart, Go, StartDaemon, Stop, Verdict, Leave]  # noqa: UP007
+ToHost = Union[FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave]  # noqa: UP007
 Message = Union[ToLeader, ToHost]  # noqa: UP007
 
 _PLAIN: Mapping[str, type[Any]] = {
-    kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, Stop, Leave)
+    kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, WindDown, Stop, Leave)
 }
 
 

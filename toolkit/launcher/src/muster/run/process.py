@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from muster.run import rank_shim
 from muster.run.loop import Loop
+from muster.run.scratch import Scratch
 from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped, open_pidfd
 from muster.spec.errors import InternalError, LaunchError
@@ -50,6 +51,7 @@ class Nursery:
         self._token = os.urandom(16).hex()
         self.folder = private_folder()
         self.path = os.path.join(self.folder, "s")
+        self.scratch = Scratch(self.folder)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.bind(self.path)
         self._listener.listen(1024)
@@ -120,6 +122,7 @@ class Nursery:
                 pass  # whoever started us ignores SIGCHLD: the kernel has reaped it
         for wrapped in self.all:
             self._disconnect(wrapped)
+        self.scratch.remove()
         for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
             try:
                 remove(path)

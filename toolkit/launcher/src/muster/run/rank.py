@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
@@ -13,6 +14,7 @@ from muster.spec.outcome import RankFailure
 
 FAILURE_TEXT_BYTES = 4096
 SUMMARY_BYTES = 600
+_OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own: it was leaving
 
 
 class Rank:
@@ -27,6 +29,7 @@ class Rank:
         self.ended_s = 0.0
         self.signalled_s: float | None = None
         self.killed = False
+        self.wound_down = False  # signalled because its work is over
         self.gone = False  # ended, and its output is read
         self.told = False
 
@@ -43,6 +46,8 @@ class Rank:
             return False
         if not self.ended_by_us:
             return True
+        if self.wound_down:
+            return False
         evidence = self.watcher.evidence()
         if evidence is None or not evidence.is_open:
             return False
@@ -62,6 +67,7 @@ class Rank:
         log: str,
         memory_note: Callable[[], str],
         mask: Callable[[str], str],
+        lost_statuses: Mapping[int, str] = MappingProxyType({}),
     ) -> RankFailure:
         """Its failure as the leader weighs it: when it began by the leader's clock, and why.
 
@@ -71,7 +77,8 @@ class Rank:
         status = self.wrapped.status or 0
         evidence = self.watcher.evidence()
         at_s = self.ended_s if evidence is None else min(evidence.at_s, self.ended_s)
-        summary = evidence.summary if evidence is not None else ""
+        lost = lost_statuses.get(status, "") if evidence is None else ""
+        summary = evidence.summary if evidence is not None else lost
         if self.wrapped.failure:
             summary = f"{program} could not be started: {self.wrapped.failure}"
         words = mask(last_traceback(self.watcher.tail))
@@ -83,8 +90,8 @@ class Rank:
             at_s=at_s + clock_offset_s,
             summary=shortened(mask(summary), SUMMARY_BYTES),
             tail=tail,
-            peer_lost=looks_like_lost_peer(summary or tail),
-            signalled=self.ended_by_us,
+            peer_lost=bool(lost) or looks_like_lost_peer(summary or tail),
+            signalled=self.ended_by_us and status in _OUR_SIGNALS,
             log=log,
             note=memory_note() if status in (-signal.SIGKILL, 137) else "",
         )

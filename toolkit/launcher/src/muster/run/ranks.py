@@ -12,6 +12,7 @@ from typing import Protocol
 
 from muster.plan.launchplan import Command, LaunchPlan
 from muster.run.companion import LAST_WORDS_S, Companion, launch_trouble, lost_status
+from muster.run.evidence import looks_like_lost_peer
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
@@ -25,6 +26,8 @@ from muster.spec.errors import LaunchError
 from muster.spec.outcome import RankFailure
 
 FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
+SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
+VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
 SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
 
 
@@ -35,6 +38,7 @@ class RanksEvents(Protocol):
     def rank_failed(self, failure: RankFailure) -> None: ...
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None: ...
     def launch_failed(self, trouble: Trouble) -> None: ...
+    def ranks_note(self, text: str) -> None: ...
 
 
 class HostRanks:
@@ -55,6 +59,7 @@ class HostRanks:
         clock_offset: Callable[[], float],
         memory_note: Callable[[], str],
         mask: Callable[[str], str],
+        idle_s: float,
     ) -> None:
         self._host = host
         self._loop = loop
@@ -67,12 +72,16 @@ class HostRanks:
         self._clock_offset = clock_offset
         self._memory_note = memory_note
         self._mask = mask
+        self._idle_s = idle_s
         self._plan: LaunchPlan | None = None
         self._ranks: list[Rank] = []
         self._launcher: Companion | None = None  # or the launch daemon
         self._servers: list[Companion] = []
+        self._shared: dict[str, str] = {}  # variables of ranks that share a folder in memory
+        self._winding = False
         self._stopping = False
-        self._over = False
+        self._over = False  # no rank runs any more
+        self._released = False
 
     def start(self, plan: LaunchPlan, host: int) -> None:
         """Starts what the plan has for this host. Raises LaunchError when a fork fails."""
@@ -101,8 +110,31 @@ class HostRanks:
             self._start_launcher("launch daemon", command)
 
     def _start_launcher(self, kind: str, command: Command) -> None:
+        """Starts it with folders of the job's own, and makes those that its ranks will share."""
+        assert self._plan is not None
+        folders, names = self._nursery.scratch, self._plan.scratch
+        command = command._replace(
+            env={**command.env, **{name: folders.files() for name in names.launcher}}
+        )
+        self._shared = {name: folders.memory() for name in names.ranks}
         self._launcher = Companion("launcher", kind, command, self._host, self._launcher_ended)
         self._nursery.spawn("launcher", command.env)
+
+    def wind_down(self) -> None:
+        """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
+        if self._plan is None or self._winding:
+            return
+        from muster.run.wind_down import WindDown  # few jobs need it
+
+        self._winding = True
+        WindDown(
+            self._loop,
+            [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size],
+            not self._plan.script_is_python,
+            self._idle_s,
+            lambda: self._stopping or self._over,
+            self._events.ranks_note,
+        ).begin()
 
     def signal(self) -> None:
         """SIGTERM to every script that still runs; what has not started will not start."""
@@ -112,7 +144,7 @@ class HostRanks:
         for rank in self._ranks:
             if rank.wrapped is None:
                 rank.gone = True
-            elif not rank.wrapped.ended:
+            elif not rank.wrapped.ended and (group or not rank.wrapped.has_died):
                 rank.signalled_s = now
                 rank.wrapped.signal(signal.SIGTERM, group)
         if not any(rank.wrapped for rank in self._ranks) and self._launcher is not None:
@@ -138,7 +170,7 @@ class HostRanks:
 
     def release(self) -> None:
         """The verdict is there: shims end, and with them the launcher."""
-        self._over = True
+        self._over = self._released = True
         for rank in self._ranks:
             if rank.wrapped is not None:
                 rank.wrapped.release()
@@ -151,8 +183,10 @@ class HostRanks:
             self._launcher.release()
 
     def hold_back_launcher(self) -> None:
-        """The job failed: one that works on after its ranks would take their end for success."""
-        if self._plan is not None and self._plan.launcher_works_on:
+        """The job failed: one that works on after its ranks would take their end for success, and
+        another would only take its time."""
+        plan = self._plan
+        if plan is not None and (plan.launcher_works_on or plan.launcher_lingers):
             self.release_launcher()
 
     @property
@@ -189,7 +223,7 @@ class HostRanks:
             self._pump.add(self._stream(rank, fd, name, target))
         script = self._plan.script
         environ = rank_environment(self._plan, rank.slot, wrapped.environ)
-        wrapped.start(script.argv, environ, script.cwd)
+        wrapped.start(script.argv, {**environ, **self._shared}, script.cwd)
 
     def unborn(self, role: str) -> None:
         """A shim of this host ended before it registered: nothing will ever stand for its rank."""
@@ -212,6 +246,16 @@ class HostRanks:
                 self._events.ranks_started(len(self._ranks))
         elif wrapped.ended and not rank.ended_s:
             self._rank_ended(rank, wrapped)
+        elif wrapped.bereft and self._plan is not None and self._plan.lost_statuses:
+            self._loop.after(SHIM_S, lambda: self._tell_shim(rank))
+
+    def _tell_shim(self, rank: Rank) -> None:
+        """A launcher takes the end of a shim for its rank's and ends the job for it. It may have
+        ended the shim itself because of a rank (MPI_Abort); that one has told by now."""
+        if not (self._over or self._stopping or rank.ended_s):
+            what = f"the process above rank {rank.slot.rank} was killed (on {self._host})"
+            fix = "look for what kills processes there: a memory limit, or a person"
+            self._events.launch_failed(launch_trouble(what, fix))
 
     def _companion_of(self, wrapped: Wrapped) -> Companion | None:
         """The launcher or server that the shim stands for."""
@@ -298,6 +342,10 @@ class HostRanks:
 
     def _rank_gone(self, rank: Rank) -> None:
         rank.gone = True
+        assert self._plan is not None
+        leads = self._plan.led_by_first and rank.slot.rank == 0
+        if leads and rank.wrapped is not None and rank.wrapped.status == 0:
+            self.wind_down()
         self._check_gone()
 
     def _check_gone(self) -> None:
@@ -326,6 +374,7 @@ class HostRanks:
             self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
             self._memory_note,
             self._mask,
+            self._plan.lost_statuses,
         )
 
     def _launcher_ended(self, launcher: Companion) -> None:
@@ -357,16 +406,25 @@ class HostRanks:
         self._events.launch_failed(trouble)
 
     def _server_ended(self, server: Companion) -> None:
-        """A server may end with 0 when it finds that its work is done; anything else is told."""
-        if self._over or self._stopping:
+        """A server may end with 0 when it finds that its work is done; anything else is told,
+        also when only ranks of other hosts are left that need it."""
+        if self._released or self._stopping:
             return
+        if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
+            # whom it lost may take its time to end, and is to end by itself
+            self._loop.after(VICTIM_S, lambda: self._tell_server(server, victim=True))
+        else:
+            self._tell_server(server)
+
+    def _tell_server(self, server: Companion, victim: bool = False) -> None:
         trouble = server.never_ran()
-        if trouble is None and server.status == 0:
+        if self._released or self._stopping or (trouble is None and server.status == 0):
             return
         if trouble is None:
             what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
             code, words = said_code(server.status), server.words(self._mask)
-            trouble = Trouble("UserScriptError", code, what, "see its lines below", words)
+            fix = "see its lines below" if words else "it wrote nothing; look at memory limits"
+            trouble = Trouble("UserScriptError", code, what, fix, words, victim)
         self._events.launch_failed(trouble)
 
     @property

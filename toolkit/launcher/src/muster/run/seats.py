@@ -5,6 +5,7 @@ Both offer the same few verbs, so that the supervisor need not know which one it
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -44,6 +45,7 @@ class Seat(Protocol):
     def leader_address(self) -> str: ...
     def begin(self) -> None: ...
     def tell(self, message: ToLeader) -> None: ...
+    def job_secret(self, purpose: str) -> str: ...
     def start_daemon(self, host: int, asked: tuple[str, ...]) -> None: ...
     def tick(self, now: float) -> None: ...
     def files_written(self) -> None: ...
@@ -97,6 +99,10 @@ class LeaderSeat:
 
     def tell(self, message: ToLeader) -> None:
         self.peer_said(self._me, message)
+
+    def job_secret(self, purpose: str) -> str:
+        """A secret of this job; a job of one host shares it with nobody."""
+        return self._leader.job_secret(purpose) if self._leader else os.urandom(32).hex()
 
     def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
         """Passes on what this host's launcher asks of another host."""
@@ -313,6 +319,9 @@ class FollowerSeat:
         if isinstance(message, HostEnded):
             self._own = message
         self._follower.send(message)
+
+    def job_secret(self, purpose: str) -> str:
+        return self._follower.job_secret(purpose)
 
     def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
         raise InternalError("only the leader's launcher may ask for launch daemons")

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from muster.plan.launchplan import Command, LaunchPlan
 from muster.run.reaper import session_of
+from muster.run.wrapped import state_of
 
 MARK = "MUSTER_RUN_ID"
 LOOKS = 10
@@ -70,16 +71,6 @@ class Strays:
                 return f"{MARK}={self._mark}".encode() in file.read().split(b"\0")
         except OSError:
             return False
-
-
-def state_of(pid: int) -> str:
-    """The kernel's letter for what the process does (D: cannot be ended now), "" when gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return ""
-    return stat[stat.rindex(b")") + 2 :].split()[0].decode()
 
 
 def _children() -> list[int]:

@@ -26,9 +26,9 @@ from muster.run.reaper import Reaper, become_subreaper, kill
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
-from muster.run.strays import Strays, state_of
+from muster.run.strays import Strays
 from muster.run.verdict import from_trouble, placed
-from muster.run.wrapped import Wrapped
+from muster.run.wrapped import Wrapped, state_of
 from muster.spec.errors import MusterError, StoppedError
 from muster.spec.masking import Masker
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
@@ -66,7 +66,7 @@ class _Supervisor:
         self._post = post
         self._work = work
         self._pump, self._log, self._recorder, masker = output
-        self._mask = masker.mask
+        self._mask, self._learn = masker.mask, masker.learn
         self._loop = nursery.loop
         self._began_s = time.monotonic()
         self._life = HostLife(post.cluster.me.name, post.deadlines, self._began_s)
@@ -79,6 +79,7 @@ class _Supervisor:
         self._clean_by = 0.0
         self._mask_before: set[Any] = set()
         self._written = False
+        self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._nursery = nursery
         self._strays = Strays(nursery.shims)
         nursery.serve(self._registered, self._changed, self._asked)
@@ -100,6 +101,7 @@ class _Supervisor:
             lambda: self._seat.clock_offset_s,
             post.memory_note,
             self._mask,
+            post.deadlines.idle_s,
         )
         self._reaper = Reaper(
             self._loop,
@@ -228,6 +230,8 @@ class _Supervisor:
         elif isinstance(action, e.SpawnDaemon):
             asked = action.asked
             self._guard(lambda: self._spawn_daemon(asked))
+        elif isinstance(action, e.WindDownRanks):
+            self._ranks.wind_down()
         elif isinstance(action, e.SignalRanks):
             self._ranks.signal()
         elif isinstance(action, e.KillRanks):
@@ -269,14 +273,20 @@ class _Supervisor:
             if self._post.cluster.is_leader:
                 self._work.check(self._plan)
             one_host = len(self._post.cluster.hosts) == 1
-            self._happen(e.Planned("alone" if one_host else self._plan.digest))
+            digest = "alone" if one_host else self._plan.digest
+            self._happen(e.Planned(digest, self._plan.led_by_first))
 
         self._guard(plan)
 
     def _spawn(self) -> None:
         assert self._plan is not None
         self._plan = self._strays.mark(self._plan)
-        self._ranks.start(self._plan, self._post.cluster.current)
+        plan = self._plan
+        if plan.secret_variable:
+            secret = self._seat.job_secret(plan.secret_variable)
+            self._learn([secret])
+            plan = plan.with_secret(secret)
+        self._ranks.start(plan, self._post.cluster.current)
 
     def _spawn_daemon(self, asked: tuple[str, ...]) -> None:
         from muster.run.daemon import daemon_command
@@ -289,11 +299,18 @@ class _Supervisor:
 
     def _asked(self, words: tuple[str, ...]) -> str:
         """A child of the launcher asks for the launch daemon of a host; "" when it is passed on."""
+        from muster.run.daemon import fits
+
         host, *asked = words or ("",)
         hosts = self._plan.daemon_hosts if self._plan is not None else {}
-        if self._life.state is not State.SPAWN or host not in hosts:
-            self._log("launch", f"refused to start anything on {host!r}", level="WARNING")
-            return f"muster starts nothing on {host!r} now"
+        spent = host in self._asked_for
+        known = self._life.state is State.SPAWN and host in hosts and fits(asked)
+        if spent or not known:
+            host = host[:64]
+            again = " again" if spent else ""
+            self._log("launch", f"refused to start anything on {host!r}{again}", level="WARNING")
+            return f"muster starts nothing on {host!r}{again or ' now'}"
+        self._asked_for.add(host)
         self._seat.start_daemon(hosts[host], tuple(asked))
         return ""
 
@@ -331,6 +348,9 @@ class _Supervisor:
 
     def launch_failed(self, trouble: Trouble) -> None:
         self._happen(e.WentWrong(trouble))
+
+    def ranks_note(self, text: str) -> None:
+        self._log("rank", text)
 
     # the end
 

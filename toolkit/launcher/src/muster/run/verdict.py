@@ -59,10 +59,16 @@ def decide(
         return lost_host(loss, stopped=sum(end.stopped for _, end in ends))
     if stopped_by:
         return Stopped(stopped_by, _forced_headline(ends, grace_s))
-    if troubles:
-        return from_trouble(troubles[0], len(troubles) - 1)
+    trouble = min(troubles, key=lambda one: one.victim, default=None)
+    own_error = first is not None and not first.peer_lost
+    if trouble is not None and not (trouble.victim and own_error):
+        return from_trouble(trouble, len(troubles) - 1)
     if first is not None:
         return _from_rank(first, failures, ends)
+    idle = sum(end.stopped for _, end in ends)  # nobody but rank 0's end makes us do that
+    if idle:
+        ranks = "idle one" if idle == 1 else "idle ones"
+        return Succeeded(headline=f"all ranks exited 0 but {idle} {ranks}, ended after rank 0")
     return Succeeded()
 
 

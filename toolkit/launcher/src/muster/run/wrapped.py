@@ -38,6 +38,16 @@ class Wrapped:
         return self.status is not None
 
     @property
+    def has_died(self) -> bool:
+        """Whether the script has ended although nobody has told its status yet."""
+        return self.pid != 0 and state_of(self.pid) in ("", "Z")
+
+    @property
+    def bereft(self) -> bool:
+        """Whether the script runs without its shim, which nobody told to go."""
+        return self.pid != 0 and not (self.connected or self.released or self.ended)
+
+    @property
     def lacked(self) -> bool:
         """Whether it could not be started because the machine is short of something."""
         return shortage(self.failed_errno) is not None
@@ -104,6 +114,16 @@ class Wrapped:
             found.append(_report(self._inbox[4 : 4 + size]))
             self._inbox = self._inbox[4 + size :]
         return None if closed and not found else found
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what the process does (D: cannot be ended now), "" when gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return ""
+    return stat[stat.rindex(b")") + 2 :].split()[0].decode()
 
 
 def open_pidfd(pid: int) -> int:

@@ -20,6 +20,7 @@ from muster.contract.distribution import (
     SMDDP_OPTIONS,
 )
 from muster.contract.findings import Findings, named, nearest, short
+from muster.contract.model_parallel import KEY, check_parameters
 
 TORCH = "sagemaker_torch_distributed_enabled"
 
@@ -170,13 +171,27 @@ def _translate_model_parallel(
 ) -> bool:
     enabled = _enabled(options, ("enabled", "parameters"), findings)
     values.setdefault(SMDDP, False)
+    where = f"{options.where}.parameters"
     parameters = options.values.get("parameters") or {}
+    if isinstance(parameters, str):
+        parameters = _parameter_file(where, parameters, findings)
     if not isinstance(parameters, Mapping):
-        what = f"expected a dictionary, got {short(parameters)}"
-        findings.problem(f"{options.where}.parameters", what)
+        findings.problem(where, f"expected a dictionary, got {short(parameters)}")
     elif enabled and parameters:
-        values["mp_parameters"] = dict(parameters)
+        check_parameters(parameters, where, findings)
+        values[KEY] = dict(parameters)
     return enabled
+
+
+def _parameter_file(where: str, path: str, findings: Findings) -> object:
+    """The parameters in a JSON file of this machine, which SDK v2 takes too."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        findings.problem(where, f"{short(path)} cannot be read: {why}", "give a dictionary")
+        return {}
 
 
 def _enabled(options: _Options, known: tuple[str, ...], findings: Findings) -> bool:

@@ -27,6 +27,7 @@ class Deadlines(NamedTuple):
     drain_s: float = 5.0
     finish_s: float = 60.0
     leave_s: float = 5.0
+    idle_s: float = 2.0  # how long a worker may do nothing once its chief has ended
     told_s: float = 60.0  # how long a leader with bad input waits to tell the others
 
     @property
@@ -55,6 +56,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "stop_grace_s": (0, 86_400),
     "drain_s": (0, 600),
     "finish_s": (1, 3_600),
+    "idle_s": (0.5, 86_400),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
+MODEL_PARALLEL = "smdistributed.modelparallel"
+
 
 class Single(NamedTuple):
     """No distribution: the script runs once per host."""
@@ -28,9 +30,15 @@ class Mpi(NamedTuple):
 
 
 class ParameterServer(NamedTuple):
-    """Server and worker processes on every host; also `multi_worker_mirrored_strategy`."""
+    """Server and worker processes on every host; also `multi_worker_mirrored_strategy`.
+
+    `scheduler_port`, `verbosity`: MXNet's, from the hyperparameters `_ps_port` and `_ps_verbose`.
+    """
 
     option: str = "parameter_server"
+    processes_per_host: int | None = None
+    scheduler_port: int | None = None
+    verbosity: int | None = None
 
 
 Distribution = Union[Single, Torchrun, Mpi, ParameterServer]  # noqa: UP007 - a runtime alias on 3.10

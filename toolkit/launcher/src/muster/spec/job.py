@@ -59,6 +59,12 @@ class Settings(NamedTuple):
     install_target: str = ""  # MUSTER_INSTALL_TARGET; "" installs into the interpreter's own site
     oversubscribe: bool = False
     mpirun: str = ""  # MUSTER_MPIRUN; "" takes the one beside the interpreter, else on PATH
+    mpi_raw_options: bool = False  # custom MPI options that nobody knows are handed to mpirun
+    ps_framework: str = ""  # tensorflow | mxnet | pytorch; "" takes the one that is found
+    ps_servers: int | None = None  # of the whole job; None: one per host
+    ps_port: int | None = None  # the first port of parameter servers; None: the framework's own
+    worker_port: int | None = None  # the first port of TensorFlow's workers
+    tf_chief: str = "chief"  # chief | master: what TF_CONFIG calls the first worker
 
 
 class Platform(NamedTuple):

@@ -62,7 +62,12 @@ class Masker:
     __slots__ = ("_secrets",)
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        parts: set[str] = set()
+        self._secrets: tuple[str, ...] = ()
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """From now on these are masked, too: some are made only when a job runs."""
+        parts = set(self._secrets)
         for secret in secrets:
             parts.add(secret)
             if "\n" in secret:  # a key of several lines is logged line by line

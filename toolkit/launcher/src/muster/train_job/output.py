@@ -10,6 +10,7 @@ from muster.run.console import Console
 from muster.run.logs import Pump
 from muster.run.record import Recorder
 from muster.run.supervise import Output
+from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Paths
 from muster.spec.masking import Masker
@@ -96,4 +97,8 @@ def _masker_of(environ: Mapping[str, str], job: Job | ConfigError) -> Masker:
     maps: Sequence[Mapping[str, object]] = (environ,)
     if isinstance(job, Job):
         maps = (environ, job.documents.hyperparameters)
+        if isinstance(job.distribution, Mpi):
+            from muster.spec.mpi_options import asked_variables
+
+            maps = (*maps, asked_variables(job.distribution))
     return Masker.of(*maps)

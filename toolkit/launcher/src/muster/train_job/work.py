@@ -13,7 +13,7 @@ from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
 from muster.run.messages import shortened
-from muster.spec.distribution import Mpi
+from muster.spec.distribution import MODEL_PARALLEL, Mpi, ParameterServer
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
@@ -127,6 +127,10 @@ class JobWork:
             with Patience(program.code_dir, self._log):
                 code = code_hash(program)
         merged = self._rank_environment(environ, machine, program)
+        if job.distribution.option == MODEL_PARALLEL and job.cluster.in_distribution:
+            from muster.stage.packages import require_packages
+
+            require_packages(MODEL_PARALLEL, sys.executable, merged)
         self._staged = Staged(program, sys.executable, merged, code)
         return self._facts(machine, leader_address)
 
@@ -138,9 +142,13 @@ class JobWork:
         self._compare_code(facts)
         staged = self._staged
         tools = find_tools(staged.environ, staged.python, self._job.settings.mpirun)
+        if isinstance(self._job.distribution, ParameterServer):
+            from muster.plan.frameworks import find_frameworks
+
+            tools = tools._replace(frameworks=find_frameworks(staged))
         plan = make_plan(self._job, facts, staged, tools)
         here = self._job.cluster.current
-        check_open_files(sum(slot.host == here for slot in plan.ranks))
+        check_open_files(sum(slot.host == here for slot in plan.ranks) + len(plan.services))
         # the others plan the same: one host that says why is enough
         level = "INFO" if self._job.cluster.is_leader else "DEBUG"
         for note in plan.notes:
@@ -163,7 +171,7 @@ class JobWork:
 
     def check(self, plan: LaunchPlan) -> None:
         """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
-        if len(self._job.cluster.hosts) == 1 and plan.launcher is None:
+        if not plan.ports:
             return  # nothing will listen
         from muster.stage.network import can_bind, port_holder
 
@@ -172,9 +180,11 @@ class JobWork:
                 continue  # the first is bound since the join
             holder = port_holder("0.0.0.0", port)
             if holder is not None:
+                from muster.plan.launchplan import port_variable
+
                 raise ClusterError(
                     f"port {port} ({name}) is in use by {holder} on {self._job.cluster.me.name}",
-                    "end that process, or set MUSTER_STORE_PORT on every host",
+                    f"end that process, or set {port_variable(name)} on every host",
                 )
 
     def write(self, ending: Ending) -> None:

@@ -1,0 +1,114 @@
+"""The `mpi` option and its relatives with real frameworks, under both versions of Open MPI."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.frameworks import SHARED, Start, ended_well, finals
+from tests.support.local_runs import LocalRun
+from tests.support.mpi import chosen
+
+# the first test may make an environment
+pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
+OPEN_MPI = pytest.mark.parametrize("open_mpi", ["5.0.11", "4.1.4"])
+HOSTS = pytest.mark.parametrize("hosts", [1, 2])
+RANKS = 2  # on each host
+ALL_REDUCE = """\
+import os, torch
+from torch import distributed as dist
+dist.init_process_group("gloo")
+values = torch.tensor([float(dist.get_rank()), 1.0])
+dist.all_reduce(values)
+print(f"final rank={dist.get_rank()} sum={values[0]:.0f} count={values[1]:.0f}", flush=True)
+dist.destroy_process_group()
+"""
+DATA_PARALLEL: Mapping[str, Mapping[str, object]] = {
+    "pytorchddp": {"pytorchddp": {"enabled": True}},
+    "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
+}
+
+
+def start_mpi(
+    start: Start, python: Path, script: str | Path, hosts: int, open_mpi: str
+) -> LocalRun:
+    """A job of the `mpi` option under that Open MPI."""
+    environ = chosen(open_mpi).environ
+    for_scripts = {name: value for name, value in environ.items() if name == "MPI4PY_LIBMPI"}
+    pairs = {**for_scripts, **SHARED}.items()
+    given = [word for name, value in pairs for word in ("--env", f"{name}={value}")]
+    return start(
+        python, script, "mpi", hosts, "--processes-per-host", str(RANKS), *given, environ=environ
+    )
+
+
+def check(run: LocalRun, hosts: int, open_mpi: str) -> None:
+    """It trained on all ranks, under the version that was asked for."""
+    result = ended_well(run)
+    (final,) = finals(result.out).values()
+    assert final["ranks"] == str(hosts * RANKS)
+    assert float(final["accuracy"]) > 0.9
+    assert f"mpirun of Open MPI {open_mpi}" in result.err
+
+
+@HOSTS
+@OPEN_MPI
+def test_numpy_and_mpi4py_train(start: Start, mxnet: Path, hosts: int, open_mpi: str) -> None:
+    check(start_mpi(start, mxnet, "mpi", hosts, open_mpi), hosts, open_mpi)
+
+
+@HOSTS
+@OPEN_MPI
+def test_tensorflow_trains(start: Start, tensorflow: Path, hosts: int, open_mpi: str) -> None:
+    check(start_mpi(start, tensorflow, "mpi_tensorflow", hosts, open_mpi), hosts, open_mpi)
+
+
+@HOSTS
+@OPEN_MPI
+def test_mxnet_trains(start: Start, mxnet: Path, hosts: int, open_mpi: str) -> None:
+    check(start_mpi(start, mxnet, "mpi_mxnet", hosts, open_mpi), hosts, open_mpi)
+
+
+@pytest.mark.torch
+@HOSTS
+@OPEN_MPI
+def test_pytorch_finds_its_process_group_in_the_environment(
+    start: Start, tmp_path: Path, hosts: int, open_mpi: str
+) -> None:
+    script = tmp_path / "src" / "reduce.py"
+    script.parent.mkdir()
+    script.write_text(ALL_REDUCE)
+    run = start_mpi(start, Path(sys.executable), script, hosts, open_mpi)
+    said = finals(ended_well(run).out)
+    world = hosts * RANKS
+    total = str(world * (world - 1) // 2)
+    assert said == {
+        rank: {"rank": str(rank), "sum": total, "count": str(world)} for rank in range(world)
+    }
+
+
+@pytest.mark.torch
+@HOSTS
+@pytest.mark.parametrize("key", DATA_PARALLEL)
+def test_the_data_parallel_options_train_with_ddp(start: Start, key: str, hosts: int) -> None:
+    """The script is the one of `make demo`, which fails when ranks do not agree."""
+    run = start(
+        Path(sys.executable), "digits", json.dumps(DATA_PARALLEL[key]), hosts,
+        "--processes-per-host", str(RANKS), epochs=8,
+    )  # fmt: skip
+    result = ended_well(run)
+    accuracies = [float(found) for found in re.findall(r"accuracy=([\d.]+)", result.out)]
+    assert len(accuracies) == 8 and accuracies[-1] > 0.9
+    metrics = [
+        json.loads(path.read_text())
+        for place in range(hosts)
+        for path in run.base(f"algo-{place + 1}").glob("output/data/metrics-rank*.json")
+    ]
+    assert sorted(one["rank"] for one in metrics) == list(range(hosts * RANKS))
+    assert {one["world_size"] for one in metrics} == {hosts * RANKS}
+    assert len({one["accuracy"] for one in metrics}) == 1

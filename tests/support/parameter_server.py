@@ -1,0 +1,142 @@
+"""Real servers of `muster_parameter_server`, and workers as processes or threads."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.cluster import free_ports, wait_until
+
+KEY = "5a" * 32
+END_S = 90.0  # two busy cores start Python and torch several times
+
+
+class Ended(NamedTuple):
+    code: int
+    output: str
+
+
+class Servers:
+    """Server processes on loopback and the environment that their workers get."""
+
+    def __init__(self, folder: Path, servers: int, workers: int, key: str = KEY) -> None:
+        self._folder = folder
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self.addresses = [("127.0.0.1", port) for port in free_ports(servers)]
+        self.variables = {
+            "PARAMETER_SERVER_ADDRESSES": ",".join(f"{h}:{p}" for h, p in self.addresses),
+            "PARAMETER_SERVER_KEY": key,
+            "PARAMETER_SERVER_WORKERS": str(workers),
+            "WORLD_SIZE": str(workers),
+        }
+        module = [sys.executable, "-m", "muster_parameter_server"]
+        self.servers = [
+            self.start(module, PARAMETER_SERVER_INDEX=str(number)) for number in range(servers)
+        ]
+
+    def environ(self, rank: int, **more: str) -> dict[str, str]:
+        return {**self.variables, "RANK": str(rank), **more}
+
+    def start(
+        self, argv: Sequence[str], inherited: Sequence[int] = (), **more: str
+    ) -> subprocess.Popen[bytes]:
+        log = self._folder / f"process-{len(self._running)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **self.variables, "OMP_NUM_THREADS": "1", **more},
+                pass_fds=inherited,
+            )  # fmt: skip
+        self._running.append((process, log))
+        return process
+
+    def worker(self, script: Path, rank: int, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.start([sys.executable, str(script), *arguments], RANK=str(rank))
+
+    def output(self, process: subprocess.Popen[bytes]) -> str:
+        return next(log for one, log in self._running if one is process).read_text()
+
+    def ended(self, process: subprocess.Popen[bytes], within_s: float = END_S) -> Ended:
+        """How it ended and what it said; fails the test when it does not."""
+        try:
+            code = process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{process.args!r} still runs after {within_s} s: {self.output(process)}")
+        return Ended(code, self.output(process))
+
+    def until_said(self, process: subprocess.Popen[bytes], text: str) -> None:
+        wait_until(lambda: text in self.output(process), END_S, lambda: self.output(process))
+
+    def listens(self) -> bool:
+        """Whether every server can be connected to."""
+        try:
+            for address in self.addresses:
+                socket.create_connection(address, 1).close()
+        except OSError:
+            return False
+        return True
+
+    def codes(self) -> list[int]:
+        """The exit codes of all servers, once they have ended."""
+        return [self.ended(server).code for server in self.servers]
+
+    def close(self) -> None:
+        for process, _ in self._running:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def together(*acts: Callable[[], object], within_s: float = END_S) -> list[object]:
+    """Runs each in a thread; what each returned, or the exception that it raised."""
+    results: list[object] = [None] * len(acts)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = acts[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + within_s
+    for number, thread in enumerate(threads):
+        thread.join(max(0.0, end - time.monotonic()))
+        assert not thread.is_alive(), f"worker {number} still runs after {within_s} s"
+    return results
+
+
+Maker = Callable[..., Servers]
+
+
+@pytest.fixture(name="servers")
+def servers_fixture(tmp_path: Path) -> Iterator[Maker]:
+    """`servers(2, workers=2)` starts them; afterwards nothing of them is left."""
+    made: list[Servers] = []
+
+    def make(count: int, workers: int, **more: str) -> Servers:
+        folder = tmp_path / f"servers-{len(made)}"
+        folder.mkdir()
+        made.append(Servers(folder, count, workers, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def script(folder: Path, text: str, name: str = "worker.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path

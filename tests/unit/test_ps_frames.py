@@ -1,0 +1,207 @@
+"""Frames, handshakes and registrations of the parameter server: what is no good is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_parameter_server import frames, handshake
+from muster_parameter_server.errors import (
+    AgreementError,
+    ParameterServerError,
+    ProtocolError,
+    from_message,
+    to_message,
+)
+from muster_parameter_server.frames import DTYPES, HEADER, HEADER_BYTES, Kind
+from muster_parameter_server.layout import TensorSpec
+from muster_parameter_server.options import (
+    Registration,
+    hyper_of,
+    registration_of,
+    sgd,
+    slots_of,
+)
+from tests.support.effort import chance, effort
+
+FLOAT = DTYPES["float32"]
+GOOD = frames.tensor_header(7, FLOAT, (3, 5))
+
+
+def test_a_tensor_header_says_what_was_put_in() -> None:
+    header = frames.decode(GOOD, 7)
+    assert header == (Kind.TENSOR, 7, FLOAT, (3, 5), 0, 60)
+
+
+def test_a_text_frame_says_what_was_put_in() -> None:
+    data = frames.text_frame(Kind.PUSH, 1, {"step": 3, "lr": 0.1})
+    header = frames.decode(data[:HEADER_BYTES], 1)
+    assert header.kind is Kind.PUSH and header.dtype is None
+    assert header.text_bytes == len(data) - HEADER_BYTES
+    assert frames.read_text(data[HEADER_BYTES:]) == {"step": 3, "lr": 0.1}
+
+
+@pytest.mark.promise("S10")
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (0, b"mupt", "begins with"),
+        (0, pickle.dumps([1, 2])[:4], "begins with"),
+        (1, 2, "version 2"),
+        (2, 99, "unknown kind 99"),
+        (2, int(Kind.PUSH), "claims to hold a tensor"),
+        (3, 0, "unknown dtype 0"),
+        (3, 77, "unknown dtype 77"),
+        (4, 0, "0 dimensions"),
+        (4, 5, "5 dimensions"),
+        (4, 1, "1 dimensions"),
+        (5, 8, "frame 8 came where frame 7 was due"),
+        (6, 4, "claims 60 bytes"),
+        (7, 61, "claims 61 bytes"),
+        (7, 2**63, "claims 9223372036854775808 bytes"),
+        (8, 2**62, "claims 60 bytes"),  # 2^62 x 5 x 4 is 0 in 64 bits, and 60 is not
+        (11, 1, "sizes"),
+    ],
+)
+def test_a_header_with_one_wrong_field_is_refused(place: int, value: object, words: str) -> None:
+    fields = list(HEADER.unpack(GOOD))
+    fields[place] = value
+    with pytest.raises(ProtocolError, match=words):
+        frames.decode(HEADER.pack(*fields), 7)
+
+
+@pytest.mark.promise("S10")
+def test_text_that_is_too_long_is_refused_by_its_header() -> None:
+    fields = (frames.MAGIC, 1, Kind.PUSH, 0, 0, 1, frames.TEXT_LIMIT_BYTES + 1, 0, 0, 0, 0, 0)
+    with pytest.raises(ProtocolError, match="bytes of text"):
+        frames.decode(HEADER.pack(*fields), 1)
+
+
+@pytest.mark.effort
+@pytest.mark.promise("S10")
+def test_no_changed_header_passes_as_another_tensor() -> None:
+    """Any header that passes says exactly the bytes that follow it."""
+    source = chance()
+    for _ in range(3000 * effort()):
+        data = bytearray(GOOD)
+        for _ in range(source.randint(1, 6)):
+            data[source.randrange(len(data))] = source.randrange(256)
+        try:
+            header = frames.decode(data, 7)
+        except ProtocolError:
+            continue
+        if header.dtype is None:
+            assert header.text_bytes <= frames.TEXT_LIMIT_BYTES and not header.payload_bytes
+        else:
+            size = header.dtype.item_bytes
+            for one in header.shape:
+                size *= one
+            assert header.payload_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"), [("float64", 15), ("float32", 14), ("bfloat16", 30), ("float32", 15)]
+)
+def test_only_the_tensor_that_is_due_is_taken(dtype: str, elements: int) -> None:
+    header = frames.decode(GOOD, 7)  # of two dimensions; segments have one
+    with pytest.raises(ProtocolError, match="was due"):
+        frames.require_tensor(header, DTYPES[dtype], elements)
+    flat = frames.decode(frames.tensor_header(7, FLOAT, (15,)), 7)
+    frames.require_tensor(flat, FLOAT, 15)
+
+
+@pytest.mark.promise("S10")
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"1", b"{", b'{"a":NaN}', b"\xff", pickle.dumps({}), b"[" * 100_000]
+)
+def test_text_that_is_no_object_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_text(text)
+
+
+REGISTRATION = Registration(
+    "sync", 0, 300.0, "sgd", ("momentum_buffer",), 2, ("127.0.0.1:8001",),
+    (TensorSpec("float32", (3, 4), 0), TensorSpec("bfloat16", (), 1)),
+)  # fmt: skip
+
+
+def _sent(registration: Registration) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(registration.to_message()))
+    return found
+
+
+def test_a_registration_arrives_as_it_was_sent() -> None:
+    assert registration_of(_sent(REGISTRATION)) == REGISTRATION
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mode": "chaos"}, {"mode": 1}, {"staleness": -1}, {"staleness": True}, {"timeout_s": 0},
+        {"timeout_s": 1e9}, {"timeout_s": "1"}, {"optimizer": "lion"}, {"slots": ["exp_avg"]},
+        {"slots": "momentum_buffer"}, {"workers": 1.5}, {"servers": [1]}, {"tensors": None},
+        {"tensors": [["float32", [3]]]}, {"tensors": [["int64", [3], 0]]},
+        {"tensors": [["float32", [-3], 0]]}, {"tensors": [["float32", [2**47, 2**47], 0]]},
+        {"tensors": [["float32", [2**41], 0]] * 9}, {"tensors": [["float32", [3], 5]]},
+    ],
+)  # fmt: skip
+def test_a_registration_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        registration_of({**_sent(REGISTRATION), **change})
+    for name in change:
+        with pytest.raises(ProtocolError):
+            registration_of({k: v for k, v in _sent(REGISTRATION).items() if k != name})
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [None, [], [[0.1, 0, 0, 0, 0]], [[0.1] * 4] * 2, [["0.1", 0, 0, 0, 0]] * 2,
+     [[-0.1, 0, 0, 0, 0]] * 2, [[1e999, 0, 0, 0, 0]] * 2, [[0.1, 0, 0, 0, 1]] * 2],
+)  # fmt: skip
+def test_hyperparameters_that_cannot_be_are_refused(hyper: object) -> None:
+    with pytest.raises(ProtocolError):
+        hyper_of({"hyper": hyper}, REGISTRATION)
+
+
+def test_momentum_that_was_not_announced_is_refused() -> None:
+    message = {"hyper": [list(sgd(0.1, momentum=0.9).hyper)] * 2}
+    assert hyper_of(message, REGISTRATION)[0][1] == 0.9
+    with pytest.raises(ProtocolError, match="momentum was 0"):
+        hyper_of(message, REGISTRATION._replace(slots=()))
+    assert slots_of("sgd", [sgd(0.1).hyper]) == ()
+
+
+def test_a_proof_holds_for_its_key_role_rank_server_and_nonces_alone() -> None:
+    good = (b"k" * 16, b"worker", b"s" * 32, b"w" * 32, 1, 0)
+    others = [
+        (b"x" * 16, *good[1:]),
+        (good[0], b"server", *good[2:]),
+        (*good[:2], b"S" * 32, *good[3:]),
+        (*good[:3], b"W" * 32, 1, 0),
+        (*good[:4], 2, 0),
+        (*good[:4], 1, 1),
+        (*good[:4], 0, 1),
+    ]
+    proofs = {handshake.proof_of(*one) for one in (good, *others)}
+    assert len(proofs) == len(others) + 1
+
+
+@given(st.binary(min_size=handshake.ANSWER_BYTES, max_size=handshake.ANSWER_BYTES))
+def test_an_answer_of_garbage_is_refused_or_plain_numbers(data: bytes) -> None:
+    try:
+        told = handshake.read_answer(data)
+    except ProtocolError:
+        return
+    assert data.startswith(frames.MAGIC) and 0 <= told.rank < 2**32
+
+
+def test_an_error_arrives_as_it_was_sent() -> None:
+    error = AgreementError("rank 1 has another lr", "give all the same")
+    found = from_message(json.loads(json.dumps(to_message(error))))
+    assert type(found) is AgreementError and str(found) == str(error)
+    assert type(from_message({"class": "SystemExit"})) is ParameterServerError

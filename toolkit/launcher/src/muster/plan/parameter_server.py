@@ -1,0 +1,124 @@
+"""Parameter servers beside the ranks of every host, and TensorFlow's mirrored workers.
+
+The supervisor starts the scripts itself; servers are services of the plan. Each framework says
+in a module of its own (`ps_*`) which roles there are and what tells a process its own.
+Source: contract.md 3.6 and 3.7, architecture.md "How options map", reliability.md B26 and B48.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.plan import notes, script, variables, world
+from muster.plan import ps_mxnet as mxnet
+from muster.plan import ps_pytorch as pytorch
+from muster.plan import ps_tensorflow as tensorflow
+from muster.plan.fabric import plan_fabric
+from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.ps_framework import MXNET, PYTORCH, TITLES, choose_framework
+from muster.plan.ps_layout import Roles, Seat
+from muster.plan.slots import KEY, processes_per_host
+from muster.plan.tools import Tools
+from muster.plan.world import World
+from muster.spec.distribution import ParameterServer
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job, Staged
+from muster.spec.machine import HostFacts
+
+
+def plan_parameter_server(
+    job: Job,
+    option: ParameterServer,
+    all_facts: Sequence[HostFacts],
+    staged: Staged,
+    tools: Tools,
+) -> LaunchPlan:
+    """Raises ConfigError: no framework or none that can be told, too few hosts, processes that
+    hosts cannot hold, or ports that are taken twice."""
+    facts = world.by_position(job.cluster, all_facts)
+    framework = choose_framework(job, option, tools.frameworks)
+    meeting = world.build(job, facts, _counts(job, option, framework, facts))
+    links = plan_fabric(job, facts, staged.environ)
+    common = (
+        *variables.unbuffered(staged.environ),
+        *(variables.master(meeting) if _meets(framework, meeting) else ()),
+        *links.additions,
+    )
+    roles = _roles(job, option, framework, meeting, staged, common)
+    additions = (*common, *roles.additions)
+    environ = variables.compose(staged.environ, additions, roles.replaces)
+    cwd = staged.program.code_dir
+    remarks = variables.overridden(
+        staged.environ, (*roles.replaces, *variables.MASTER_VARIABLES), additions, option.option
+    )
+    return LaunchPlan(
+        option=option.option,
+        world_size=meeting.size,
+        ranks=meeting.ranks,
+        leader=job.cluster.leader.position,
+        master_addr=meeting.address,
+        ports=roles.ports,
+        launcher=None,
+        launcher_works_on=False,
+        script=Command(script.script_argv(staged), environ, cwd),
+        script_is_python=script.is_python(staged.program),
+        rank_env=(),
+        agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address, *roles.agreed),
+        notes=(
+            notes.understood(f"{option.option}: {roles.title}", meeting),
+            *roles.remarks,
+            *map(str, additions),
+            *remarks,
+            *links.notes,
+            *notes.outsiders(job),
+            *notes.shared_devices(job, meeting),
+        ),
+        additions=additions,
+        per_rank=roles.per_rank,
+        services=roles.services,
+        led_by_first=roles.led_by_first,
+        secret_variable=roles.secret_variable,
+    )
+
+
+def _counts(
+    job: Job, option: ParameterServer, framework: str, facts: tuple[HostFacts, ...]
+) -> dict[int, int]:
+    """PyTorch: a rank per device, else one, as with torchrun. The others run one script per host:
+    their strategies take all devices of a host by themselves."""
+    asked = option.processes_per_host
+    if framework == PYTORCH:
+        return processes_per_host(job, facts, asked)
+    if asked not in (None, 1):
+        raise ConfigError.of(
+            job.origins.get("processes_per_host", KEY),
+            f"{option.option} of {TITLES[framework]} runs one process per host, got {asked}",
+            "leave it out: the one process uses all devices of its host",
+        )
+    return dict.fromkeys(job.cluster.distribution, 1)
+
+
+def _meets(framework: str, meeting: World) -> bool:
+    return framework == PYTORCH or len(meeting.facts) > 1
+
+
+def _roles(
+    job: Job,
+    option: ParameterServer,
+    framework: str,
+    meeting: World,
+    staged: Staged,
+    common: tuple[Addition, ...],
+) -> Roles:
+    seat = Seat(
+        staged.python,
+        variables.compose(staged.environ, common, variables.RANK_VARIABLES),
+        staged.program.code_dir,
+    )
+    if framework == PYTORCH:
+        return pytorch.parameter_servers(job, meeting, seat)
+    if framework == MXNET:
+        return mxnet.parameter_servers(job, option, meeting, seat)
+    if option.option == "multi_worker_mirrored_strategy":
+        return tensorflow.mirrored_workers(job, meeting)
+    return tensorflow.parameter_servers(job, meeting, seat)

@@ -1,0 +1,83 @@
+"""MXNet: a scheduler, servers and workers, told apart by DMLC_ROLE.
+
+As the vendor's, but that only hosts of the distribution take part, that there may be another
+number of servers, and that DMLC_INTERFACE is set. Only the scheduler has a fixed port.
+Source: contract.md 3.7.
+"""
+
+from __future__ import annotations
+
+from muster.plan import ps_layout
+from muster.plan.launchplan import Addition, Service
+from muster.plan.ps_layout import LOOPBACK, Roles, Seat
+from muster.plan.world import World
+from muster.spec.distribution import ParameterServer
+from muster.spec.job import Job
+
+SCHEDULER_PORT = 8000
+PROGRAM = ("-c", "import mxnet")  # which serves by its role, and ends
+_INTERFACE, _VERBOSE = "DMLC_INTERFACE", "PS_VERBOSE"
+
+
+def parameter_servers(job: Job, option: ParameterServer, meeting: World, seat: Seat) -> Roles:
+    """The scheduler on the first host, servers and workers on all of them."""
+    here = job.cluster.current
+    port = option.scheduler_port or job.settings.ps_port or SCHEDULER_PORT
+    servers = ps_layout.place_servers(job, meeting, 0)
+    shared = _shared(job, meeting, port, len(servers))
+    given = {name: seat.environ[name] for name in (_INTERFACE, _VERBOSE) if name in seat.environ}
+    own = tuple(one for one in (*shared, *_own(job, option, meeting)) if one.name not in given)
+    variables = {one.name: one.value for one in own}
+    return Roles(
+        title="MXNet",
+        additions=(*own, Addition("DMLC_ROLE", "worker", "the script is a worker"))
+        if here in meeting.counts
+        else (),
+        replaces=(*(one.name for one in shared), "DMLC_ROLE"),
+        per_rank={},
+        services=(
+            *_scheduler(job, seat, variables),
+            *(
+                seat.service(one.name, PROGRAM, {**variables, "DMLC_ROLE": "server"})
+                for one in servers
+                if one.host == here
+            ),
+        ),
+        ports=ps_layout.name_ports(job, meeting, {"ps": (port,)}, store=len(meeting.facts) > 1),
+        agreed=("mxnet", *(f"{one.name}={one.value}" for one in shared)),
+        remarks=(
+            f"scheduler on {job.cluster.leader.name} port {port}; {len(servers)} servers, "
+            "host after host in turns",
+            *(f"{name}={value} of the environment is kept" for name, value in given.items()),
+        ),
+    )
+
+
+def _shared(job: Job, meeting: World, port: int, servers: int) -> tuple[Addition, ...]:
+    """What all processes of the job are told alike."""
+    leader = meeting.facts[job.cluster.leader.position].address
+    address = LOOPBACK if len(meeting.facts) == 1 else leader
+    return (
+        Addition("DMLC_PS_ROOT_URI", address, "the scheduler's host"),
+        Addition("DMLC_PS_ROOT_PORT", str(port), "the scheduler's port"),
+        Addition("DMLC_NUM_WORKER", str(meeting.size), "scripts of the distribution"),
+        Addition("DMLC_NUM_SERVER", str(servers), "parameter servers"),
+    )
+
+
+def _own(job: Job, option: ParameterServer, meeting: World) -> tuple[Addition, ...]:
+    """What is this host's, and gives way to the user's."""
+    interface = meeting.facts[job.cluster.current].interface
+    if len(meeting.facts) == 1 or ps_layout.shares_machine(meeting):
+        interface = "lo"
+    level = option.verbosity or 0
+    return (
+        *((Addition(_INTERFACE, interface, "the interface of the job"),) if interface else ()),
+        Addition(_VERBOSE, str(level), "hyperparameter _ps_verbose, else 0"),
+    )
+
+
+def _scheduler(job: Job, seat: Seat, variables: dict[str, str]) -> tuple[Service, ...]:
+    if not job.cluster.is_leader:
+        return ()
+    return (seat.service("scheduler", PROGRAM, {**variables, "DMLC_ROLE": "scheduler"}),)

@@ -1,0 +1,51 @@
+"""PyTorch: our own tensor servers (`muster_parameter_server`), which the vendor has no match for.
+
+Servers and workers get one list of addresses and a secret of the job, made when they start.
+"""
+
+from __future__ import annotations
+
+from muster.plan import ps_layout, variables
+from muster.plan.launchplan import Addition
+from muster.plan.ps_framework import LIBRARY
+from muster.plan.ps_layout import Roles, Seat
+from muster.plan.world import World
+from muster.spec.job import Job
+
+SERVER_PORT = 8001
+PROGRAM = ("-m", LIBRARY)
+ADDRESSES = "PARAMETER_SERVER_ADDRESSES"
+INDEX = "PARAMETER_SERVER_INDEX"
+WORKERS = "PARAMETER_SERVER_WORKERS"
+KEY = "PARAMETER_SERVER_KEY"
+
+
+def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
+    """Ranks as torchrun would number them, and servers on every host."""
+    here = job.cluster.current
+    servers = ps_layout.place_servers(job, meeting, job.settings.ps_port or SERVER_PORT)
+    names = ps_layout.names(job, meeting)
+    addresses = ",".join(f"{names[one.host]}:{one.port}" for one in servers)
+    shared = {ADDRESSES: addresses, WORKERS: str(meeting.size)}
+    member = here in meeting.counts
+    own = (
+        Addition(ADDRESSES, addresses, "the parameter servers, in order"),
+        Addition(WORKERS, str(meeting.size), "ranks that push and pull"),
+    )
+    return Roles(
+        title="PyTorch",
+        additions=(*own, *variables.threads(here, meeting, seat.environ)) if member else (),
+        replaces=(ADDRESSES, INDEX, WORKERS, KEY, *variables.RANK_VARIABLES),
+        per_rank=variables.each_rank(meeting, here),
+        services=tuple(
+            seat.service(one.name, PROGRAM, {**shared, INDEX: str(one.number)})
+            for one in servers
+            if one.host == here
+        ),
+        ports=ps_layout.name_ports(
+            job, meeting, {"ps": tuple(one.port for one in servers)}, store=True
+        ),
+        agreed=("pytorch", addresses),
+        remarks=(ps_layout.where(job, servers),),
+        secret_variable=KEY if member else "",
+    )

@@ -1,0 +1,130 @@
+"""TensorFlow: TF_CONFIG for parameter servers and for MultiWorkerMirroredStrategy.
+
+As the vendor's, but that the first worker is called `chief`, which TensorFlow 2 accepts and
+`master` not (MUSTER_TF_CHIEF=master keeps that), that there may be another number of servers,
+that hosts outside the distribution have no part, and that hosts on one machine have ports of
+their own. Source: contract.md 3.6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from muster.plan import ps_layout
+from muster.plan.launchplan import Addition, Service
+from muster.plan.ps_layout import Roles, Seat, Server
+from muster.plan.world import World
+from muster.spec.errors import ConfigError
+from muster.spec.job import Job
+
+WORKER_PORT, SERVER_PORT, MIRRORED_PORT = 2222, 2223, 8890
+CONFIG = "TF_CONFIG"
+# named, not imported: it runs under the script's Python
+_SERVE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "serve")
+SERVER_FILE = os.path.join(_SERVE, "tensorflow_ps.py")
+Cluster = Mapping[str, Sequence[str]]
+
+
+def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
+    """The first host's script is the chief, the others' are workers; servers are our own.
+
+    Raises ConfigError on a single host: a chief has nobody to give work to.
+    """
+    members = tuple(meeting.counts)
+    if len(members) < 2:
+        raise ConfigError.of(
+            job.origins.get("distribution", "distribution"),
+            "TensorFlow's parameter servers need at least 2 hosts, a chief and a worker: "
+            f"{len(members)} takes part",
+            "use 2 or more hosts, or none of this option: one host trains alone",
+        )
+    first = job.settings.worker_port or WORKER_PORT
+    workers = ps_layout.worker_ports(meeting, first)
+    behind = first + len(members) if ps_layout.shares_machine(meeting) else SERVER_PORT
+    servers = ps_layout.place_servers(job, meeting, job.settings.ps_port or behind)
+    names = ps_layout.names(job, meeting)
+    chief = job.settings.tf_chief
+    cluster = {
+        chief: [_at(names, workers, members[0])],
+        "worker": [_at(names, workers, place) for place in members[1:]],
+        "ps": [f"{names[one.host]}:{one.port}" for one in servers],
+    }
+    here = job.cluster.current
+    task = (
+        (chief, 0)
+        if here == members[0]
+        else ("worker", members.index(here) - 1)
+        if here in members
+        else None
+    )
+    return Roles(
+        title="TensorFlow",
+        additions=() if task is None else (_addition(cluster, *task),),
+        replaces=(CONFIG,),
+        per_rank={},
+        services=tuple(_service(seat, one, cluster) for one in servers if one.host == here),
+        ports=ps_layout.name_ports(
+            job,
+            meeting,
+            {"worker": tuple(workers.values()), "ps": tuple(one.port for one in servers)},
+            store=True,
+        ),
+        agreed=("tensorflow", _as_text(cluster)),
+        remarks=(
+            f"{chief} on {job.cluster.leader.name} port {first}; {ps_layout.where(job, servers)}",
+            f"when the {chief} has ended, workers that do nothing more are ended",
+        ),
+        led_by_first=True,
+    )
+
+
+def mirrored_workers(job: Job, meeting: World) -> Roles:
+    """MultiWorkerMirroredStrategy: one worker per host, which reduce among themselves."""
+    members = tuple(meeting.counts)
+    ports = ps_layout.worker_ports(meeting, job.settings.worker_port or MIRRORED_PORT)
+    names = ps_layout.names(job, meeting)
+    cluster = {"worker": [_at(names, ports, place) for place in members]}
+    here = job.cluster.current
+    task = members.index(here) if here in members else None
+    return Roles(
+        title="TensorFlow",
+        additions=() if task is None else (_addition(cluster, "worker", task),),
+        replaces=(CONFIG,),
+        per_rank={},
+        services=(),
+        ports=ps_layout.name_ports(
+            job, meeting, {"worker": tuple(ports.values())}, store=len(meeting.facts) > 1
+        ),
+        agreed=("tensorflow", _as_text(cluster)),
+        remarks=(),
+    )
+
+
+def config(cluster: Cluster, kind: str, index: int) -> str:
+    """TF_CONFIG of one process."""
+    return _as_text(
+        {
+            "cluster": cluster,
+            "environment": "cloud",
+            "task": {"index": index, "type": kind},
+        }
+    )
+
+
+def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
+    return Addition(CONFIG, config(cluster, kind, index), f"this script is {kind} {index}")
+
+
+def _service(seat: Seat, server: Server, cluster: Cluster) -> Service:
+    told = {CONFIG: config(cluster, "ps", server.number)}
+    return seat.service(server.name, (SERVER_FILE,), told)
+
+
+def _at(names: Mapping[int, str], ports: Mapping[int, int], place: int) -> str:
+    return f"{names[place]}:{ports[place]}"
+
+
+def _as_text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

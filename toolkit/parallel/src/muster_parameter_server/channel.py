@@ -1,0 +1,116 @@
+"""One connection on the server's side: frames in and out of a blocking socket, with deadlines."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Mapping, Sequence
+
+from muster_parameter_server import frames
+from muster_parameter_server.errors import ProtocolError
+from muster_parameter_server.frames import Dtype, Header, Kind
+
+IOV_LIMIT = 512  # of the kernel's 1,024
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class GoneError(Exception):
+    """The peer has closed the connection, or did not move a byte within the time."""
+
+
+class Channel:
+    """Counts frames of both directions. Every method raises GoneError; reading, ProtocolError."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sent = 0
+        self._received = 0
+
+    def read(self, idle_s: float, stall_s: float) -> tuple[Header, dict[str, object]]:
+        """The next frame, which has to be text. `idle_s`: until it begins, then `stall_s`."""
+        header = self._header(idle_s)
+        if header.kind is Kind.TENSOR:
+            raise ProtocolError("a tensor came where text was due")
+        text = bytearray(header.text_bytes)
+        self.fill(memoryview(text), stall_s)
+        return header, frames.read_text(text)
+
+    def read_tensor(self, dtype: Dtype, into: memoryview, stall_s: float) -> None:
+        """The next frame, which has to be this tensor, into memory that is there."""
+        frames.require_tensor(self._header(stall_s), dtype, len(into) // dtype.item_bytes)
+        self.fill(into, stall_s)
+
+    def send(self, kind: Kind, message: Mapping[str, object], stall_s: float) -> None:
+        self._send_all([memoryview(frames.text_frame(kind, self._next(), message))], stall_s)
+
+    def send_values(
+        self,
+        message: Mapping[str, object],
+        tensors: Sequence[tuple[Dtype, memoryview]],
+        stall_s: float,
+    ) -> None:
+        """VALUES and the tensors behind it, without a copy."""
+        parts = [memoryview(frames.text_frame(Kind.VALUES, self._next(), message))]
+        for dtype, data in tensors:
+            shape = (len(data) // dtype.item_bytes,)
+            parts += [memoryview(frames.tensor_header(self._next(), dtype, shape)), data]
+        self._send_all(parts, stall_s)
+
+    def fill(self, into: memoryview, stall_s: float) -> None:
+        """Reads exactly as many bytes as there is room for."""
+        try:
+            self._sock.settimeout(stall_s)
+            while len(into):
+                got = self._sock.recv_into(into)
+                if not got:
+                    raise GoneError("it closed the connection")
+                into = into[got:]
+        except OSError as error:
+            raise GoneError(error.strerror or str(error)) from error
+
+    def send_raw(self, data: bytes, stall_s: float) -> None:
+        self._send_all([memoryview(data)], stall_s)
+
+    def is_gone(self) -> bool:
+        """Whether the peer has hung up; looks without reading or waiting."""
+        poll = select.poll()
+        poll.register(self._sock, _GONE)
+        return bool(poll.poll(0))
+
+    def wake(self) -> None:
+        """Lets a thread that waits for bytes of this peer go on, as if the peer had ended."""
+        try:
+            self._sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _header(self, stall_s: float) -> Header:
+        data = bytearray(frames.HEADER_BYTES)
+        self.fill(memoryview(data), stall_s)
+        self._received += 1
+        return frames.decode(data, self._received)
+
+    def _next(self) -> int:
+        self._sent += 1
+        return self._sent
+
+    def _send_all(self, parts: list[memoryview], stall_s: float) -> None:
+        parts = [part for part in parts if len(part)]
+        try:
+            self._sock.settimeout(stall_s)
+            while parts:
+                parts = rest(parts, self._sock.sendmsg(parts[:IOV_LIMIT]))
+        except OSError as error:
+            raise GoneError(error.strerror or str(error)) from error
+
+
+def rest(parts: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of the parts after the first `done` bytes."""
+    for number, part in enumerate(parts):
+        if done < len(part):
+            return [part[done:], *parts[number + 1 :]]
+        done -= len(part)
+    return []

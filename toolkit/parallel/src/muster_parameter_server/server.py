@@ -1,0 +1,163 @@
+"""A server process: listens, gives every worker a thread, and ends when all have said goodbye.
+
+Exit codes: 0 all workers said goodbye; 1 the job failed, the reason is the last line of stderr;
+2 the variables cannot be used; 128 + n signal n stopped it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+import torch
+
+from muster_parameter_server.channel import Channel
+from muster_parameter_server.errors import (
+    DeadlineError,
+    ParameterServerError,
+    ServerLostError,
+    SettingsError,
+)
+from muster_parameter_server.room import Room
+from muster_parameter_server.service import StrangerError, admit, serve
+from muster_parameter_server.settings import ServerSettings, read_server
+from muster_parameter_server.sockets import listen, tune
+
+JOIN_LIMIT_S = 3600.0  # until the first worker has come
+PENDING_LIMIT = 64  # peers whose handshake is not done
+_FAREWELL_S = 3.0
+_STRANGERS_TOLD = 10
+_UNUSABLE = 2
+
+
+class _SignalledError(Exception):
+    """A signal asked this process to end; raised in the main thread only."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Server:
+    """One server; `run` returns its exit code."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._ended, self._end = socket.socketpair()
+        self._room = Room(settings, self._wake)
+        self._pending = threading.BoundedSemaphore(PENDING_LIMIT)
+        self._threads: list[threading.Thread] = []
+        self._strangers = 0
+
+    def run(self) -> int:
+        """Raises ServerLostError when it cannot listen."""
+        listeners = listen(self._settings.address)
+        try:
+            self._accept_until_end(listeners)
+            code = 0
+        except _SignalledError as stopped:
+            name = signal.Signals(stopped.number).name
+            self._room.fail(ServerLostError(f"{self._room.me} was stopped by {name}"))
+            code = 128 + stopped.number
+        finally:
+            for listener in listeners:
+                listener.close()
+        self._farewell()
+        failure = self._room.failure
+        if failure is not None:
+            _say(f"{self._room.me}: {type(failure).__name__}: {failure}")
+        return code or int(failure is not None)
+
+    def _accept_until_end(self, listeners: list[socket.socket]) -> None:
+        limit = time.monotonic() + JOIN_LIMIT_S
+        with selectors.DefaultSelector() as selector:
+            for sock in (*listeners, self._ended):
+                selector.register(sock, selectors.EVENT_READ)
+            while not self._room.finished and self._room.failure is None:
+                for key, _ in selector.select(1.0):
+                    if key.fileobj is not self._ended and isinstance(key.fileobj, socket.socket):
+                        self._accept(key.fileobj)
+                if not self._room.anyone and time.monotonic() > limit:
+                    self._room.fail(
+                        DeadlineError(
+                            f"no worker came to {self._room.me} within {JOIN_LIMIT_S:g} s"
+                        )
+                    )
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # it went away again, or no descriptor is free: the next one is tried
+            return
+        if not self._pending.acquire(blocking=False):
+            sock.close()
+            return
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                peer = admit(Channel(tune(sock)), self._settings)
+            except (StrangerError, OSError) as error:
+                self._refuse(str(error))
+                return
+            finally:
+                self._pending.release()
+            serve(peer, self._room)
+
+    def _refuse(self, why: str) -> None:
+        self._strangers += 1
+        if self._strangers <= _STRANGERS_TOLD:
+            _say(f"{self._room.me} refused a peer: {why}")
+
+    def _wake(self) -> None:
+        try:
+            self._end.send(b"\0")
+        except OSError:
+            pass
+
+    def _farewell(self) -> None:
+        """Lets the threads tell their workers what went wrong."""
+        end = time.monotonic() + _FAREWELL_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Runs the server that the environment describes; returns the exit code."""
+    try:
+        settings = read_server(environ)
+    except SettingsError as error:
+        _say(str(error))
+        return _UNUSABLE
+    # one thread for each worker computes; more would only take turns
+    torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        return Server(settings).run()
+    except _SignalledError as stopped:
+        return 128 + stopped.number
+    except ParameterServerError as error:
+        _say(f"server {settings.number}: {error}")
+        return 1
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for again in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(again, signal.SIG_IGN)  # the end has begun
+    raise _SignalledError(number)
+
+
+def _say(text: str) -> None:
+    os.write(sys.stderr.fileno(), f"muster_parameter_server: {text}\n".encode())

@@ -1,0 +1,169 @@
+"""The dialogue with one worker, in a thread of its own (the protocol's server side)."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import NamedTuple
+
+from torch import Tensor
+
+from muster_parameter_server import handshake
+from muster_parameter_server.channel import Channel, GoneError
+from muster_parameter_server.errors import ParameterServerError, ProtocolError, to_message
+from muster_parameter_server.frames import DTYPES, Dtype, Kind
+from muster_parameter_server.memory import NAMES, view
+from muster_parameter_server.options import (
+    SYNC,
+    Registration,
+    hyper_of,
+    number_of,
+    registration_of,
+)
+from muster_parameter_server.room import Room
+from muster_parameter_server.settings import ServerSettings
+
+HANDSHAKE_S = 5.0
+IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
+_TELL_S = 2.0
+
+
+class StrangerError(Exception):
+    """A peer that could not prove the key, or speaks something else."""
+
+
+class Peer(NamedTuple):
+    rank: int
+    channel: Channel
+
+
+def admit(channel: Channel, settings: ServerSettings) -> Peer:
+    """The handshake; reads 93 bytes at most. Raises StrangerError."""
+    try:
+        nonce = os.urandom(handshake.NONCE_BYTES)
+        channel.send_raw(handshake.hello(nonce), HANDSHAKE_S)
+        data = bytearray(handshake.ANSWER_BYTES)
+        channel.fill(memoryview(data), HANDSHAKE_S)
+        told = handshake.read_answer(bytes(data))
+        numbers = (nonce, told.nonce, told.rank, told.number)
+        due = handshake.proof_of(settings.key, b"worker", *numbers)
+        if not hmac.compare_digest(due, told.proof):
+            raise StrangerError("its proof of the key is wrong")
+        if told.number != settings.number:
+            raise StrangerError(f"it looks for server {told.number}")
+        channel.send_raw(handshake.proof_of(settings.key, b"server", *numbers), HANDSHAKE_S)
+    except (GoneError, ProtocolError) as error:
+        raise StrangerError(str(error)) from error
+    return Peer(told.rank, channel)
+
+
+def serve(peer: Peer, room: Room) -> None:
+    """Until goodbye or failure; a failure of this worker is the failure of the job."""
+    try:
+        room.enter(peer.rank, peer.channel)
+    except ParameterServerError as error:  # another process has that rank: only this one goes
+        _tell(peer, error)
+        return
+    try:
+        _Service(peer, room).run()
+    except GoneError as error:
+        room.fail(room.lost(peer.rank, str(error)))
+    except ProtocolError as error:
+        room.fail(
+            ProtocolError(f"rank {peer.rank} at {room.me}: {error.message}", error.fix)
+        )  # fmt: skip
+    except ParameterServerError as error:
+        room.fail(error)
+    except Exception as error:  # a defect, or torch's own: nobody may wait for this thread
+        what = f"{type(error).__name__}: {error}"
+        room.fail(ParameterServerError(f"{room.me} failed for rank {peer.rank}: {what}"))
+    if room.failure is not None:
+        _tell(peer, room.failure)
+
+
+def _tell(peer: Peer, error: ParameterServerError) -> None:
+    try:
+        peer.channel.send(Kind.ERROR, to_message(error), _TELL_S)
+    except GoneError:
+        pass
+
+
+class _Service:
+    """The requests of one worker, one after the other."""
+
+    def __init__(self, peer: Peer, room: Room) -> None:
+        self._rank, self._channel = peer
+        self._room = room
+        self._stall_s = 60.0
+
+    def run(self) -> None:
+        header, message = self._channel.read(IDLE_S, self._stall_s)
+        if header.kind is not Kind.REGISTER:
+            raise ProtocolError(f"{header.kind.name} came before REGISTER")
+        told = registration_of(message)
+        self._stall_s = told.timeout_s
+        self._room.register(self._rank, told)
+        self._channel.send(Kind.READY, {}, self._stall_s)
+        while True:
+            header, message = self._channel.read(IDLE_S, self._stall_s)
+            if header.kind is Kind.GOODBYE:
+                self._room.leave(self._rank)
+                return
+            if header.kind is Kind.PUSH:
+                self._push(message)
+            elif header.kind is Kind.LOAD:
+                self._load(message)
+            elif header.kind is Kind.PULL:
+                self._pull(message)
+            else:
+                raise ProtocolError(f"{header.kind.name} came where a request was due")
+
+    @property
+    def _told(self) -> Registration:
+        return self._room.registration
+
+    def _push(self, message: dict[str, object]) -> None:
+        step, hyper = number_of(message, "step"), hyper_of(message, self._told)
+        self._receive(self._room.shard.inbox(self._rank))
+        self._room.push(self._rank, step, hyper)
+        self._send(self._outbox())
+
+    def _load(self, message: dict[str, object]) -> None:
+        """Nothing is written before all workers have come: they may still read older values."""
+        self._room.meet(self._rank, "load")
+        if self._rank == 0:
+            done = number_of(message, "done")
+            shard = self._room.shard
+            self._receive(shard.wires())
+            if message.get("state"):
+                self._receive(shard.state())
+            self._room.load(0, done)
+        else:
+            self._room.load(self._rank, None)
+        self._room.pull(self._rank)
+        self._send(self._outbox())
+
+    def _pull(self, message: dict[str, object]) -> None:
+        if message.get("what") == "state":
+            self._send(self._room.state())
+        else:
+            self._room.pull(self._rank)
+            self._send(self._outbox())
+
+    def _outbox(self) -> list[Tensor]:
+        """In sync mode nothing changes before this worker pushes again: no copy is needed."""
+        shard = self._room.shard
+        return shard.wires() if self._told.mode == SYNC else shard.inbox(self._rank)
+
+    def _receive(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            self._channel.read_tensor(_dtype(tensor), view(tensor), self._stall_s)
+
+    def _send(self, tensors: list[Tensor]) -> None:
+        said = {"done": self._room.shard.done}
+        parts = [(_dtype(tensor), view(tensor)) for tensor in tensors]
+        self._channel.send_values(said, parts, self._stall_s)
+
+
+def _dtype(tensor: Tensor) -> Dtype:
+    return DTYPES[NAMES[tensor.dtype]]
