@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks import load, lost, mpi, pump, soak, told
+from benchmarks import load, lost, mpi, parameter_server, pump, soak, told
 from benchmarks.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.software import INCUMBENT, TORCHRUN, TORCHX, Software, installed_size, software
 from benchmarks.table import Row, at_least_times, missed, render, to_json, under
@@ -175,6 +175,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "commands": lambda folder, rounds: _commands(folder, _software(), rounds),
     "hosts": lambda folder, rounds: _two_hosts(folder, _software(), max(3, rounds // 3)),
     "mpi": lambda folder, rounds: mpi.rows(_software(), max(3, rounds // 3)),
+    "parameters": lambda folder, rounds: parameter_server.rows(rounds),
     "pump": lambda folder, rounds: pump.rows(folder, _software()),
     "told": lambda folder, rounds: told.rows(folder),
     "lost": lambda folder, rounds: lost.rows(folder),

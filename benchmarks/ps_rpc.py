@@ -51,7 +51,7 @@ def make_shard(elements: int) -> None:
     _shards.append(Shard(elements))
 
 
-@rpc.functions.async_execution
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def push_pull(gradient: Tensor) -> torch.futures.Future[Tensor]:
     return _shards[0].push_pull(gradient)
 

@@ -18,12 +18,14 @@ import pytest
 
 from muster.local.hosts import why_not_isolated
 from tests.support.local_runs import LocalRun, runs, wait_until
+from tests.support.mpi import VERSIONS, launched_by
 from tests.support.namespaces import SCRIPT, Host, Rule, control_port, link_state
 
 LOST_AFTER_S = 3.0
 # a connection may take its time to come back, and silence is not told early on a busy machine
 PATIENT = {"MUSTER_RECONNECT_S": "10", "MUSTER_LOST_AFTER_S": "10"}
 Up = Callable[..., tuple[LocalRun, list[Host]]]
+under_mpirun_too = pytest.mark.parametrize("up", ["", *VERSIONS], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +41,19 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def up(tools: None, tmp_path: Path) -> Iterator[Up]:
-    """Starts a run, `up(hosts=2, MUSTER_LOST_AFTER_S="9")`, and waits until its ranks are up."""
+def up(tools: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
+    """Starts a run, `up(hosts=2, MUSTER_LOST_AFTER_S="9")`, and waits until its ranks are up.
+
+    One rank on each host: started by its supervisor, or by mpirun of the version in `param`.
+    """
+    launch = launched_by(getattr(request, "param", ""))
     with runs() as start:
         begun: list[Host] = []
 
         def begin(hosts: int = 2, script: str = SCRIPT, **environ: str) -> object:
-            (tmp_path / "train.py").write_text(script)
-            settings = {"MUSTER_LOST_AFTER_S": f"{LOST_AFTER_S:g}", **environ}
-            argv = ["train.py", "--hosts", str(hosts), "--isolation", "netns"]
+            (tmp_path / "train.py").write_text(launch.prelude + script)
+            settings = {"MUSTER_LOST_AFTER_S": f"{LOST_AFTER_S:g}", **launch.environ, **environ}
+            argv = ["train.py", "--hosts", str(hosts), "--isolation", "netns", *launch.argv]
             run = start(tmp_path, argv, environ=settings)
             run.wait_ready(hosts)
             found = [Host(run, f"algo-{number + 1}") for number in range(hosts)]
@@ -80,6 +86,7 @@ def warnings_about(run: LocalRun, text: str) -> list[str]:
     return [line for line in run.err.splitlines() if " WARNING " in line and text in line]
 
 
+@under_mpirun_too
 @pytest.mark.promise("F28")
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pause_shorter_than_the_limit_is_survived_with_one_warning(up: Up, frozen: int) -> None:
@@ -93,6 +100,7 @@ def test_a_pause_shorter_than_the_limit_is_survived_with_one_warning(up: Up, fro
     assert len(warnings_about(run, f"nothing heard from {name}")) == 1
 
 
+@under_mpirun_too
 @pytest.mark.promise("F28")
 def test_a_host_that_stays_frozen_is_lost_and_knows_it_when_it_thaws(up: Up) -> None:
     run, hosts = up(hosts=3)
@@ -127,6 +135,21 @@ def test_a_leader_that_stays_frozen_is_lost_to_its_followers(up: Up) -> None:
     assert hosts[0].failure.startswith("PeerError: lost algo-")
 
 
+@under_mpirun_too
+@pytest.mark.promise("F27")
+def test_a_host_that_dies_with_all_its_processes_is_lost_to_the_others(up: Up) -> None:
+    run, hosts = up(hosts=3)
+    os.kill(hosts[1].pid, signal.SIGKILL)
+    began = time.monotonic()
+    result = run.wait(20)
+    assert time.monotonic() - began < LOST_AFTER_S + 6
+    assert result.code == 102, result.err
+    for host in (hosts[0], hosts[2]):
+        assert host.outcome == ("Failed", 102)
+        assert host.failure.startswith("PeerError: lost algo-2 (")
+
+
+@under_mpirun_too
 @pytest.mark.promise("F29")
 def test_on_a_partition_each_side_names_what_it_lost(up: Up) -> None:
     run, hosts = up(hosts=3)
@@ -141,6 +164,7 @@ def test_on_a_partition_each_side_names_what_it_lost(up: Up) -> None:
     assert hosts[1].failure.startswith("PeerError: lost algo-1 (no heartbeat for ")
 
 
+@under_mpirun_too
 @pytest.mark.promise("F29")
 def test_a_partition_that_heals_in_time_loses_nobody(up: Up) -> None:
     run, hosts = up(**PATIENT)
@@ -152,6 +176,7 @@ def test_a_partition_that_heals_in_time_loses_nobody(up: Up) -> None:
     check_nothing_was_lost(run, hosts)
 
 
+@under_mpirun_too
 @pytest.mark.promise("F30")
 def test_a_loss_of_one_packet_in_five_both_ways_loses_nobody(up: Up) -> None:
     """Every fifth packet, so that each run drops as many."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.frameworks import SHARED, Start, ended_well, finals
+from tests.support.frameworks import JOB_S, SHARED, Start, ended_well, finals
 from tests.support.local_runs import LocalRun
 from tests.support.mpi import chosen
 
@@ -28,9 +28,11 @@ dist.all_reduce(values)
 print(f"final rank={dist.get_rank()} sum={values[0]:.0f} count={values[1]:.0f}", flush=True)
 dist.destroy_process_group()
 """
-DATA_PARALLEL: Mapping[str, Mapping[str, object]] = {
-    "pytorchddp": {"pytorchddp": {"enabled": True}},
-    "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
+# How a request may ask for DDP: --distribution, and options for a key of the SDK before 2.232.
+DATA_PARALLEL: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pytorchddp": (json.dumps({"pytorchddp": {"enabled": True}}), ()),
+    "smdistributed": (json.dumps({"smdistributed": {"dataparallel": {"enabled": True}}}), ()),
+    "old key": ("none", ("--hyperparameter", "sagemaker_pytorch_ddp_enabled=true")),
 }
 
 
@@ -93,13 +95,16 @@ def test_pytorch_finds_its_process_group_in_the_environment(
 
 
 @pytest.mark.torch
-@HOSTS
-@pytest.mark.parametrize("key", DATA_PARALLEL)
-def test_the_data_parallel_options_train_with_ddp(start: Start, key: str, hosts: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "hosts"),
+    [("pytorchddp", 1), ("smdistributed", 1), ("smdistributed", 2), ("old key", 2)],
+)
+def test_the_data_parallel_options_train_with_ddp(start: Start, how: str, hosts: int) -> None:
     """The script is the one of `make demo`, which fails when ranks do not agree."""
+    distribution, options = DATA_PARALLEL[how]
     run = start(
-        Path(sys.executable), "digits", json.dumps(DATA_PARALLEL[key]), hosts,
-        "--processes-per-host", str(RANKS), epochs=8,
+        Path(sys.executable), "digits", distribution, hosts,
+        "--processes-per-host", str(RANKS), *options, epochs=8,
     )  # fmt: skip
     result = ended_well(run)
     accuracies = [float(found) for found in re.findall(r"accuracy=([\d.]+)", result.out)]
@@ -112,3 +117,10 @@ def test_the_data_parallel_options_train_with_ddp(start: Start, key: str, hosts:
     assert sorted(one["rank"] for one in metrics) == list(range(hosts * RANKS))
     assert {one["world_size"] for one in metrics} == {hosts * RANKS}
     assert len({one["accuracy"] for one in metrics}) == 1
+
+
+def test_an_example_that_did_not_learn_fails(start: Start, mxnet: Path) -> None:
+    run = start(mxnet, "mpi", "mpi", 1, "--processes-per-host", str(RANKS), steps=1)
+    result = run.wait(JOB_S)
+    assert result.code == 1, result.err[-5000:]
+    assert "is below 0.9: it did not learn" in result.err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.parameter_server import Maker, script, servers_fixture, together
+from tests.support.parameter_server import Inside, Maker, script, servers_fixture, together
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]
@@ -93,12 +93,12 @@ def test_a_fast_worker_is_held_back_by_a_slow_one(
         os.close(writing)
 
 
-def test_one_that_has_said_goodbye_is_not_waited_for(servers: Maker) -> None:
+def test_one_that_has_said_goodbye_is_not_waited_for() -> None:
     import torch
 
     from muster_parameter_server import ParameterServer, sgd
 
-    made = servers(1, workers=2)
+    made = Inside(1, workers=2)
 
     def work(rank: int, steps: int) -> int:
         with ParameterServer.connect(

@@ -13,8 +13,9 @@ import pytest
 from tests.support.cluster import wait_until
 from tests.support.parameter_server import (
     END_S,
+    Inside,
     Maker,
-    Servers,
+    Places,
     script,
     servers_fixture,
     together,
@@ -41,7 +42,7 @@ with ParameterServer.connect([parameter], sgd(0.1), timeout_s=60) as server:
 """
 
 
-def _connect(made: Servers, rank: int, **more: Any) -> Any:
+def _connect(made: Places, rank: int, **more: Any) -> Any:
     import torch
 
     from muster_parameter_server import ParameterServer, sgd
@@ -51,7 +52,7 @@ def _connect(made: Servers, rank: int, **more: Any) -> Any:
     return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
 
 
-def _pushing(made: Servers, rank: int, steps: int, **more: Any) -> Callable[[], object]:
+def _pushing(made: Places, rank: int, steps: int, **more: Any) -> Callable[[], object]:
     """Connects, pushes, says goodbye; returns the step it came to."""
 
     def work() -> object:
@@ -118,6 +119,50 @@ def test_a_worker_that_raises_is_named_and_says_no_goodbye(servers: Maker, tmp_p
     assert made.codes() == [1]
 
 
+FORKING = """
+import os, sys, torch
+from muster_parameter_server import ParameterServer, sgd
+parameter = torch.zeros(1000)
+with ParameterServer.connect([parameter], sgd(0.1), timeout_s=60) as server:
+    if os.fork() == 0:
+        sys.stdin.read()  # a data loader's process that outlives its parent
+        os._exit(0)
+    print("connected", flush=True)
+    server.push_pull([torch.ones_like(parameter)])
+"""
+
+
+def test_a_worker_killed_while_it_waits_is_missed_although_its_child_lives(
+    servers: Maker, tmp_path: Path
+) -> None:
+    """Rank 1 never pushes, so nothing but the end of rank 2 can wake rank 0."""
+    from muster_parameter_server import WorkerLostError
+
+    made = servers(1, workers=3)
+    victim = made.worker(script(tmp_path, FORKING), 2)
+    killed: list[float] = []
+
+    def waiting() -> float:
+        import torch
+
+        server = _connect(made, 0)
+        with pytest.raises(WorkerLostError, match="rank 2 was lost at step 0"):
+            server.push_pull([torch.ones(1000)])
+        return time.monotonic()
+
+    def killer() -> None:
+        made.until_said(victim, "connected")
+        victim.kill()
+        killed.append(time.monotonic())
+
+    when, idle, _ = together(waiting, lambda: _connect(made, 1), killer)
+    assert isinstance(when, float), when
+    assert when - killed[0] < NOTICED_S
+    assert made.codes() == [1]
+    with pytest.raises(WorkerLostError, match="rank 2"):  # told, although the server is gone
+        idle.push_pull([None])  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [(signal.SIGKILL, -9, "was lost"), (signal.SIGTERM, 143, "was stopped by SIGTERM")],
@@ -152,39 +197,36 @@ def test_a_lost_server_is_named_by_its_address(
     assert made.codes() == [1, code]
 
 
-def test_a_worker_that_does_not_push_is_named_after_the_deadline(servers: Maker) -> None:
+def test_a_worker_that_does_not_push_is_named_after_the_deadline() -> None:
     from muster_parameter_server import DeadlineError
 
-    made = servers(1, workers=2)
+    made = Inside(1, workers=2)
 
     def lazy() -> object:
         server = _connect(made, 1, timeout_s=2)
-        wait_until(lambda: made.servers[0].poll() is not None, END_S)
+        wait_until(lambda: not made.listens(), END_S)
         return server
 
-    wait_until(made.listens, END_S)
     busy, _ = together(_pushing(made, 0, 1, timeout_s=2), lazy)
     assert isinstance(busy, DeadlineError), busy
     assert "rank 0 waited 2 s" in str(busy) and "rank 1, at step 0" in str(busy)
     assert made.codes() == [1]
 
 
-def test_a_worker_that_never_comes_is_named(servers: Maker) -> None:
+def test_a_worker_that_never_comes_is_named() -> None:
     from muster_parameter_server import DeadlineError
 
-    made = servers(1, workers=3)
-    # the first wait is for a server that still imports torch
-    wait_until(made.listens, END_S)
+    made = Inside(1, workers=3)
     for result in together(_pushing(made, 0, 1, timeout_s=2), _pushing(made, 2, 1, timeout_s=2)):
         assert isinstance(result, DeadlineError), result
         assert "rank 1, which has not connected" in str(result)
     assert made.codes() == [1]
 
 
-def test_workers_that_take_other_steps_are_told_so(servers: Maker) -> None:
+def test_workers_that_take_other_steps_are_told_so() -> None:
     from muster_parameter_server import WorkerLostError
 
-    made = servers(1, workers=2)
+    made = Inside(1, workers=2)
     short, long = together(_pushing(made, 0, 1), _pushing(made, 1, 3))
     assert short == 1
     assert isinstance(long, WorkerLostError), long
@@ -207,11 +249,11 @@ def _different(name: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("name", ["mode", "optimizer", "shape", "count", "lr"])
-def test_workers_that_disagree_all_hear_it(name: str, servers: Maker) -> None:
+def test_workers_that_disagree_all_hear_it(name: str) -> None:
     from muster_parameter_server import AgreementError
 
     more, words = _different(name)
-    made = servers(1, workers=2)
+    made = Inside(1, workers=2)
     results = together(_pushing(made, 0, 1), _pushing(made, 1, 1, **more))
     texts = [str(result) for result in results]
     assert all(isinstance(result, AgreementError) for result in results), texts
@@ -222,10 +264,10 @@ def test_workers_that_disagree_all_hear_it(name: str, servers: Maker) -> None:
     assert made.codes() == [1]
 
 
-def test_a_rank_that_exists_already_is_refused_and_harms_nobody(servers: Maker) -> None:
+def test_a_rank_that_exists_already_is_refused_and_harms_nobody() -> None:
     from muster_parameter_server import ProtocolError
 
-    made = servers(1, workers=2)
+    made = Inside(1, workers=2)
     first: list[Any] = []
 
     def late() -> object:

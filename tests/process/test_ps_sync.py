@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.parameter_server import Maker, Servers, script, servers_fixture, together
+from tests.support.parameter_server import Inside, Maker, Servers, script, servers_fixture, together
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]
@@ -124,12 +124,12 @@ def test_sync_equals_one_process_on_the_mean_gradient(
             assert (ours[number][slot] - value).abs().max() < 1e-6, (number, slot)
 
 
-def test_a_loaded_state_repeats_what_followed_it(servers: Maker) -> None:
+def test_a_loaded_state_repeats_what_followed_it() -> None:
     import torch
 
     from muster_parameter_server import ServerOptimizer, adam
 
-    made = servers(2, workers=2)
+    made = Inside(2, workers=2)
 
     def work(rank: int) -> Any:
         parameters = [torch.full((1000,), float(rank)), torch.full((3, 7), float(rank))]
@@ -162,12 +162,12 @@ def test_a_loaded_state_repeats_what_followed_it(servers: Maker) -> None:
     assert made.codes() == [0, 0]
 
 
-def test_values_of_rank_0_survive_in_every_dtype_and_shape(servers: Maker) -> None:
+def test_values_of_rank_0_survive_in_every_dtype_and_shape() -> None:
     import torch
 
     from muster_parameter_server import ParameterServer, sgd
 
-    made = servers(3, workers=2)
+    made = Inside(3, workers=2)
     odd = [0.0, -0.0, 1.5, -2.25, float("inf"), float("-inf"), float("nan"), 6e-8, 65504.0]
 
     def tensors(zeros: bool) -> list[torch.Tensor]:
@@ -196,13 +196,13 @@ def test_values_of_rank_0_survive_in_every_dtype_and_shape(servers: Maker) -> No
     assert made.codes() == [0, 0, 0]
 
 
-def test_half_types_learn_steps_that_they_could_not_hold(servers: Maker) -> None:
+def test_half_types_learn_steps_that_they_could_not_hold() -> None:
     """The master copy is float32: 400 steps of 2^-10 move a bfloat16 that is 1."""
     import torch
 
     from muster_parameter_server import ParameterServer, sgd
 
-    made = servers(1, workers=1)
+    made = Inside(1, workers=1)
     parameter = torch.ones(5, dtype=torch.bfloat16)
     with ParameterServer.connect([parameter], sgd(2**-10), environ=made.environ(0)) as server:
         for _ in range(400):

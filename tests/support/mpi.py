@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import pytest
@@ -64,6 +65,24 @@ def chosen(version: str) -> OpenMpi:
     if found.missing:
         pytest.skip(found.missing)
     return found
+
+
+class Launch(NamedTuple):
+    """How `muster local` is told to start ranks. `prelude`: what scripts begin with for it."""
+
+    argv: tuple[str, ...] = ()
+    environ: Mapping[str, str] = MappingProxyType({})
+    prelude: str = ""
+
+
+def launched_by(version: str) -> Launch:
+    """One rank on each host, started by mpirun of that version; "": by no launcher."""
+    if not version:
+        return Launch()
+    argv = ("--distribution", "mpi", "--processes-per-host", "1")
+    return Launch(
+        argv, chosen(version).environ, "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
+    )
 
 
 def _without_mpi4py() -> str:
@@ -138,7 +157,13 @@ class MpiCluster(Cluster):
         """What stands before a command that is to run on a host."""
         if name not in self._networks.holders:
             return []
-        return ["nsenter", "-t", str(self._networks.holders[name]), "-n", "-u"]
+        return [
+            shutil.which("nsenter") or "nsenter",
+            "-t",
+            str(self._networks.holders[name]),
+            "-n",
+            "-u",
+        ]
 
     def find(self, name: str, program: str, argument: str = "") -> list[int]:
         """The live processes of one host that run `program`, with `argument` in their line."""

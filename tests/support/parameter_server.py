@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,12 +25,10 @@ class Ended(NamedTuple):
     output: str
 
 
-class Servers:
-    """Server processes on loopback and the environment that their workers get."""
+class Places:
+    """Addresses on loopback and the environment that workers get."""
 
-    def __init__(self, folder: Path, servers: int, workers: int, key: str = KEY) -> None:
-        self._folder = folder
-        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+    def __init__(self, servers: int, workers: int, key: str = KEY) -> None:
         self.addresses = [("127.0.0.1", port) for port in free_ports(servers)]
         self.variables = {
             "PARAMETER_SERVER_ADDRESSES": ",".join(f"{h}:{p}" for h, p in self.addresses),
@@ -38,13 +36,62 @@ class Servers:
             "PARAMETER_SERVER_WORKERS": str(workers),
             "WORLD_SIZE": str(workers),
         }
+
+    def environ(self, rank: int, **more: str) -> dict[str, str]:
+        return {**self.variables, "RANK": str(rank), **more}
+
+    def listens(self) -> bool:
+        """Whether every server can be connected to."""
+        try:
+            for address in self.addresses:
+                socket.create_connection(address, 1).close()
+        except OSError:
+            return False
+        return True
+
+
+class Inside(Places):
+    """Real servers in threads of this process: no time goes into starting Python and torch."""
+
+    def __init__(self, servers: int, workers: int) -> None:
+        from muster_parameter_server.server import Server
+        from muster_parameter_server.settings import read_server
+
+        super().__init__(servers, workers)
+        settings = (
+            read_server({**self.variables, "PARAMETER_SERVER_INDEX": str(number)})
+            for number in range(servers)
+        )
+        self._codes: list[int | None] = [None] * servers
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, Server(one)), daemon=True)
+            for number, one in enumerate(settings)
+        ]
+        for thread in self._threads:
+            thread.start()
+        wait_until(self.listens, END_S)
+
+    def codes(self) -> list[int | None]:
+        """The exit codes of all servers, once they have ended."""
+        for thread in self._threads:
+            thread.join(END_S)
+        return self._codes
+
+    def _run(self, number: int, server: Any) -> None:
+        self._codes[number] = server.run()
+
+
+class Servers(Places):
+    """Server processes."""
+
+    def __init__(self, folder: Path, servers: int, workers: int, key: str = KEY) -> None:
+        super().__init__(servers, workers, key)
+        self._folder = folder
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
         module = [sys.executable, "-m", "muster_parameter_server"]
         self.servers = [
             self.start(module, PARAMETER_SERVER_INDEX=str(number)) for number in range(servers)
         ]
-
-    def environ(self, rank: int, **more: str) -> dict[str, str]:
-        return {**self.variables, "RANK": str(rank), **more}
 
     def start(
         self, argv: Sequence[str], inherited: Sequence[int] = (), **more: str
@@ -75,15 +122,6 @@ class Servers:
 
     def until_said(self, process: subprocess.Popen[bytes], text: str) -> None:
         wait_until(lambda: text in self.output(process), END_S, lambda: self.output(process))
-
-    def listens(self) -> bool:
-        """Whether every server can be connected to."""
-        try:
-            for address in self.addresses:
-                socket.create_connection(address, 1).close()
-        except OSError:
-            return False
-        return True
 
     def codes(self) -> list[int]:
         """The exit codes of all servers, once they have ended."""

@@ -191,8 +191,10 @@ def _mount_points() -> frozenset[str]:
 
 
 def shared_memory() -> frozenset[str]:
-    """The names in /dev/shm that a launcher of ours could have made."""
+    """The names in /dev/shm that a launcher of ours could have made, without those of jobs that
+    still run: the pid of their `train` is part of the name."""
     try:
-        return frozenset(name for name in os.listdir("/dev/shm") if name.startswith("muster"))
+        names = [name for name in os.listdir("/dev/shm") if name.startswith("muster")]
     except OSError:
         return frozenset()
+    return frozenset(n for n in names if not os.path.exists(f"/proc/{n.split('-')[1]}"))

@@ -115,7 +115,12 @@ def test_the_link_of_the_daemons_stays_on_the_interface_of_the_job(name: str, ve
         ("-v", ["--verbose"], ["--verbose"]),
         ("-q --quiet", [], []),
         ("--allow-run-as-root", [], []),
-        ("-oversubscribe", ["--oversubscribe"], ["--oversubscribe"]),
+        ("-oversubscribe --nooversubscribe --map-by :OVERSUBSCRIBE", [], []),
+        (
+            "--map-by core:PE=2,oversubscribe",
+            ["--map-by", "core:PE=2", "--rank-by", "slot"],
+            ["--map-by", "core:PE=2", "--rank-by", "slot"],
+        ),
         ("--display-map", ["--display-map"], ["--display", "map"]),
         ("--display map", ["--display-map"], ["--display", "map"]),
         (
@@ -142,9 +147,7 @@ def test_one_text_serves_open_mpi_4_and_5(text: str, in_4: list[str], in_5: list
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "value", ["core", "socket:PE=2", "package", "ppr:2:node", ":OVERSUBSCRIBE"]
-)
+@pytest.mark.parametrize("value", ["core", "socket:PE=2", "package", "ppr:2:node", ":PE=2"])
 def test_however_ranks_are_mapped_they_are_numbered_host_after_host(
     value: str, version: str
 ) -> None:
@@ -162,6 +165,12 @@ def test_what_one_version_does_not_know_is_said() -> None:
         "--mca orte_base_help_aggregate is left out: Open MPI 5.0.11 does not know it",
     )
     assert options("--pmixmca gds hash", V4).variables == (("PMIX_MCA_gds", "hash"),)
+
+
+def test_that_every_rank_has_its_slot_is_said() -> None:
+    assert options("--oversubscribe").remarks == (
+        "--oversubscribe is left out: every rank has its slot",
+    )
 
 
 def test_marks_of_mpirun_on_output_are_said_to_do_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from muster.plan import plan
 from muster.plan.frameworks import Frameworks, find_frameworks, imports
 from muster.plan.launchplan import LaunchPlan, port_variable
-from muster.plan.ps_tensorflow import SERVER_FILE
+from muster.plan.script import TENSORFLOW_SERVER
 from muster.plan.tools import Tools
 from muster.spec.distribution import ParameterServer
 from muster.spec.errors import ConfigError
@@ -95,7 +95,7 @@ def test_each_host_of_tensorflow_has_its_task_and_its_server(
     }
     (server,) = made.services
     assert server.name == f"server-{current}"
-    assert server.command.argv == ("/usr/bin/python3", SERVER_FILE)
+    assert server.command.argv == ("/usr/bin/python3", TENSORFLOW_SERVER)
     assert tf_config(server.command.env) == {
         "cluster": CLUSTER,
         "task": {"type": "ps", "index": current},
@@ -110,7 +110,7 @@ def test_each_host_of_tensorflow_has_its_task_and_its_server(
 
 
 def test_the_file_that_serves_tensorflow_is_there() -> None:
-    assert os.path.isfile(SERVER_FILE)
+    assert os.path.isfile(TENSORFLOW_SERVER)
 
 
 def test_scripts_made_for_tensorflow_1_get_the_old_name_of_the_chief() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from muster.contract.read import read_job
 from muster.sdk.distribution import to_hyperparameters
-from muster.spec.distribution import Mpi, ParameterServer, Single, Torchrun
+from muster.spec.distribution import MODEL_PARALLEL, Mpi, ParameterServer, Single, Torchrun
 from muster.spec.errors import ConfigError
 from tests.support.mltree import PROGRAM, write_tree
 
@@ -56,6 +56,37 @@ def test_a_bare_name_reads_back_as_its_option(tmp_path: Path, name: str, expecte
     job = read_job(write_tree(tmp_path, {**PROGRAM, **sent}))
     assert job.distribution == expected
     assert job.warnings == ()
+
+
+SMDDP = "smdistributed.dataparallel"
+# what each recording of the SDK's is, read back
+READ_BACK = {
+    **dict.fromkeys(("torch_off", "smddp_off", "mpi_off"), Single()),
+    **dict.fromkeys(("torch", "smddp_torch", "mp_empty", "mp_off"), Torchrun()),
+    **dict.fromkeys(("smddp", "pytorchddp"), Mpi(SMDDP)),
+    "smddp_opts": Mpi(SMDDP, custom_options="-verbose -x A=1"),
+    "pytorchddp_opts": Mpi(SMDDP, custom_options="-x A=1"),
+    "mpi": Mpi(),
+    "mpi4": Mpi("mpi", 4, custom_options="--NCCL_DEBUG INFO"),
+    "mp_mpi": Mpi(MODEL_PARALLEL, 2),
+    "mp_torch": Torchrun(MODEL_PARALLEL),
+    "torch_mpi": Torchrun(),  # the SDK drops mpi
+    "ps": ParameterServer(),
+    "mwms": ParameterServer("multi_worker_mirrored_strategy"),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
+def test_what_the_sdk_sends_becomes_its_option(tmp_path: Path, case: dict[str, Any]) -> None:
+    environ = write_tree(tmp_path, {**PROGRAM, **case["hyperparameters"]})
+    if case["name"] in READ_BACK:
+        job = read_job(environ)
+        assert job.distribution == READ_BACK[case["name"]]
+        assert job.warnings == ()
+        return
+    assert case["name"] in ("mp_alone", "ps_mpi")
+    with pytest.raises(ConfigError):
+        read_job(environ)
 
 
 def test_instance_groups_are_sent_by_name_for_every_strategy() -> None:

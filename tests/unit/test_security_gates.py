@@ -61,7 +61,10 @@ def _is_false(value: ast.expr) -> bool:
 @pytest.mark.promise("S11")
 def test_no_source_runs_or_loads_what_is_not_ours() -> None:
     found = [f"{name}: {what}" for name, tree in trees() for what in offences(tree)]
-    assert found == []
+    # the user's own script, in the process that is to run it
+    runner = [line for line in found if line.startswith("guest/python_main.py: line ")]
+    assert [line.rpartition(" ")[2] for line in runner] == ["exec()", "compile()"]
+    assert [line for line in found if line not in runner] == []
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def test_json_is_all_that_is_ever_loaded_and_only_here() -> None:
     # what the platform wrote, what the user sends, frames, and what pip and the probe answer;
     # never what a rank left behind
     assert {name for name in loads if name.startswith("stage/")} <= {
+        "stage/packages.py",
         "stage/probe.py",
         "stage/target.py",
     }

@@ -14,4 +14,5 @@ if __name__ == "__main__":
         sys.exit(
             "muster_parameter_server: torch is missing\n  Fix: pip install muster-parallel[torch]"
         )
-    sys.exit(main(os.environ))
+    # threads of lost workers may still be in torch or in a socket: nothing is left to tidy up
+    os._exit(main(os.environ))

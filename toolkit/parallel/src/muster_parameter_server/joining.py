@@ -23,10 +23,10 @@ def join(settings: WorkerSettings, timeout_s: float, may_be_local: bool) -> list
     links: list[Link] = []
     try:
         for number, address in enumerate(settings.addresses):
-            sock = _dial_until(end, timeout_s, settings.rank, number, address, may_be_local)
-            links.append(Link(number, address, sock))
-            _prove(links[-1], settings, number)
-            sock.setblocking(False)
+            link, hello = _greet_until(end, timeout_s, settings.rank, number, address, may_be_local)
+            links.append(link)
+            _prove(link, hello, settings, number)
+            link.sock.setblocking(False)
     except BaseException:
         for link in links:
             link.sock.close()
@@ -34,12 +34,14 @@ def join(settings: WorkerSettings, timeout_s: float, may_be_local: bool) -> list
     return links
 
 
-def _dial_until(
+def _greet_until(
     end: float, timeout_s: float, rank: int, number: int, address: Address, may_be_local: bool
-) -> socket.socket:
+) -> tuple[Link, bytes]:
+    """A connection on which the server has spoken; one that is busy with strangers hangs up."""
     while True:
         try:
-            return dial(address, max(_RETRY_S, min(_STEP_S, end - time.monotonic())), may_be_local)
+            limit_s = max(_RETRY_S, min(_STEP_S, end - time.monotonic()))
+            return _greet(number, address, limit_s, may_be_local)
         except OSError as error:
             if time.monotonic() + _RETRY_S > end:
                 raise ServerLostError(
@@ -50,11 +52,21 @@ def _dial_until(
         time.sleep(_RETRY_S)
 
 
-def _prove(link: Link, settings: WorkerSettings, number: int) -> None:
+def _greet(number: int, address: Address, limit_s: float, local: bool) -> tuple[Link, bytes]:
+    sock = dial(address, limit_s, local)
+    try:
+        sock.settimeout(limit_s)
+        return Link(number, address, sock), _exactly(sock, handshake.HELLO_BYTES)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _prove(link: Link, hello: bytes, settings: WorkerSettings, number: int) -> None:
     nonce = os.urandom(handshake.NONCE_BYTES)
     try:
         link.sock.settimeout(_STEP_S)
-        theirs = handshake.read_hello(_exactly(link.sock, handshake.HELLO_BYTES))
+        theirs = handshake.read_hello(hello)
         numbers = (theirs, nonce, settings.rank, number)
         link.sock.sendall(handshake.answer(settings.key, *numbers))
         proof = _exactly(link.sock, handshake.PROOF_BYTES)

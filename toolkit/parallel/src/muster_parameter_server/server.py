@@ -70,6 +70,8 @@ class Server:
             for listener in listeners:
                 listener.close()
         self._farewell()
+        self._ended.close()
+        self._end.close()
         failure = self._room.failure
         if failure is not None:
             _say(f"{self._room.me}: {type(failure).__name__}: {failure}")

@@ -94,7 +94,7 @@ def _is_free(port: int) -> bool:
 
 def _service_ports(request: Request) -> dict[str, str]:
     """Hosts of one machine: a port of its own for each worker and parameter server."""
-    asked = request.environ.get("MUSTER_PS_SERVERS", "")
+    asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
     servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
     names = ("MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
     found = free_ranges(request.hosts, max(request.hosts, servers))

@@ -95,9 +95,7 @@ def plan_mpi(
         additions=setting.additions,
         rank_names=RANK_NAMES,
         per_rank=variables.each_rank(meeting, cluster.current),
-        daemon=launch_daemon(meeting, job, version, options, tools, own, cwd)
-        if member
-        else None,
+        daemon=launch_daemon(meeting, job, version, options, tools, own, cwd) if member else None,
         daemon_hosts={facts[place].address: place for place in cluster.distribution[1:]}
         if leads
         else {},

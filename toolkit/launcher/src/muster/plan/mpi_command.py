@@ -85,7 +85,8 @@ _ORTE = _Dialect(
         "pmix": r"\^s1,s2,cray,isolated",
     },
     flags=frozenset({"--daemonize"}),
-    daemon=("-mca", "plm", "rsh"),
+    # It starts nothing itself, but looks for its agent at its start: without ssh it would crash.
+    daemon=("-mca", "plm", "rsh", "-mca", "plm_rsh_agent", "/bin/false"),
     memory=("btl_vader_backing_directory", *_WINDOWS),
 )
 _PRRTE = _Dialect(
@@ -102,7 +103,7 @@ _PRRTE = _Dialect(
         ("--mca", "btl_tcp_if_include", "{network}"),
     ),
     programs=("prted",),
-    switches=("--prtemca",),
+    switches=("--prtemca", "--pmixmca"),
     asked={
         "ess": "env",
         "ess_base_nspace": r"[A-Za-z0-9@._-]{1,256}",
@@ -112,7 +113,10 @@ _PRRTE = _Dialect(
     },
     known={"PREFIXES": r"[a-z,0-9_]{1,4096}", "pmix_session_server": "1"},
     flags=frozenset({"--daemonize", "--allow-run-as-root"}),
-    daemon=("--allow-run-as-root", "--prtemca", "plm", "ssh"),
+    daemon=(
+        *("--allow-run-as-root", "--prtemca", "plm", "ssh"),
+        *("--prtemca", "plm_ssh_agent", "/bin/false"),
+    ),
     memory=("btl_sm_backing_directory", *_WINDOWS),
 )
 

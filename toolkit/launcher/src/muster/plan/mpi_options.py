@@ -34,8 +34,6 @@ _HANDED_ON_IN_4 = {
     "--bind-to": ("hwloc_base_binding_policy",),
     "--map-by": ("rmaps_base_mapping_policy",),
     "--rank-by": ("rmaps_base_ranking_policy",),
-    "--oversubscribe": ("rmaps_base_oversubscribe",),
-    "--nooversubscribe": ("rmaps_base_no_oversubscribe",),
     "--use-hwthread-cpus": ("hwloc_base_use_hwthreads_as_cpus",),
     "--report-bindings": ("orte_report_bindings", "hwloc_base_report_bindings"),
     "--display-map": ("rmaps_base_display_map", "orte_display_map"),

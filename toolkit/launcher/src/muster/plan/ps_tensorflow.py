@@ -9,21 +9,18 @@ their own. Source: contract.md 3.6.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 
 from muster.plan import ps_layout
 from muster.plan.launchplan import Addition, Service
 from muster.plan.ps_layout import Roles, Seat, Server
+from muster.plan.script import TENSORFLOW_SERVER
 from muster.plan.world import World
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job
 
 WORKER_PORT, SERVER_PORT, MIRRORED_PORT = 2222, 2223, 8890
 CONFIG = "TF_CONFIG"
-# named, not imported: it runs under the script's Python
-_SERVE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "serve")
-SERVER_FILE = os.path.join(_SERVE, "tensorflow_ps.py")
 Cluster = Mapping[str, Sequence[str]]
 
 
@@ -119,7 +116,7 @@ def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
 
 def _service(seat: Seat, server: Server, cluster: Cluster) -> Service:
     told = {CONFIG: config(cluster, "ps", server.number)}
-    return seat.service(server.name, (SERVER_FILE,), told)
+    return seat.service(server.name, (TENSORFLOW_SERVER,), told)
 
 
 def _at(names: Mapping[int, str], ports: Mapping[int, int], place: int) -> str:

@@ -14,6 +14,7 @@ _MUSTER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RANK_SHIM = os.path.join(_MUSTER, "run", "rank_shim.py")
 SPAWN_AGENT = os.path.join(_MUSTER, "run", "spawn_agent.py")
 PYTHON_MAIN = os.path.join(_MUSTER, "guest", "python_main.py")
+TENSORFLOW_SERVER = os.path.join(_MUSTER, "guest", "tensorflow_ps.py")
 
 _CALL = (
     "import functools, importlib, sys; module, function = sys.argv[1:]; sys.argv[:] = ['train']; "

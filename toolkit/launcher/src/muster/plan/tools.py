@@ -33,8 +33,10 @@ def find_tools(environ: Mapping[str, str], python: str, mpirun: str = "") -> Too
 
 
 def find_mpi(environ: Mapping[str, str], python: str, mpirun: str = "") -> tuple[str, str]:
-    """mpirun, given or found, and its launch daemon. The one beside the interpreter comes first: a wheel put it
-    there, and the MPI library that scripts load is of the same wheel."""
+    """mpirun, given or found, and its launch daemon.
+
+    The one beside the interpreter comes first: a wheel put it there, and the MPI library that
+    scripts load is of the same wheel."""
     path = environ.get("PATH", os.defpath).split(os.pathsep)
     mpirun = mpirun or _find([os.path.dirname(python), *path], "mpirun")
     if not mpirun:

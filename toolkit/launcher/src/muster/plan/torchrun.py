@@ -126,7 +126,11 @@ def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Se
     elastic = tuple(name for name in environ if name.startswith("PET_"))
     uneven = len(set(meeting.counts.values())) > 1
     identical = (IDENTICAL,) if uneven and IDENTICAL in environ else ()
-    made = variables.threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
+    made = (
+        variables.threads(cluster.current, meeting, environ, "torchrun alone would set 1")
+        if cluster.in_distribution
+        else ()
+    )
     leader = () if cluster.in_distribution else variables.master(meeting)
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     return _Setting(

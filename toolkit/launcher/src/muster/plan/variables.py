@@ -43,12 +43,15 @@ def master(world: World) -> tuple[Addition, ...]:
     )
 
 
-def threads(place: int, world: World, environ: Mapping[str, str]) -> tuple[Addition, ...]:
-    """Each rank's share of the CPUs, where torchrun would allow one thread (protocol.md 4)."""
+def threads(
+    place: int, world: World, environ: Mapping[str, str], otherwise: str = ""
+) -> tuple[Addition, ...]:
+    """Each rank's share of the CPUs, where one thread or all CPUs would be each one's
+    (protocol.md 4). `otherwise`: what would be without it."""
     processes, cpus = world.counts[place], world.facts[place].cpus
     if processes == 1 or "OMP_NUM_THREADS" in environ:
         return ()
-    reason = f"{cpus} CPUs for {processes} processes; torchrun alone would set 1"
+    reason = f"{cpus} CPUs for {processes} processes{otherwise and '; '}{otherwise}"
     return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason),)
 
 

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from muster.plan.launchplan import Command, LaunchPlan
 from muster.run.companion import LAST_WORDS_S, Companion, launch_trouble, lost_status
-from muster.run.evidence import looks_like_lost_peer
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
 from muster.run.process import NEVER_STARTED, Nursery, turn_away
 from muster.run.rank import Rank, rank_environment
 from muster.run.record import Recorder
+from muster.run.servers import Servers
 from muster.run.shortage import not_started
 from muster.run.verdict import said_code
 from muster.run.wrapped import Wrapped
@@ -27,7 +27,6 @@ from muster.spec.outcome import RankFailure
 
 FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
-VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
 SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
 
 
@@ -76,22 +75,26 @@ class HostRanks:
         self._plan: LaunchPlan | None = None
         self._ranks: list[Rank] = []
         self._launcher: Companion | None = None  # or the launch daemon
-        self._servers: list[Companion] = []
         self._shared: dict[str, str] = {}  # variables of ranks that share a folder in memory
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
         self._released = False
+        self._servers = Servers(
+            host,
+            loop,
+            nursery,
+            lambda: self._released or self._stopping,
+            events.launch_failed,
+            memory_note,
+            mask,
+        )
 
     def start(self, plan: LaunchPlan, host: int) -> None:
         """Starts what the plan has for this host. Raises LaunchError when a fork fails."""
         self._plan = plan
         self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
-        for service in plan.services:
-            self._servers.append(
-                Companion(service.name, "server", service.command, self._host, self._server_ended)
-            )
-            self._nursery.spawn(f"server:{service.name}", service.command.env)
+        self._servers.start(plan.services)
         if plan.launcher is not None:
             self._start_launcher("launcher", plan.launcher)
         elif plan.daemon is None:
@@ -163,8 +166,7 @@ class HostRanks:
                 rank.killed = True
                 rank.signalled_s = rank.signalled_s or now
             rank.wrapped.kill()
-        for server in self._servers:
-            server.kill()
+        self._servers.kill()
         self._loop.after(1.0, self._pump.abandon)
         self._check_gone()
 
@@ -174,8 +176,7 @@ class HostRanks:
         for rank in self._ranks:
             if rank.wrapped is not None:
                 rank.wrapped.release()
-        for server in self._servers:
-            server.release()
+        self._servers.release()
 
     def release_launcher(self) -> None:
         """Ends the launcher and all that is left below it."""
@@ -259,12 +260,7 @@ class HostRanks:
 
     def _companion_of(self, wrapped: Wrapped) -> Companion | None:
         """The launcher or server that the shim stands for."""
-        if wrapped.role == "launcher":
-            return self._launcher
-        kind, _, name = wrapped.role.partition(":")
-        if kind != "server":
-            return None
-        return next((server for server in self._servers if server.name == name), None)
+        return self._launcher if wrapped.role == "launcher" else self._servers.find(wrapped.role)
 
     def _rank_of(self, wrapped: Wrapped) -> Rank | None:
         """The rank that the shim stands for, or None when there is no such place left."""
@@ -403,28 +399,6 @@ class HostRanks:
             else:
                 what = f"{how} before all ranks ran (on {self._host})"
                 trouble = launch_trouble(what, "see its lines below", words)
-        self._events.launch_failed(trouble)
-
-    def _server_ended(self, server: Companion) -> None:
-        """A server may end with 0 when it finds that its work is done; anything else is told,
-        also when only ranks of other hosts are left that need it."""
-        if self._released or self._stopping:
-            return
-        if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
-            # whom it lost may take its time to end, and is to end by itself
-            self._loop.after(VICTIM_S, lambda: self._tell_server(server, victim=True))
-        else:
-            self._tell_server(server)
-
-    def _tell_server(self, server: Companion, victim: bool = False) -> None:
-        trouble = server.never_ran()
-        if self._released or self._stopping or (trouble is None and server.status == 0):
-            return
-        if trouble is None:
-            what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
-            code, words = said_code(server.status), server.words(self._mask)
-            fix = "see its lines below" if words else "it wrote nothing; look at memory limits"
-            trouble = Trouble("UserScriptError", code, what, fix, words, victim)
         self._events.launch_failed(trouble)
 
     @property

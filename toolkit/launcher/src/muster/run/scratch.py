@@ -29,9 +29,10 @@ class Scratch:
         return self._files
 
     def memory(self) -> str:
-        """A folder in memory, else (no /dev/shm, none that may be written) that for files."""
+        """A folder in memory, else (no /dev/shm, none that may be written) that for files. Its
+        name tells whose it is, should nobody be left to remove it."""
         if not self._memory:
-            path = os.path.join(MEMORY, "muster-" + os.urandom(6).hex())
+            path = os.path.join(MEMORY, f"muster-{os.getpid()}-{os.urandom(6).hex()}")
             try:
                 os.mkdir(path, 0o700)
             except OSError:

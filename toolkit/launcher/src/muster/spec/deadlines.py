@@ -27,7 +27,7 @@ class Deadlines(NamedTuple):
     drain_s: float = 5.0
     finish_s: float = 60.0
     leave_s: float = 5.0
-    idle_s: float = 2.0  # how long a worker may do nothing once its chief has ended
+    idle_s: float = 5.0  # how long a worker may do nothing once its chief has ended
     told_s: float = 60.0  # how long a leader with bad input waits to tell the others
 
     @property

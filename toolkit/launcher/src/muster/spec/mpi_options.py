@@ -8,12 +8,12 @@ Source: contract.md 1.3 and 3.2, reliability.md S06 and B31.
 from __future__ import annotations
 
 import re
-import shlex
 from typing import NamedTuple
 
 from muster.spec import mpi_rules as rules
 from muster.spec.distribution import Distribution, Mpi
 from muster.spec.errors import Problem
+from muster.spec.words import split_words
 
 MAX_TEXT = 32 << 10  # characters; CreateTrainingJob allows a hyperparameter 2,500
 ENOUGH = 20  # problems that are told
@@ -89,15 +89,10 @@ class _Reader:
         if len(text) > MAX_TEXT:
             self._refuse(f"{len(text)} characters, at most {MAX_TEXT:,} are allowed", "shorten it")
             return []
-        odd = next((at for at, one in enumerate(text) if _is_odd(one)), None)
-        if odd is not None:
-            what = f"{text[odd]!r} at position {odd} can be no part of an option"
-            self._refuse(what, "remove it")
-            return []
         try:
-            return shlex.split(text)[::-1]
-        except ValueError:
-            self._refuse(_open_end(text), "close it, or put a backslash before it")
+            return split_words(text)[::-1]
+        except ValueError as error:
+            self._refuse(str(error), "close it, remove it, or put a backslash before it")
             return []
 
     def take(self, words: list[str]) -> None:
@@ -143,6 +138,8 @@ class _Reader:
             self._keep(Given(switch))
         elif name in rules.NOTHING and not with_value:
             pass
+        elif name in rules.SLOTS and not with_value:
+            self._say(f"{switch} is left out: every rank has its slot")
         elif name in rules.OUTPUT and not with_value:
             self._say_output(switch)
         elif self._raw:
@@ -185,7 +182,9 @@ class _Reader:
         elif ":" in value and "nolocal" in value.lower():
             self._refuse(f"--{name} {_short(value)} is not allowed: {rules.REFUSED['host'].why}")
         elif name != "rank-by":
-            self._keep(Given(f"--{name}", value=value))
+            value = re.sub(r"(?i)[:,](no)?oversubscribe", "", value)
+            if value:
+                self._keep(Given(f"--{name}", value=value))
 
     def _take_parameter(self, switch: str, words: list[str]) -> None:
         name, value = self._value(switch, words), None
@@ -274,27 +273,6 @@ class _Reader:
 
     def _say(self, remark: str) -> None:
         self._said.append(remark)
-
-
-def _is_odd(character: str) -> bool:
-    return (character < " " and character not in "\t\n\r") or "\ud800" <= character <= "\udfff"
-
-
-def _open_end(text: str) -> str:
-    """Where the quote stands that is never closed, or the backslash with nothing behind it."""
-    quote, start, at = "", 0, 0
-    while at < len(text):
-        one = text[at]
-        if one == "\\" and quote != "'":
-            if at + 1 == len(text) and not quote:
-                return f"the backslash at position {at} has nothing behind it"
-            at += 1
-        elif one == quote:
-            quote = ""
-        elif not quote and one in "\"'":
-            quote, start = one, at
-        at += 1
-    return f"the quote {quote} at position {start} is not closed"
 
 
 def _short(text: str) -> str:

@@ -31,13 +31,12 @@ PLACING = {  # option -> the words that its value may begin with
     "rank-by": ("slot",),
 }
 DISPLAYS = ("map", "allocation", "bind", "bindings", "topo")
-FLAGS = (
-    *("display-map", "display-allocation", "report-bindings", "verbose"),
-    *("oversubscribe", "nooversubscribe", "use-hwthread-cpus"),
-)
+FLAGS = ("display-map", "display-allocation", "report-bindings", "verbose", "use-hwthread-cpus")
+# There are as many slots as ranks; 5.0.11 loses ranks of other hosts beside `--map-by core`.
+SLOTS = ("oversubscribe", "nooversubscribe")
 OUTPUT = ("tag-output", "timestamp-output", "merge-stderr-to-stdout", "output")
 NOTHING = ("allow-run-as-root", "quiet")  # the first is on our line, 5.0 does not know the second
-SPELLINGS = (*PLACING, *FLAGS, *OUTPUT, *NOTHING, *MCA, "display", "x", "NCCL_DEBUG")
+SPELLINGS = (*PLACING, *FLAGS, *SLOTS, *OUTPUT, *NOTHING, *MCA, "display", "x", "NCCL_DEBUG")
 
 
 class Refusal(NamedTuple):
@@ -93,7 +92,6 @@ DAEMON_LINK = ("oob_tcp_if_include", "oob_tcp_if_exclude")  # daemons use the jo
 INSTEAD = {
     "rmaps_base_mapping_policy": "--map-by",
     "rmaps_default_mapping_policy": "--map-by",
-    "rmaps_base_oversubscribe": "--oversubscribe",
     "hwloc_base_binding_policy": "--bind-to",
     "hwloc_default_binding_policy": "--bind-to",
 }

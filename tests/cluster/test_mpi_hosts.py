@@ -1,0 +1,66 @@
+"""mpirun over several hosts that have networks of their own, in both versions of Open MPI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.cluster import Result
+from tests.support.mpi import MakeMpi
+
+HOSTS = ["algo-1", "algo-2", "algo-3"]
+# what each rank writes goes out in one piece
+TELLS = """\
+import os
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+place = (comm.rank, comm.size, comm.allreduce(comm.rank), os.environ["RANK"],
+         os.environ["LOCAL_RANK"], os.environ["SM_CURRENT_HOST"], os.environ["MASTER_ADDR"])
+os.write(1, (" ".join(map(str, place)) + "\\n").encode())
+"""
+
+
+def told(results: dict[str, Result]) -> list[str]:
+    lines = [line for result in results.values() for line in result.out.splitlines()]
+    return sorted(lines, key=lambda line: int(line.split()[0]))
+
+
+@pytest.mark.parametrize(("hosts", "processes"), [(2, 2), (3, 1), (3, 4)])
+def test_ranks_of_all_hosts_meet(mpi: MakeMpi, hosts: int, processes: int) -> None:
+    job = mpi(TELLS, hosts=hosts, processes_per_host=processes)
+    results = job.run(60)
+    assert {result.code for result in results.values()} == {0}, results["algo-1"].err
+    size = hosts * processes
+    assert told(results) == [
+        f"{rank} {size} {sum(range(size))} {rank} {rank % processes} "
+        f"algo-{rank // processes + 1} 10.78.0.1"
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("names", [("eth0", "ens5"), ("ens5", "eth0")])
+def test_hosts_may_call_their_interfaces_differently(mpi: MakeMpi, names: tuple[str, str]) -> None:
+    """An include list with a name that one host lacks would end mpirun with 255."""
+    job = mpi(TELLS, interfaces=names, resources={"network_interface_name": "eth0"})
+    results = job.run(60)
+    assert {result.code for result in results.values()} == {0}, results["algo-1"].err
+    assert len(told(results)) == 4
+    assert "oob_tcp_if_include 10.78.0.0/30" in results["algo-1"].err
+
+
+def test_a_host_outside_the_distribution_runs_the_script_once_beside_mpi(mpi: MakeMpi) -> None:
+    groups = [
+        {"instance_group_name": "gpu", "instance_type": "ml.c5.xlarge", "hosts": HOSTS[:2]},
+        {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": HOSTS[2:]},
+    ]
+    alone = "import os\nif os.environ['SM_CURRENT_HOST'] == 'algo-3':\n    print('beside')\nelse:\n"
+    script = alone + "".join(f"    {line}\n" for line in TELLS.splitlines())
+    job = mpi(
+        script,
+        hosts=3,
+        resources={"instance_groups": groups, "current_group_name": "gpu"},
+        hyperparameters={"sagemaker_distribution_instance_groups": '["gpu"]'},
+    )
+    results = job.run(60)
+    assert {result.code for result in results.values()} == {0}, results["algo-1"].err
+    assert results["algo-3"].out == "beside\n"
+    assert [line.split()[1] for line in told({n: results[n] for n in HOSTS[:2]})] == ["4"] * 4

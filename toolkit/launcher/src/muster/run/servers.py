@@ -1,0 +1,86 @@
+"""The servers of this host, which ranks of all hosts need: how their ends are judged."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from muster.plan.launchplan import Service
+from muster.run.companion import Companion
+from muster.run.evidence import looks_like_lost_peer
+from muster.run.loop import Loop
+from muster.run.messages import Trouble
+from muster.run.process import Nursery
+from muster.run.verdict import said_code
+
+KIND = "server"
+VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
+
+
+class Servers:
+    """A server may end with 0 when it finds that its work is done; anything else is `told`, also
+    when only ranks of other hosts are left that need it. `over`: whether the job ends anyway."""
+
+    def __init__(
+        self,
+        host: str,
+        loop: Loop,
+        nursery: Nursery,
+        over: Callable[[], bool],
+        told: Callable[[Trouble], None],
+        memory_note: Callable[[], str],
+        mask: Callable[[str], str],
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._nursery = nursery
+        self._over = over
+        self._told = told
+        self._memory_note = memory_note
+        self._mask = mask
+        self._all: list[Companion] = []
+
+    def start(self, services: Sequence[Service]) -> None:
+        """Raises LaunchError when a fork fails."""
+        for one in services:
+            self._all.append(Companion(one.name, KIND, one.command, self._host, self._ended))
+            self._nursery.spawn(f"{KIND}:{one.name}", one.command.env)
+
+    def find(self, role: str) -> Companion | None:
+        """The server that a shim of this role stands for."""
+        kind, _, name = role.partition(":")
+        if kind != KIND:
+            return None
+        return next((server for server in self._all if server.name == name), None)
+
+    def kill(self) -> None:
+        for server in self._all:
+            server.kill()
+
+    def release(self) -> None:
+        """Ends them and all that is left below them."""
+        for server in self._all:
+            server.release()
+
+    def _ended(self, server: Companion) -> None:
+        if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
+            # whom it lost may take its time to end, and is to end by itself
+            self._loop.after(VICTIM_S, lambda: self._tell(server, victim=True))
+        else:
+            self._tell(server, victim=False)
+
+    def _tell(self, server: Companion, victim: bool) -> None:
+        trouble = server.never_ran()
+        if self._over() or (trouble is None and server.status == 0):
+            return
+        self._told(trouble or self._trouble(server, victim))
+
+    def _trouble(self, server: Companion, victim: bool) -> Trouble:
+        what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
+        words = server.words(self._mask)
+        fix = "see its lines below" if words else "it wrote nothing that says why"
+        note = self._memory_note() if server.status == -signal.SIGKILL else ""
+        if note:
+            what = f"{what}: {note}"
+            fix = "use more servers or hosts, or an instance with more memory"
+        return Trouble("UserScriptError", said_code(server.status), what, fix, words, victim)
