@@ -13,7 +13,7 @@ from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
 from muster.run.messages import shortened
-from muster.spec.distribution import MODEL_PARALLEL, Mpi, ParameterServer
+from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
 COMMAND_BYTES = 8192  # of a command line that the log shows
 TIDY_S = 1.0
 SHOWN_HASH = 12  # characters
+
+
+def _agreed_option(option: Distribution) -> str:
+    """The option as hosts compare and show it: the custom options may hold secrets."""
+    if isinstance(option, Mpi) and option.custom_options:
+        from muster.run.wire import digest_of
+
+        option = option._replace(custom_options=digest_of(option.custom_options)[:12])
+    return repr(option)
 
 
 class JobWork:
@@ -77,7 +86,7 @@ class JobWork:
             agreed = {
                 "hosts": str(len(job.cluster.hosts)),
                 "program": job.program,
-                "distribution": repr(job.distribution),
+                "distribution": _agreed_option(job.distribution),
                 "hyperparameters": digest_of(job.documents.hyperparameters)[:12],
                 "toolkit": __version__,
             }
