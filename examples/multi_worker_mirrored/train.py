@@ -61,7 +61,7 @@ def train(
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     batches = shares(strategy, digits[:-HELD_OUT], labels[:-HELD_OUT], options.batch_size)
 
-    # Keras 3 cannot `fit` under this strategy: its first look at a batch is of one worker only.
+    # Keras 3 cannot `fit` under this strategy: it takes a batch of replicas for a tensor.
     @tf.function
     def step(batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         def one(batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:

@@ -72,19 +72,18 @@ class ParameterServer:
         environ: where PARAMETER_SERVER_ADDRESSES, PARAMETER_SERVER_KEY, RANK and WORLD_SIZE stand;
         default the process's own.
 
-        All workers have to give the same; otherwise AgreementError on all of them. Raises
-        SettingsError, ServerLostError, WorkerLostError, DeadlineError, ProtocolError.
+        All workers have to give the same, otherwise AgreementError on all of them. Raises every
+        class of `errors`.
         """
         given = os.environ if environ is None else environ
         settings = read_worker(given)
         tensors = as_tensors(parameters)
-        told = _registration(
-            settings, tensors, checked(optimizer), mode, staleness, groups, timeout_s
-        )
-        may_be_local = given.get(TRANSPORT, "") != "tcp"
-        exchange = Exchange(join(settings, timeout_s, may_be_local), settings.rank, timeout_s)
+        chosen = checked(optimizer)
+        told = _registration(settings, tensors, chosen, mode, staleness, groups, timeout_s)
+        links = join(settings, timeout_s, may_be_local=given.get(TRANSPORT, "") != "tcp")
+        exchange = Exchange(links, settings.rank, timeout_s)
         request = Request(Kind.REGISTER, told.to_message(), reply=Kind.READY)
-        exchange.ask("connect", [request] * len(exchange.links))
+        exchange.ask("connect", [request] * len(links))
         buffers = Buffers(tensors, segments(told.tensors, len(settings.addresses)))
         found = cls(exchange, told, buffers, settings.rank)
         found._optimizers = [optimizer] * told.groups

@@ -62,15 +62,16 @@ class Nursery:
         self,
         registered: Callable[[Wrapped, int, int], None],
         changed: Callable[[Wrapped], None],
-        asked: Callable[[tuple[str, ...]], str],
+        asked: Callable[[tuple[str, ...]], str] | None = None,
     ) -> None:
         """From now on calls, on the loop's thread: `registered(wrapped, out_fd, err_fd)` when a
         shim is there and waits for its order; `changed(wrapped)` when its script started, failed
         to start, or ended, and when the shim is gone; `asked(words)` when a launcher's agent wants
-        something started on another host, which answers "" or why that is refused."""
+        something started on another host, which answers "" or why it is refused (all is, without).
+        """
         self._registered = registered
         self._changed = changed
-        self._asked = asked
+        self._asked = asked or _refuse
 
     @property
     def variable(self) -> str:

@@ -39,7 +39,7 @@ class Steps:
         step.done.wait()
         if step.error is not None:
             raise step.error
-        if step.status is None:
+        if self._aborted or step.status is None:  # one that was killed has a status too by now
             raise StoppedError("stopped while the code was being prepared")
         return StepResult(step.status, step.watcher.tail.decode("utf-8", "replace"))
 

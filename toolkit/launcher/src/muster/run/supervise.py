@@ -17,29 +17,25 @@ from muster.plan.launchplan import LaunchPlan
 from muster.run import events as e
 from muster.run.console import Console
 from muster.run.hostlife import HostLife, State
+from muster.run.leaving import Leaving
 from muster.run.logs import Pump
 from muster.run.messages import RankEnd, Report, Trouble, without_secrets
 from muster.run.post import Ending, Post, Work, trouble_of
 from muster.run.process import Nursery
 from muster.run.ranks import HostRanks
-from muster.run.reaper import Reaper, become_subreaper, kill
+from muster.run.reaper import Reaper, become_subreaper
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
 from muster.run.strays import Strays
 from muster.run.verdict import from_trouble, placed
-from muster.run.wrapped import Wrapped, state_of
+from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
 from muster.spec.masking import Masker
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
-LAUNCHER_LEAVES_S = 2.0
-SHIMS_LEAVE_S = 3.0  # then they are killed
-CLEAN_UP_S = 4.0
-STAGE_LEAVES_S = 1.0
-POLL_S = 0.01
 FLUSH_S = 3.0
 
 
@@ -74,11 +70,7 @@ class _Supervisor:
         self._busy = False
         self._plan: LaunchPlan | None = None
         self._staging: threading.Thread | None = None
-        self._stage_leaves_by = 0.0
-        self._shims_leave_by = 0.0
-        self._clean_by = 0.0
         self._mask_before: set[Any] = set()
-        self._written = False
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._nursery = nursery
         self._strays = Strays(nursery.shims)
@@ -108,6 +100,9 @@ class _Supervisor:
             self._nursery.shims.__contains__,
             self._shim_ended,
             self._nursery.adopted,
+        )
+        self._leaving = Leaving(
+            self._loop, nursery, self._reaper, self._strays, self._log, self._write
         )
 
     def run(self) -> Outcome:
@@ -151,25 +146,10 @@ class _Supervisor:
             except Exception:
                 pass  # the seat itself may be what is broken
         self._seat.close()
-        self._end_all()
+        self._leaving.at_once()
         took = time.monotonic() - self._began_s
         self._work.write(Ending(outcome, self._plan, (), {}, took))
         return outcome
-
-    def _end_all(self) -> None:
-        """Without the loop, which is what broke or is not to be trusted any more."""
-        bereft = self._nursery.bereft_sessions()
-        self._nursery.close()  # shims that lose their supervisor kill their trees
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + CLEAN_UP_S:
-            self._reaper.look()
-            strays = []
-            if not self._nursery.shims or time.monotonic() >= began_s + SHIMS_LEAVE_S:
-                strays = self._strays.find(bereft)
-                kill([*self._nursery.shims, *strays])
-            if not self._nursery.shims and not strays:
-                return
-            time.sleep(POLL_S)
 
     def _take_signals(self) -> dict[int, Any]:
         signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
@@ -324,14 +304,14 @@ class _Supervisor:
         if not self._steps.changed(wrapped):
             self._ranks.changed(wrapped)
         if wrapped.ended:
-            self._loop.post(self._clean)
+            self._loop.post(self._leaving.look)
 
     def _shim_ended(self, pid: int) -> None:
         role = self._nursery.shim_ended(pid)
         if role and not self._steps.unborn(role):
             self._ranks.unborn(role)
         if not self._nursery.shims:
-            self._loop.post(self._clean)
+            self._loop.post(self._leaving.look)
 
     def ranks_started(self, count: int) -> None:
         self._happen(e.AllRegistered(count))
@@ -355,42 +335,9 @@ class _Supervisor:
     # the end
 
     def _wrap_up(self) -> None:
-        """Lets the shims go, makes sure that nothing is left, then writes the files."""
-        if not isinstance(self._life.outcome, Succeeded):
-            self._ranks.hold_back_launcher()
-        self._ranks.release()
-        self._nursery.release_spare()
-        now = time.monotonic()
-        self._shims_leave_by = now + SHIMS_LEAVE_S
-        self._clean_by = now + CLEAN_UP_S
-        self._stage_leaves_by = now + STAGE_LEAVES_S
-        if self._ranks.launcher_runs:
-            self._loop.after(LAUNCHER_LEAVES_S, self._ranks.release_launcher)
-        self._loop.after(SHIMS_LEAVE_S, self._clean)
-        self._clean()
-
-    def _clean(self) -> None:
-        """Goes on when nothing of ours is left, or when that took too long."""
-        if self._life.state is not State.VERDICT or self._written:
-            return
-        if not self._ranks.launcher_runs:
-            self._ranks.release_launcher()
-        self._reaper.look()
-        now = time.monotonic()
-        if self._nursery.shims and now < self._shims_leave_by:
-            return
-        if self._staging is not None and self._staging.is_alive() and now < self._stage_leaves_by:
-            self._loop.after(POLL_S, self._clean)  # it removes its temporary files
-            return
-        strays = self._strays.find(self._nursery.bereft_sessions())
-        kill([*self._nursery.shims, *strays])
-        if strays and now < self._clean_by:
-            self._loop.after(POLL_S, self._clean)
-            return
-        for pid in strays:
-            self._log("job", f"PID {pid} could not be ended: {_why(pid)}", level="WARNING")
-        self._written = True
-        self._write()
+        """Lets the processes go, makes sure that nothing is left, then writes the files."""
+        well = isinstance(self._life.outcome, Succeeded)
+        self._leaving.begin(self._ranks, self._staging, well)
 
     def _write(self) -> None:
         outcome = self._life.outcome
@@ -412,7 +359,3 @@ class _Supervisor:
         self._pump.flush(FLUSH_S)
         self._happen(e.FilesWritten())
         self._seat.files_written()
-
-
-def _why(pid: int) -> str:
-    return "it is in uninterruptible sleep" if state_of(pid) == "D" else "it did not go"

@@ -13,7 +13,7 @@ from muster.contract.inputs import absent_channels
 from muster.plan import plan as make_plan
 from muster.run.identity import Identity
 from muster.run.messages import shortened
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi
+from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer
 from muster.spec.errors import ClusterError, ConfigError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine

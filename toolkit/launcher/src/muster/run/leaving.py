@@ -1,0 +1,99 @@
+"""How this host's processes go once the outcome is known: nothing of ours stays behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from muster.run.loop import Loop
+from muster.run.process import Nursery
+from muster.run.ranks import HostRanks
+from muster.run.reaper import Reaper, kill
+from muster.run.strays import Strays
+from muster.run.wrapped import state_of
+from muster.spec.steps import Log
+
+LAUNCHER_LEAVES_S = 2.0
+SHIMS_LEAVE_S = 3.0  # then they are killed
+CLEAN_UP_S = 4.0
+STAGE_LEAVES_S = 1.0
+POLL_S = 0.01
+
+
+class Leaving:
+    """`begin` lets the shims go; `done` is called once, when nothing of ours is left or when that
+    took too long. `look` is to be called whenever a process has ended."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        nursery: Nursery,
+        reaper: Reaper,
+        strays: Strays,
+        log: Log,
+        done: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._nursery = nursery
+        self._reaper = reaper
+        self._strays = strays
+        self._log = log
+        self._done = done
+        self._ranks: HostRanks | None = None  # once it has begun, until it is done
+        self._staging: threading.Thread | None = None
+        self._began_s = 0.0
+
+    def begin(self, ranks: HostRanks, staging: threading.Thread | None, well: bool) -> None:
+        """`staging`: it may still be removing its temporary files. `well`: the job succeeded."""
+        self._ranks, self._staging = ranks, staging
+        self._began_s = time.monotonic()
+        if not well:
+            ranks.hold_back_launcher()
+        ranks.release()
+        self._nursery.release_spare()
+        if ranks.launcher_runs:
+            self._loop.after(LAUNCHER_LEAVES_S, ranks.release_launcher)
+        self._loop.after(SHIMS_LEAVE_S, self.look)
+        self.look()
+
+    def look(self) -> None:
+        if self._ranks is None:
+            return
+        if not self._ranks.launcher_runs:
+            self._ranks.release_launcher()
+        self._reaper.look()
+        waited = time.monotonic() - self._began_s
+        if self._nursery.shims and waited < SHIMS_LEAVE_S:
+            return
+        if self._staging is not None and self._staging.is_alive() and waited < STAGE_LEAVES_S:
+            self._loop.after(POLL_S, self.look)
+            return
+        strays = self._strays.find(self._nursery.bereft_sessions())
+        kill([*self._nursery.shims, *strays])
+        if strays and waited < CLEAN_UP_S:
+            self._loop.after(POLL_S, self.look)
+            return
+        for pid in strays:
+            self._log("job", f"PID {pid} could not be ended: {_why(pid)}", level="WARNING")
+        self._ranks = None
+        self._done()
+
+    def at_once(self) -> None:
+        """Without the loop, which is what broke or is not to be trusted any more."""
+        bereft = self._nursery.bereft_sessions()
+        self._nursery.close()  # shims that lose their supervisor kill their trees
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + CLEAN_UP_S:
+            self._reaper.look()
+            strays = []
+            if not self._nursery.shims or time.monotonic() >= began_s + SHIMS_LEAVE_S:
+                strays = self._strays.find(bereft)
+                kill([*self._nursery.shims, *strays])
+            if not self._nursery.shims and not strays:
+                return
+            time.sleep(POLL_S)
+
+
+def _why(pid: int) -> str:
+    return "it is in uninterruptible sleep" if state_of(pid) == "D" else "it did not go"
