@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,16 +17,11 @@ from typing import Any
 
 import pytest
 
-import muster
 from muster.local.hosts import why_not_isolated
 from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+from tests.support.nobody import AS_NOBODY, NOBODY, home_of_nobody, readable_python
 
 NETNS = ("--isolation", "netns")
-NOBODY = 65534
-AS_NOBODY = (
-    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-    *("env", f"PYTHONPATH={Path(muster.__file__).parents[1]}", "HOME=/nonexistent"),
-)
 Start = Callable[..., LocalRun]
 
 LOOK = """\
@@ -96,14 +89,8 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobodys_home() -> Iterator[Path]:
-    """A folder that an unprivileged user may write to and reach."""
-    home = Path("/var/tmp") / f"muster-test-{os.getpid()}"
-    home.mkdir()
-    fill(home)
-    for path in (home, *home.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
-    yield home
-    shutil.rmtree(home)
+    with home_of_nobody(fill) as home:
+        yield home
 
 
 def facts_of(out: str) -> dict[str, Any]:
@@ -177,16 +164,6 @@ def test_killed_without_root_it_leaves_nothing(nobodys_home: Path, start: Start)
     run.wait_ready(2)
     run.signal(signal.SIGKILL)
     run.check_nothing_left()
-
-
-def readable_python() -> str:
-    """An interpreter that an unprivileged user may start, of a version that muster runs on."""
-    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        code = "import sys; sys.exit(sys.version_info < (3, 10))"
-        command = [*AS_NOBODY, python, "-c", code]
-        if shutil.which(python) and subprocess.run(command, check=False).returncode == 0:
-            return python
-    pytest.skip("no Python here that an unprivileged user may start")
 
 
 @pytest.mark.parametrize("script", ["train.py", "stubborn.py"])

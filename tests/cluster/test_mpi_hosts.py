@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from muster.local.hosts import why_not_isolated
 from tests.support.cluster import Result
-from tests.support.mpi import MakeMpi
+from tests.support.local_runs import runs
+from tests.support.mpi import MakeMpi, OpenMpi
+from tests.support.nobody import AS_NOBODY, home_of_nobody, readable_python
 
 HOSTS = ["algo-1", "algo-2", "algo-3"]
 # what each rank writes goes out in one piece
@@ -64,3 +70,27 @@ def test_a_host_outside_the_distribution_runs_the_script_once_beside_mpi(mpi: Ma
     assert {result.code for result in results.values()} == {0}, results["algo-1"].err
     assert results["algo-3"].out == "beside\n"
     assert [line.split()[1] for line in told({n: results[n] for n in HOSTS[:2]})] == ["4"] * 4
+
+
+@pytest.mark.promise("F63")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_hosts_of_an_unprivileged_user_need_nothing_more(open_mpi: OpenMpi, tmp_path: Path) -> None:
+    """No root, no ssh, no key: rootless namespaces."""
+    reason = why_not_isolated(str(tmp_path))
+    if reason:
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+    script = "import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'], flush=True)\n"
+    argv = ("train.py", "--hosts", "2", "--distribution", "mpi", "--processes-per-host", "2")
+    with (
+        home_of_nobody(lambda home: (home / "train.py").write_text(script)) as home,
+        runs() as start,
+    ):
+        result = start(
+            home,
+            (*argv, "--isolation", "netns"),
+            environ={"MUSTER_MPIRUN": open_mpi.mpirun},
+            wrapper=AS_NOBODY,
+            python=readable_python(),
+        ).wait()
+        assert result.code == 0, result.err
+        assert sorted(line.split()[-1] for line in result.out.splitlines()) == list("0123")

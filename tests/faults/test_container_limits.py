@@ -10,6 +10,7 @@ import os
 import pytest
 
 from tests.support.containers import Make
+from tests.support.mpi import chosen
 
 # memory
 
@@ -65,6 +66,35 @@ def test_a_rank_of_torchrun_killed_for_memory_is_the_one_that_is_named(container
     assert {result.out for result in results.values()} == {"sum 2\n"}
     assert job.state("algo-2")["OOMKilled"]
     assert not job.state("algo-1")["OOMKilled"]
+    for result in results.values():
+        assert result.code == 137, result.err
+        assert result.first_line.removesuffix(" and 1 more") == (
+            "UserScriptError: killed by the kernel: container memory limit of 1024 MiB reached "
+            "(algo-2 rank 1, exit code 137)"
+        )
+
+
+ALL_MEET = """\
+import os
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+print("sum", comm.allreduce(1), flush=True)
+if comm.rank == 1:
+    data = bytearray(os.urandom(1 << 20)) * 4000
+comm.Barrier()
+"""
+
+
+@pytest.mark.promise("F11")
+def test_a_rank_of_mpirun_killed_for_memory_is_the_one_that_is_named(containers: Make) -> None:
+    """`train` is PID 1 of both hosts; mpirun has no way to the other but through it."""
+    chosen("5.0.11")
+    mpi = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "1"}
+    job = containers(ALL_MEET, hyperparameters=mpi)
+    job.start(options=["--memory=1g", "--memory-swap=1g"])
+    results = job.wait(60)
+    assert {r.out for r in results.values()} == {"sum 2\n"}, job.story("they did not meet")
+    assert job.state("algo-2")["OOMKilled"]
     for result in results.values():
         assert result.code == 137, result.err
         assert result.first_line.removesuffix(" and 1 more") == (

@@ -15,6 +15,7 @@ from tests.support.frameworks import (
     PROCESS,
     STEPS_S,
     Start,
+    broken,
     ended_well,
     finals,
     kill_one,
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
 EXAMPLE = "parameter_server_mxnet"
 SERVER, SCHEDULER = "server", "scheduler"
 PROGRAM = "import mxnet"
+ENDED_S = 60.0  # a job of 5 s, on a machine that others keep busy
 DIFFERENCE = """
 import sys, numpy
 one, other = (numpy.load(path) for path in sys.argv[1:])
@@ -68,6 +70,21 @@ def test_a_process_of_mxnets_servers_that_dies_fails_the_job_on_every_host(
     assert re.search(rf"^FAILED .*{victim}.* killed by SIGKILL", result.err, re.MULTILINE)
     for host in ("algo-1", "algo-2"):
         assert "SIGKILL" in (run.base(host) / "output" / "failure").read_text()
+    run.check_nothing_left()
+
+
+def test_a_worker_that_raises_ends_the_job_though_others_wait_for_it(
+    start: Start, mxnet: Path, tmp_path: Path
+) -> None:
+    """At its end MXNet's library waits for all workers, which wait for this one's gradients."""
+    script = broken(
+        EXAMPLE, tmp_path / "src", "for step in range(options.steps):",
+        "if step == 20 and store.rank == 1: raise ValueError('bad batch')",
+    )  # fmt: skip
+    run = start(mxnet, script, "parameter_server", 2, steps=1000000)
+    result = run.wait(ENDED_S)
+    assert result.code == 1, result.err[-5000:]
+    assert re.search(r"^FAILED algo-\d rank \d: ValueError: bad batch$", result.err, re.MULTILINE)
     run.check_nothing_left()
 
 

@@ -16,6 +16,7 @@ from tests.support.frameworks import (
     PROCESS,
     STEPS_S,
     Start,
+    broken,
     ended_well,
     finals,
     kill_one,
@@ -74,3 +75,28 @@ def test_mirrored_workers_train_and_agree(start: Start, tensorflow: Path, isolat
     assert {rank: one.pop("worker") for rank, one in said.items()} == {0: "0", 1: "1"}
     assert said[0] == said[1], said  # loss, accuracy and the sum of all weights
     assert said[0]["workers"] == "2" and float(said[0]["accuracy"]) > 0.9
+
+
+def test_a_chief_that_fails_ends_the_workers_with_its_code(start: Start, tensorflow: Path) -> None:
+    run = start(tensorflow, "parameter_server_tensorflow", "parameter_server", 2, epochs=1, steps=1)
+    result = run.wait(JOB_S)
+    assert result.code == 1, result.err[-5000:]
+    assert "FAILED algo-1 rank 0: exit code 1" in result.err
+    assert "is below 0.9: it did not learn" in result.err
+    run.check_nothing_left()
+
+
+def test_a_mirrored_worker_that_raises_is_named_on_every_host(
+    start: Start, tensorflow: Path, tmp_path: Path
+) -> None:
+    script = broken(
+        "multi_worker_mirrored", tmp_path / "src", "for epoch in range(options.epochs):",
+        "if epoch == 1 and strategy.cluster_resolver.task_id == 1: raise ValueError('bad batch')",
+    )  # fmt: skip
+    run = start(tensorflow, script, "multi_worker_mirrored_strategy", 2, epochs=2000)
+    result = run.wait(JOB_S)
+    assert result.code == 1, result.err[-5000:]
+    assert "FAILED algo-2 rank 1: ValueError: bad batch" in result.err
+    for host in ("algo-1", "algo-2"):
+        assert "bad batch" in (run.base(host) / "output" / "failure").read_text()
+    run.check_nothing_left()

@@ -64,7 +64,6 @@ def test_a_shell_script_is_an_entry_point_too(mpi: MakeMpi) -> None:
     assert [one["argv"] for one in told] == [["--rate", "0.1"]] * 2
 
 
-@pytest.mark.promise("S13")
 def test_ranks_listen_to_nobody_and_mpirun_to_as_little_as_it_can(mpi: MakeMpi) -> None:
     """mpirun itself opens a port on all interfaces, which neither version lets us narrow."""
     job = mpi(f"{BEGIN}time.sleep(600)\n", hosts=1)

@@ -177,10 +177,13 @@ def test_a_lost_server_is_named_by_its_address(
     made = servers(2, workers=2)
     host, port = made.addresses[1]
     hit: list[float] = []
+    pushed: list[int] = []
 
     def work(rank: int) -> tuple[str, float]:
         server = _connect(made, rank)
         server.push_pull([torch.ones(1000)])
+        pushed.append(rank)
+        wait_until(lambda: len(pushed) == 2, END_S)  # no answer is still on its way
         if rank == 0:
             hit.append(time.monotonic())
             made.servers[1].send_signal(number)

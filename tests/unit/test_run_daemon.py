@@ -47,9 +47,11 @@ def value_of(request: Request, name: str) -> str:
 
 
 @pytest.mark.promise("S02")
+@pytest.mark.parametrize("shell", ["", " sh", " tcsh"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_mpirun_truly_asks_for_starts_the_hosts_own_daemon(version: str) -> None:
-    asked = RECORDED[version]
+def test_what_mpirun_truly_asks_for_starts_the_hosts_own_daemon(version: str, shell: str) -> None:
+    """It writes for the shell that the user has on the leader."""
+    asked = RECORDED[version + shell]
     command = answer(version, asked)
     assert command.argv[0] == DAEMONS[version]
     assert "--daemonize" not in command.argv
@@ -77,6 +79,14 @@ def program_of_another_folder_that_is_none(request: Request, version: str) -> Re
 
 def shell_behind_it(request: Request, version: str) -> Request:
     return [request[0] + ";reboot", *request[1:]]
+
+
+def shell_around_it(request: Request, version: str) -> Request:
+    return ["(", "test", "!", "-r", "./.profile", "||", "reboot;", *request, ")"]
+
+
+def shell_that_stays_open(request: Request, version: str) -> Request:
+    return ["(", "test", "!", "-r", "./.profile", "||", ".", "./.profile;", *request]
 
 
 def prefix(request: Request, version: str) -> Request:
@@ -152,6 +162,8 @@ DEVIATIONS: tuple[Change, ...] = (
     other_program,
     program_of_another_folder_that_is_none,
     shell_behind_it,
+    shell_around_it,
+    shell_that_stays_open,
     prefix,
     component_path,
     agent_option,

@@ -33,7 +33,12 @@ class ParameterServer:
     """
 
     def __init__(
-        self, exchange: Exchange, registration: Registration, buffers: Buffers, rank: int
+        self,
+        exchange: Exchange,
+        registration: Registration,
+        buffers: Buffers,
+        rank: int,
+        optimizer: Optimizer,
     ) -> None:
         self.rank = rank
         self.workers = registration.workers
@@ -43,6 +48,7 @@ class ParameterServer:
         self._exchange = exchange
         self._registration = registration
         self._buffers = buffers
+        self._optimizers = [optimizer] * registration.groups
         self._finalizer = weakref.finalize(self, _leave, exchange, os.getpid())
         os.register_at_fork(after_in_child=_Forget(exchange))
 
@@ -69,8 +75,7 @@ class ParameterServer:
         None: no bound) pushes ahead of the slowest. groups: for each tensor the number of the
         group whose hyperparameters are its own; default all 0.
         timeout_s: the longest wait for other workers, here and in every call after.
-        environ: where PARAMETER_SERVER_ADDRESSES, PARAMETER_SERVER_KEY, RANK and WORLD_SIZE stand;
-        default the process's own.
+        environ: where the variables of `settings` stand; default the process's own.
 
         All workers have to give the same, otherwise AgreementError on all of them. Raises every
         class of `errors`.
@@ -85,12 +90,9 @@ class ParameterServer:
         request = Request(Kind.REGISTER, told.to_message(), reply=Kind.READY)
         exchange.ask("connect", [request] * len(links))
         buffers = Buffers(tensors, segments(told.tensors, len(settings.addresses)))
-        found = cls(exchange, told, buffers, settings.rank)
-        found._optimizers = [optimizer] * told.groups
+        found = cls(exchange, told, buffers, settings.rank, chosen)
         found.load()
         return found
-
-    _optimizers: list[Optimizer]
 
     def push_pull(
         self,

@@ -60,7 +60,7 @@ def plan_parameter_server(
         ports=roles.ports,
         launcher=None,
         launcher_works_on=False,
-        script=Command(script.script_argv(staged), environ, cwd),
+        script=Command(_argv(framework, staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         rank_env=(),
         agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address, *roles.agreed),
@@ -96,6 +96,11 @@ def _counts(
             "leave it out: the one process uses all devices of its host",
         )
     return dict.fromkeys(job.cluster.distribution, 1)
+
+
+def _argv(framework: str, staged: Staged) -> tuple[str, ...]:
+    """MXNet's library waits at its end for all workers, as MPI does: one that fails must leave."""
+    return script.mpi_argv(staged) if framework == MXNET else script.script_argv(staged)
 
 
 def _meets(framework: str, meeting: World) -> bool:

@@ -16,6 +16,8 @@ from muster.spec.errors import LaunchError
 
 SHOWN = 200  # characters of a request that a refusal quotes
 VALUE_SHOWN = 60
+# How both versions have a login shell of sh or ksh read its profile first; `)` comes last.
+PROFILE = ("(", "test", "!", "-r", "./.profile", "||", ".", "./.profile;")
 MOST_BYTES = 60_000  # of a request: it goes to its host in one frame
 
 
@@ -66,6 +68,8 @@ def _check(
 def _without_program(daemon: Daemon, asked: Sequence[str], host: str) -> list[str]:
     """The words behind the program. Launchers may put assignments for a shell before it, which
     are no part of it here: nothing but the program's name counts."""
+    if tuple(asked[: len(PROFILE)]) == PROFILE and asked[-1] == ")":
+        asked = asked[len(PROFILE) : -1]
     first = asked[0].strip() if asked else ""
     if os.path.basename(first.rpartition(";")[2]) not in daemon.programs:
         raise _refusal(host, f"{first[-VALUE_SHOWN:]!r} is not its launch daemon", asked)
