@@ -275,6 +275,7 @@ def test_a_killed_shim_is_the_failure_and_not_the_ranks_that_mpirun_ends_for_it(
     assert line.endswith(f"was killed (on {host})")
 
 
+@pytest.mark.promise("F02")
 @pytest.mark.promise("F03")
 def test_a_stop_reaches_ranks_when_a_shell_stands_above_train(mpi: MakeMpi) -> None:
     job = mpi(saving(leave=False), environ=GRACE)

@@ -382,8 +382,9 @@ class HostRanks:
             self._check_gone()
         elif launcher.status < 0 or not self._all_ran:
             self._tell_launcher(launcher)
-        else:
-            self._loop.after(SETTLE_S, lambda: self._tell_launcher(launcher))
+        else:  # one that ended well saw no cause: a launch daemon elsewhere may know it
+            settle_s = SETTLE_S if launcher.status else 2 * SETTLE_S
+            self._loop.after(settle_s, lambda: self._tell_launcher(launcher))
 
     def _tell_launcher(self, launcher: Companion) -> None:
         if self._over or self._stopping:
