@@ -180,3 +180,12 @@ def test_ranks_share_the_processors_unless_the_user_says_otherwise() -> None:
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert host_environ(PROCESS, {})["OMP_NUM_THREADS"] == str(share)
     assert host_environ(PROCESS, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+def test_waiting_mpi_ranks_yield_where_there_are_more_of_them_than_processors() -> None:
+    name = "OMPI_MCA_mpi_yield_when_idle"
+    many = len(os.sched_getaffinity(0)) + 1
+    assert host_environ(NETNS, {}, hosts=1, processes_per_host=many)[name] == "1"
+    assert name not in host_environ(NETNS, {}, hosts=1, processes_per_host=1)
+    asked = {"environ": {name: "0"}}
+    assert host_environ(NETNS, {}, hosts=1, processes_per_host=many, **asked)[name] == "0"

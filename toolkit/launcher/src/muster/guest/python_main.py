@@ -3,10 +3,11 @@
 `python python_main.py script NAME ARGUMENTS...`, or `module NAME ARGUMENTS...`.
 
 A rank that ends with an error while others wait for it inside MPI would never end: the MPI library
-ends itself when Python does, and waits there for all ranks. So after an uncaught exception or an
-exit code other than 0 the process does all that Python does at its end (threads, `atexit`, output)
-and then leaves without the libraries' own ends. With `python -m mpi4py`, the incumbent's way,
-mpirun would be told to kill all ranks at once, and nobody would learn how they ended.
+ends itself when Python does, and waits there for all ranks (MXNet's kvstore does the same). So
+after an uncaught exception or an exit code other than 0 the process does all that Python does at
+its end (threads, `atexit`, output) and then leaves without the libraries' own ends. With `python -m
+mpi4py`, the incumbent's way, mpirun would be told to kill all ranks at once, and nobody would learn
+how they ended.
 Source: protocol.md 10, and mpi4py's page on exceptions and deadlocks.
 """
 

@@ -80,7 +80,7 @@ def plan_mpi(
         launcher=Command(launcher, own, cwd) if leads else None,
         launcher_works_on=False,
         launcher_lingers=True,
-        script=Command(script.mpi_argv(staged), environ, cwd),
+        script=Command(script.bound_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         rank_env=RANK_ENV if cluster.in_distribution else (),
         agreed=(

@@ -100,7 +100,7 @@ def _counts(
 
 def _argv(framework: str, staged: Staged) -> tuple[str, ...]:
     """MXNet's library waits at its end for all workers, as MPI does: one that fails must leave."""
-    return script.mpi_argv(staged) if framework == MXNET else script.script_argv(staged)
+    return script.bound_argv(staged) if framework == MXNET else script.script_argv(staged)
 
 
 def _meets(framework: str, meeting: World) -> bool:

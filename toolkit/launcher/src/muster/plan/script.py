@@ -38,9 +38,10 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
     return (f"./{program.name}", *program.arguments)
 
 
-def mpi_argv(staged: Staged) -> tuple[str, ...]:
-    """The same for a rank that may end with an error while others wait for it inside MPI: Python
-    programs run in `guest/python_main.py`, which says why."""
+def bound_argv(staged: Staged) -> tuple[str, ...]:
+    """The same for a rank that is bound to others at its end: one that ends with an error while
+    they wait inside a library would wait for them (MPI_Finalize, MXNet's barrier at exit). Python
+    programs run in `guest/python_main.py`, which says how that is avoided."""
     argv, kind = script_argv(staged), staged.program.kind
     if kind == "script":
         return (argv[0], PYTHON_MAIN, "script", *argv[1:])
