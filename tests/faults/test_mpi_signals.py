@@ -288,3 +288,16 @@ def test_a_stop_reaches_ranks_when_a_shell_stands_above_train(mpi: MakeMpi) -> N
     results = job.wait(SAVE_S + 8)
     assert {result.code for result in results.values()} == {143}
     assert sum(result.out.count("saved") for result in results.values()) == 4
+
+
+@pytest.mark.promise("F08")
+@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
+def test_a_killed_train_leaves_neither_ranks_nor_shared_memory(mpi: MakeMpi, host: str) -> None:
+    job = mpi(WAITS)
+    job.start()
+    wait_ranks(job, "up", 4)
+    job.signal(host, signal.SIGKILL)
+    results = job.wait(20)
+    (other,) = (result for name, result in results.items() if name != host)
+    assert other.code == 102
+    assert other.first_line.startswith(f"PeerError: lost {host} (")

@@ -89,6 +89,24 @@ def test_work_in_a_process_of_the_worker_s_own_counts_as_work(cluster: Make) -> 
     assert len(said(results["algo-2"].out, "finished")) == 1
 
 
+@pytest.mark.parametrize(
+    "waits",
+    ["time.sleep(4)", "import select; select.select([], [], [], 4)",
+     "import subprocess; subprocess.run(['sleep', '4'], check=True)"],
+    ids=["sleep", "poll", "child"],
+)  # fmt: skip
+def test_a_worker_that_waits_for_something_outside_is_at_work(cluster: Make, waits: str) -> None:
+    script = f"""
+        if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
+            {waits}
+            say("uploaded")
+    """
+    job = framework_cluster(cluster, script, "tensorflow", environ={"MUSTER_IDLE_S": "1"})
+    results = job.run(limit_s=40)
+    assert {r.code for r in results.values()} == {0}, job.story("failed")
+    assert len(said(results["algo-2"].out, "uploaded")) == 1
+
+
 def test_a_worker_that_fails_by_itself_after_its_chief_fails_the_job(cluster: Make) -> None:
     script = WORKS_ON.format(end="raise ValueError('late')")
     results = framework_cluster(cluster, script, "tensorflow").run(limit_s=40)

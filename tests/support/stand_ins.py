@@ -17,7 +17,7 @@ from muster.local.environment import free_ranges
 from tests.support.cluster import Cluster
 
 _SAY = """
-import hashlib, json, os, signal, sys, time
+import hashlib, json, os, signal, sys, threading, time
 def say(word, **more):
     told = {k: v for k, v in os.environ.items() if k.startswith(
         ("DMLC_", "PS_", "PARAMETER_SERVER_", "CUDA_VISIBLE", "TF_CONFIG", "RANK", "WORLD_SIZE",
@@ -32,7 +32,7 @@ def end(number, frame):
 def wait():
     signal.signal(signal.SIGUSR1, end)
     while True:
-        time.sleep(60)
+        threading.Event().wait()  # as a server does: for another thread, without a limit
 """
 _TENSORFLOW = """
 from stand_in import say, wait

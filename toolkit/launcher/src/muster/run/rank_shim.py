@@ -19,6 +19,7 @@ import sys
 import time
 
 IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
+SHARED = b"MUSTER_SHARED"
 PR_SET_CHILD_SUBREAPER = 36
 GROUP_POLL_MS = 20
 KILL_LIMIT_S = 10.0
@@ -118,10 +119,26 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
+def remove(folder: bytes) -> None:
+    """Removes the folder and all in it, as far as that goes."""
+    try:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                remove(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(folder)
+    except OSError:
+        pass
+
+
 class Shim:
-    def __init__(self, sock: _socket.socket, script: int) -> None:
+    """`shared`: a folder in memory that goes when nobody else can remove it, b"" for none."""
+
+    def __init__(self, sock: _socket.socket, script: int, shared: bytes) -> None:
         self.sock = sock
         self.script = script
+        self.shared = shared
         self.running = True
         self.status = 0
         self.reported = False
@@ -193,6 +210,8 @@ class Shim:
         """One message of the supervisor; returns the exit code when this process is to end."""
         if message is None:
             self.kill_tree()
+            if self.shared:
+                remove(self.shared)
             return 137
         kind = message[0]
         if kind == b"signal":
@@ -259,7 +278,7 @@ def main() -> int:
         pid, failed = 0, error.errno or errno.EAGAIN
     os.close(out_w)
     os.close(err_w)
-    shim = Shim(sock, pid)
+    shim = Shim(sock, pid, environ.get(SHARED, b""))
     if failed:
         shim.running, shim.reported = False, True
         shim.tell("failed", failed)

@@ -5,6 +5,7 @@ It tells what happened through `RanksEvents` and decides nothing. Source: protoc
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
 from muster.run.process import NEVER_STARTED, Nursery, turn_away
 from muster.run.rank import Rank, rank_environment
+from muster.run.rank_shim import SHARED
 from muster.run.record import Recorder
 from muster.run.servers import Servers
 from muster.run.shortage import not_started
@@ -116,10 +118,11 @@ class HostRanks:
         """Starts it with folders of the job's own, and makes those that its ranks will share."""
         assert self._plan is not None
         folders, names = self._nursery.scratch, self._plan.scratch
-        command = command._replace(
-            env={**command.env, **{name: folders.files() for name in names.launcher}}
-        )
+        own = {name: folders.files() for name in names.launcher}
         self._shared = {name: folders.memory() for name in names.ranks}
+        if self._shared:  # should this process be killed, the launcher's shim removes it
+            own[os.fsdecode(SHARED)] = folders.memory()
+        command = command._replace(env={**command.env, **own})
         self._launcher = Companion("launcher", kind, command, self._host, self._launcher_ended)
         self._nursery.spawn("launcher", command.env)
 

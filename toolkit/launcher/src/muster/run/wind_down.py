@@ -1,9 +1,10 @@
 """The end of ranks that nobody needs any more: rank 0 has ended well and was the one that led.
 
 A TensorFlow 2 worker serves its chief for ever, so somebody has to end it; a worker of a script
-that trains by itself works on and must not be cut off. What a rank does tells them apart: its
-whole process tree does nothing when, for some time, it takes next to no processor time and no
-thread of it is seen running or waiting for a disk.
+that trains by itself works on and must not be cut off. What a rank does tells them apart. It does
+nothing when, for some time, its whole process tree takes next to no processor time, no thread of it
+is seen running or waiting for a disk, and the main thread of every process waits for another thread
+or for a child: so one that sleeps, uploads or waits for an answer is at work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from muster.run.rank_shim import descendants
 
 LOOK_S = 0.2
 IDLE_SHARE = 0.03  # of one processor: less is the ticking of timers
-GRACE_S = 5.0  # from SIGTERM to SIGKILL; there is nothing left that it could save
+GRACE_S = 15.0  # from SIGTERM to SIGKILL
 REMIND_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -86,8 +87,9 @@ class _Watched:
     def is_idle(self, now: float, idle_s: float) -> bool:
         assert self.rank.wrapped is not None
         wrapped = self.rank.wrapped
-        root = wrapped.shim_pid if wrapped.connected else wrapped.pid
-        tree = [root, *descendants(root)]
+        # below its shim, where what it let go of is too
+        alone = [] if wrapped.connected else [wrapped.pid]
+        tree = [*alone, *descendants(wrapped.shim_pid if wrapped.connected else wrapped.pid)]
         used = sum(map(processor_s, tree))
         fresh = self._used_s < 0
         if fresh or used - self._used_s > IDLE_SHARE * idle_s or any(map(is_busy, tree)):
@@ -107,13 +109,26 @@ def processor_s(pid: int) -> float:
 
 
 def is_busy(pid: int) -> bool:
-    """Whether a thread of the process runs, wants to, or waits for a disk: on a crowded machine
-    that is work although it takes no time."""
+    """Whether a thread of the process runs, wants to, or waits for a disk (on a crowded machine
+    that is work although it takes no time), or its main thread waits for anything from outside."""
+    if not _waits_inside(pid):
+        return True
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
     return any(_state(pid, thread) in b"RD" for thread in threads)
+
+
+def _waits_inside(pid: int) -> bool:
+    """Whether the main thread waits for another thread or for a child, as the kernel says; also
+    when it does not say."""
+    try:
+        with open(f"/proc/{pid}/wchan", "rb") as file:
+            where = file.read()
+    except OSError:
+        return True
+    return where in (b"", b"0") or where.startswith((b"futex", b"do_wait"))
 
 
 def _state(pid: int, thread: str) -> bytes:
