@@ -107,7 +107,7 @@ def test_a_server_that_ends_well_is_no_failure(cluster: Make) -> None:
     assert {r.code for r in job.wait(20).values()} == {0}
 
 
-@pytest.mark.promise("F27")
+@pytest.mark.promise("F01")
 def test_a_stop_leaves_servers_alone_until_ranks_have_saved(cluster: Make) -> None:
     script = """
         import signal

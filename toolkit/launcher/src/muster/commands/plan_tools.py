@@ -7,11 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muster.plan.frameworks import Frameworks
 from muster.plan.tools import Tools, find_tools
 from muster.spec.distribution import Mpi, ParameterServer
 from muster.spec.job import Job, Staged
 
 ASSUMED_MPI = "5.0.11"
+_NEEDED = {"tensorflow": ("tensorflow",), "mxnet": ("mxnet",), "pytorch": ("torch",)}
 
 
 class Found(NamedTuple):
@@ -32,7 +34,7 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
     if isinstance(job.distribution, ParameterServer):
         from muster.plan.frameworks import find_frameworks
 
-        return Found(tools._replace(frameworks=find_frameworks(staged)))
+        return _with_frameworks(job, tools, find_frameworks(staged))
     if not isinstance(job.distribution, Mpi):
         return Found(tools)
     from muster.stage.mpi import mpi_version
@@ -46,6 +48,23 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
         mpirun=tools.mpirun or "mpirun", mpi_daemon=tools.mpi_daemon or "prted"
     )
     return Found(assumed, ASSUMED_MPI, "assumed", (line,))
+
+
+def _with_frameworks(job: Job, tools: Tools, found: Frameworks) -> Found:
+    """What the option or the script asks for is assumed to be in the image."""
+    from muster.plan.frameworks import MODULES
+
+    wanted: tuple[str, ...] = found.imported
+    if job.distribution.option == "multi_worker_mirrored_strategy":
+        wanted = ("tensorflow",)
+    elif job.settings.ps_framework:
+        wanted = _NEEDED[job.settings.ps_framework]
+    if "torch" in wanted:
+        wanted = (*wanted, "muster_parameter_server")
+    missing = [name for name in MODULES if name in wanted and name not in found.installed]
+    have = tuple(name for name in MODULES if name in (*found.installed, *missing))
+    lines = (f"{' and '.join(missing)} is not here and is assumed",) if missing else ()
+    return Found(tools._replace(frameworks=found._replace(installed=have)), assumed=lines)
 
 
 def _source(job: Job, mpirun: str) -> str:

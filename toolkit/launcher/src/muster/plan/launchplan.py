@@ -50,12 +50,13 @@ class RankSlot(NamedTuple):
 class Service(NamedTuple):
     """A process that serves the ranks of a job and runs no rank itself: a parameter server, say.
 
-    It starts with the ranks of its host and is ended with the job. Ending by itself with 0 is
-    its right; anything else fails the job.
+    It starts with the ranks of its host and is ended with the job. `may_end`: it knows when its
+    work is done and may end by itself with 0; any other end fails the job.
     """
 
     name: str  # "server-0": for lines, logs and failures
     command: Command
+    may_end: bool = True
 
 
 class Daemon(NamedTuple):

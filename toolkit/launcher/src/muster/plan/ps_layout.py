@@ -35,7 +35,7 @@ class Roles(NamedTuple):
     """What a framework asks for on this host, and what all hosts must agree on.
 
     `additions`: for scripts of distribution hosts. `replaces`: variables that are made anew for
-    them, so that one of the surroundings is noted and left out. `works_on`: led_by_first.
+    them, so that one of the surroundings is noted and left out.
     """
 
     title: str

@@ -116,7 +116,8 @@ def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
 
 def _service(seat: Seat, server: Server, cluster: Cluster) -> Service:
     told = {CONFIG: config(cluster, "ps", server.number)}
-    return seat.service(server.name, (TENSORFLOW_SERVER,), told)
+    # it serves until it is ended
+    return seat.service(server.name, (TENSORFLOW_SERVER,), told)._replace(may_end=False)
 
 
 def _at(names: Mapping[int, str], ports: Mapping[int, int], place: int) -> str:

@@ -1,4 +1,7 @@
-"""Where the programs that start ranks are. The only part of planning that looks at the disk."""
+"""Where the programs that start ranks are.
+
+It looks at the disk, as `frameworks` does; planning itself does not.
+"""
 
 from __future__ import annotations
 

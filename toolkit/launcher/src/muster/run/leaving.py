@@ -49,19 +49,19 @@ class Leaving:
         self._ranks, self._staging = ranks, staging
         self._began_s = time.monotonic()
         if not well:
-            ranks.hold_back_launcher()
+            ranks.launching.hold_back()
         ranks.release()
         self._nursery.release_spare()
-        if ranks.launcher_runs:
-            self._loop.after(LAUNCHER_LEAVES_S, ranks.release_launcher)
+        if ranks.launching.runs:
+            self._loop.after(LAUNCHER_LEAVES_S, ranks.launching.release)
         self._loop.after(SHIMS_LEAVE_S, self.look)
         self.look()
 
     def look(self) -> None:
         if self._ranks is None:
             return
-        if not self._ranks.launcher_runs:
-            self._ranks.release_launcher()
+        if not self._ranks.launching.runs:
+            self._ranks.launching.release()
         self._reaper.look()
         waited = time.monotonic() - self._began_s
         if self._nursery.shims and waited < SHIMS_LEAVE_S:

@@ -272,13 +272,14 @@ def main() -> int:
     count = int(order[2])
     argv, entries = order[3 : 3 + count], order[3 + count :]
     environ = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+    shared = environ.pop(SHARED, b"")
     try:
         pid, failed = start(argv, environ, order[1], out_w, err_w)
     except OSError as error:
         pid, failed = 0, error.errno or errno.EAGAIN
     os.close(out_w)
     os.close(err_w)
-    shim = Shim(sock, pid, environ.get(SHARED, b""))
+    shim = Shim(sock, pid, shared)
     if failed:
         shim.running, shim.reported = False, True
         shim.tell("failed", failed)

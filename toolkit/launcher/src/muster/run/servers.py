@@ -39,9 +39,11 @@ class Servers:
         self._memory_note = memory_note
         self._mask = mask
         self._all: list[Companion] = []
+        self._endless: set[str] = set()  # servers that never end by themselves
 
     def start(self, services: Sequence[Service]) -> None:
         """Raises LaunchError when a fork fails."""
+        self._endless = {one.name for one in services if not one.may_end}
         for one in services:
             self._all.append(Companion(one.name, KIND, one.command, self._host, self._ended))
             self._nursery.spawn(f"{KIND}:{one.name}", one.command.env)
@@ -52,6 +54,11 @@ class Servers:
         if kind != KIND:
             return None
         return next((server for server in self._all if server.name == name), None)
+
+    @property
+    def all_ran(self) -> bool:
+        """Whether each has been started, and perhaps has ended."""
+        return all(one.wrapped is not None and bool(one.wrapped.pid) for one in self._all)
 
     def kill(self) -> None:
         for server in self._all:
@@ -71,7 +78,8 @@ class Servers:
 
     def _tell(self, server: Companion, victim: bool) -> None:
         trouble = server.never_ran()
-        if self._over() or (trouble is None and server.status == 0):
+        well = trouble is None and server.status == 0 and server.name not in self._endless
+        if self._over() or well:
             return
         self._told(trouble or self._trouble(server, victim))
 

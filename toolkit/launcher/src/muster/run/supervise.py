@@ -275,7 +275,7 @@ class _Supervisor:
         leader = self._seat.leader_address
         command = daemon_command(self._plan.daemon, asked, leader, self._post.cluster.me.name)
         self._log("launch", "starting the launch daemon that the leader's launcher asked for")
-        self._ranks.start_daemon(command)
+        self._ranks.launching.start_daemon(command)
 
     def _asked(self, words: tuple[str, ...]) -> str:
         """A child of the launcher asks for the launch daemon of a host; "" when it is passed on."""
