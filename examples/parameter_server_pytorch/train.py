@@ -62,7 +62,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="over all workers")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
     parser.add_argument("--staleness", type=int, default=2, help="of async mode, in steps")
-    return parser.parse_args()
+    options = parser.parse_args()
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.batch_size < 1 or options.batch_size % workers:
+        parser.error(f"--batch-size {options.batch_size} cannot be shared by {workers} workers")
+    return options
 
 
 def make_optimizer(network: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
@@ -73,7 +77,7 @@ def make_optimizer(network: nn.Module, options: argparse.Namespace) -> torch.opt
         network.parameters(),
         sgd(lr=options.lr, momentum=0.9),
         mode=options.mode,
-        staleness=options.staleness,
+        staleness=options.staleness if options.mode == "async" else None,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Result
+from tests.support.cluster import Result, wait_until
 from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, OpenMpi, wait_ranks
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
@@ -257,6 +257,24 @@ def test_a_killed_launch_daemon_of_a_follower_is_the_failure(mpi: MakeMpi) -> No
     (code,) = {result.code for result in results.values()}
     assert f"the launch daemon {job.open_mpi.daemon} " in line
     assert "while its ranks ran (on algo-2)" in line
+    assert code in (137, 255)
+
+
+@pytest.mark.promise("F17")
+def test_a_launch_daemon_counts_also_when_the_ranks_of_its_own_host_have_ended(
+    mpi: MakeMpi,
+) -> None:
+    works = "if os.environ['SM_CURRENT_HOST'] == 'algo-1':\n    time.sleep(600)\n"
+    job = mpi(f"import os, time\nprint('up', flush=True)\n{works}")
+    job.start()
+    wait_ranks(job, "up", 4)
+    wait_until(lambda: not job.find("algo-2", "train.py"), 10, lambda: job.story("it works on"))
+    os.kill(job.daemon("algo-2"), signal.SIGKILL)
+    results = job.wait(20)
+    (line,) = lines_of(results)
+    (code,) = {result.code for result in results.values()}
+    assert f"the launch daemon {job.open_mpi.daemon} " in line
+    assert "after its ranks (on algo-2)" in line
     assert code in (137, 255)
 
 

@@ -187,7 +187,7 @@ def _registration(made: Places) -> dict[str, Any]:
     return {
         "mode": "sync", "staleness": 0, "timeout_s": 60.0, "optimizer": "sgd", "slots": [],
         "workers": 1, "servers": made.variables["PARAMETER_SERVER_ADDRESSES"].split(","),
-        "tensors": [["float32", [100], 0]],
+        "tensors": [["float32", [100], 0, ""]],
     }  # fmt: skip
 
 

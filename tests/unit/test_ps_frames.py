@@ -126,7 +126,7 @@ def test_text_that_is_no_object_is_refused(text: bytes) -> None:
 
 REGISTRATION = Registration(
     "sync", 0, 300.0, "sgd", ("momentum_buffer",), 2, ("127.0.0.1:8001",),
-    (TensorSpec("float32", (3, 4), 0), TensorSpec("bfloat16", (), 1)),
+    (TensorSpec("float32", (3, 4), 0, "weight"), TensorSpec("bfloat16", (), 1)),
 )  # fmt: skip
 
 
@@ -145,9 +145,10 @@ def test_a_registration_arrives_as_it_was_sent() -> None:
         {"mode": "chaos"}, {"mode": 1}, {"staleness": -1}, {"staleness": True}, {"timeout_s": 0},
         {"timeout_s": 1e9}, {"timeout_s": "1"}, {"optimizer": "lion"}, {"slots": ["exp_avg"]},
         {"slots": "momentum_buffer"}, {"workers": 1.5}, {"servers": [1]}, {"tensors": None},
-        {"tensors": [["float32", [3]]]}, {"tensors": [["int64", [3], 0]]},
-        {"tensors": [["float32", [-3], 0]]}, {"tensors": [["float32", [2**47, 2**47], 0]]},
-        {"tensors": [["float32", [2**41], 0]] * 9}, {"tensors": [["float32", [3], 5]]},
+        {"tensors": [["float32", [3], 0]]}, {"tensors": [["int64", [3], 0, ""]]},
+        {"tensors": [["float32", [-3], 0, ""]]}, {"tensors": [["float32", [3], 0, 1]]},
+        {"tensors": [["float32", [2**47, 2**47], 0, ""]]},
+        {"tensors": [["float32", [2**41], 0, ""]] * 9}, {"tensors": [["float32", [3], 5, ""]]},
     ],
 )  # fmt: skip
 def test_a_registration_that_cannot_be_is_refused(change: dict[str, object]) -> None:

@@ -7,81 +7,153 @@ those of a GPU, go through one copy in plain memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.exchange import Run
 from muster_parameter_server.frames import DTYPES
-from muster_parameter_server.layout import Segment
-from muster_parameter_server.memory import is_plain, pieces
+from muster_parameter_server.layout import Segment, TensorSpec
+from muster_parameter_server.memory import TORCH, is_plain, pieces
 
 
-def as_tensors(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> list[Tensor]:
-    """The tensors without names. Raises SettingsError for none, or for one that comes twice."""
-    found = [one[1] if isinstance(one, tuple) else one for one in parameters]
-    if not found:
+def as_tensors(
+    parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+) -> tuple[list[Tensor], list[str]]:
+    """Tensors and their names, empty where there are none.
+
+    Raises SettingsError for no tensor, and for two that are the same or share memory.
+    """
+    pairs = [one if isinstance(one, tuple) else ("", one) for one in parameters]
+    if not pairs:
         raise SettingsError("there are no parameters", "pass model.parameters()")
-    for number, tensor in enumerate(found):
+    for number, (_, tensor) in enumerate(pairs):
         if not isinstance(tensor, torch.Tensor):
             raise SettingsError(f"parameter {number} is a {type(tensor).__name__}", "pass tensors")
-    if len({id(tensor) for tensor in found}) != len(found):
-        raise SettingsError("a parameter is given twice", "pass every tensor once")
-    return found
+    names, tensors = [name for name, _ in pairs], [tensor for _, tensor in pairs]
+    _require_apart(tensors, names)
+    return tensors, names
 
 
-def master_dtype(tensor: Tensor) -> torch.dtype:
+def _require_apart(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Two parameters in the same memory: each would undo the other's update."""
+    spans = []
+    for number, tensor in enumerate(tensors):
+        if tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        begin = tensor.data_ptr()
+        place = str(tensor.device), begin, begin + (last + 1) * tensor.element_size()
+        spans.append((*place, number))
+    for (where, _, end, one), (device, begin, _, other) in pairwise(sorted(spans)):
+        if where == device and begin < end:
+            first, second = sorted((one, other))
+            raise SettingsError(
+                f"parameters {_called(first, names)} and {_called(second, names)} share memory",
+                "give tied weights as one Parameter, and every tensor once",
+            )
+
+
+def _called(number: int, names: Sequence[str]) -> str:
+    return f"{number} ({names[number]})" if names[number] else str(number)
+
+
+def master_dtype(spec: TensorSpec) -> torch.dtype:
     """What the servers compute in for it."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return torch.float64 if spec.dtype == "float64" else torch.float32
 
 
-def empty_state(tensors: Sequence[Tensor], slots: Sequence[str]) -> dict[str, list[Tensor]]:
+def empty_state(specs: Sequence[TensorSpec], slots: Sequence[str]) -> dict[str, list[Tensor]]:
     return {
-        slot: [torch.zeros(one.shape, dtype=master_dtype(one)) for one in tensors]
+        slot: [torch.zeros(spec.shape, dtype=master_dtype(spec)) for spec in specs]
         for slot in slots
     }  # fmt: skip
 
 
 class Buffers:
-    """`plan`: for each server its segments."""
+    """`specs`: the tensors as they were registered; `plan`: for each server its segments.
 
-    def __init__(self, tensors: list[Tensor], plan: Sequence[tuple[Segment, ...]]) -> None:
+    The servers know the tensors as they were then, so what has another dtype or shape later is
+    refused with SettingsError before a byte of it is read or written.
+    """
+
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        specs: Sequence[TensorSpec],
+        plan: Sequence[tuple[Segment, ...]],
+    ) -> None:
         self.tensors = tensors
+        self._specs = specs
         self._plan = plan
-        self._plain = [
-            one.detach() if is_plain(one) else torch.zeros(one.shape, dtype=one.dtype)
-            for one in tensors
-        ]
+        self._staged: dict[int, Tensor] = {}  # plain copies of tensors that are not plain
+        self._versions: list[int] | None = None
         self._zeros: dict[int, Tensor] = {}
         self._held: list[Tensor] = []  # keeps the memory of an exchange alive
 
     def parameters(self) -> list[list[Run]]:
         """What the parameters hold now, for each server."""
-        for plain, tensor in zip(self._plain, self.tensors, strict=True):
-            if not is_plain(tensor):
-                plain.copy_(tensor.detach())
-        return self.landings()
+        plain = self._plain()
+        for number, staged in self._staged.items():
+            staged.copy_(self.tensors[number].detach())
+        return self._runs(plain)
 
     def landings(self) -> list[list[Run]]:
         """Where parameters from the servers go; then call `landed`."""
-        if any(
-            is_plain(tensor) and tensor.data_ptr() != plain.data_ptr()
-            for tensor, plain in zip(self.tensors, self._plain, strict=True)
-        ):
-            # the script gave a parameter other memory (`.data = `): follow it
-            self._plain = [
-                tensor.detach() if is_plain(tensor) else plain
-                for tensor, plain in zip(self.tensors, self._plain, strict=True)
-            ]
-        return self._runs(self._plain)
+        return self._runs(self._plain())
 
     def landed(self) -> None:
-        """Brings what was received to tensors that are not plain."""
+        """What was received is in the tensors, and autograd knows that they were changed."""
         self._held = []
-        for plain, tensor in zip(self._plain, self.tensors, strict=True):
-            if not is_plain(tensor):
-                tensor.detach().copy_(plain)
+        for number, tensor in enumerate(self.tensors):
+            if number in self._staged:
+                tensor.detach().copy_(self._staged[number])
+            elif not tensor.is_inference():
+                increment_version(tensor)
+        self._versions = [_version(tensor) for tensor in self.tensors]
+
+    def require_unchanged(self) -> None:
+        """Raises SettingsError for a parameter that the script has written since `landed`."""
+        for number, tensor in enumerate(self.tensors):
+            if self._versions is not None and _version(tensor) != self._versions[number]:
+                raise SettingsError(
+                    f"parameter {self._called(number)} was written since the servers' values "
+                    "came; they know nothing of it, and the next pull would undo it",
+                    "call server.load() on all workers to make rank 0's values the servers', or "
+                    "server.pull() to drop what was written",
+                )
+
+    def _plain(self) -> list[Tensor]:
+        """The memory of each parameter as it is now (`.data = ` may have moved it)."""
+        found: list[Tensor] = []
+        for number, tensor in enumerate(self.tensors):
+            self._require_same(number, tensor, "parameter")
+            if is_plain(tensor):
+                self._staged.pop(number, None)
+                found.append(tensor.detach())
+                continue
+            if number not in self._staged:
+                self._staged[number] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            found.append(self._staged[number])
+        return found
+
+    def _require_same(self, number: int, tensor: Tensor, what: str) -> None:
+        spec = self._specs[number]
+        same = tensor.dtype is TORCH[spec.dtype] and tensor.shape == spec.shape
+        if not same or tensor.layout is not torch.strided:
+            raise SettingsError(
+                f"{what} {self._called(number)} is {tensor.layout} {tensor.dtype} "
+                f"{tuple(tensor.shape)} now, but connected as {spec.dtype} {spec.shape}",
+                "change dtypes and shapes before connecting; push dense gradients as backward() "
+                "leaves them in .grad",
+            )
+
+    def _called(self, number: int) -> str:
+        label = self._specs[number].label
+        return f"{number} ({label})" if label else str(number)
 
     def gradients(self, gradients: Sequence[Tensor | None]) -> list[list[Run]]:
         """Raises SettingsError for a gradient that does not fit its parameter."""
@@ -94,17 +166,12 @@ class Buffers:
         return self._runs(self._held)
 
     def _gradient(self, number: int, gradient: Tensor | None) -> Tensor:
-        tensor = self.tensors[number]
         if gradient is None:
             if number not in self._zeros:
-                self._zeros[number] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+                spec = self._specs[number]
+                self._zeros[number] = torch.zeros(spec.shape, dtype=TORCH[spec.dtype])
             return self._zeros[number]
-        if gradient.shape != tensor.shape or gradient.dtype != tensor.dtype or gradient.is_sparse:
-            raise SettingsError(
-                f"gradient {number} is {gradient.layout} {gradient.dtype} "
-                f"{tuple(gradient.shape)}, its parameter {tensor.dtype} {tuple(tensor.shape)}",
-                "push dense gradients as backward() leaves them in .grad",
-            )
+        self._require_same(number, gradient, "gradient")
         return gradient.detach().to("cpu").contiguous()
 
     def checked_state(
@@ -119,11 +186,11 @@ class Buffers:
         found = {}
         for slot in slots:
             shapes = [tuple(one.shape) for one in state[slot]]
-            if shapes != [tuple(one.shape) for one in self.tensors]:
+            if shapes != [spec.shape for spec in self._specs]:
                 raise SettingsError(f"the state's {slot} has other shapes", "load the same model's")
             found[slot] = [
-                kept.detach().to("cpu", master_dtype(one)).contiguous()
-                for kept, one in zip(state[slot], self.tensors, strict=True)
+                kept.detach().to("cpu", master_dtype(spec)).contiguous()
+                for kept, spec in zip(state[slot], self._specs, strict=True)
             ]
         self._held = [one for kept in found.values() for one in kept]
         return found
@@ -137,6 +204,11 @@ class Buffers:
 
     def _runs(self, plain: Sequence[Tensor]) -> list[list[Run]]:
         return [[_run(plain, segment) for segment in segments] for segments in self._plan]
+
+
+def _version(tensor: Tensor) -> int:
+    """Autograd's count of writes; tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _of_state(segment: Segment) -> Segment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Mapping, Sequence
 
 from muster_parameter_server import frames
@@ -19,16 +20,26 @@ class GoneError(Exception):
 
 
 class Channel:
-    """Counts frames of both directions. Every method raises GoneError; reading, ProtocolError."""
+    """Counts frames of both directions. Sending and reading raise GoneError, reading ProtocolError.
+
+    `moved`: bytes that came in so far.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.moved = 0
         self._sock = sock
         self._sent = 0
         self._received = 0
 
-    def read(self, idle_s: float, stall_s: float) -> tuple[Header, dict[str, object]]:
-        """The next frame, which has to be text. `idle_s`: until it begins, then `stall_s`."""
-        header = self._header(idle_s)
+    def has_come(self, within_s: float) -> bool:
+        """Waits until bytes, or the end, can be read; whether they can."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(1000 * within_s))
+
+    def read(self, stall_s: float) -> tuple[Header, dict[str, object]]:
+        """The next frame, which has to be text. `stall_s`: the longest pause within it."""
+        header = self._header(stall_s)
         if header.kind is Kind.TENSOR:
             raise ProtocolError("a tensor came where text was due")
         text = bytearray(header.text_bytes)
@@ -56,14 +67,17 @@ class Channel:
             parts += [memoryview(frames.tensor_header(self._next(), dtype, shape)), data]
         self._send_all(parts, stall_s)
 
-    def fill(self, into: memoryview, stall_s: float) -> None:
-        """Reads exactly as many bytes as there is room for."""
+    def fill(self, into: memoryview, stall_s: float, end: float | None = None) -> None:
+        """Reads exactly as many bytes as there is room for, until `end` of the monotonic clock."""
         try:
             self._sock.settimeout(stall_s)
             while len(into):
+                if end is not None:
+                    self._sock.settimeout(max(0.001, end - time.monotonic()))
                 got = self._sock.recv_into(into)
                 if not got:
                     raise GoneError("it closed the connection")
+                self.moved += got
                 into = into[got:]
         except OSError as error:
             raise GoneError(error.strerror or str(error)) from error

@@ -58,6 +58,7 @@ class Link:
         self.name = f"server {number} at {address}"
         self.outgoing: list[memoryview] = []
         self.broken = ""  # why nothing more can be sent
+        self.told = False  # the error that ends this link was made by the server
         self.answer: dict[str, object] | None = None
         self._sent = 0
         self._received = 0
@@ -117,12 +118,16 @@ class Link:
     def _read(self, request: Request) -> _Reader:
         """Yields the places to fill next; returns the answer's text."""
         head = bytearray(frames.HEADER_BYTES)
-        yield [memoryview(head)]
-        header = self._checked(head)
-        text = bytearray(header.text_bytes)
-        yield [memoryview(text)]
-        message = frames.read_text(text) if header.kind is not Kind.TENSOR else {}
+        while True:
+            yield [memoryview(head)]
+            header = self._checked(head)
+            text = bytearray(header.text_bytes)
+            yield [memoryview(text)]
+            message = frames.read_text(text) if header.kind is not Kind.TENSOR else {}
+            if header.kind is not Kind.WAIT:
+                break
         if header.kind is Kind.ERROR:
+            self.told = True
             raise from_message(message)
         if header.kind is not request.reply:
             raise ProtocolError(f"{header.kind.name} came where {request.reply.name} was due")
@@ -225,6 +230,13 @@ class Exchange:
             raise ServerLostError(
                 f"{link.name} was lost in the {what}, says rank {self._rank}: {error}",
                 "look at the output of that server: it failed or was killed first",
+            ) from error
+        except ProtocolError as error:
+            if link.told:
+                raise
+            raise ProtocolError(
+                f"rank {self._rank} cannot read {link.name} in the {what}: {error.message}",
+                error.fix,
             ) from error
 
 

@@ -38,14 +38,15 @@ MAX_DIMS = 4
 
 class Kind(IntEnum):
     REGISTER = 1  # worker: text, options and tensors
-    READY = 2  # server: text, all workers agree
-    LOAD = 3  # worker: text, then of rank 0 its tensors
+    READY = 2  # server: text, all workers have come
+    LOAD = 3  # worker: text, a load is to come; READY when all workers have come to it
     PUSH = 4  # worker: text, then gradients
     PULL = 5  # worker: text, what is wanted
     GOODBYE = 6  # worker: text
     TENSOR = 7  # both: one tensor
-    VALUES = 8  # server: text, then tensors
+    VALUES = 8  # server: text, then tensors; worker: text, after LOAD, then of rank 0 its tensors
     ERROR = 9  # server: text, then nothing more
+    WAIT = 10  # server: text, the answer is late because another worker's bytes still come
 
 
 class Dtype(NamedTuple):

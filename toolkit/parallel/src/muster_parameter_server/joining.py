@@ -15,6 +15,7 @@ from muster_parameter_server.sockets import dial
 
 _RETRY_S = 0.1
 _STEP_S = 5.0  # of the handshake
+_REFUSALS = 5  # then the key is wrong, and not the server busy
 
 
 def join(settings: WorkerSettings, timeout_s: float, may_be_local: bool) -> list[Link]:
@@ -23,10 +24,7 @@ def join(settings: WorkerSettings, timeout_s: float, may_be_local: bool) -> list
     links: list[Link] = []
     try:
         for number, address in enumerate(settings.addresses):
-            link, hello = _greet_until(end, timeout_s, settings.rank, number, address, may_be_local)
-            links.append(link)
-            _prove(link, hello, settings, number)
-            link.sock.setblocking(False)
+            links.append(_join_one(end, timeout_s, settings, number, address, may_be_local))
     except BaseException:
         for link in links:
             link.sock.close()
@@ -34,59 +32,73 @@ def join(settings: WorkerSettings, timeout_s: float, may_be_local: bool) -> list
     return links
 
 
-def _greet_until(
-    end: float, timeout_s: float, rank: int, number: int, address: Address, may_be_local: bool
-) -> tuple[Link, bytes]:
-    """A connection on which the server has spoken; one that is busy with strangers hangs up."""
+def _join_one(
+    end: float, timeout_s: float, settings: WorkerSettings, number: int, address: Address,
+    may_be_local: bool,
+) -> Link:  # fmt: skip
+    """Tries again: a server may not listen yet, or hang up because strangers press in.
+
+    One that hangs up on our answer takes the key for a wrong one; that ends after `_REFUSALS`.
+    """
+    refusals = 0
     while True:
+        limit_s = max(_RETRY_S, min(_STEP_S, end - time.monotonic()))
+        link = None
         try:
-            limit_s = max(_RETRY_S, min(_STEP_S, end - time.monotonic()))
-            return _greet(number, address, limit_s, may_be_local)
+            link = Link(number, address, dial(address, limit_s, may_be_local))
+            hello = _exactly(link.sock, handshake.HELLO_BYTES, limit_s)
+            if _prove(link, hello, settings, number):
+                link.sock.setblocking(False)
+                return link
+            refusals += 1
+            why = "it closed the connection during the handshake"
         except OSError as error:
-            if time.monotonic() + _RETRY_S > end:
-                raise ServerLostError(
-                    f"rank {rank} could not connect to server {number} at {address} within "
-                    f"{timeout_s:g} s: {error.strerror or error}",
-                    "look whether that server runs: python -m muster_parameter_server",
-                ) from error
+            why = error.strerror or str(error)
+        finally:
+            if link is not None and link.sock.getblocking():
+                link.sock.close()
+        if refusals == _REFUSALS:
+            raise ServerLostError(
+                f"server {number} at {address} refused rank {settings.rank}: {why}",
+                "give server and worker the same PARAMETER_SERVER_KEY and "
+                "PARAMETER_SERVER_ADDRESSES",
+            )
+        if time.monotonic() + _RETRY_S > end:
+            raise ServerLostError(
+                f"rank {settings.rank} could not connect to server {number} at {address} within "
+                f"{timeout_s:g} s: {why}",
+                "look whether that server runs: python -m muster_parameter_server",
+            )
         time.sleep(_RETRY_S)
 
 
-def _greet(number: int, address: Address, limit_s: float, local: bool) -> tuple[Link, bytes]:
-    sock = dial(address, limit_s, local)
-    try:
-        sock.settimeout(limit_s)
-        return Link(number, address, sock), _exactly(sock, handshake.HELLO_BYTES)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _prove(link: Link, hello: bytes, settings: WorkerSettings, number: int) -> None:
+def _prove(link: Link, hello: bytes, settings: WorkerSettings, number: int) -> bool:
+    """Whether the server took our proof; it gave its own. Raises ProtocolError."""
     nonce = os.urandom(handshake.NONCE_BYTES)
     try:
-        link.sock.settimeout(_STEP_S)
         theirs = handshake.read_hello(hello)
-        numbers = (theirs, nonce, settings.rank, number)
-        link.sock.sendall(handshake.answer(settings.key, *numbers))
-        proof = _exactly(link.sock, handshake.PROOF_BYTES)
-    except OSError as error:
-        raise ServerLostError(
-            f"{link.name} refused rank {settings.rank}: {error}",
-            "give server and worker the same PARAMETER_SERVER_KEY and PARAMETER_SERVER_ADDRESSES",
-        ) from error
     except ProtocolError as error:
         raise ProtocolError(f"{link.name}: {error.message}", error.fix) from error
+    numbers = (theirs, nonce, settings.rank, number)
+    try:
+        link.sock.sendall(handshake.answer(settings.key, *numbers))
+        proof = _exactly(link.sock, handshake.PROOF_BYTES, _STEP_S)
+    except OSError:
+        return False
     if not hmac.compare_digest(proof, handshake.proof_of(settings.key, b"server", *numbers)):
         raise ProtocolError(
             f"{link.name} could not prove the key to rank {settings.rank}",
             "another program may listen there; look at PARAMETER_SERVER_ADDRESSES",
         )
+    return True
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, within_s: float) -> bytes:
+    """Raises OSError when the bytes have not come in time, however many of them did."""
+    end = time.monotonic() + within_s
     data = bytearray()
     while len(data) < count:
+        sock.settimeout(max(0.001, end - time.monotonic()))
         got = sock.recv(count - len(data))
         if not got:
             raise ConnectionError("it closed the connection during the handshake")

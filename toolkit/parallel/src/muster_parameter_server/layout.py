@@ -15,11 +15,15 @@ from muster_parameter_server.frames import DTYPES, Dtype
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of the script. `group`: which parameter group's hyperparameters are its own."""
+    """One tensor of the script. `group`: which parameter group's hyperparameters are its own.
+
+    `label`: its name, or the end of a long one; empty where the script gave none.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     group: int = 0
+    label: str = ""
 
     @property
     def elements(self) -> int:
@@ -30,7 +34,8 @@ class TensorSpec(NamedTuple):
         return self.elements * DTYPES[self.dtype].item_bytes
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape} of group {self.group}"
+        named = f" named {self.label!r}" if self.label else ""
+        return f"{self.dtype} {self.shape} of group {self.group}{named}"
 
 
 class Piece(NamedTuple):

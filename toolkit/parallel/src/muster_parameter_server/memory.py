@@ -17,18 +17,19 @@ if sys.byteorder != "little":
     raise ImportError("muster_parameter_server sends tensors little-endian; this machine is not")
 
 TORCH: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+LABEL_LIMIT = 120  # characters of a name that travel
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}
 
 
-def spec_of(tensor: Tensor, number: int, group: int) -> TensorSpec:
+def spec_of(tensor: Tensor, number: int, group: int, label: str = "") -> TensorSpec:
     """Raises SettingsError for a tensor that cannot travel."""
     name = NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
         raise SettingsError(
-            f"tensor {number} is {tensor.layout} {tensor.dtype}",
+            f"tensor {number} {label} is {tensor.layout} {tensor.dtype}".replace("  ", " "),
             f"parameters are dense and of {', '.join(DTYPES)}",
         )
-    return TensorSpec(name, tuple(tensor.shape), group)
+    return TensorSpec(name, tuple(tensor.shape), group, label[-LABEL_LIMIT:])
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -39,11 +40,15 @@ def is_plain(tensor: Tensor) -> bool:
 def view(tensor: Tensor, start: int = 0, stop: int | None = None) -> memoryview:
     """The bytes of elements `start` to `stop` of a plain tensor, shared and writable.
 
-    The caller keeps the tensor alive for as long as the view.
+    The caller keeps the tensor alive for as long as the view. Raises IndexError for elements that
+    the tensor, or the memory below it, does not have.
     """
     size = tensor.element_size()
     stop = tensor.numel() if stop is None else stop
     length = (stop - start) * size
+    room = tensor.untyped_storage().nbytes() // size - tensor.storage_offset()
+    if not 0 <= start <= stop <= min(tensor.numel(), room) or not is_plain(tensor):
+        raise IndexError(f"elements {start} to {stop} of a tensor {tuple(tensor.shape)}")
     if not length:
         return memoryview(b"")
     memory = (ctypes.c_ubyte * length).from_address(tensor.data_ptr() + start * size)

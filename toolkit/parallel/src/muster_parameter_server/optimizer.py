@@ -18,9 +18,10 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
     A torch.optim.Optimizer to its users: `zero_grad`, `param_groups` (so learning rate schedulers
     work), `state_dict` in the form of torch.optim.SGD, Adam and AdamW. Differences: a parameter
     whose `.grad` is None counts as one with a gradient of zeros; parameters that need no gradient
-    stay as they are and are not shared; groups are fixed once connected; `state_dict` asks the
-    servers; `load_state_dict` has to be called by all workers at the same step, and rank 0's
-    parameters and state count. Consistency: `ParameterServer.push_pull`.
+    when it connects stay as they are and are not shared; groups are fixed once connected; one for
+    each process; no maximize, no amsgrad; `state_dict` asks the servers; `load_state_dict` has to
+    be called by all workers at the same step, and rank 0's parameters and state count.
+    Consistency: `ParameterServer.push_pull`.
 
         optimizer = ServerOptimizer(model.parameters(), sgd(lr=0.1, momentum=0.9))
     """
@@ -31,7 +32,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         optimizer: Optimizer,
         *,
         mode: str = SYNC,
-        staleness: int | None = 1,
+        staleness: int | None = None,
         timeout_s: float = TIMEOUT_S,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -42,12 +43,14 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         """
         self._name = checked(optimizer).name
         self._server: ParameterServer | None = None
-        super().__init__(_unnamed(params), _defaults(optimizer))
+        given, names = _unnamed(params)
+        super().__init__(given, _defaults(optimizer))
         members = [(p, g) for g, group in enumerate(self.param_groups) for p in group["params"]]
+        self._frozen = {n: p for n, (p, _) in enumerate(members) if not p.requires_grad}
         self._shared = [number for number, (p, _) in enumerate(members) if p.requires_grad]
         self._group_of = [members[number][1] for number in self._shared]
         self._server = ParameterServer.connect(
-            [members[number][0] for number in self._shared],
+            [(names.get(id(p), ""), p) for p in (members[number][0] for number in self._shared)],
             # the first group with momentum decides that the servers keep room for it
             max(self._optimizers(), key=lambda one: one.values().get("momentum", 0.0)),
             mode=mode,
@@ -66,11 +69,22 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One push and pull; the closure's loss, where one is given. Raises as `push_pull`."""
+        """One push and pull; the closure's loss, where one is given. Raises as `push_pull`;
+
+        SettingsError for a parameter that was frozen at the start and has a gradient now.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for number, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise SettingsError(
+                    f"parameter {number} has a gradient, but needed none when the optimizer "
+                    "connected, so the servers do not have it",
+                    "set requires_grad before making the ServerOptimizer; lr 0 in a group of its "
+                    "own keeps a parameter still until then",
+                )
         found = self._optimizers()
         self.server.push_pull(
             [parameter.grad for parameter in self.server.parameters],
@@ -109,12 +123,14 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         Takes what `state_dict`, or torch.optim's optimizer of the same name, gave.
         Raises SettingsError when it is of other parameters or another optimizer.
         """
+        self._require_loadable(state_dict)
         super().load_state_dict({**state_dict, "state": {}})
         kept = [state_dict["state"].get(number) for number in self._shared]
         if not any(kept):
             self.server.load()
             return
         names = {slot for one in kept if one for slot, value in one.items() if value is not None}
+        names |= set(self.server.slots)  # torch.optim keeps none of a parameter without gradients
         state = {
             slot: [
                 torch.zeros_like(p) if one is None or one.get(slot) is None else one[slot]
@@ -124,6 +140,17 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         }
         steps = max(int(one.get("step", 1)) for one in kept if one)
         self.server.load(state, steps)
+
+    def _require_loadable(self, state_dict: Mapping[str, Any]) -> None:
+        sizes = [len(group["params"]) for group in self.param_groups]
+        theirs = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != theirs:
+            raise SettingsError(
+                f"the state has groups of {theirs} parameters, this optimizer of {sizes}",
+                "load what the same optimizer has saved",
+            )
+        for group in state_dict["param_groups"]:
+            _of_group(self._name, group)
 
     def _groups(self) -> list[int]:
         """Group numbers without gaps; `_used` holds the groups that have a number."""
@@ -135,8 +162,19 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         return [_of_group(self._name, group) for group in self.param_groups]
 
 
-def _unnamed(params: Iterable[Any]) -> list[Any]:
-    return [one[1] if isinstance(one, tuple) else one for one in params]
+def _unnamed(params: Iterable[Any]) -> tuple[list[Any], dict[int, str]]:
+    """The same without names, and the names by the tensors' ids."""
+    names: dict[int, str] = {}
+
+    def bare(one: Any) -> Any:
+        if isinstance(one, dict) and not isinstance(one["params"], torch.Tensor):
+            return {**one, "params": [bare(member) for member in one["params"]]}
+        if isinstance(one, tuple):
+            names[id(one[1])] = str(one[0])
+            return one[1]
+        return one
+
+    return [bare(one) for one in params], names
 
 
 def _defaults(optimizer: Optimizer) -> dict[str, Any]:
@@ -150,7 +188,19 @@ def _defaults(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _of_group(name: str, group: Mapping[str, Any]) -> Optimizer:
+    """Raises SettingsError for what the servers cannot do."""
     values = dict(group)
+    for refused in ("maximize", "amsgrad"):
+        if values.get(refused):
+            raise SettingsError(f"{name}: {refused} is not supported", f"leave {refused} out")
+    if values.get("decoupled_weight_decay", name == "adamw") is not (name == "adamw"):
+        raise SettingsError(
+            f"{name}: decoupled_weight_decay={values['decoupled_weight_decay']!r}",
+            "adamw has decoupled weight decay, adam has not",
+        )
     if "betas" in values:
         values["beta1"], values["beta2"] = values["betas"]
+    missing = [field for field in FIELDS[name] if field not in values]
+    if missing:
+        raise SettingsError(f"{name}: a group without {', '.join(missing)}", "load its own state")
     return checked(Optimizer(name, tuple(float(values[field]) for field in FIELDS[name])))

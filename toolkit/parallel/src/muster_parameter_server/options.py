@@ -10,7 +10,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from muster_parameter_server.errors import ProtocolError, SettingsError
-from muster_parameter_server.frames import DTYPES
+from muster_parameter_server.frames import DTYPES, PAYLOAD_LIMIT_BYTES
 from muster_parameter_server.layout import TensorSpec
 
 SYNC = "sync"
@@ -25,7 +25,6 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
 }
-MAX_TENSOR_BYTES = 1 << 44
 Hyper = tuple[float, ...]  # values in the order of FIELDS
 
 
@@ -104,15 +103,17 @@ class Registration(NamedTuple):
         return 1 + max((tensor.group for tensor in self.tensors), default=0)
 
     def to_message(self) -> dict[str, object]:
-        tensors = [[tensor.dtype, list(tensor.shape), tensor.group] for tensor in self.tensors]
+        tensors = [[one.dtype, list(one.shape), one.group, one.label] for one in self.tensors]
         return {**self._asdict(), "tensors": tensors}
 
 
 def slots_of(name: str, groups: Sequence[Hyper]) -> tuple[str, ...]:
     """What the server has to remember for each element; momentum only where it is used."""
-    if name == "sgd" and not any(hyper[1] for hyper in groups):
-        return ()
-    return SLOTS[name]
+    return SLOTS[name] if any(uses_slots(name, hyper) for hyper in groups) else ()
+
+
+def uses_slots(name: str, hyper: Hyper) -> bool:
+    return name != "sgd" or hyper[FIELDS["sgd"].index("momentum")] != 0
 
 
 def registration_of(message: Mapping[str, object]) -> Registration:
@@ -133,7 +134,7 @@ def registration_of(message: Mapping[str, object]) -> Registration:
     known = SLOTS.get(found.optimizer)
     if found.mode not in (SYNC, ASYNC) or known is None or found.slots not in ((), known):
         raise ProtocolError(f"a registration that cannot be: {found._replace(tensors=())}")
-    if sum(tensor.size_bytes for tensor in found.tensors) > MAX_TENSOR_BYTES:
+    if sum(tensor.size_bytes for tensor in found.tensors) > PAYLOAD_LIMIT_BYTES:
         raise ProtocolError("a registration of more bytes than any machine has")
     if found.groups > max(1, len(found.tensors)):
         raise ProtocolError("a registration with more groups than tensors")
@@ -183,12 +184,12 @@ def differences(first: Registration, second: Registration) -> Iterator[tuple[str
 
 
 def _tensor(value: object) -> TensorSpec:
-    dtype, shape, group = _list(value)
+    dtype, shape, group, label = _list(value)
     if _text(dtype) not in DTYPES:
         raise ValueError(f"dtype {dtype!r}")
     sizes = tuple(_count(size) for size in _list(shape))
-    found = TensorSpec(_text(dtype), sizes, _count(group))
-    if len(sizes) > 64 or found.size_bytes > MAX_TENSOR_BYTES:
+    found = TensorSpec(_text(dtype), sizes, _count(group), _text(label))
+    if len(sizes) > 64 or found.size_bytes > PAYLOAD_LIMIT_BYTES:
         raise ValueError(f"shape {sizes}")
     return found
 

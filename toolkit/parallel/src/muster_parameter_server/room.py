@@ -22,12 +22,14 @@ from muster_parameter_server.errors import (
     ProtocolError,
     WorkerLostError,
 )
+from muster_parameter_server.frames import Kind
 from muster_parameter_server.layout import segments
 from muster_parameter_server.options import SYNC, Hyper, Registration, differences
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Shard
 
 _LOOK_S = 0.25  # so often a waiting thread looks whether its own worker is still there
+_WAIT_EVERY_S = 1.0  # a worker that waits while others' tensors come is told so
 
 
 class Room:
@@ -42,6 +44,7 @@ class Room:
         self._first: tuple[int, Registration] | None = None
         self._agreed: set[int] = set()
         self._left: dict[int, int] = {}  # rank -> clock at its goodbye
+        self._others_left: float | None = None
         self._rounds = Rounds(settings.workers)
         self._turn = 0
         self._clocks = Clocks(settings.workers, None)
@@ -68,6 +71,11 @@ class Room:
     @property
     def finished(self) -> bool:
         return len(self._left) == self._settings.workers
+
+    @property
+    def others_left(self) -> float | None:
+        """When all workers but one had said goodbye, on the monotonic clock; None before that."""
+        return self._others_left
 
     def enter(self, rank: int, channel: Channel) -> None:
         """Raises ProtocolError, which concerns this peer alone."""
@@ -107,15 +115,21 @@ class Room:
         with self._changed:
             self._together(rank, what, None, lambda: None)
 
-    def load(self, rank: int, done: int | None) -> None:
-        """The end of a load: rank 0 has brought the values, of `done` updates; the others wait."""
+    def load(self, rank: int, loaded: tuple[int, bool] | None) -> None:
+        """The end of a load. Rank 0 has brought the values, `loaded`: of how many updates, and
+
+        whether with state. The others bring None and wait.
+        """
         with self._changed:
-            if done is not None:
-                self.shard.load(done)
+            if loaded is not None:
+                self.shard.load(*loaded)
             self._together(rank, "end of the load", None, lambda: None)
 
-    def push(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> None:
-        """Uses the gradient in the rank's inbox; returns when the worker may begin another."""
+    def push(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> int:
+        """Uses the gradient in the rank's inbox; returns when the worker may begin another.
+
+        The result is the number of updates that made what the worker is sent.
+        """
         with self._changed:
             self._require_fine()
             if step != self._clocks.clock(rank):
@@ -126,24 +140,30 @@ class Room:
                 self._push_together(rank, step, hyper)
             else:
                 self._push_alone(rank, step, hyper)
+            return self.shard.done
 
-    def pull(self, rank: int) -> None:
-        """Makes what `outbox` gives one version, whatever other workers push."""
-        if self.registration.mode != SYNC:
-            with self._changed:
+    def pull(self, rank: int) -> int:
+        """Makes the worker's parameters one version, whatever others push; its number."""
+        with self._changed:
+            if self.registration.mode != SYNC:
                 self.shard.copy_out(rank)
+            return self.shard.done
 
-    def state(self) -> list[Tensor]:
-        """The optimizer's state as one version; a copy where other workers could change it."""
+    def state(self) -> tuple[int, list[Tensor]]:
+        """The optimizer's state as one version, with its number; copies where others may write."""
         with self._changed:
             found = self.shard.state()
-            return found if self.registration.mode == SYNC else [one.clone() for one in found]
+            if self.registration.mode != SYNC:
+                found = [one.clone() for one in found]
+            return self.shard.done, found
 
     def leave(self, rank: int) -> None:
         """The worker has said goodbye. In sync mode those that wait for it cannot go on."""
         with self._changed:
             self._left[rank] = self._clocks.clock(rank)
             self._clocks.leave(rank)
+            if len(self._left) == self._settings.workers - 1:
+                self._others_left = time.monotonic()
             self._changed.notify_all()
             finished = self.finished
         if finished:
@@ -220,11 +240,18 @@ class Room:
         self, rank: int, what: str, ready: Callable[[], bool], missing: Callable[[], Sequence[int]]
     ) -> None:
         limit_s = self.registration.timeout_s
-        end = time.monotonic() + limit_s
+        began = said = time.monotonic()
+        moved = self._moved(missing())
         while not ready():
             self._require_fine()
             self._require_present(rank, what, missing())
-            left = end - time.monotonic()
+            now, before, moved = time.monotonic(), moved, self._moved(missing())
+            if any(count > before.get(other, count) for other, count in moved.items()):
+                began = now  # their tensors are on the way, which is no silence
+                if now - said > _WAIT_EVERY_S:
+                    self._channels[rank].send(Kind.WAIT, {}, _WAIT_EVERY_S)
+                    said = now
+            left = began + limit_s - now
             if left <= 0:
                 raise DeadlineError(
                     f"rank {rank} waited {limit_s:g} s at {self.me} in its {what} for "
@@ -234,6 +261,10 @@ class Room:
             self._changed.wait(min(left, _LOOK_S))
             if self._channels[rank].is_gone() and self.failure is None:
                 raise GoneError("it closed the connection while it waited for others")
+
+    def _moved(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Bytes that came from those of the workers that are connected."""
+        return {rank: self._channels[rank].moved for rank in ranks if rank in self._channels}
 
     def _require_fine(self) -> None:
         if self.failure is not None:

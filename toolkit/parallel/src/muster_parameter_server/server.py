@@ -1,11 +1,12 @@
 """A server process: listens, gives every worker a thread, and ends when all have said goodbye.
 
-Exit codes: 0 all workers said goodbye; 1 the job failed, the reason is the last line of stderr;
-2 the variables cannot be used; 128 + n signal n stopped it.
+Exit codes: 0 all workers said goodbye; 1 the job failed, the reason ends stderr;
+2 the variables cannot be used; 128 + n signal n stopped it before that.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -35,6 +36,8 @@ PENDING_LIMIT = 64  # peers whose handshake is not done
 _FAREWELL_S = 3.0
 _STRANGERS_TOLD = 10
 _UNUSABLE = 2
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.1
 
 
 class _SignalledError(Exception):
@@ -52,7 +55,8 @@ class Server:
         self._settings = settings
         self._ended, self._end = socket.socketpair()
         self._room = Room(settings, self._wake)
-        self._pending = threading.BoundedSemaphore(PENDING_LIMIT)
+        self._pending: dict[threading.Thread, socket.socket] = {}  # the oldest first
+        self._locked = threading.Lock()  # of `_pending` and `_strangers`
         self._threads: list[threading.Thread] = []
         self._strangers = 0
 
@@ -65,7 +69,7 @@ class Server:
         except _SignalledError as stopped:
             name = signal.Signals(stopped.number).name
             self._room.fail(ServerLostError(f"{self._room.me} was stopped by {name}"))
-            code = 128 + stopped.number
+            code = self.code_when(stopped.number)
         finally:
             for listener in listeners:
                 listener.close()
@@ -76,6 +80,10 @@ class Server:
         if failure is not None:
             _say(f"{self._room.me}: {type(failure).__name__}: {failure}")
         return code or int(failure is not None)
+
+    def code_when(self, number: int) -> int:
+        """The exit code when a signal comes: 0 if all workers had said goodbye already."""
+        return 0 if self._room.finished and self._room.failure is None else 128 + number
 
     def _accept_until_end(self, listeners: list[socket.socket]) -> None:
         limit = time.monotonic() + JOIN_LIMIT_S
@@ -96,30 +104,42 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # it went away again, or no descriptor is free: the next one is tried
-            return
-        if not self._pending.acquire(blocking=False):
-            sock.close()
+        except OSError as error:  # it went away again; the next one is tried
+            if error.errno in _EXHAUSTED:  # it still waits there, and would wake us at once
+                time.sleep(_PAUSE_S)
             return
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+        with self._locked:
+            if len(self._pending) >= PENDING_LIMIT:
+                # a worker is done in no time, so the oldest is the most likely stranger
+                oldest = next(iter(self._pending))
+                _hang_up(self._pending.pop(oldest))
+            self._pending[thread] = sock
         self._threads.append(thread)
         thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         with sock:
             try:
-                peer = admit(Channel(tune(sock)), self._settings)
+                peer = admit(Channel(tune(sock)), self._settings, self._claim)
             except (StrangerError, OSError) as error:
                 self._refuse(str(error))
                 return
             finally:
-                self._pending.release()
+                self._claim()
             serve(peer, self._room)
 
+    def _claim(self) -> bool:
+        """Whether this thread's peer was still pending; afterwards it is not."""
+        with self._locked:
+            return self._pending.pop(threading.current_thread(), None) is not None
+
     def _refuse(self, why: str) -> None:
-        self._strangers += 1
-        if self._strangers <= _STRANGERS_TOLD:
+        with self._locked:
+            self._strangers += 1
+            told = self._strangers <= _STRANGERS_TOLD
+        if told:
             _say(f"{self._room.me} refused a peer: {why}")
 
     def _wake(self) -> None:
@@ -146,13 +166,22 @@ def main(environ: Mapping[str, str]) -> int:
     torch.set_num_threads(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    server = None
     try:
-        return Server(settings).run()
+        server = Server(settings)
+        return server.run()
     except _SignalledError as stopped:
-        return 128 + stopped.number
+        return 128 + stopped.number if server is None else server.code_when(stopped.number)
     except ParameterServerError as error:
         _say(f"server {settings.number}: {error}")
         return 1
+
+
+def _hang_up(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+    except OSError:
+        pass
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

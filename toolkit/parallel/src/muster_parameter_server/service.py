@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hmac
 import os
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from muster_parameter_server import handshake
 from muster_parameter_server.channel import Channel, GoneError
-from muster_parameter_server.errors import ParameterServerError, ProtocolError, to_message
-from muster_parameter_server.frames import DTYPES, Dtype, Kind
+from muster_parameter_server.errors import (
+    DeadlineError,
+    ParameterServerError,
+    ProtocolError,
+    to_message,
+)
+from muster_parameter_server.frames import DTYPES, Dtype, Header, Kind
 from muster_parameter_server.memory import NAMES, view
 from muster_parameter_server.options import (
     SYNC,
@@ -25,6 +32,7 @@ from muster_parameter_server.settings import ServerSettings
 
 HANDSHAKE_S = 5.0
 IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
+_LOOK_S = 1.0  # so often a thread looks whether its worker is the last one and silent
 _TELL_S = 2.0
 
 
@@ -37,13 +45,17 @@ class Peer(NamedTuple):
     channel: Channel
 
 
-def admit(channel: Channel, settings: ServerSettings) -> Peer:
-    """The handshake; reads 93 bytes at most. Raises StrangerError."""
+def admit(channel: Channel, settings: ServerSettings, claim: Callable[[], bool]) -> Peer:
+    """The handshake; reads 77 bytes at most, within HANDSHAKE_S in all. Raises StrangerError.
+
+    `claim`: called for a peer that has proved the key, before it hears so; whether it may stay.
+    """
+    end = time.monotonic() + HANDSHAKE_S
     try:
         nonce = os.urandom(handshake.NONCE_BYTES)
         channel.send_raw(handshake.hello(nonce), HANDSHAKE_S)
         data = bytearray(handshake.ANSWER_BYTES)
-        channel.fill(memoryview(data), HANDSHAKE_S)
+        channel.fill(memoryview(data), HANDSHAKE_S, end)
         told = handshake.read_answer(bytes(data))
         numbers = (nonce, told.nonce, told.rank, told.number)
         due = handshake.proof_of(settings.key, b"worker", *numbers)
@@ -51,6 +63,8 @@ def admit(channel: Channel, settings: ServerSettings) -> Peer:
             raise StrangerError("its proof of the key is wrong")
         if told.number != settings.number:
             raise StrangerError(f"it looks for server {told.number}")
+        if not claim():
+            raise StrangerError("too many others came before it was done")
         channel.send_raw(handshake.proof_of(settings.key, b"server", *numbers), HANDSHAKE_S)
     except (GoneError, ProtocolError) as error:
         raise StrangerError(str(error)) from error
@@ -97,7 +111,7 @@ class _Service:
         self._stall_s = 60.0
 
     def run(self) -> None:
-        header, message = self._channel.read(IDLE_S, self._stall_s)
+        header, message = self._next()
         if header.kind is not Kind.REGISTER:
             raise ProtocolError(f"{header.kind.name} came before REGISTER")
         told = registration_of(message)
@@ -105,14 +119,14 @@ class _Service:
         self._room.register(self._rank, told)
         self._channel.send(Kind.READY, {}, self._stall_s)
         while True:
-            header, message = self._channel.read(IDLE_S, self._stall_s)
+            header, message = self._next()
             if header.kind is Kind.GOODBYE:
                 self._room.leave(self._rank)
                 return
             if header.kind is Kind.PUSH:
                 self._push(message)
             elif header.kind is Kind.LOAD:
-                self._load(message)
+                self._load()
             elif header.kind is Kind.PULL:
                 self._pull(message)
             else:
@@ -122,33 +136,48 @@ class _Service:
     def _told(self) -> Registration:
         return self._room.registration
 
+    def _next(self) -> tuple[Header, dict[str, object]]:
+        """The worker's next request. Raises DeadlineError for one that is silent for too long."""
+        since = time.monotonic()
+        while not self._channel.has_come(_LOOK_S):
+            left = self._room.others_left
+            limit_s = IDLE_S if left is None else self._stall_s
+            if time.monotonic() - max(since, left or since) > limit_s:
+                last = "" if left is None else " after all others had said goodbye"
+                raise DeadlineError(
+                    f"rank {self._rank} was silent for {limit_s:g} s{last}, says {self._room.me}",
+                    "find out what it does; call close() when training is done, before long work",
+                )
+        return self._channel.read(self._stall_s)
+
     def _push(self, message: dict[str, object]) -> None:
         step, hyper = number_of(message, "step"), hyper_of(message, self._told)
         self._receive(self._room.shard.inbox(self._rank))
-        self._room.push(self._rank, step, hyper)
-        self._send(self._outbox())
+        done = self._room.push(self._rank, step, hyper)
+        self._send(done, self._outbox())
 
-    def _load(self, message: dict[str, object]) -> None:
-        """Nothing is written before all workers have come: they may still read older values."""
+    def _load(self) -> None:
+        """No tensor is asked for before all workers have come: they may still read older values."""
         self._room.meet(self._rank, "load")
+        self._channel.send(Kind.READY, {}, self._stall_s)
+        header, message = self._next()
+        if header.kind is not Kind.VALUES:
+            raise ProtocolError(f"{header.kind.name} came in a load where VALUES was due")
+        loaded = None
         if self._rank == 0:
-            done = number_of(message, "done")
+            loaded = number_of(message, "done"), bool(message.get("state"))
             shard = self._room.shard
             self._receive(shard.wires())
-            if message.get("state"):
+            if loaded[1]:
                 self._receive(shard.state())
-            self._room.load(0, done)
-        else:
-            self._room.load(self._rank, None)
-        self._room.pull(self._rank)
-        self._send(self._outbox())
+        self._room.load(self._rank, loaded)
+        self._send(self._room.pull(self._rank), self._outbox())
 
     def _pull(self, message: dict[str, object]) -> None:
         if message.get("what") == "state":
-            self._send(self._room.state())
+            self._send(*self._room.state())
         else:
-            self._room.pull(self._rank)
-            self._send(self._outbox())
+            self._send(self._room.pull(self._rank), self._outbox())
 
     def _outbox(self) -> list[Tensor]:
         """In sync mode nothing changes before this worker pushes again: no copy is needed."""
@@ -159,10 +188,10 @@ class _Service:
         for tensor in tensors:
             self._channel.read_tensor(_dtype(tensor), view(tensor), self._stall_s)
 
-    def _send(self, tensors: list[Tensor]) -> None:
-        said = {"done": self._room.shard.done}
+    def _send(self, done: int, tensors: list[Tensor]) -> None:
+        """`done`: how many updates made the tensors."""
         parts = [(_dtype(tensor), view(tensor)) for tensor in tensors]
-        self._channel.send_values(said, parts, self._stall_s)
+        self._channel.send_values({"done": done}, parts, self._stall_s)
 
 
 def _dtype(tensor: Tensor) -> Dtype:

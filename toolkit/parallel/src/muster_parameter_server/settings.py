@@ -67,20 +67,20 @@ def read_server(environ: Mapping[str, str]) -> ServerSettings:
     workers = _number(environ, WORKERS, 1, MAX_WORKERS)
     key = _key(environ)
     if not key and not addresses[index].is_loopback:
-        raise SettingsError(
-            f"{KEY} is not set, and server {index} would listen on {addresses[index]}",
-            f"set {KEY} to the same random hexadecimal digits on every server and worker: "
-            "openssl rand -hex 32",
-        )
+        raise _keyless(f"server {index} would listen on {addresses[index]}")
     return ServerSettings(addresses, key, index, workers)
 
 
 def read_worker(environ: Mapping[str, str]) -> WorkerSettings:
-    """Raises SettingsError."""
+    """Raises SettingsError, also for a worker without key whose servers others could pretend."""
     addresses = parse_addresses(_given(environ, ADDRESSES), ADDRESSES)
     workers = _number(environ, "WORLD_SIZE", 1, MAX_WORKERS)
     rank = _number(environ, "RANK", 0, workers - 1)
-    return WorkerSettings(addresses, _key(environ), rank, workers)
+    key = _key(environ)
+    for number, address in enumerate(addresses):
+        if not key and not address.is_loopback:
+            raise _keyless(f"rank {rank} would trust server {number} at {address}")
+    return WorkerSettings(addresses, key, rank, workers)
 
 
 def parse_addresses(text: str, where: str) -> tuple[Address, ...]:
@@ -91,6 +91,14 @@ def parse_addresses(text: str, where: str) -> tuple[Address, ...]:
     if len(found) > MAX_SERVERS:
         raise SettingsError(f"{where} names {len(found)} servers", f"at most {MAX_SERVERS}")
     return found
+
+
+def _keyless(what: str) -> SettingsError:
+    return SettingsError(
+        f"{KEY} is not set, and {what}",
+        f"set {KEY} to the same random hexadecimal digits on every server and worker: "
+        "openssl rand -hex 32",
+    )
 
 
 def _address(text: str, where: str) -> Address:

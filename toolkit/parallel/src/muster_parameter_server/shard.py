@@ -14,7 +14,7 @@ from torch import Tensor
 
 from muster_parameter_server.layout import Segment
 from muster_parameter_server.memory import TORCH, view
-from muster_parameter_server.options import Hyper, Registration
+from muster_parameter_server.options import Hyper, Registration, uses_slots
 from muster_parameter_server.update import UPDATES
 
 # elements that are updated at once: with a few workers' gradients they fit a core's own cache
@@ -22,7 +22,10 @@ BLOCK = 1 << 16
 
 
 class Part:
-    """One segment. `wire` is what workers pull, `inbox[rank]` where a worker's gradient lands."""
+    """One segment. `wire` is what workers pull, `inbox[rank]` where a worker's gradient lands.
+
+    As in torch.optim, the first update of a group with momentum fills its buffer without dampening.
+    """
 
     def __init__(self, segment: Segment, slots: Sequence[str], workers: int) -> None:
         dtype = TORCH[segment.dtype.name]
@@ -32,12 +35,16 @@ class Part:
         self.master = self.wire.float() if half else self.wire
         self.slots = {slot: torch.zeros_like(self.master) for slot in slots}
         self.inbox = [torch.zeros_like(self.wire) for _ in range(workers)]
+        self._first = True  # the next update that uses the slots is their first
 
     def update(self, name: str, ranks: Sequence[int], hyper: Hyper, done: int) -> None:
         """Applies the mean of the ranks' gradients, summed in the order of the ranks.
 
         So the same gradients give the same bits, whoever came first. Spoils the gradients.
         """
+        uses = bool(self.slots) and uses_slots(name, hyper)
+        done = int(not self._first) if name == "sgd" else done
+        self._first &= not uses
         for start in range(0, self.segment.elements, BLOCK):
             part = slice(start, start + BLOCK)
             total = self.inbox[ranks[0]][part]
@@ -52,10 +59,15 @@ class Part:
             if self.master is not self.wire:
                 self.wire[part].copy_(self.master[part])
 
-    def loaded(self) -> None:
-        """The wire copy was written from outside."""
+    def loaded(self, with_state: bool) -> None:
+        """The wire copy was written from outside, and the slots too, or else they begin anew."""
         if self.master is not self.wire:
             self.master.copy_(self.wire)
+        if not with_state:
+            for slot in self.slots.values():
+                slot.zero_()
+        # torch.optim saves no buffer of a group that never had momentum; here it is all zeros
+        self._first = not any(bool(slot.any()) for slot in self.slots.values())
 
 
 class Shard:
@@ -74,12 +86,12 @@ class Shard:
                 part.update(self._name, ranks, hyper[part.segment.group], self.done)
         self.done += 1
 
-    def load(self, done: int) -> None:
-        """Wire copies and slots were written; `done` updates have made them."""
+    def load(self, done: int, with_state: bool) -> None:
+        """Wire copies were written, and slots if `with_state`; `done` updates have made them."""
         self.done = done
         with torch.inference_mode():
             for part in self.parts:
-                part.loaded()
+                part.loaded(with_state)
 
     def copy_out(self, rank: int) -> None:
         """Puts the parameters into the rank's inbox, whose gradient was used."""

@@ -1,7 +1,8 @@
 """The optimizers, on flat tensors and in place; the same arithmetic as torch.optim, in its order.
 
 Each function takes the parameters `p`, the mean gradient `g` (which it may spoil) and the slots,
-all of one shape and of the master's dtype; `done`: how many updates came before this one.
+all of one shape and of the master's dtype; `done`: how many updates came before this one (sgd: 0
+for the first that uses momentum).
 """
 
 from __future__ import annotations

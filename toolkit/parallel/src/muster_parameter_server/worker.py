@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from torch import Tensor
 
 from muster_parameter_server.buffers import Buffers, as_tensors, empty_state
+from muster_parameter_server.ending import AtEnd
 from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.exchange import Exchange, Request
 from muster_parameter_server.frames import Kind
 from muster_parameter_server.joining import join
-from muster_parameter_server.layout import segments
+from muster_parameter_server.layout import TensorSpec, segments
 from muster_parameter_server.memory import spec_of
 from muster_parameter_server.options import ASYNC, SYNC, Optimizer, Registration, checked, slots_of
 from muster_parameter_server.settings import WorkerSettings, read_worker
@@ -28,8 +27,8 @@ class ParameterServer:
     """A worker's connection to all servers; make it with `connect`.
 
     Not safe for several threads at once. Ends with `close()`, `with`, or the end of the script
-    (a script that ends by an exception says no goodbye, so that the others are told). After an
-    error the connection is closed: the job has failed, on every worker.
+    (`ending` tells which ends are good). After an error the connection is closed: the job has
+    failed, on every worker.
     """
 
     def __init__(
@@ -42,6 +41,7 @@ class ParameterServer:
     ) -> None:
         self.rank = rank
         self.workers = registration.workers
+        self.slots = registration.slots  # what `state` holds
         self.parameters: list[Tensor] = buffers.tensors
         self.step = 0  # pushes of this worker
         self.version = 0  # updates that server 0 had made when it answered last
@@ -49,8 +49,7 @@ class ParameterServer:
         self._registration = registration
         self._buffers = buffers
         self._optimizers = [optimizer] * registration.groups
-        self._finalizer = weakref.finalize(self, _leave, exchange, os.getpid())
-        os.register_at_fork(after_in_child=_Forget(exchange))
+        self._at_end = AtEnd(exchange)
 
     @classmethod
     def connect(
@@ -59,7 +58,7 @@ class ParameterServer:
         optimizer: Optimizer,
         *,
         mode: str = SYNC,
-        staleness: int | None = 1,
+        staleness: int | None = None,
         groups: Sequence[int] | None = None,
         timeout_s: float = TIMEOUT_S,
         environ: Mapping[str, str] | None = None,
@@ -67,13 +66,16 @@ class ParameterServer:
         """Connects to all servers, waits for all workers, and gives all of them rank 0's values.
 
         parameters: dense tensors of any shape, float32, float64, bfloat16 or float16, on any
-        device; they may be given with names, as `named_parameters()` does. Rank 0's values count:
-        when `connect` returns, every worker's tensors hold them, written in place.
+        device, no two in the same memory; later they keep shape and dtype. Given with names, as
+        `named_parameters()` does, the names are compared across workers; without, tensors of the
+        same shape and dtype may change places unnoticed. Rank 0's values count: when `connect`
+        returns, every worker's tensors hold them, written in place.
         optimizer: `sgd(...)`, `adam(...)` or `adamw(...)`; the servers apply it. State and master
         copies of half types are float32.
         mode "sync": see `push_pull`. mode "async": a worker is at most `staleness` (0 or more;
-        None: no bound) pushes ahead of the slowest. groups: for each tensor the number of the
-        group whose hyperparameters are its own; default all 0.
+        None: no bound) pushes ahead of the slowest. Sync mode takes no staleness.
+        groups: for each tensor the number of the group whose hyperparameters are its own; default
+        all 0.
         timeout_s: the longest wait for other workers, here and in every call after.
         environ: where the variables of `settings` stand; default the process's own.
 
@@ -82,14 +84,15 @@ class ParameterServer:
         """
         given = os.environ if environ is None else environ
         settings = read_worker(given)
-        tensors = as_tensors(parameters)
+        tensors, names = as_tensors(parameters)
         chosen = checked(optimizer)
-        told = _registration(settings, tensors, chosen, mode, staleness, groups, timeout_s)
+        specs = _specs(tensors, names, groups)
+        told = _registration(settings, specs, chosen, mode, staleness, timeout_s)
         links = join(settings, timeout_s, may_be_local=given.get(TRANSPORT, "") != "tcp")
         exchange = Exchange(links, settings.rank, timeout_s)
         request = Request(Kind.REGISTER, told.to_message(), reply=Kind.READY)
         exchange.ask("connect", [request] * len(links))
-        buffers = Buffers(tensors, segments(told.tensors, len(settings.addresses)))
+        buffers = Buffers(tensors, specs, segments(specs, len(settings.addresses)))
         found = cls(exchange, told, buffers, settings.rank, chosen)
         found.load()
         return found
@@ -114,8 +117,10 @@ class ParameterServer:
         of one version; parts of different servers may be of different versions.
 
         Raises WorkerLostError, ServerLostError, AgreementError, DeadlineError; SettingsError for
-        gradients that do not fit, before anything is sent.
+        gradients that do not fit, and for parameters that the script has written since they came
+        (`Tensor._version` tells; writes to `.data` it does not count), before anything is sent.
         """
+        self._buffers.require_unchanged()
         runs = self._buffers.gradients(gradients)
         optimizers = self._optimizers if optimizers is None else list(optimizers)
         hyper = [list(checked(optimizer).hyper) for optimizer in optimizers]
@@ -147,33 +152,45 @@ class ParameterServer:
         Any worker may call it alone. In async mode the servers' parts may differ in version.
         """
         slots = self._registration.slots
-        state = empty_state(self._buffers.tensors, slots)
+        state = empty_state(self._registration.tensors, slots)
         runs = self._buffers.state(state, slots)
         message = {"what": "state"}
         self._answered("state", [Request(Kind.PULL, message, incoming=run) for run in runs])
         return state
 
-    def load(self, state: Mapping[str, Sequence[Tensor]] | None = None, version: int = 0) -> None:
+    def load(
+        self, state: Mapping[str, Sequence[Tensor]] | None = None, version: int | None = None
+    ) -> None:
         """Rank 0's parameters, as they are now, become those of the servers and of all workers.
 
-        state: what `state()` gave, and `version` with it; only rank 0's count. Without it the
-        optimizer begins anew. Every worker has to call it at the same step. Master copies of half
-        types begin from the half values.
+        state: what `state()` gave, and with it `version` as it was then; only rank 0's count.
+        Without them the optimizer begins anew: no moments, version 0. Every worker has to call it
+        at the same step. Master copies of half types begin from the half values.
+        Raises as `push_pull`; SettingsError for one of `state` and `version` without the other.
         """
-        requests = [Request(Kind.LOAD, {})] * len(self._exchange.links)
+        if (state is None) is not (version is None) or (version or 0) < 0:
+            raise SettingsError(
+                f"load with {'no' if state is None else 'a'} state and version={version}",
+                "load(state, version) with what state() gave and server.version, or load()",
+            )
+        values = [Request(Kind.VALUES, {})] * len(self._exchange.links)
         if self.rank == 0:
             runs = self._buffers.parameters()
-            message = {"done": version, "state": state is not None}
             if state is not None:
                 kept = self._buffers.checked_state(state, self._registration.slots)
                 more = self._buffers.state(kept, self._registration.slots)
                 runs = [one + two for one, two in zip(runs, more, strict=True)]
-            requests = [Request(Kind.LOAD, message, run) for run in runs]
-        self._ask("load", requests)
+            message = {"done": version or 0, "state": state is not None}
+            values = [Request(Kind.VALUES, message, run) for run in runs]
+        # first only a word: tensors that no server takes in would wait in the network for the
+        # last worker, and a connection on which nothing moves counts as lost
+        ask = Request(Kind.LOAD, {}, reply=Kind.READY)
+        self._exchange.ask("load", [ask] * len(values))
+        self._ask("load", values)
 
     def close(self) -> None:
         """Says goodbye to all servers; they end when all workers have. May be called twice."""
-        self._finalizer.detach()
+        self._at_end.cancel()
         self._exchange.goodbye()
 
     def __enter__(self) -> ParameterServer:
@@ -203,26 +220,40 @@ class ParameterServer:
         self.version = done if isinstance(done, int) else self.version
 
 
+def _specs(
+    tensors: Sequence[Tensor], names: Sequence[str], groups: Sequence[int] | None
+) -> tuple[TensorSpec, ...]:
+    """Raises SettingsError."""
+    numbers = [0] * len(tensors) if groups is None else list(groups)
+    if len(numbers) != len(tensors) or any(not 0 <= n < len(tensors) for n in numbers):
+        raise SettingsError("groups does not hold one group number for each tensor", "0, 1, ...")
+    return tuple(
+        spec_of(tensor, number, numbers[number], names[number])
+        for number, tensor in enumerate(tensors)
+    )
+
+
 def _registration(
     settings: WorkerSettings,
-    tensors: Sequence[Tensor],
+    specs: tuple[TensorSpec, ...],
     optimizer: Optimizer,
     mode: str,
     staleness: int | None,
-    groups: Sequence[int] | None,
     timeout_s: float,
 ) -> Registration:
     """Raises SettingsError."""
     if mode not in (SYNC, ASYNC):
         raise SettingsError(f"mode={mode!r} is unknown", "use 'sync' or 'async'")
-    if mode == ASYNC and staleness is not None and staleness < 0:
-        raise SettingsError(f"staleness={staleness} makes no sense", "use 0, more, or None")
+    if mode == SYNC and staleness is not None:
+        raise SettingsError(
+            f"staleness={staleness!r} is given, but mode is 'sync', in which nobody is ahead",
+            "leave it out, or use mode='async'",
+        )
+    counts = isinstance(staleness, int) and not isinstance(staleness, bool) and staleness >= 0
+    if staleness is not None and not counts:
+        raise SettingsError(f"staleness={staleness!r} makes no sense", "use 0, more, or None")
     if not 0 < timeout_s <= 604_800:
         raise SettingsError(f"timeout_s={timeout_s!r} is no time", "seconds, at most a week")
-    numbers = [0] * len(tensors) if groups is None else list(groups)
-    if len(numbers) != len(tensors) or any(not 0 <= n < len(tensors) for n in numbers):
-        raise SettingsError("groups does not hold one group number for each tensor", "0, 1, ...")
-    specs = (spec_of(tensor, i, numbers[i]) for i, tensor in enumerate(tensors))
     return Registration(
         mode,
         0 if mode == SYNC else staleness,
@@ -231,27 +262,5 @@ def _registration(
         slots_of(optimizer.name, [optimizer.hyper]),
         settings.workers,
         tuple(str(address) for address in settings.addresses),
-        tuple(specs),
+        specs,
     )
-
-
-class _Forget:
-    """In a forked child (a data loader's): closes its copies, or servers would miss our end."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = weakref.ref(exchange)
-
-    def __call__(self) -> None:
-        exchange = self._exchange()
-        if exchange is not None and exchange.open:
-            exchange.abort()
-
-
-def _leave(exchange: Exchange, pid: int) -> None:
-    """The handle is gone or the script ends: goodbye, unless an exception ended it."""
-    if os.getpid() != pid:
-        return
-    if getattr(sys, "last_value", None) is not None:
-        exchange.abort()
-    else:
-        exchange.goodbye()

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muster.commands.doctor_finding import Finding, fail, fine, warn
+from muster.spec.mpi_rules import DAEMONS
 
-SPOKEN = (4, 5)  # main versions of Open MPI that jobs can be started with
 _TOOL_S = 10.0
+_VERSION = re.compile(r"\(Open MPI\) (\d+)(?:\.\d+)*")
 _ASK_MPI4PY = """\
 import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -49,12 +50,14 @@ def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
     from muster.plan.tools import find_mpi
 
     given = environ.get("MUSTER_MPIRUN", "")
-    mpirun, daemon = find_mpi(environ, sys.executable, given)
+    mpirun, _ = find_mpi(environ, sys.executable, given)
+    says = _first_line([mpirun, "--version"], environ) if mpirun else ""
+    version = _VERSION.search(says)
     return MpiFacts(
         mpirun=mpirun,
         given=bool(given),
-        says=_first_line([mpirun, "--version"], environ) if mpirun else "",
-        daemon=daemon,
+        says=says,
+        daemon=find_mpi(environ, sys.executable, given, version[1] if version else "")[1],
         libmpi=_library_of(mpirun),
         mpi4py=mpi4py,
         loads=_first_line([sys.executable, "-c", _ASK_MPI4PY], environ) if mpi4py else "",
@@ -70,16 +73,15 @@ def mpirun(facts: MpiFacts) -> Finding:
     where = f"at {facts.mpirun}"
     if facts.given and not os.access(facts.mpirun, os.X_OK):
         return fail(name, f"MUSTER_MPIRUN: no program {where}", breaks, "unset MUSTER_MPIRUN")
-    version = re.search(r"\(Open MPI\) (\d+)(?:\.\d+)*", facts.says)
+    version = _VERSION.search(facts.says)
     if version is None:
         return warn(name, f"{facts.says or 'does not say its version'} {where}", breaks, cure)
     found = f"{version[0].removeprefix('(').replace(')', '')} {where}"
-    if int(version[1]) not in SPOKEN:
-        spoken = " and ".join(f"{number}.x" for number in SPOKEN)
+    if int(version[1]) not in DAEMONS:
+        spoken = " and ".join(f"{number}.x" for number in DAEMONS)
         return warn(name, found, f"{breaks}: only {spoken} can be started", cure)
     if not facts.daemon:
-        daemon = "orted" if version[1] == "4" else "prted"
-        missing = f"{found}, without {daemon} beside it"
+        missing = f"{found}, without {DAEMONS[int(version[1])]} beside it"
         return warn(name, missing, "the same on several hosts", f"{cure} --reinstall")
     return fine(name, f"{found}, {os.path.basename(facts.daemon)} beside it")
 

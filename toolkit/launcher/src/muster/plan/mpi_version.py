@@ -6,8 +6,7 @@ from muster.plan.world import some
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job
 from muster.spec.machine import HostFacts
-
-KNOWN = (4, 5)  # main versions whose command line we speak
+from muster.spec.mpi_rules import DAEMONS
 
 
 def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
@@ -31,8 +30,8 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
             f"{names[members[0]].name} has {mine}",
             "start every host from the same image",
         )
-    if main_version(mine) not in KNOWN:
-        listed = " and ".join(f"{number}.x" for number in KNOWN)
+    if main_version(mine) not in DAEMONS:
+        listed = " and ".join(f"{number}.x" for number in DAEMONS)
         raise ConfigError.of(
             where, f"Open MPI {mine} is not one that muster can start", f"install {listed}"
         )

@@ -16,7 +16,7 @@ class Tools(NamedTuple):
     """`torchrun`: its command, () for torch's module under the job's own Python.
 
     `neuron_parallel_compile`, `mpirun`: their paths, "" when they were not found. `mpi_daemon`:
-    that of Open MPI's launch daemon, orted or prted, beside that mpirun. `frameworks`: as
+    that of Open MPI's launch daemon beside that mpirun, of the same version. `frameworks`: as
     `find_frameworks` of plan.frameworks found them, for the options that need them.
     """
 
@@ -27,16 +27,21 @@ class Tools(NamedTuple):
     frameworks: Frameworks = Frameworks()
 
 
-def find_tools(environ: Mapping[str, str], python: str, mpirun: str = "") -> Tools:
+def find_tools(
+    environ: Mapping[str, str], python: str, mpirun: str = "", mpi_version: str = ""
+) -> Tools:
     """The tools as a rank would find them: on its PATH, else beside its interpreter."""
     folders = [*environ.get("PATH", os.defpath).split(os.pathsep), os.path.dirname(python)]
     torchrun = _find(folders, "torchrun")
     compile_tool = _find(folders, "neuron_parallel_compile")
-    return Tools((torchrun,) if torchrun else (), compile_tool, *find_mpi(environ, python, mpirun))
+    mpi = find_mpi(environ, python, mpirun, mpi_version)
+    return Tools((torchrun,) if torchrun else (), compile_tool, *mpi)
 
 
-def find_mpi(environ: Mapping[str, str], python: str, mpirun: str = "") -> tuple[str, str]:
-    """mpirun, given or found, and its launch daemon.
+def find_mpi(
+    environ: Mapping[str, str], python: str, mpirun: str = "", version: str = ""
+) -> tuple[str, str]:
+    """mpirun, given or found, and its launch daemon: that of Open MPI `version` ("" for any).
 
     The one beside the interpreter comes first: a wheel put it there, and the MPI library that
     scripts load is of the same wheel."""
@@ -45,7 +50,11 @@ def find_mpi(environ: Mapping[str, str], python: str, mpirun: str = "") -> tuple
     if not mpirun:
         return "", ""
     folders = [os.path.dirname(mpirun), os.path.dirname(os.path.realpath(mpirun))]
-    return mpirun, _find(folders, "prted") or _find(folders, "orted")
+    from muster.spec.mpi_rules import DAEMONS  # only these jobs have one
+
+    own = DAEMONS.get(int(version.partition(".")[0])) if version else None
+    names = [own] if own else sorted(DAEMONS.values(), reverse=True)
+    return mpirun, next(filter(None, (_find(folders, name) for name in names)), "")
 
 
 def _find(folders: list[str], name: str) -> str:

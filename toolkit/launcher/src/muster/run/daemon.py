@@ -7,6 +7,7 @@ matched as a whole. Source: protocol.md 10, reliability.md S02.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from muster.plan.launchplan import Command, Daemon
 from muster.spec.errors import LaunchError
 
-SHOWN = 200  # characters of a request that a refusal quotes
+SHOWN = 2000  # characters of a request that the lines below a refusal quote
 VALUE_SHOWN = 60
 # How both versions have a login shell of sh or ksh read its profile first; `)` comes last.
 PROFILE = ("(", "test", "!", "-r", "./.profile", "||", ".", "./.profile;")
-MOST_BYTES = 60_000  # of a request: it goes to its host in one frame
+MOST_BYTES = 60_000  # of a request as JSON: it goes to its host in one frame
 
 
 def daemon_command(daemon: Daemon | None, asked: Sequence[str], leader: str, host: str) -> Command:
@@ -51,7 +52,7 @@ def daemon_command(daemon: Daemon | None, asked: Sequence[str], leader: str, hos
 
 def fits(asked: Sequence[str]) -> bool:
     """Whether a request is short enough to be passed on."""
-    return sum(len(os.fsencode(word)) + 1 for word in asked) <= MOST_BYTES
+    return sum(map(len, asked)) <= MOST_BYTES and len(json.dumps(list(asked))) <= MOST_BYTES
 
 
 def _check(
@@ -85,6 +86,7 @@ def _unquoted(value: str) -> str:
 def _refusal(host: str, why: str, asked: Sequence[str]) -> LaunchError:
     shown = " ".join([*(word[-VALUE_SHOWN:] for word in asked[:1]), *asked[1:]])[:SHOWN]
     return LaunchError(
-        f"{host} refused what the leader's launcher asked it to start: {why} (in {shown!r})",
+        f"{host} refused what the leader's launcher asked it to start: {why}",
         "remove the options that change how Open MPI starts its daemons",
+        f"what was asked for: {shown!r}",
     )

@@ -91,8 +91,9 @@ class Leaving:
                 strays = self._strays.find(bereft)
                 kill([*self._nursery.shims, *strays])
             if not self._nursery.shims and not strays:
-                return
+                break
             time.sleep(POLL_S)
+        self._nursery.scratch.remove()  # what was still written to when it was removed first
 
 
 def _why(pid: int) -> str:

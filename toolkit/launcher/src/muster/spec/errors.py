@@ -118,7 +118,13 @@ class InternalError(MusterError):
 
 
 class LaunchError(MusterError):
+    """`tail`: lines that stand below the message."""
+
     exit_code = 106
+
+    def __init__(self, message: str, fix: str = "", tail: str = "") -> None:
+        super().__init__(message, fix)
+        self.tail = tail
 
 
 class StoppedError(MusterError):

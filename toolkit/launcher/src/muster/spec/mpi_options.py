@@ -21,6 +21,7 @@ RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = re.compile(r"[A-Za-z0-9_.]+")
 _SHOWN = 60
+_SWITCHES = {"OMPI": "mca", "PRTE": "prtemca", "PMIX": "pmixmca"}
 
 
 class Given(NamedTuple):
@@ -142,18 +143,30 @@ class _Reader:
             self._say(f"{switch} is left out: every rank has its slot")
         elif name in rules.OUTPUT and not with_value:
             self._say_output(switch)
-        elif self._raw:
-            values = []
+        else:
+            values = []  # bare words behind it are most likely its values
+            if with_value:
+                values.append(words.pop())
             while words and not words[-1].startswith("-"):
                 values.append(words.pop())
-            self._keep(Given(word.partition("=")[0], raw=True, values=tuple(values)))
+            if self._raw:
+                self._take_raw(name, word.partition("=")[0], tuple(values))
+            else:
+                self._refuse_unknown(name, word.partition("=")[0])
+
+    def _take_raw(self, name: str, word: str, values: tuple[str, ...]) -> None:
+        """An option that nobody knows, unless mpirun would take it for one that is known."""
+        whole = rules.shortened_from(name)
+        if whole:
+            what = f"{_short(word)[1:-1]} is not allowed: mpirun may take it for --{whole}"
+            self._refuse(what, "write options in full")
+        elif not word.startswith("--") or word.startswith("---"):
+            what = f"{_short(word)[1:-1]} is not allowed: mpirun may take it for a row of letters"
+            self._refuse(what, f"write --{_short(name)[1:-1]}")
+        elif any(value.startswith("-") for value in values):
+            self._refuse(f"{_short(word)[1:-1]} may not have an option as its value", "remove it")
         else:
-            if with_value:
-                words.pop()
-            else:  # bare words behind it are most likely its values
-                while words and not words[-1].startswith("-"):
-                    words.pop()
-            self._refuse_unknown(name, word.partition("=")[0])
+            self._keep(Given(word, raw=True, values=values))
 
     def _place(self, name: str, value: str) -> None:
         """An option whose value is one of a few words, with modifiers behind colons or commas."""
@@ -223,9 +236,9 @@ class _Reader:
             self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
             return
         layer, _, parameter = name.partition("_MCA_")
-        if equals and parameter and layer in ("OMPI", "PRTE"):  # mpirun makes those variables
+        if equals and parameter and layer in _SWITCHES:  # mpirun makes those variables
             words += [value, parameter]
-            self._take_parameter("mca" if layer == "OMPI" else "prtemca", words)
+            self._take_parameter(_SWITCHES[layer], words)
             return
         kind = rules.variable_kind(name)
         if kind == rules.NEVER or (kind == rules.RAW and not self._raw):

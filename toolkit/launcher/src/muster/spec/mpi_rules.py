@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 ALLOWED, RAW, NEVER = "allowed", "raw", "never"
 
+DAEMONS = {4: "orted", 5: "prted"}  # main versions whose command line we speak -> launch daemon
 MCA = ("mca", "gmca", "prtemca", "pmixmca")  # what stands before a parameter's name and value
 ALIASES = {
     "c": "np", "n": "np", "N": "npernode", "H": "host", "machinefile": "hostfile",
@@ -57,16 +58,21 @@ REFUSED = {
     **_each("add-host add-hostfile max-vm-size", 1, _HOSTS),
     **_each("pernode nolocal novm do-not-launch do-not-resolve", 0, _HOSTS),
     **_each("map-by-node byboard loadbalance", 0, "ranks are numbered host after host"),
-    **_each("app path wdir preload-files personality", 1, _PROGRAM),
+    **_each("app path wdir preload-files personality execute", 1, _PROGRAM),
     **_each("preload-binary set-cwd-to-session-dir", 0, _PROGRAM),
     **_each("prefix pmix-prefix app-prefix launch-agent dvm dvm-uri ompi-server hnp", 1, _AGENT),
+    **_each("app-pmix-prefix dvm-master-uri rtos runtime-options", 1, _AGENT),
     **_each("noprefix no-prefix daemonize system-server-first system-server-only", 0, _AGENT),
-    **_each("tune", 1, "it takes options from a file that nobody checks"),
+    **_each("tune amca", 1, "it takes options from a file that nobody checks"),
+    **_each("omca gomca gprtemca gpmixmca", 2, "write --mca, --prtemca or --pmixmca"),
     **_each("output-filename output-directory report-uri", 1, "logs are written by muster alone"),
+    **_each("xml-file debug-daemons-file", 1, "logs are written by muster alone"),
     **_each("help version", 0, "mpirun would print a text and start no rank"),
     **_each("debug debug-devel tv stop-on-exec stop-in-init", 0, _DEBUG),
     **_each("debugger xterm exec-agent stdin", 1, _DEBUG),
 }
+
+_WHOLE = (*REFUSED, *SPELLINGS, *(name for name in ALIASES if len(name) > 1))
 
 # Families of parameters that change how ranks exchange data, or what is reported of it.
 _FAMILIES = (
@@ -95,11 +101,17 @@ INSTEAD = {
     "hwloc_base_binding_policy": "--bind-to",
     "hwloc_default_binding_policy": "--bind-to",
 }
-# By these, Open MPI and launchers around it know one another; MUSTER_* are ours.
-_FOREIGN = (
-    *("SLURM_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "OPAL_", "HYDRA_", "MPIRUN_"),
-    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_", "MUSTER_"),
+# Of a launcher around us: mpirun would take itself for a part of it (architecture.md decision 13).
+FOREIGN = (
+    *("SLURM_", "SLURMD_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
+    *("PBS_", "LSB_", "LSF_", "JSM_", "FLUX_", "COBALT_", "SGE_", "PE_HOSTFILE"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX"),
+    *("OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV"),
+    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_plm", "OMPI_MCA_pmix"),
 )
+# Nobody asks for those by -x either. OPAL_* of an image say where its Open MPI lies; MUSTER_* are
+# ours.
+_NEVER_ASKED = (*FOREIGN, "OPAL_", "OMPI_MCA_", "MUSTER_")
 _PARAMETER = re.compile(r"(?:OMPI|PRTE|PMIX)_MCA_(.+)")
 
 
@@ -116,4 +128,14 @@ def variable_kind(name: str) -> str:
     parameter = _PARAMETER.fullmatch(name)
     if parameter is not None:
         return parameter_kind(parameter[1])
-    return NEVER if name.startswith(_FOREIGN) else ALLOWED
+    return NEVER if name.startswith(_NEVER_ASKED) else ALLOWED
+
+
+def shortened_from(name: str) -> str:
+    """The option that mpirun 5 would take an unknown `name` (no dashes in front) for, "" for none.
+
+    It knows an option by any beginning that fits one alone. Only those are looked for that nobody
+    may ask for, or that muster reads or writes itself.
+    """
+    begin = name.lower().replace("_", "-")
+    return next((one for one in _WHOLE if one.lower().startswith(begin)), "")

@@ -150,7 +150,8 @@ class JobWork:
 
         self._compare_code(facts)
         staged = self._staged
-        tools = find_tools(staged.environ, staged.python, self._job.settings.mpirun)
+        mpirun, version = self._job.settings.mpirun, facts[self._job.cluster.current].mpi
+        tools = find_tools(staged.environ, staged.python, mpirun, version)
         if isinstance(self._job.distribution, ParameterServer):
             from muster.plan.frameworks import find_frameworks
 
