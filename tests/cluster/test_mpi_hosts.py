@@ -50,7 +50,10 @@ def test_hosts_may_call_their_interfaces_differently(mpi: MakeMpi, names: tuple[
     results = job.run(60)
     assert {result.code for result in results.values()} == {0}, results["algo-1"].err
     assert len(told(results)) == 4
-    assert "oob_tcp_if_include 10.78.0.0/30" in results["algo-1"].err
+    assert f"oob_tcp_if_include {names[0]}" in results["algo-1"].err
+    assert f"OMPI_MCA_btl_tcp_if_include={names[0]}: hosts call" in results["algo-1"].err
+    assert "btl_tcp_if_include 10" not in results["algo-1"].err
+    assert "tcp_if_" not in results["algo-2"].err  # Open MPI does not complain
 
 
 def test_a_host_outside_the_distribution_runs_the_script_once_beside_mpi(mpi: MakeMpi) -> None:

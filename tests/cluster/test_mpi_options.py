@@ -41,6 +41,7 @@ def run(mpi: MakeMpi, options: str) -> tuple[str, str]:
         "-mca orte_abort_on_non_zero_status 1 --prtemca prte_base_help_aggregate 0",
         "--mca btl_tcp_if_exclude lo -mca btl tcp,self --pmixmca gds hash -gmca mpi_param_check 1",
         "--display map,bind --tag-output -x OMPI_MCA_coll_tuned_priority=40",
+        "-x PMIX_MCA_gds=hash -x PMIX_MCA_gds_base_verbose=0",
     ],
 )
 def test_options_that_are_allowed_start_ranks_on_every_host(mpi: MakeMpi, options: str) -> None:
@@ -55,3 +56,18 @@ def test_variables_reach_the_ranks_of_every_host_and_parameters_all_of_them(
     for place, text in enumerate(run(mpi, options)):
         for local in (0, 1):
             assert f"has two words WARN 4096 {local} algo-{place + 1}\n" in text
+
+
+def test_hosts_that_set_another_transport_each_are_refused_before_anything_starts(
+    mpi: MakeMpi,
+) -> None:
+    """Their ranks would wait for one another without end."""
+    job = mpi(SHOW)
+    job.start("algo-1", environ={"OMPI_MCA_pml": "ob1"})
+    job.start("algo-2")
+    results = job.wait(30)
+    assert {result.code for result in results.values()} == {100}, job.story("they started")
+    (line,) = {result.first_line for result in results.values()}
+    assert line == "ConfigError: hosts disagree: algo-2 plans other processes than algo-1"
+    assert "OMPI_MCA_pml is set here: every host must set it so" in results["algo-1"].err
+    assert "has " not in job.text("algo-1") + job.text("algo-2")

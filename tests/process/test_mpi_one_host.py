@@ -83,6 +83,22 @@ def test_ranks_listen_to_nobody_and_mpirun_to_as_little_as_it_can(mpi: MakeMpi) 
     job.wait(20)
 
 
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (1, "it ended without an error message (algo-1 rank 0, exit code 14)"),
+        (2, "it ended without an error message; Open MPI uses 14 when the connection to another"),
+    ],
+)
+def test_an_exit_code_that_open_mpi_uses_too_is_not_said_to_be_open_mpi_s(
+    mpi: MakeMpi, processes: int, words: str
+) -> None:
+    job = mpi(f"{BEGIN}sys.exit(14)\n", hosts=1, processes_per_host=processes)
+    result = job.run(30)[HOST]
+    assert result.code == 14, result.err
+    assert result.first_line.startswith(f"UserScriptError: {words}")
+
+
 def stand_in(job: MpiCluster, text: str) -> None:
     """Puts another mpirun in the place of the real one."""
     path = job.folder / "stand-in" / "mpirun"

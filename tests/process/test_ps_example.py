@@ -38,3 +38,10 @@ def test_the_example_learns_its_digits(
     assert min(accuracies) >= 0.95
     assert "sync" not in more or len(set(accuracies)) == 1
     assert (tmp_path / "model" / "model.pt").is_file()
+
+
+def test_a_batch_that_workers_cannot_share_is_refused(servers: Maker) -> None:
+    made = servers(0, workers=3)
+    ended = made.ended(made.start([sys.executable, str(EXAMPLE), "--batch-size", "64"], RANK="0"))
+    assert ended.code == 2
+    assert "--batch-size 64 cannot be shared by 3 workers" in ended.output

@@ -16,6 +16,7 @@ from tests.support.parameter_server import (
     Inside,
     Maker,
     Places,
+    connect,
     script,
     servers_fixture,
     together,
@@ -42,23 +43,13 @@ with ParameterServer.connect([parameter], sgd(0.1), timeout_s=60) as server:
 """
 
 
-def _connect(made: Places, rank: int, **more: Any) -> Any:
-    import torch
-
-    from muster_parameter_server import ParameterServer, sgd
-
-    given: dict[str, Any] = {"timeout_s": 60, "environ": made.environ(rank), **more}
-    tensors = given.pop("tensors", [torch.zeros(1000)])
-    return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
-
-
 def _pushing(made: Places, rank: int, steps: int, **more: Any) -> Callable[[], object]:
     """Connects, pushes, says goodbye; returns the step it came to."""
 
     def work() -> object:
         import torch
 
-        with _connect(made, rank, **more) as server:
+        with connect(made, rank, **more) as server:
             for _ in range(steps):
                 server.push_pull([torch.ones_like(one) for one in server.parameters])
             return server.step
@@ -81,7 +72,7 @@ def test_a_killed_worker_is_named_on_all_others_at_once(servers: Maker, tmp_path
     def survivor(rank: int) -> tuple[str, float]:
         import torch
 
-        server = _connect(made, rank)
+        server = connect(made, rank)
         server.push_pull([torch.ones_like(server.parameters[0])])
         with pytest.raises(WorkerLostError) as told:  # rank 2 pushes no second time
             server.push_pull([torch.ones_like(server.parameters[0])])
@@ -145,7 +136,7 @@ def test_a_worker_killed_while_it_waits_is_missed_although_its_child_lives(
     def waiting() -> float:
         import torch
 
-        server = _connect(made, 0)
+        server = connect(made, 0)
         with pytest.raises(WorkerLostError, match="rank 2 was lost at step 0"):
             server.push_pull([torch.ones(1000)])
         return time.monotonic()
@@ -155,7 +146,7 @@ def test_a_worker_killed_while_it_waits_is_missed_although_its_child_lives(
         victim.kill()
         killed.append(time.monotonic())
 
-    when, idle, _ = together(waiting, lambda: _connect(made, 1), killer)
+    when, idle, _ = together(waiting, lambda: connect(made, 1), killer)
     assert isinstance(when, float), when
     assert when - killed[0] < NOTICED_S
     assert made.codes() == [1]
@@ -180,7 +171,7 @@ def test_a_lost_server_is_named_by_its_address(
     pushed: list[int] = []
 
     def work(rank: int) -> tuple[str, float]:
-        server = _connect(made, rank)
+        server = connect(made, rank)
         server.push_pull([torch.ones(1000)])
         pushed.append(rank)
         wait_until(lambda: len(pushed) == 2, END_S)  # no answer is still on its way
@@ -206,7 +197,7 @@ def test_a_worker_that_does_not_push_is_named_after_the_deadline() -> None:
     made = Inside(1, workers=2)
 
     def lazy() -> object:
-        server = _connect(made, 1, timeout_s=2)
+        server = connect(made, 1, timeout_s=2)
         wait_until(lambda: not made.listens(), END_S)
         return server
 
@@ -276,16 +267,16 @@ def test_a_rank_that_exists_already_is_refused_and_harms_nobody() -> None:
     def late() -> object:
         wait_until(lambda: bool(first), END_S)
         with pytest.raises(ProtocolError, match=r"rank 0 is connected .* already"):
-            _connect(made, 0)
+            connect(made, 0)
         with pytest.raises(ProtocolError, match="there is no rank 2"):
-            _connect(made, 2, environ=made.environ(2, WORLD_SIZE="3"))
+            connect(made, 2, environ=made.environ(2, WORLD_SIZE="3"))
         first.append("refused")
         return "refused"
 
     def work(rank: int) -> object:
         import torch
 
-        with _connect(made, rank) as server:
+        with connect(made, rank) as server:
             first.append(rank)
             wait_until(lambda: "refused" in first, END_S)
             server.push_pull([torch.ones(1000)])

@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,60 @@ def test_strangers_are_refused_and_the_job_runs_on(servers: Maker, tmp_path: Any
     assert made.codes() == [0]
     assert not os.path.exists(mark)
     assert made.output(made.servers[0]).count("refused a peer") == 10  # the log has an end
+
+
+@pytest.mark.promise("S03")
+def test_strangers_that_dribble_do_not_keep_a_worker_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may wait, each alive by a byte now and then: the oldest goes for who comes."""
+    from muster_parameter_server.server import PENDING_LIMIT
+
+    made, over = Inside(1, workers=1), []
+
+    def dribble(sock: socket.socket) -> None:
+        while not over and not _is_cut(sock, b"m"):
+            pass
+
+    strangers = [_dial(made)[0] for _ in range(PENDING_LIMIT)]
+    began = time.monotonic()
+
+    def work() -> object:
+        try:
+            return _job(made, 0)
+        finally:
+            over.append(time.monotonic())
+
+    results = together(work, *(lambda sock=sock: dribble(sock) for sock in strangers))
+    assert results[0] == -100.0
+    assert over[0] - began < 4  # before any stranger's own time was over
+    assert made.codes() == [0]
+    for sock in strangers:
+        sock.close()
+
+
+@pytest.mark.promise("S03")
+def test_a_handshake_has_one_end_for_all_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from muster_parameter_server import service
+
+    monkeypatch.setattr(service, "HANDSHAKE_S", 1.0)
+    made = Inside(1, workers=1)
+    began = time.monotonic()
+    with _dial(made)[0] as sock:
+        wait_until(lambda: _is_cut(sock, b"m"), 10)  # 77 bytes would take it 19 s
+    assert 0.9 < time.monotonic() - began < 3
+    assert _job(made, 0) == -100.0
+    assert made.codes() == [0]
+
+
+def _is_cut(sock: socket.socket, data: bytes) -> bool:
+    """Sends, and sees for a while whether the server has hung up."""
+    try:
+        sock.sendall(data)
+        sock.settimeout(0.25)
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
 
 
 @pytest.mark.promise("S03")

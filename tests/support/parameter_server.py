@@ -135,6 +135,17 @@ class Servers(Places):
                 process.stdin.close()
 
 
+def connect(made: Places, rank: int, **more: Any) -> Any:
+    """A ParameterServer in this process: 1000 zeros and plain SGD, unless `more` says otherwise."""
+    import torch
+
+    from muster_parameter_server import ParameterServer, sgd
+
+    given: dict[str, Any] = {"timeout_s": 60, "environ": made.environ(rank), **more}
+    tensors = given.pop("tensors", [torch.zeros(1000)])
+    return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
+
+
 def together(*acts: Callable[[], object], within_s: float = END_S) -> list[object]:
     """Runs each in a thread; what each returned, or the exception that it raised."""
     results: list[object] = [None] * len(acts)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.plan.script import PYTHON_MAIN, RANK_SHIM, SPAWN_AGENT
-from muster.plan.tools import Tools
+from muster.plan.tools import Tools, find_mpi, find_tools
 from muster.run.rank import rank_environment
 from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
@@ -153,7 +156,91 @@ def test_a_parameter_of_the_environment_comes_before_ours(version: str) -> None:
     assert "pml" not in line(made)
     assert "oob_tcp_if_include" in line(made)
     assert made.script.env["OMPI_MCA_pml"] == "ucx"
-    assert made.digest == plan_on(1, 2, version).digest
+
+
+@both
+def test_hosts_with_other_parameters_of_how_ranks_meet_are_told_apart(version: str) -> None:
+    """Worlds that never meet must not start; what a host may have of its own does not count."""
+    of_one = {"OMPI_MCA_pml": "ucx"}
+    digest = plan_on(0, 2, version, environ=of_one).digest
+    assert digest == plan_on(1, 2, version, environ=of_one).digest
+    assert digest != plan_on(1, 2, version).digest
+    assert digest != plan_on(1, 2, version, environ={"OMPI_MCA_pml": "cm"}).digest
+    own = {"OMPI_MCA_btl_tcp_if_include": "ens5", "OMPI_MCA_mpi_show_mca_params": "all"}
+    assert plan_on(0, 2, version, environ=own).digest == plan_on(1, 2, version).digest
+    made = plan_on(0, 2, version, environ=of_one)
+    assert "ucx" not in str(made.agreed)
+    assert "OMPI_MCA_pml is set here: every host must set it so" in made.notes
+
+
+@both
+def test_parameters_are_not_compared_with_hosts_that_take_no_part(version: str) -> None:
+    cluster = make_cluster(3, 2, {"gpu": (0, 1), "data": (2,)})
+    facts = make_facts(3, mpi=version)
+    digests = set()
+    for current, environ in ((0, {"OMPI_MCA_pml": "ucx"}), (2, {})):
+        job = make_job(3, Mpi(processes_per_host=2), cluster=cluster._replace(current=current))
+        digests.add(plan(job, facts, make_staged(job, environ=environ), TOOLS[version]).digest)
+    assert len(digests) == 1
+
+
+@both
+def test_no_variable_of_the_options_reaches_mpirun_or_its_daemons(version: str) -> None:
+    """They inherit to one another what they are started with, and are no scripts."""
+    asked = {"LD_PRELOAD": "/x.so", "PATH": "/evil", "LD_LIBRARY_PATH": "/evil", "A": "1"}
+    custom = " ".join(f"-x {name}={value}" for name, value in asked.items())
+    environ = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/own"}
+    for current in (0, 1):
+        made = plan_on(
+            current, 2, version, environ=environ, custom=f"{custom} -x PMIX_MCA_gds=hash"
+        )
+        command = made.launcher or (made.daemon and made.daemon.command)
+        assert command
+        assert not command.env.keys() & {"LD_PRELOAD", "A", "PMIX_MCA_gds"}
+        assert {name: command.env[name] for name in environ} == environ
+        assert asked.items() <= made.script.env.items()
+
+
+@both
+def test_no_variable_that_open_mpi_carries_by_itself_is_in_its_environment(version: str) -> None:
+    environ = {"OMPI_ODD": "of this host", "OMPI_MCA_coll": "^hcoll", "OPAL_PREFIX": "/image"}
+    for current in (0, 1):
+        made = plan_on(current, 2, version, environ=environ)
+        command = made.launcher or (made.daemon and made.daemon.command)
+        assert command
+        assert not [name for name in command.env if name.startswith("OMPI_")]
+        assert command.env["OPAL_PREFIX"] == "/image"
+        assert environ.items() <= made.script.env.items()
+
+
+def test_a_rank_that_is_alone_has_lost_no_other() -> None:
+    assert 14 not in plan_on(0, 1, processes=1).lost_statuses
+    assert 14 in plan_on(0, 1, processes=2).lost_statuses
+    for status, words in plan_on(0, 2).lost_statuses.items():
+        assert words.startswith(f"it ended without an error message; Open MPI uses {status} when ")
+
+
+@both
+def test_a_host_whose_open_mpi_has_no_daemon_is_named_before_anything_starts(version: str) -> None:
+    job = make_job(2, Mpi(processes_per_host=1), current=1)
+    tools = TOOLS[version]._replace(mpi_daemon="")
+    program = {"4.1.4": "orted", "5.0.11": "prted"}[version]
+    with pytest.raises(ConfigError, match=f"algo-2 has mpirun .* without {program}") as caught:
+        plan(job, make_facts(2, mpi=version), make_staged(job), tools)
+    assert "openmpi" in caught.value.fix
+    alone = make_job(1, Mpi(processes_per_host=1))
+    plan(alone, make_facts(1, mpi=version), make_staged(alone), tools)
+
+
+def test_the_daemon_is_of_the_version_of_its_mpirun(tmp_path: Path) -> None:
+    for name in ("mpirun", "orted", "prted"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    for version, name in (("4.1.4", "orted"), ("5.0.11", "prted")):
+        found = find_tools({"PATH": str(tmp_path)}, "/nowhere/python", "", version)
+        assert found.mpi_daemon == f"{tmp_path}/{name}"
+    (tmp_path / "orted").unlink()
+    assert find_mpi({"PATH": str(tmp_path)}, "/nowhere/python", "", "4.1.4")[1] == ""
 
 
 SURROUNDINGS = {
@@ -199,25 +286,53 @@ def test_what_open_mpi_leaves_goes_to_folders_of_the_job(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "addresses", "expected"),
+    ("interfaces", "expected"),
     [
-        (("eth0", "eth0"), ("10.0.0.1", "10.0.0.2"), "eth0"),
-        (("eth0", "eth1"), ("10.0.0.1", "10.0.0.2"), "10.0.0.0/30"),
-        (("eth0", "eth1"), ("10.0.0.1", "10.0.3.9"), "10.0.0.0/22"),
-        (("", ""), ("10.0.0.1", "10.0.0.2"), "10.0.0.0/30"),
+        (("eth0", "ens5"), ("eth0", "ens5")),
+        (("eth0", ""), ("eth0", "172.31.4.8/31")),
+        (("", ""), ("10.0.0.4/31", "172.31.4.8/31")),
     ],
 )
 @both
-def test_an_interface_that_hosts_call_differently_is_named_by_its_network(
-    version: str, interfaces: tuple[str, ...], addresses: tuple[str, ...], expected: str
+def test_where_hosts_call_their_interfaces_differently_each_uses_its_own(
+    version: str, interfaces: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    job = make_job(2, Mpi(processes_per_host=1))
+    """Never a network that holds all hosts: of 10.0.0.5 and 172.31.4.9 it would be 0.0.0.0/0."""
+    addresses = ("10.0.0.5", "172.31.4.9")
     named = zip(make_facts(2, mpi=version), interfaces, addresses, strict=True)
     facts = [fact._replace(interface=name, address=where) for fact, name, where in named]
-    made = plan(job, facts, make_staged(job), TOOLS[version])
-    words = line(made)
-    for option in ("oob_tcp_if_include", "btl_tcp_if_include"):
-        assert words[words.index(option) + 1] == expected
+    digests = set()
+    for current, own in enumerate(expected):
+        job = make_job(2, Mpi(processes_per_host=1), current)
+        made = plan(job, facts, make_staged(job), TOOLS[version])
+        digests.add(made.digest)
+        words = made.launcher.argv if made.launcher else made.daemon.command.argv  # type: ignore[union-attr]
+        assert words[words.index("oob_tcp_if_include") + 1] == own
+        assert "btl_tcp_if_include" not in words
+        assert made.script.env["OMPI_MCA_btl_tcp_if_include"] == own
+        if made.daemon:  # the leader's mpirun tells it the leader's
+            expects = made.daemon.known["oob_tcp_if_include"]
+            assert re.fullmatch(expects, expected[0])
+    assert len(digests) == 1
+
+
+@both
+def test_an_interface_that_the_user_chose_stays(version: str) -> None:
+    facts = [
+        fact._replace(interface=name)
+        for fact, name in zip(make_facts(2, mpi=version), ("eth0", "ens5"), strict=True)
+    ]
+    for custom, environ in (
+        ("--mca btl_tcp_if_include ib0", {}),
+        ("--mca btl_tcp_if_exclude lo", {}),
+        ("", {"OMPI_MCA_btl_tcp_if_include": "ib0"}),
+        ("", {"OMPI_MCA_btl_tcp_if_exclude": "lo"}),
+    ):
+        job = make_job(2, Mpi(processes_per_host=1, custom_options=custom))
+        made = plan(job, facts, make_staged(job, environ=environ), TOOLS[version])
+        assert made.script.env.get("OMPI_MCA_btl_tcp_if_include") == environ.get(
+            "OMPI_MCA_btl_tcp_if_include"
+        )
 
 
 @both

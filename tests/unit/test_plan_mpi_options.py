@@ -7,6 +7,7 @@ import time
 import pytest
 
 from muster.plan.mpi_options import MpiOptions, read_options
+from muster.spec import mpi_rules as rules
 from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
 from muster.spec.mpi_options import MAX_TEXT, MpiRequest, asked_variables, read_request
@@ -45,7 +46,6 @@ def test_without_options_nothing_is_handed_on(text: str, version: str) -> None:
         ("--NCCL_DEBUG INFO", (("NCCL_DEBUG", "INFO"),)),
         ("--NCCL_DEBUG=WARN -x NCCL_DEBUG=VERSION", (("NCCL_DEBUG", "VERSION"),)),
         ("-x 'J={\"a\": [1]}' -x D=$HOME", (("J", '{"a": [1]}'), ("D", "$HOME"))),
-        ("-x PMIX_MCA_gds=hash", (("PMIX_MCA_gds", "hash"),)),
     ],
 )
 def test_variables_are_taken_and_never_handed_to_mpirun(
@@ -138,6 +138,7 @@ def test_the_link_of_the_daemons_stays_on_the_interface_of_the_job(name: str, ve
         ),
         ("--mca orte_base_help_aggregate 0", ["--mca", "orte_base_help_aggregate", "0"], []),
         ("--pmixmca gds hash", [], ["--pmixmca", "gds", "hash"]),
+        ("-x PMIX_MCA_gds=hash", [], ["--pmixmca", "gds", "hash"]),
         ("--tag-output --timestamp-output --output tag", [], []),
     ],
 )
@@ -164,7 +165,9 @@ def test_what_one_version_does_not_know_is_said() -> None:
     assert options("-mca orte_base_help_aggregate 0", V5).remarks == (
         "--mca orte_base_help_aggregate is left out: Open MPI 5.0.11 does not know it",
     )
-    assert options("--pmixmca gds hash", V4).variables == (("PMIX_MCA_gds", "hash"),)
+    for text in ("--pmixmca gds hash", "-x PMIX_MCA_gds=hash"):
+        assert options(text, V4).variables == (("PMIX_MCA_gds", "hash"),)
+        assert options(text, V5).variables == ()
 
 
 def test_that_every_rank_has_its_slot_is_said() -> None:
@@ -237,6 +240,35 @@ def test_options_that_change_hosts_agents_or_programs_are_always_refused(
 ) -> None:
     what = problem(f"-x A=1 {text} -x B=2", raw)
     assert what.startswith(text.partition(" ")[0].partition("=")[0] + " is not allowed: ")
+
+
+@pytest.mark.promise("S06")
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("--prtem plm_ssh_agent X", "--prtemc plm x", "--prte plm x", "--mc plm x", "--m plm x"),
+        *("--pmixmc x y", "--gmc plm x", "--gprtem plm x", "--gpmix x y", "--om plm x"),
+        *("--hostf f", "--HOSTF f", "--hos a", "--ho a", "--pref /x", "--pre /x", "--noprefi"),
+        *("--launch-a /x", "--launch_agent /x", "--default-h f", "--machine f", "--rankf f"),
+        *("--personali x", "--tun f", "--am f", "--add-hostf f", "--dvm-u x", "--xter 1"),
+        *("--map node", "--map-b node", "--bind x", "--rank node", "--displ map", "--allow-run"),
+        *("-hostf f", "---hostf f", "--hostf=f", "--prtem=plm", "--nperno 2", "--output-d f"),
+        *("-Ha,b", "-np4", "-xA=1", "-qH", "-timeout 30", "---timeout 30", "--timeout=--hostfile"),
+    ],
+)  # fmt: skip
+def test_beginnings_of_options_are_refused_under_the_raw_switch(text: str) -> None:
+    """mpirun 5 knows an option by any beginning, mpirun 4 rows of letters behind one dash."""
+    for raw in (False, True):
+        (one,) = request(f"-x A=1 {text} -x B=2", raw).problems
+        assert one.what
+
+
+@pytest.mark.promise("S06")
+def test_no_beginning_of_an_option_that_is_known_passes_the_raw_switch() -> None:
+    for whole in (*rules.REFUSED, *rules.MCA, *rules.PLACING, "display", "allow-run-as-root"):
+        for size in range(1, len(whole) + 1):
+            words = request(f"--{whole[:size]} plm_rsh_agent /x", raw=True).given
+            assert not [one for one in words if one.raw], whole[:size]
 
 
 @pytest.mark.promise("S06")

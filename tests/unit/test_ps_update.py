@@ -54,7 +54,7 @@ def test_updates_equal_torch(name: str, options: dict[str, Any], dtype: str) -> 
     from muster_parameter_server import options as known
     from muster_parameter_server.layout import TensorSpec, segments
     from muster_parameter_server.options import Registration, slots_of
-    from muster_parameter_server.shard import BLOCK, Shard
+    from muster_parameter_server.shard import BLOCK, Kept, Shard
 
     made = getattr(known, name)(**options)
     count, kind = BLOCK + 777, getattr(torch, dtype)  # more than one block
@@ -65,7 +65,7 @@ def test_updates_equal_torch(name: str, options: dict[str, Any], dtype: str) -> 
     chance = torch.Generator().manual_seed(1)
     start = torch.randn(count, generator=chance, dtype=kind)
     shard.wires()[0].copy_(start)
-    shard.load(0, with_state=False)
+    shard.load(Kept(0, slots=False, master=False))
 
     theirs = start.clone().requires_grad_()
     peer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
@@ -96,6 +96,22 @@ def test_bytes_of_a_tensor_are_its_memory() -> None:
         assert tensor.flatten().tolist() == [0, 1, 0, 0, 0, 5, 6, 7, 8, 9, 10, 11]
         assert is_plain(tensor) and not is_plain(tensor.t())
     assert len(view(torch.zeros(0))) == 0
+
+
+@pytest.mark.torch
+def test_no_view_reaches_beyond_its_tensor() -> None:
+    import torch
+
+    from muster_parameter_server.memory import view
+
+    row = torch.zeros(10)[:4]  # the memory goes on behind it
+    empty = torch.zeros(4)
+    empty.untyped_storage().resize_(0)
+    for tensor, start, stop in (
+        (row, 0, 5), (row, -1, 2), (row, 3, 2), (empty, 0, 4), (torch.zeros(2, 2).t(), 0, 4),
+    ):  # fmt: skip
+        with pytest.raises(IndexError):
+            view(tensor, start, stop)
 
 
 @pytest.mark.torch

@@ -14,7 +14,10 @@ import pytest
 from muster.plan import plan
 from muster.plan.launchplan import Command, Daemon
 from muster.plan.tools import Tools
-from muster.run.daemon import daemon_command
+from muster.run.daemon import daemon_command, fits
+from muster.run.messages import StartDaemon, to_wire
+from muster.run.post import trouble_of
+from muster.run.wire import encode
 from muster.spec.distribution import Mpi
 from muster.spec.errors import LaunchError
 from tests.support.jobs import make_facts, make_job, make_staged
@@ -203,8 +206,39 @@ def test_every_deviation_is_refused_with_the_hosts_name(change: Change, version:
     asked = change(list(RECORDED[version]), version)
     with pytest.raises(LaunchError, match="algo-2 refused what the leader's launcher") as caught:
         answer(version, asked)
-    assert len(str(caught.value)) < 1_000
+    assert len(str(caught.value)) < 250
+    assert len(caught.value.tail) < 3_000
     assert caught.value.exit_code == 106
+
+
+@pytest.mark.promise("S02")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_first_line_names_the_option_and_the_lines_below_what_was_asked(version: str) -> None:
+    asked = [*RECORDED[version], PARAMETER[version], "mca_base_component_path", "/tmp/evil"]
+    with pytest.raises(LaunchError) as caught:
+        answer(version, asked)
+    assert str(caught.value).endswith("the option mca_base_component_path is not allowed")
+    told = trouble_of(caught.value)
+    assert "ess_base_vpid" not in told.message
+    assert "ess_base_vpid" in told.detail
+    assert DAEMONS[version].rpartition("/")[2] in told.detail
+
+
+@pytest.mark.parametrize(
+    "character", ["x", '"', "\\", "\n", "\x01", "\u20ac", "\udcff", "\U0001f600"]
+)
+def test_a_request_that_passes_fits_a_frame_whatever_its_characters_grow_to(character: str) -> None:
+    def passes(count: int) -> bool:
+        asked = (character * count, "a", "b")
+        passed = fits(asked)
+        if passed:
+            encode(to_wire(StartDaemon(asked)))
+        return passed
+
+    assert passes(1_000)
+    assert not passes(70_000)
+    for count in range(4_000, 70_000, 500):
+        passes(count)
 
 
 @pytest.mark.promise("S02")

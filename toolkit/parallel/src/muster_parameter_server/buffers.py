@@ -18,6 +18,7 @@ from muster_parameter_server.exchange import Run
 from muster_parameter_server.frames import DTYPES
 from muster_parameter_server.layout import Segment, TensorSpec
 from muster_parameter_server.memory import TORCH, is_plain, pieces
+from muster_parameter_server.options import MASTER
 
 
 def as_tensors(
@@ -67,10 +68,14 @@ def master_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def empty_state(specs: Sequence[TensorSpec], slots: Sequence[str]) -> dict[str, list[Tensor]]:
-    return {
+    """Room for a state; with MASTER, empty tensors for full types, where there are half types."""
+    found = {
         slot: [torch.zeros(spec.shape, dtype=master_dtype(spec)) for spec in specs]
         for slot in slots
     }  # fmt: skip
+    if any(spec.is_half for spec in specs):
+        found[MASTER] = [torch.zeros(spec.shape if spec.is_half else (0,)) for spec in specs]
+    return found
 
 
 class Buffers:
@@ -178,15 +183,17 @@ class Buffers:
         self, state: Mapping[str, Sequence[Tensor]], slots: Sequence[str]
     ) -> dict[str, list[Tensor]]:
         """The state as plain tensors. Raises SettingsError when it is not of these parameters."""
-        if set(state) != set(slots):
+        if set(state) - {MASTER} != set(slots):
             raise SettingsError(
                 f"the state has {sorted(state)}, this optimizer {sorted(slots)}",
                 "load what the same optimizer has saved",
             )
         found = {}
-        for slot in slots:
-            shapes = [tuple(one.shape) for one in state[slot]]
-            if shapes != [spec.shape for spec in self._specs]:
+        for slot in state:
+            wanted = [spec.shape for spec in self._specs]
+            if slot == MASTER:
+                wanted = [spec.shape if spec.is_half else (0,) for spec in self._specs]
+            if [tuple(one.shape) for one in state[slot]] != wanted:
                 raise SettingsError(f"the state's {slot} has other shapes", "load the same model's")
             found[slot] = [
                 kept.detach().to("cpu", master_dtype(spec)).contiguous()
@@ -196,9 +203,15 @@ class Buffers:
         return found
 
     def state(self, state: Mapping[str, Sequence[Tensor]], slots: Sequence[str]) -> list[list[Run]]:
-        """For each server the slots of each of its segments, in the server's order."""
+        """For each server what `state` has of each of its segments, in the server's order."""
+        names = [*slots, MASTER] if MASTER in state else slots
         return [
-            [_run(state[slot], _of_state(segment)) for segment in segments for slot in slots]
+            [
+                _run(state[name], _of_state(segment))
+                for segment in segments
+                for name in names
+                if name != MASTER or segment.is_half
+            ]
             for segments in self._plan
         ]
 

@@ -46,11 +46,6 @@ class Clocks:
             if clock < limit and other not in self._gone
         ]
 
-    def spread(self) -> int:
-        """Clocks between the fastest and the slowest of those that are still there."""
-        there = [c for rank, c in enumerate(self._clocks) if rank not in self._gone]
-        return max(there) - min(there) if there else 0
-
 
 class Rounds:
     """The steps of `sync` mode: a step is complete when every worker has brought its part."""

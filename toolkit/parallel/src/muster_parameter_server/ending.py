@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import weakref
 from typing import NoReturn
 
@@ -49,7 +50,8 @@ class _NotedExit:
     failed = False
 
     def __call__(self, status: object = None, /) -> NoReturn:
-        self.failed = status is not None and status != 0
+        if threading.current_thread() is threading.main_thread():
+            self.failed = status is not None and status != 0
         raise SystemExit(status)
 
 

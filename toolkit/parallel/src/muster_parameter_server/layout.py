@@ -33,6 +33,10 @@ class TensorSpec(NamedTuple):
     def size_bytes(self) -> int:
         return self.elements * DTYPES[self.dtype].item_bytes
 
+    @property
+    def is_half(self) -> bool:
+        return DTYPES[self.dtype].item_bytes == 2
+
     def __str__(self) -> str:
         named = f" named {self.label!r}" if self.label else ""
         return f"{self.dtype} {self.shape} of group {self.group}{named}"
@@ -52,6 +56,10 @@ class Segment(NamedTuple):
     dtype: Dtype
     group: int
     pieces: tuple[Piece, ...]
+
+    @property
+    def is_half(self) -> bool:
+        return self.dtype.item_bytes == 2
 
     @property
     def elements(self) -> int:

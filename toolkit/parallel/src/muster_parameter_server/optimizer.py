@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muster_parameter_server.errors import SettingsError
-from muster_parameter_server.options import FIELDS, SYNC, Optimizer, checked
+from muster_parameter_server.options import FIELDS, MASTER, SYNC, Optimizer, checked
 from muster_parameter_server.worker import TIMEOUT_S, ParameterServer
 
 
@@ -108,14 +108,18 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         state = self.server.state()
         if not self.server.version:
             return found
-        more = {} if self._name == "sgd" else {"step": torch.tensor(float(self.server.version))}
-        plain = [group.get("momentum", 1.0) == 0 for group in self.param_groups]  # keeps no slots
-        kept = {
-            number: {**{slot: one[place] for slot, one in state.items()}, **more}
-            for place, number in enumerate(self._shared)
-            if not plain[self._group_of[place]]
-        }
-        return {**found, "state": kept if state else {}}
+        steps = float(self.server.version)
+        kept = {}
+        for place, number in enumerate(self._shared):
+            plain = self.param_groups[self._group_of[place]].get("momentum", 1.0) == 0
+            half = self.server.parameters[place].element_size() == 2
+            # what torch.optim would keep of this parameter; and the copy that is not rounded
+            slots = [slot for slot in state if (half if slot == MASTER else not plain)]
+            kept[number] = {slot: state[slot][place] for slot in slots}
+            if self._name != "sgd":
+                # a tensor for each: torch.optim counts on in the very tensors that it is given
+                kept[number]["step"] = torch.tensor(steps)
+        return {**found, "state": {number: one for number, one in kept.items() if one}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Call it on all workers at the same step; parameters and state of rank 0 count.
@@ -133,7 +137,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         names |= set(self.server.slots)  # torch.optim keeps none of a parameter without gradients
         state = {
             slot: [
-                torch.zeros_like(p) if one is None or one.get(slot) is None else one[slot]
+                _absent(slot, p) if one is None or one.get(slot) is None else one[slot]
                 for one, p in zip(kept, self.server.parameters, strict=True)
             ]
             for slot in names - {"step"}
@@ -160,6 +164,13 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
     def _optimizers(self) -> list[Optimizer]:
         """For each group its hyperparameters as they are now."""
         return [_of_group(self._name, group) for group in self.param_groups]
+
+
+def _absent(slot: str, parameter: torch.Tensor) -> torch.Tensor:
+    """What stands in a state for a parameter of which nothing was saved."""
+    if slot != MASTER:
+        return torch.zeros_like(parameter)
+    return parameter.detach().float() if parameter.element_size() == 2 else torch.zeros(0)
 
 
 def _unnamed(params: Iterable[Any]) -> tuple[list[Any], dict[int, str]]:

@@ -25,6 +25,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
 }
+MASTER = "master"  # in a state beside the slots: the float32 copies of half types
 Hyper = tuple[float, ...]  # values in the order of FIELDS
 
 

@@ -26,7 +26,7 @@ from muster_parameter_server.frames import Kind
 from muster_parameter_server.layout import segments
 from muster_parameter_server.options import SYNC, Hyper, Registration, differences
 from muster_parameter_server.settings import ServerSettings
-from muster_parameter_server.shard import Shard
+from muster_parameter_server.shard import Kept, Shard
 
 _LOOK_S = 0.25  # so often a waiting thread looks whether its own worker is still there
 _WAIT_EVERY_S = 1.0  # a worker that waits while others' tensors come is told so
@@ -115,14 +115,11 @@ class Room:
         with self._changed:
             self._together(rank, what, None, lambda: None)
 
-    def load(self, rank: int, loaded: tuple[int, bool] | None) -> None:
-        """The end of a load. Rank 0 has brought the values, `loaded`: of how many updates, and
-
-        whether with state. The others bring None and wait.
-        """
+    def load(self, rank: int, kept: Kept | None) -> None:
+        """The end of a load: rank 0 has brought values and `kept`; others bring None and wait."""
         with self._changed:
-            if loaded is not None:
-                self.shard.load(*loaded)
+            if kept is not None:
+                self.shard.load(kept)
             self._together(rank, "end of the load", None, lambda: None)
 
     def push(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> int:

@@ -29,6 +29,7 @@ from muster_parameter_server.options import (
 )
 from muster_parameter_server.room import Room
 from muster_parameter_server.settings import ServerSettings
+from muster_parameter_server.shard import Kept
 
 HANDSHAKE_S = 5.0
 IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
@@ -163,14 +164,13 @@ class _Service:
         header, message = self._next()
         if header.kind is not Kind.VALUES:
             raise ProtocolError(f"{header.kind.name} came in a load where VALUES was due")
-        loaded = None
+        kept = None
         if self._rank == 0:
-            loaded = number_of(message, "done"), bool(message.get("state"))
+            more = bool(message.get("slots")), bool(message.get("master"))
+            kept = Kept(number_of(message, "done"), *more)
             shard = self._room.shard
-            self._receive(shard.wires())
-            if loaded[1]:
-                self._receive(shard.state())
-        self._room.load(self._rank, loaded)
+            self._receive(shard.wires() + shard.state(*more))
+        self._room.load(self._rank, kept)
         self._send(self._room.pull(self._rank), self._outbox())
 
     def _pull(self, message: dict[str, object]) -> None:

@@ -8,17 +8,26 @@ for half types n x (3 + workers + 2 x slots).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from muster_parameter_server.layout import Segment
-from muster_parameter_server.memory import TORCH, view
+from muster_parameter_server.memory import TORCH
 from muster_parameter_server.options import Hyper, Registration, uses_slots
 from muster_parameter_server.update import UPDATES
 
 # elements that are updated at once: with a few workers' gradients they fit a core's own cache
 BLOCK = 1 << 16
+
+
+class Kept(NamedTuple):
+    """What a load brings beside the parameters themselves."""
+
+    done: int  # updates that made them
+    slots: bool
+    master: bool
 
 
 class Part:
@@ -29,10 +38,9 @@ class Part:
 
     def __init__(self, segment: Segment, slots: Sequence[str], workers: int) -> None:
         dtype = TORCH[segment.dtype.name]
-        half = segment.dtype.item_bytes == 2
         self.segment = segment
         self.wire = torch.zeros(segment.elements, dtype=dtype)
-        self.master = self.wire.float() if half else self.wire
+        self.master = self.wire.float() if segment.is_half else self.wire
         self.slots = {slot: torch.zeros_like(self.master) for slot in slots}
         self.inbox = [torch.zeros_like(self.wire) for _ in range(workers)]
         self._first = True  # the next update that uses the slots is their first
@@ -59,11 +67,16 @@ class Part:
             if self.master is not self.wire:
                 self.wire[part].copy_(self.master[part])
 
-    def loaded(self, with_state: bool) -> None:
-        """The wire copy was written from outside, and the slots too, or else they begin anew."""
+    def loaded(self, kept: Kept) -> None:
+        """The wire copy was written from outside; what else was not begins anew.
+
+        Half values decide: a master copy counts only where it rounds to them.
+        """
         if self.master is not self.wire:
-            self.master.copy_(self.wire)
-        if not with_state:
+            fits = self.master.to(self.wire.dtype) == self.wire
+            known = fits if kept.master else torch.zeros_like(fits)
+            self.master.copy_(torch.where(known, self.master, self.wire.float()))
+        if not kept.slots:
             for slot in self.slots.values():
                 slot.zero_()
         # torch.optim saves no buffer of a group that never had momentum; here it is all zeros
@@ -86,12 +99,12 @@ class Shard:
                 part.update(self._name, ranks, hyper[part.segment.group], self.done)
         self.done += 1
 
-    def load(self, done: int, with_state: bool) -> None:
-        """Wire copies were written, and slots if `with_state`; `done` updates have made them."""
-        self.done = done
+    def load(self, kept: Kept) -> None:
+        """Wire copies were written, and what `kept` names."""
+        self.done = kept.done
         with torch.inference_mode():
             for part in self.parts:
-                part.loaded(with_state)
+                part.loaded(kept)
 
     def copy_out(self, rank: int) -> None:
         """Puts the parameters into the rank's inbox, whose gradient was used."""
@@ -104,10 +117,10 @@ class Shard:
     def wires(self) -> list[Tensor]:
         return [part.wire for part in self.parts]
 
-    def state(self) -> list[Tensor]:
-        """For each part its slots, in the order of `slots`."""
-        return [part.slots[slot] for part in self.parts for slot in self.slots]
-
-
-def views(tensors: Sequence[Tensor]) -> list[memoryview]:
-    return [view(tensor) for tensor in tensors]
+    def state(self, slots: bool = True, master: bool = True) -> list[Tensor]:
+        """For each part its slots, in the order of `slots`, then for half types the master copy."""
+        found: list[Tensor] = []
+        for part in self.parts:
+            found += [part.slots[slot] for slot in self.slots if slots]
+            found += [part.master] if master and part.segment.is_half else []
+        return found

@@ -16,7 +16,15 @@ from muster_parameter_server.frames import Kind
 from muster_parameter_server.joining import join
 from muster_parameter_server.layout import TensorSpec, segments
 from muster_parameter_server.memory import spec_of
-from muster_parameter_server.options import ASYNC, SYNC, Optimizer, Registration, checked, slots_of
+from muster_parameter_server.options import (
+    ASYNC,
+    MASTER,
+    SYNC,
+    Optimizer,
+    Registration,
+    checked,
+    slots_of,
+)
 from muster_parameter_server.settings import WorkerSettings, read_worker
 
 TIMEOUT_S = 300.0
@@ -148,8 +156,10 @@ class ParameterServer:
         """The optimizer's state: for each slot one CPU tensor for each parameter, of its shape.
 
         Slots: momentum_buffer (sgd with momentum), exp_avg and exp_avg_sq (adam, adamw); float64
-        for float64 parameters, else float32. `version` says afterwards how many updates made it.
-        Any worker may call it alone. In async mode the servers' parts may differ in version.
+        for float64 parameters, else float32. Where there are half types also `master`, their
+        float32 copies, with empty tensors for other types. `version` says afterwards how many
+        updates made it. Any worker may call it alone. In async mode the servers' parts may differ
+        in version.
         """
         slots = self._registration.slots
         state = empty_state(self._registration.tensors, slots)
@@ -164,8 +174,8 @@ class ParameterServer:
         """Rank 0's parameters, as they are now, become those of the servers and of all workers.
 
         state: what `state()` gave, and with it `version` as it was then; only rank 0's count.
-        Without them the optimizer begins anew: no moments, version 0. Every worker has to call it
-        at the same step. Master copies of half types begin from the half values.
+        Without them the optimizer begins anew: no moments, version 0, master copies of half types
+        from the half values. Every worker has to call it at the same step.
         Raises as `push_pull`; SettingsError for one of `state` and `version` without the other.
         """
         if (state is None) is not (version is None) or (version or 0) < 0:
@@ -180,7 +190,11 @@ class ParameterServer:
                 kept = self._buffers.checked_state(state, self._registration.slots)
                 more = self._buffers.state(kept, self._registration.slots)
                 runs = [one + two for one, two in zip(runs, more, strict=True)]
-            message = {"done": version or 0, "state": state is not None}
+            message = {
+                "done": version or 0,
+                "slots": state is not None,
+                "master": MASTER in (state or {}),
+            }
             values = [Request(Kind.VALUES, message, run) for run in runs]
         # first only a word: tensors that no server takes in would wait in the network for the
         # last worker, and a connection on which nothing moves counts as lost

@@ -18,6 +18,7 @@ from muster.plan.mpi_command import (
     agreed_parameters,
     launch_daemon,
     launch_line,
+    meeting_parameters,
     own_link,
     scratch,
 )
@@ -95,7 +96,7 @@ def plan_mpi(
         agreed=(
             *script.agreed_argv(staged, job.paths.base),
             *agreed_line(job, meeting, version, options),
-            *agreed_parameters(job, version, staged.environ),
+            *agreed_parameters(job, staged.environ),
         ),
         notes=(
             notes.understood(f"{option.option}: mpirun of Open MPI {version}", meeting),
@@ -137,6 +138,7 @@ def _choose_setting(
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
     ours = (*variables.unbuffered(environ), *leader, *own, *_data_parallel(option, meeting, job))
     link = own_link(meeting, cluster.current, options, environ)
+    shared = meeting_parameters(job, environ)
     return _Setting(
         additions=(*ours, *link, *asked),
         for_launch=ours,
@@ -145,6 +147,7 @@ def _choose_setting(
             *variables.overridden(environ, rank_names, leader, option.option),
             *(f"{name} is kept from mpirun: it belongs to another launcher" for name in foreign),
             *options.remarks,
+            *(f"{name} is set here: every host must set it so" for name in shared),
             *links.notes,
             *notes.outsiders(job),
             *notes.shared_devices(job, meeting),

@@ -7,6 +7,7 @@ its own host's plan and not from mpirun. Source: protocol.md 10, reliability.md 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -197,10 +198,11 @@ def scratch(version: str, options: MpiOptions, environ: Mapping[str, str]) -> Sc
 
 
 def network(meeting: World, place: int) -> str:
-    """What names the job's interface on the host of that place: the interface itself where it is
-    called the same everywhere, else the host's own address alone. A network that held all hosts
-    might hold interfaces that are none of the job's, and one that a host lacks ends a job."""
-    return _common(meeting) or f"{meeting.facts[place].address}/32"
+    """What names the job's interface on the host of that place: its name there, else the least
+    network that holds its address (a mask of 32 bits is to Open MPI one of none). An interface or
+    network that a host lacks ends a job with 255."""
+    fact = meeting.facts[place]
+    return fact.interface or str(ipaddress.ip_network(f"{fact.address}/31", strict=False))
 
 
 def own_link(
@@ -217,15 +219,21 @@ def own_link(
     return (Addition(f"OMPI_MCA_{_LINK}", network(meeting, place), why),)
 
 
-def agreed_parameters(job: Job, version: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A hash of those parameters of this host's environment that ranks meet by, () for none.
+def meeting_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those parameters of this host's environment that ranks meet by: hosts must agree on them.
 
-    Where hosts take no part in MPI they are not compared: those need none of them.
+    Where hosts take no part in MPI they are not compared, since those need none of them.
     """
     hosts = job.cluster.hosts
     if not 1 < len(hosts) == len(job.cluster.distribution):
-        return ()
-    found = {name: environ[name] for name in map("OMPI_MCA_{}".format, _MEETING) if name in environ}
+        return {}
+    names = (f"OMPI_MCA_{name}" for name in _MEETING)
+    return {name: environ[name] for name in names if name in environ}
+
+
+def agreed_parameters(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A hash of them, () for none. Values are no part of what is told."""
+    found = meeting_parameters(job, environ)
     if not found:
         return ()
     import hashlib  # few jobs set one
