@@ -37,11 +37,19 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
         return _with_frameworks(job, tools, find_frameworks(staged))
     if not isinstance(job.distribution, Mpi):
         return Found(tools)
+    from muster.plan.mpi_version import main_version
+    from muster.spec.mpi_rules import DAEMONS
     from muster.stage.mpi import mpi_version
 
     version = mpi_version(tools.mpirun, environ)
     if version:
-        return Found(tools, version, _source(job, tools.mpirun))
+        tools = find_tools(environ, sys.executable, job.settings.mpirun, version)
+        daemon = DAEMONS.get(main_version(version), "")
+        line = f"no {daemon} is beside {tools.mpirun}: it is assumed; several hosts need it"
+        found = Found(tools, version, _source(job, tools.mpirun))
+        if tools.mpi_daemon or not daemon:
+            return found
+        return found._replace(tools=tools._replace(mpi_daemon=daemon), assumed=(line,))
     missing = f"{tools.mpirun} does not say its version" if tools.mpirun else "no mpirun is here"
     line = f"{missing}: Open MPI {ASSUMED_MPI} is assumed; `train` needs a real one on every host"
     assumed = tools._replace(
