@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from muster.plan import plan
+from muster.plan.script import RANK_SHIM
 from muster.plan.tools import find_tools
-from muster.plan.torchrun import RANK_SHIM
 from muster.spec.distribution import Torchrun
 from muster.spec.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged

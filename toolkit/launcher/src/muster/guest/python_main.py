@@ -32,6 +32,7 @@ def main() -> None:
     except SystemExit as stop:
         code = exit_code(stop)
         if code:
+            note(stop)
             leave(code)
         raise
     except BaseException as error:
@@ -67,7 +68,13 @@ def show(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    note(error.with_traceback(trace))
+    sys.excepthook(type(error), error, trace)
+
+
+def note(error: BaseException) -> None:
+    """Where Python notes what ended a script: what runs at exit may look there."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
 
 
 def exit_code(stop: SystemExit) -> int:

@@ -15,7 +15,7 @@ from muster.plan import ps_pytorch as pytorch
 from muster.plan import ps_tensorflow as tensorflow
 from muster.plan.fabric import plan_fabric
 from muster.plan.launchplan import Addition, Command, LaunchPlan
-from muster.plan.ps_framework import MXNET, PYTORCH, TITLES, choose_framework
+from muster.plan.ps_framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
 from muster.plan.ps_layout import Roles, Seat
 from muster.plan.slots import KEY, processes_per_host
 from muster.plan.tools import Tools
@@ -99,8 +99,9 @@ def _counts(
 
 
 def _argv(framework: str, staged: Staged) -> tuple[str, ...]:
-    """MXNet's library waits at its end for all workers, as MPI does: one that fails must leave."""
-    return script.bound_argv(staged) if framework == MXNET else script.script_argv(staged)
+    """MXNet's library waits at its end for all workers, as MPI does, and ours says goodbye at its
+    end: one that fails must leave, and be seen to have failed."""
+    return script.script_argv(staged) if framework == TENSORFLOW else script.bound_argv(staged)
 
 
 def _meets(framework: str, meeting: World) -> bool:
