@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sys
@@ -18,11 +19,11 @@ STEPS = 8
 QUIET_S = 0.5  # a worker that may go on pushes thousands of times meanwhile
 # pushes as fast as it may, and writes a byte for every push that returned
 FAST = f"""
-import os, sys, torch
+import math, os, sys, torch
 from muster_parameter_server import ParameterServer, sgd
 torch.set_num_threads(1)
 pipe = int(sys.argv[1])
-staleness = None if sys.argv[2] == "None" else int(sys.argv[2])
+staleness = {{"inf": math.inf, "None": None, "0": 0, "2": 2}}[sys.argv[2]]
 parameter = torch.zeros(1000)
 with ParameterServer.connect(
     [parameter], sgd(1.0), mode="async", staleness=staleness, timeout_s=60
@@ -51,14 +52,15 @@ class _Counted:
         return self.count
 
 
-@pytest.mark.parametrize("staleness", [0, 2, None])
+@pytest.mark.parametrize("staleness", [0, 2, None, math.inf])
 def test_a_fast_worker_is_held_back_by_a_slow_one(
-    staleness: int | None, servers: Maker, tmp_path: Path
+    staleness: float | None, servers: Maker, tmp_path: Path
 ) -> None:
     import torch
 
     from muster_parameter_server import ParameterServer, sgd
 
+    bound = 1 if staleness is None else staleness
     made = servers(2, workers=2)
     reading, writing = os.pipe()
     try:
@@ -75,11 +77,11 @@ def test_a_fast_worker_is_held_back_by_a_slow_one(
             environ=made.environ(0),
         ) as server:
             for clock in range(STEPS):
-                may = STEPS if staleness is None else min(STEPS, clock + staleness)
+                may = min(STEPS, clock + bound)
                 assert counted.settle(may) == may
                 server.push_pull([torch.ones(1000)])
-                # all own pushes, and those of the other up to clock - staleness
-                sure = clock + 1 + (max(0, clock + 1 - staleness) if staleness is not None else 0)
+                # all own pushes, and those of the other up to clock - bound
+                sure = clock + 1 + max(0, clock + 1 - bound)
                 assert slow.max() <= -sure and slow.min() >= -2 * STEPS
             assert counted.settle(STEPS) == STEPS
             server.pull()

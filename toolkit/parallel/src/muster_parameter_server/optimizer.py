@@ -32,7 +32,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         optimizer: Optimizer,
         *,
         mode: str = SYNC,
-        staleness: int | None = None,
+        staleness: float | None = None,
         timeout_s: float = TIMEOUT_S,
         environ: Mapping[str, str] | None = None,
     ) -> None:

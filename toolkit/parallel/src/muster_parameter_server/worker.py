@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from muster_parameter_server.options import (
 from muster_parameter_server.settings import WorkerSettings, read_worker
 
 TIMEOUT_S = 300.0
+STALENESS = 1  # pushes ahead of the slowest, in async mode
 TRANSPORT = "PARAMETER_SERVER_TRANSPORT"  # tcp: never a local socket
 
 
@@ -66,7 +68,7 @@ class ParameterServer:
         optimizer: Optimizer,
         *,
         mode: str = SYNC,
-        staleness: int | None = None,
+        staleness: float | None = None,
         groups: Sequence[int] | None = None,
         timeout_s: float = TIMEOUT_S,
         environ: Mapping[str, str] | None = None,
@@ -80,8 +82,9 @@ class ParameterServer:
         returns, every worker's tensors hold them, written in place.
         optimizer: `sgd(...)`, `adam(...)` or `adamw(...)`; the servers apply it. State and master
         copies of half types are float32.
-        mode "sync": see `push_pull`. mode "async": a worker is at most `staleness` (0 or more;
-        None: no bound) pushes ahead of the slowest. Sync mode takes no staleness.
+        mode "sync": see `push_pull`. mode "async": a worker is at most `staleness` (0 or more,
+        1 when it is left out, `math.inf` for no bound) pushes ahead of the slowest. Sync mode
+        takes no staleness.
         groups: for each tensor the number of the group whose hyperparameters are its own; default
         all 0.
         timeout_s: the longest wait for other workers, here and in every call after.
@@ -247,12 +250,23 @@ def _specs(
     )
 
 
+def _bound(staleness: float | None) -> int | None:
+    """Of async mode; None: no bound. Raises SettingsError."""
+    if staleness is None:
+        return STALENESS
+    if staleness == math.inf:
+        return None
+    if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
+        raise SettingsError(f"staleness={staleness!r} makes no sense", "use 0, more, or math.inf")
+    return staleness
+
+
 def _registration(
     settings: WorkerSettings,
     specs: tuple[TensorSpec, ...],
     optimizer: Optimizer,
     mode: str,
-    staleness: int | None,
+    staleness: float | None,
     timeout_s: float,
 ) -> Registration:
     """Raises SettingsError."""
@@ -263,14 +277,11 @@ def _registration(
             f"staleness={staleness!r} is given, but mode is 'sync', in which nobody is ahead",
             "leave it out, or use mode='async'",
         )
-    counts = isinstance(staleness, int) and not isinstance(staleness, bool) and staleness >= 0
-    if staleness is not None and not counts:
-        raise SettingsError(f"staleness={staleness!r} makes no sense", "use 0, more, or None")
     if not 0 < timeout_s <= 604_800:
         raise SettingsError(f"timeout_s={timeout_s!r} is no time", "seconds, at most a week")
     return Registration(
         mode,
-        0 if mode == SYNC else staleness,
+        0 if mode == SYNC else _bound(staleness),
         float(timeout_s),
         optimizer.name,
         slots_of(optimizer.name, [optimizer.hyper]),
