@@ -154,7 +154,8 @@ def test_before_the_start_a_place_that_was_left_is_free_again(channel: Channel) 
 @pytest.mark.promise("F28")
 def test_a_silent_host_is_lost_and_a_silent_leader_too(channel: Channel) -> None:
     leader = channel.lead(FAST)
-    follower, side = channel.joined(1, FAST)
+    # the leader is to give up first: it would see the follower's end, which reads nothing itself
+    follower, side = channel.joined(1, FAST._replace(lost_after_s=3 * FAST.lost_after_s))
     leader.strict = True
     assert follower._session.frames is not None
     channel.loop.forget(follower._session.frames.sock.fileno())  # it reads no more

@@ -57,6 +57,7 @@ class HostRanks:
         memory_note: Callable[[], str],
         mask: Callable[[str], str],
         idle_s: float,
+        grace_s: float,
     ) -> None:
         self._host = host
         self._loop = loop
@@ -69,7 +70,7 @@ class HostRanks:
         self._clock_offset = clock_offset
         self._memory_note = memory_note
         self._mask = mask
-        self._idle_s = idle_s
+        self._idle_s, self._grace_s = idle_s, grace_s
         self._plan: LaunchPlan | None = None
         self._ranks: list[Rank] = []
         self._winding = False
@@ -103,6 +104,7 @@ class HostRanks:
             [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size],
             not self._plan.script_is_python,
             self._idle_s,
+            self._grace_s,
             lambda: self._stopping or self._over,
             self._events.ranks_note,
         ).begin()

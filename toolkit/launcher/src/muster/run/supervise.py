@@ -94,6 +94,7 @@ class _Supervisor:
             post.memory_note,
             self._mask,
             post.deadlines.idle_s,
+            post.deadlines.failfast_grace_s,
         )
         self._reaper = Reaper(
             self._loop,

@@ -20,7 +20,6 @@ from muster.run.rank_shim import descendants
 
 LOOK_S = 0.2
 IDLE_SHARE = 0.03  # of one processor: less is the ticking of timers
-GRACE_S = 15.0  # from SIGTERM to SIGKILL
 REMIND_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,6 +35,7 @@ class WindDown:
         ranks: Sequence[Rank],
         group: bool,
         idle_s: float,
+        grace_s: float,
         over: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
@@ -43,6 +43,7 @@ class WindDown:
         self._watched = [_Watched(rank) for rank in ranks]
         self._group = group
         self._idle_s = idle_s
+        self._grace_s = grace_s  # from SIGTERM to SIGKILL
         self._over = over
         self._say = say
 
@@ -61,7 +62,7 @@ class WindDown:
         if wrapped is None or not wrapped.pid:
             return
         if rank.wound_down:
-            if now >= (rank.signalled_s or now) + GRACE_S:
+            if now >= (rank.signalled_s or now) + self._grace_s:
                 wrapped.kill()
             return
         if one.is_idle(now, self._idle_s):
