@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 import time
@@ -254,13 +255,13 @@ def test_a_state_of_async_mode_is_of_one_version() -> None:
     made, over, ranks = Inside(2, workers=3), [], [0, 2]
 
     def push() -> None:
-        given = {"optimizer": sgd(1e-6, momentum=1.0), "mode": "async"}
+        given = {"optimizer": sgd(1e-6, momentum=1.0), "mode": "async", "staleness": math.inf}
         with connect(made, ranks.pop(), tensors=[torch.zeros(20_000)], **given) as server:
             while not over:
                 server.push_pull([torch.ones(20_000)])
 
     def look() -> int:
-        given = {"optimizer": sgd(1e-6, momentum=1.0), "mode": "async"}
+        given = {"optimizer": sgd(1e-6, momentum=1.0), "mode": "async", "staleness": math.inf}
         looks = 0
         with connect(made, 1, tensors=[torch.zeros(20_000)], **given) as server:
             try:
