@@ -35,13 +35,12 @@ _WINDOWS = tuple(f"osc_{kind}_backing_directory" for kind in ("sm", "rdma", "ucx
 
 
 class _Dialect(NamedTuple):
-    """How one main version says things. `runtime`: the switch of options for its launch layer.
+    """How one main version says things.
 
     `common`: (switch, name, value) of every job; `alone`, `linked`: of one host or of several,
     `{agent}` and `{network}` standing for what the job has there.
     """
 
-    runtime: str
     common: tuple[tuple[str, str, str], ...]
     alone: tuple[tuple[str, str, str], ...]
     linked: tuple[tuple[str, str, str], ...]
@@ -55,7 +54,6 @@ class _Dialect(NamedTuple):
 
 
 _ORTE = _Dialect(
-    runtime="--mca",
     common=(
         ("--mca", "pml", "ob1"),
         ("--mca", "btl_vader_single_copy_mechanism", "none"),
@@ -93,7 +91,6 @@ _ORTE = _Dialect(
     memory=("btl_vader_backing_directory", *_WINDOWS),
 )
 _PRRTE = _Dialect(
-    runtime="--prtemca",
     common=(("--mca", "pml", "ob1"), ("--mca", "smsc", "^cma")),
     alone=(("--mca", "btl", "^tcp,ofi"),),
     linked=(
