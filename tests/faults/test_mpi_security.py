@@ -58,7 +58,7 @@ def test_once_the_ranks_run_nobody_gets_anything_started(mpi: MakeMpi) -> None:
         done = ask(job, name, token, host, *command)
         assert done.returncode == 1
         assert f"muster starts nothing on '{host}'" in done.stderr
-        assert f"refused to start anything on '{host}'" in job.text(name, "err")
+        job.wait_for(name, f"refused to start anything on '{host}'", "err", 5)
     wrong = ask(job, "algo-1", of_leader[:-1] + "?", address(1), *command)
     assert wrong.returncode == 1
     assert not marker.exists()

@@ -121,6 +121,7 @@ def test_a_host_that_stays_frozen_is_lost_and_knows_it_when_it_thaws(up: Up) -> 
     assert hosts[1].failure.startswith("PeerError: lost algo-")
 
 
+@under_mpirun_too
 @pytest.mark.promise("F28")
 def test_a_leader_that_stays_frozen_is_lost_to_its_followers(up: Up) -> None:
     run, hosts = up(hosts=3)
@@ -204,6 +205,7 @@ TALKATIVE = SCRIPT.replace("import os, time\n", "import os, socket, time\n").rep
 )
 
 
+@under_mpirun_too
 @pytest.mark.promise("F30")
 def test_a_link_that_is_slow_and_full_loses_nobody(up: Up) -> None:
     """64 kbit/s, shared with what a rank sends: its bursts queue before the heartbeats."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.cluster import Cluster, describe, wait_until
+from tests.support.sabotage import train_after
 from tests.support.stand_ins import framework_cluster, is_alive, said
 
 Make = Callable[..., Cluster]
@@ -105,6 +106,79 @@ def test_a_server_that_ends_well_is_no_failure(cluster: Make) -> None:
     for host in job.names:
         (job.base(host) / "code" / "go").touch()
     assert {r.code for r in job.wait(20).values()} == {0}
+
+
+def test_a_server_of_tensorflow_that_ends_fails_the_job_however_well_it_ends(
+    cluster: Make,
+) -> None:
+    """It has no work of its own that could be done: whoever needs it waits for ever."""
+    job = running(cluster, "tensorflow")
+    (server,) = servers(job, "algo-2")
+    os.kill(server, signal.SIGUSR1)
+    what = "the server server-1 exited with 0 while ranks ran (on algo-2)"
+    for result in job.wait(20).values():
+        assert (result.code, result.first_line) == (1, f"UserScriptError: {what}")
+
+
+# algo-2's server starts after the only rank there has ended
+LATE_SERVER = """
+import os, sys
+from muster.run import process
+start = process.Nursery.spawn
+def late(self, role, environ):
+    def once_the_rank_has_ended():
+        if not os.path.exists("ended"):
+            self.loop.after(0.05, once_the_rank_has_ended)
+            return
+        print("sabotaged", file=sys.stderr, flush=True)
+        {before}
+        start(self, role, environ)
+    if role.startswith("server:"):
+        self.loop.after(0.05, once_the_rank_has_ended)
+    else:
+        start(self, role, environ)
+process.Nursery.spawn = late
+"""
+NEEDS_EVERY_SERVER = """
+    import socket
+    say("ready")
+    address, _, port = os.environ["PARAMETER_SERVER_ADDRESSES"].split(",")[1].rpartition(":")
+    while os.environ["RANK"] == "0":
+        try:
+            socket.create_connection((address, int(port)), timeout=5).close()
+            say("served")
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+
+
+def with_late_server(cluster: Make, before: str = "pass") -> Cluster:
+    """A job of two hosts; algo-1's rank needs the server that algo-2 starts too late."""
+    job = framework_cluster(cluster, NEEDS_EVERY_SERVER, "pytorch")
+    job.start("algo-1")
+    job.start("algo-2", command=train_after(LATE_SERVER.format(before=before)))
+    job.wait_for("algo-2", "ready")
+    wait_until(lambda: "rank_ended" in events(job, "algo-2"), 20, lambda: job.story("it runs on"))
+    (job.folder / "algo-2" / "ended").touch()
+    job.wait_for("algo-2", "sabotaged", "err")
+    return job
+
+
+def test_a_server_that_comes_after_the_ranks_of_its_host_serves_the_others(cluster: Make) -> None:
+    job = with_late_server(cluster)
+    results = job.wait(20)
+    assert {r.code for r in results.values()} == {0}, job.story("failed")
+    assert len(said(results["algo-1"].out, "served")) == 1
+
+
+@pytest.mark.promise("F16")
+def test_a_server_that_cannot_come_after_the_ranks_of_its_host_fails_the_job(cluster: Make) -> None:
+    job = with_late_server(cluster, "process.SHIM = '/nonexistent.py'")
+    what = "a process that muster needs ended before it could start anything"
+    for result in job.wait(20).values():
+        assert result.code == 106
+        assert result.first_line == f"LaunchError: {what} (server:server-1 on algo-2)"
 
 
 @pytest.mark.promise("F01")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.cluster import Cluster
 
 ASKED = {
-    "sagemaker_torch_distributed_enabled": "true",
     "sagemaker_distributed_dataparallel_enabled": "false",
     "mp_parameters": '{"partitions": 1, "ddp": true}',
 }
 
 
+@pytest.mark.parametrize("launcher", ["torch_distributed", "mpi"])
 def test_a_job_whose_library_is_missing_ends_on_all_hosts_and_names_it(
-    cluster: Callable[..., Cluster],
+    cluster: Callable[..., Cluster], launcher: str
 ) -> None:
-    job = cluster("print('never')\n", 2, hyperparameters=ASKED)
+    asked = {**ASKED, f"sagemaker_{launcher}_enabled": "true"}
+    job = cluster("print('never')\n", 2, hyperparameters=asked)
     results = job.run()
     assert [result.code for result in results.values()] == [100, 100]
     for result in results.values():

@@ -129,6 +129,28 @@ def test_an_idle_worker_that_does_not_obey_is_killed_and_the_job_succeeds(cluste
     assert {r.code for r in results.values()} == {0}, job.story("failed")
 
 
+def with_a_host_outside(cluster: Make, script: str, name: str, **options: object) -> Cluster:
+    """A job of three hosts, of which algo-3 has no part in the distribution."""
+    of_group = {"a": ["algo-1", "algo-2"], "b": ["algo-3"]}
+    groups = [
+        {"instance_group_name": group, "instance_type": "ml.c5", "hosts": hosts}
+        for group, hosts in of_group.items()
+    ]
+    job = framework_cluster(
+        cluster,
+        script,
+        name,
+        hosts=3,
+        hyperparameters={"sagemaker_distribution_instance_groups": '["a"]'},
+        resources={"current_group_name": "a", "instance_groups": groups},
+        **options,
+    )
+    path = job.base("algo-3") / "input" / "config" / "resourceconfig.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "current_group_name": "b"}))
+    return job
+
+
 def test_hosts_outside_the_distribution_run_the_script_once_to_its_own_end(cluster: Make) -> None:
     script = """
         if "TF_CONFIG" in os.environ:
@@ -139,27 +161,7 @@ def test_hosts_outside_the_distribution_run_the_script_once_to_its_own_end(clust
             time.sleep(6)
             say("helper")
     """
-    groups = {
-        "current_group_name": "a",
-        "instance_groups": [
-            {"instance_group_name": "a", "instance_type": "ml.c5", "hosts": ["algo-1", "algo-2"]},
-            {"instance_group_name": "b", "instance_type": "ml.c5", "hosts": ["algo-3"]},
-        ],
-    }
-    job = framework_cluster(
-        cluster,
-        script,
-        "tensorflow",
-        hosts=3,
-        hyperparameters={"sagemaker_distribution_instance_groups": '["a"]'},
-        environ={"MUSTER_IDLE_S": "0.5"},
-        resources=groups,
-    )
-    for name in job.names:  # each host's own group
-        path = job.base(name) / "input" / "config" / "resourceconfig.json"
-        document = json.loads(path.read_text())
-        document["current_group_name"] = "b" if name == "algo-3" else "a"
-        path.write_text(json.dumps(document))
+    job = with_a_host_outside(cluster, script, "tensorflow", environ={"MUSTER_IDLE_S": "0.5"})
     results = job.run(limit_s=40)
     assert {r.code for r in results.values()} == {0}, job.story("failed")
     assert len(said(results["algo-3"].out, "helper")) == 1
@@ -169,6 +171,44 @@ def test_hosts_outside_the_distribution_run_the_script_once_to_its_own_end(clust
     ]
     assert not said(results["algo-3"].out, "serving")
     assert "running the script once each: algo-3" in results["algo-1"].err
+
+
+@pytest.mark.parametrize("name", ["mxnet", "pytorch"])
+def test_a_host_outside_has_no_role_and_no_server_and_the_others_do_not_count_it(
+    cluster: Make, name: str
+) -> None:
+    """The members wait until the helper has ended: it is no part of them and may end first."""
+    script = """
+        if "DMLC_ROLE" in os.environ or "PARAMETER_SERVER_ADDRESSES" in os.environ:
+            say("member")
+            while not os.path.exists("go"):
+                time.sleep(0.02)
+        else:
+            say("helper")
+    """
+    job = with_a_host_outside(cluster, script, name)
+    job.expect(code_writes=("go",))
+    job.start()
+    job.wait_for("algo-3", "helper")
+    for host in ("algo-1", "algo-2"):
+        job.wait_for(host, "member")
+        (job.base(host) / "code" / "go").touch()
+    results = job.wait(20)
+    assert {r.code for r in results.values()} == {0}, job.story("failed")
+    assert not said(results["algo-3"].out, "serving") + said(results["algo-3"].out, "member")
+    (helper,) = said(results["algo-3"].out, "helper")
+    assert not [v for v in helper["env"] if v.startswith(("DMLC_", "PARAMETER_SERVER_"))]
+    members = [one["env"] for r in results.values() for one in said(r.out, "member")]
+    servers = [one for r in results.values() for one in said(r.out, "serving")]
+    assert [one["role"] for one in servers].count("server") == 2
+    if name == "mxnet":
+        counts = {(env["DMLC_NUM_WORKER"], env["DMLC_NUM_SERVER"]) for env in members}
+        assert counts == {("2", "2")}
+    else:
+        assert {env["WORLD_SIZE"] for env in members} == {"2"}
+        for env in members:
+            places = [p.rpartition(":")[0] for p in env["PARAMETER_SERVER_ADDRESSES"].split(",")]
+            assert places == [job.addresses["algo-1"], job.addresses["algo-2"]]
 
 
 def test_mirrored_workers_know_one_another(cluster: Make) -> None:
