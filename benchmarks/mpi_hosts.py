@@ -21,7 +21,7 @@ from typing import NamedTuple
 from benchmarks.jobs import environ
 from benchmarks.software import Software
 from tests.conformance.isolated import Cluster, IsolatedHost
-from tests.support.venvs import UnavailableError
+from tests.support.venvs import CHECKOUT, UnavailableError
 
 MPIRUN = "/usr/bin/mpirun"
 LIMIT_S = 240.0
@@ -161,7 +161,10 @@ def _prepared(place: Path, ssh: Path, words: list[str], base: Path) -> str:
     path = place / "start"
     lines = (
         "#!/bin/sh -e",
-        "mount -t tmpfs none /tmp && mount -t tmpfs none /run && mkdir /run/sshd",
+        # the checkout itself may lie below /tmp
+        f"mount --bind {CHECKOUT} /mnt && mount -t tmpfs none /tmp && mkdir -p {CHECKOUT}",
+        f"mount --bind /mnt {CHECKOUT} && umount /mnt",
+        "mount -t tmpfs none /run && mkdir /run/sshd",
         f"cp /etc/environment {place}/environment 2>/dev/null || : > {place}/environment",
         f"mount --bind {place}/environment /etc/environment",
         f"mkdir -p {place}/ssh /root/.ssh && cp {ssh}/* {place}/ssh && chmod 700 {place}/ssh",
