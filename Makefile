@@ -4,8 +4,11 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.ready
 TIMED := scripts/timed
+TARGET ?= cpu
+IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-long soak check fmt lock bench-launcher clean
+.PHONY: help setup demo test test-all test-long soak check fmt lock bench-launcher bench-images clean
+.PHONY: image image-name base-image test-image push
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,11 +43,34 @@ soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON
 	@$(BIN)/python -m benchmarks.launcher
 
+image: $(STAMP) ## build the image TARGET=cpu (or base, cpu-devel, cuda-efa, neuron)
+	@$(IMAGES) build $(TARGET) $(addprefix --build-arg ,$(BUILD_ARGS))
+
+image-name: $(STAMP) ## print the reference of the last build of TARGET=cpu (with make -s)
+	@$(IMAGES) name $(TARGET)
+
+base-image: $(STAMP) ## make the base with debootstrap, where no registry can be reached
+	@$(IMAGES) base
+
+test-image: $(STAMP) ## build the test child of TARGET=cpu and run its tests in a container
+	@$(IMAGES) test $(TARGET)
+
+push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=..., MANIFEST=...)
+	@$(IMAGES) push $(TARGET) --registry "$(REGISTRY)" --repository "$(REPOSITORY)" $(if $(CREATE),--create) \
+	  $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
+
+bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, scan
+	@$(BIN)/python -m benchmarks.images
+
 lock: ## make constraints/*.txt anew from their .in files
 	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
+	@cd docker/constraints && for name in base cpu build test sagemaker-training; do \
+	  env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet $$name.in --generate-hashes --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file $$name.txt || exit 1; done
 
 clean: ## remove what set-up and runs left in the checkout
 	@rm -rf .venv .cache muster-runs dist build

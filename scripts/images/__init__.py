@@ -1,0 +1,1 @@
+"""Images from this checkout: built, named, tested, pushed. `python -m scripts.images --help`."""

@@ -1,0 +1,76 @@
+"""Builds one target with plain `docker build` and BuildKit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from scripts.images.engine import Client, find_client, outward
+from scripts.images.errors import ImageError
+from scripts.images.inputs import Inputs, find_inputs
+from scripts.images.pins import CHECKOUT, version
+from scripts.images.sizes import layers, table
+from scripts.images.targets import Built, reference, remember, revision, target_of
+
+LIMIT_S = 5400.0  # the CUDA wheels are gigabytes
+
+
+def build(name: str, arguments: tuple[str, ...] = (), tag: str = "", label: str = "") -> Built:
+    """Builds the target, tags it, and remembers it. Raises ImageError.
+
+    `arguments`: further NAME=value of the Dockerfile. `tag`: in place of the usual one.
+    `label`: one more, such as a test run's.
+    """
+    target_of(name)
+    client = find_client()
+    inputs = find_inputs(client, os.environ)
+    commit = revision()
+    say(f"{name}: {client.program} {client.version}, BuildKit" + " by buildx" * client.buildx)
+    for note in inputs.notes:
+        say(note)
+    wanted = tag or reference(name, commit)
+    began_s = time.monotonic()
+    code = client.show(
+        *command(name, wanted, commit, inputs, client, arguments, label), limit_s=LIMIT_S
+    )
+    if code:
+        raise ImageError(f"{name} was not built: docker build ended with {code}", "see its lines")
+    image_id = client.must("image", "inspect", "--format={{.Id}}", wanted).strip()
+    say(table(layers(client, wanted)))
+    say(f"{wanted} in {time.monotonic() - began_s:.1f} s")
+    built = Built(name, wanted, image_id, commit)
+    if not tag:
+        remember(built)
+    return built
+
+
+def command(
+    name: str,
+    tag: str,
+    commit: str,
+    inputs: Inputs,
+    client: Client,
+    arguments: tuple[str, ...] = (),
+    label: str = "",
+) -> list[str]:
+    """The words behind `docker`."""
+    words = ["buildx", "build", "--load"] if client.buildx else ["build"]
+    return [
+        *words,
+        f"--file={CHECKOUT / 'docker' / 'Dockerfile'}",
+        f"--target={name}",
+        f"--tag={tag}",
+        *inputs.arguments(),
+        *outward(client),
+        f"--build-arg=VERSION={version()}",
+        f"--build-arg=REVISION={commit}",
+        *(f"--build-arg={one}" for one in arguments),
+        *([f"--label={label}"] if label else []),
+        str(CHECKOUT),
+    ]
+
+
+def say(text: str) -> None:
+    """To the person, not into what a script reads."""
+    print(f"images: {text}" if "\n" not in text else text, file=sys.stderr, flush=True)

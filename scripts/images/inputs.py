@@ -1,0 +1,145 @@
+"""What this machine adds to a build: a base, a package index, a certificate, wheels.
+
+None of it is needed on an open network, and none of it stays in an image: the index and the
+certificate are secrets of single steps, wheels are mounted. It is taken from docker/build.local.env
+(BASE_IMAGE, PIP_CONF, CA_BUNDLE), else from what pip is told on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.images.engine import Client
+from scripts.images.errors import ImageError
+from scripts.images.pins import CHECKOUT, pins, read_env
+from scripts.images.targets import BUILT
+
+LOCAL = CHECKOUT / "docker" / "build.local.env"
+WHEELHOUSE = CHECKOUT / "docker" / "wheelhouse"
+LOCAL_BASE = "muster-base/debian:{suite}"  # which `base` makes
+SECRET = "/run/secrets/ca_bundle"
+KNOWN = ("BASE_IMAGE", "PIP_CONF", "CA_BUNDLE")
+INDEXES = ("index-url", "extra-index-url", "trusted-host")
+CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+
+
+class Inputs(NamedTuple):
+    """`base`: an image. `pip_conf`, `ca_bundle`: files, None where not needed. `notes`: what was
+    found where, for the person."""
+
+    base: str
+    pip_conf: Path | None = None
+    ca_bundle: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """The options of `docker build`."""
+        secrets = (("pip_conf", self.pip_conf), ("ca_bundle", self.ca_bundle))
+        return [
+            f"--build-arg=BASE_IMAGE={self.base}",
+            *(f"--secret=id={name},src={path}" for name, path in secrets if path is not None),
+        ]
+
+
+def find_inputs(client: Client, environ: Mapping[str, str]) -> Inputs:
+    """Raises ImageError when there is no base, or a file that was named is not there."""
+    given = read_env(LOCAL) if LOCAL.is_file() else {}
+    for name in given:
+        if name not in KNOWN:
+            raise ImageError(f"{LOCAL}: no input is called {name}", f"use {', '.join(KNOWN)}")
+    given |= {name: environ[name] for name in KNOWN if environ.get(name)}
+    base, about_base = _base(client, given.get("BASE_IMAGE", ""))
+    notes = [about_base] if about_base else []
+    settings = _pip_settings()
+    bundle = _file(given, "CA_BUNDLE") or _certificate(settings, environ)
+    conf = _file(given, "PIP_CONF")
+    if conf is None and (bundle or any(name in settings for name in INDEXES)):
+        conf = _write_conf(settings, bundle)
+    if bundle:
+        notes.append(f"certificates of this machine are a secret of the build: {bundle}")
+    notes += _fill_wheelhouse(settings)
+    return Inputs(base, conf, bundle, tuple(notes))
+
+
+def _base(client: Client, asked: str) -> tuple[str, str]:
+    pinned = pins()["BASE_IMAGE"]
+    local = LOCAL_BASE.format(suite=pins()["BASE_SUITE"])
+    if asked:
+        return asked, f"base image: {asked}"
+    if not client.has(pinned) and client.has(local):
+        return local, f"base image: {local}, made here (the pinned one is not on this engine)"
+    if not client.has(pinned) and client.show("pull", "--quiet", pinned, limit_s=600):
+        raise ImageError(
+            f"the base image {pinned} is not here and could not be pulled",
+            "make base-image (makes one with debootstrap), or BASE_IMAGE=an image you have",
+        )
+    return pinned, ""
+
+
+def _file(given: Mapping[str, str], name: str) -> Path | None:
+    if name not in given:
+        return None
+    path = Path(given[name]).expanduser()
+    if not path.is_file():
+        raise ImageError(f"{name}={path}: there is no such file", "name one, or leave it out")
+    return path
+
+
+def _pip_settings() -> dict[str, str]:
+    """What pip is told on this machine by files and variables, by its option's name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = value.strip("'\"")
+    return found
+
+
+def _certificate(settings: Mapping[str, str], environ: Mapping[str, str]) -> Path | None:
+    for text in (settings.get("cert", ""), *(environ.get(name, "") for name in CERTIFICATES)):
+        if text and Path(text).is_file():
+            return Path(text)
+    return None
+
+
+def _write_conf(settings: Mapping[str, str], bundle: Path | None) -> Path:
+    """pip's configuration inside a build: indexes that a container can reach, the certificate."""
+    lines = ["[global]"]
+    for name in INDEXES:
+        words = [word for word in settings.get(name, "").split() if "file:" not in word]
+        if words:
+            lines.append(f"{name} = {' '.join(words)}")
+    if bundle:
+        lines.append(f"cert = {SECRET}")
+    BUILT.mkdir(parents=True, exist_ok=True)
+    path = BUILT / "pip.conf"
+    path.touch(mode=0o600)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _fill_wheelhouse(settings: Mapping[str, str]) -> Iterator[str]:
+    """Copies torch's wheel from pip's folders of wheels, where they have it."""
+    for folder in _folders(settings.get("find-links", "").split()):
+        for wheel in sorted(folder.glob(f"torch-{pins()['TORCH_VERSION']}+cpu-*.whl")):
+            target = WHEELHOUSE / wheel.name
+            if not target.exists() or target.stat().st_size != wheel.stat().st_size:
+                shutil.copyfile(wheel, target.with_suffix(".part"))
+                os.replace(target.with_suffix(".part"), target)
+            yield f"docker/wheelhouse has {wheel.name}"
+
+
+def _folders(words: Sequence[str]) -> Iterator[Path]:
+    for word in words:
+        path = Path(word.removeprefix("file://"))
+        if path.is_dir():
+            yield path

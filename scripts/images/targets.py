@@ -1,0 +1,101 @@
+"""The images that there are, their tags, and what is known of the last build of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from scripts.images.errors import ImageError
+from scripts.images.pins import CHECKOUT, pins, version
+
+REPOSITORY = "muster"
+BUILT = CHECKOUT / ".cache" / "images"
+CONTEXT = ("docker", "toolkit")  # what an image is made of
+
+
+class Target(NamedTuple):
+    """`framework`: what the tag says of it, with its pin in docker/versions.env."""
+
+    name: str
+    framework: str = ""
+    pin: str = ""
+    published: bool = True
+
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("base"),
+        Target("cpu", "torch", "TORCH_VERSION"),
+        Target("cpu-devel", "torch", "TORCH_VERSION"),
+        Target("cuda-efa", "torch", "TORCH_VERSION"),
+        Target("neuron", "torch", "NEURON_TORCH_VERSION"),
+    )
+}
+
+
+class Built(NamedTuple):
+    """The last build of a target: the reference it was given, and the image's id."""
+
+    target: str
+    reference: str
+    image_id: str
+    revision: str
+
+
+def target_of(name: str) -> Target:
+    """The target of that name, with or without `-test`. Raises ImageError."""
+    if name.removesuffix("-test") in TARGETS:
+        return TARGETS[name.removesuffix("-test")]
+    known = ", ".join(TARGETS)
+    raise ImageError(f"no target {name!r}", f"TARGET is one of {known}, or one of them with -test")
+
+
+def revision() -> str:
+    """The commit, with `-dirty` when what images are made of differs from it; "" outside git,
+    unless CodeBuild says from which commit it took a source without git."""
+    head = _git("rev-parse", "--short=12", "HEAD") or _codebuild()
+    changed = head and _git("status", "--porcelain", "--", *CONTEXT)
+    return f"{head}-dirty" if changed else head
+
+
+def _codebuild() -> str:
+    named = os.environ.get("CODEBUILD_RESOLVED_SOURCE_VERSION", "")
+    return named[:12] if re.fullmatch("[0-9a-f]{40}", named) else ""
+
+
+def reference(name: str, commit: str) -> str:
+    """The immutable tag: version, framework, device, Python, system, commit."""
+    target, known = target_of(name), pins()
+    framework = f"{target.framework}{known.get(target.pin, '')}" if target.framework else ""
+    python = f"py{known['IMAGE_PYTHON'].replace('.', '')}"
+    words = [version(), framework, name, python, known["BASE_SUITE"], commit]
+    return f"{REPOSITORY}:{'-'.join(word for word in words if word)}"
+
+
+def remember(built: Built) -> None:
+    BUILT.mkdir(parents=True, exist_ok=True)
+    (BUILT / f"{built.target}.json").write_text(json.dumps(built._asdict(), indent=1) + "\n")
+
+
+def last_built(name: str) -> Built:
+    """What the last build of the target gave. Raises ImageError when there was none."""
+    target_of(name)
+    try:
+        return Built(**json.loads((BUILT / f"{name}.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ImageError(f"no image {name} was built here", f"make image TARGET={name}") from error
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=30
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

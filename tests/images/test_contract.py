@@ -1,0 +1,228 @@
+"""What the images are and how they run: their configuration, their layers, one container."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import tarfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from scripts.images.engine import Client
+from scripts.images.scan import scan
+from scripts.images.sizes import beside_base, layers
+from tests.support.images import LABEL, RUN, client, image
+from tests.support.mltree import write_tree
+
+pytestmark = pytest.mark.timeout(1200)  # the first test of a machine builds the image
+TARGETS = ["base", "cpu"]
+LARGEST_BYTES = {"base": 300e6, "cpu": 800e6}
+SLEEPS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def engine() -> Client:
+    return client()
+
+
+def inspected(engine: Client, target: str) -> Mapping[str, object]:
+    text = engine.must("image", "inspect", "--format={{json .Config}}", image(target))
+    found: Mapping[str, object] = json.loads(text)
+    return found
+
+
+@pytest.mark.promise("F03")
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_starts_train_in_exec_form_as_root_without_a_health_check(
+    engine: Client, target: str
+) -> None:
+    config = inspected(engine, target)
+    assert config["Entrypoint"] == ["/usr/bin/tini", "--"]
+    assert config["Cmd"] == ["train"]
+    assert not config["User"]
+    assert not config.get("Healthcheck")
+    assert not config.get("ExposedPorts")
+    assert not config.get("Volumes")
+
+
+@pytest.mark.promise("S16")
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_sets_only_what_it_needs_and_says_what_it_is(engine: Client, target: str) -> None:
+    config = inspected(engine, target)
+    environ = config["Env"]
+    assert isinstance(environ, list)
+    assert {text.partition("=")[0] for text in environ} <= {"PATH", "VIRTUAL_ENV", "LANG"}
+    labels = config["Labels"]
+    assert isinstance(labels, dict)
+    assert labels["org.opencontainers.image.version"]
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    ours = [name for name in labels if name.startswith("ml.muster.")]
+    assert 4 <= len(ours) <= 10
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_is_small(engine: Client, target: str) -> None:
+    found = layers(engine, image(target))
+    assert beside_base(found) < LARGEST_BYTES[target], found
+    assert found[-1].size_bytes < 8e6, "the toolkit's layer is all that a release moves"
+
+
+@pytest.mark.promise("S01")
+@pytest.mark.promise("S14")
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_layer_holds_a_key_a_credential_or_a_trace_of_the_machine(
+    engine: Client, target: str
+) -> None:
+    assert scan(engine, image(target), ["ca_bundle.crt", os.uname().nodename]) == []
+
+
+PLANTED = {
+    "root/.ssh/id_rsa": "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n",
+    "etc/ssh/ssh_host_rsa_key": "x\n",
+    "etc/pip.conf": "[global]\nindex-url = https://a.mirror/simple\n",
+    "root/.aws/credentials": "aws_secret_access_key = abc\n",
+}
+
+
+@pytest.mark.promise("S01")
+@pytest.mark.parametrize("path", PLANTED)
+def test_what_a_later_layer_removes_is_found_all_the_same(
+    engine: Client, path: str, tmp_path: Path
+) -> None:
+    """The scan can fail: each kind of thing that it looks for is planted and removed again."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as files:
+        member = tarfile.TarInfo(path)
+        member.size = len(PLANTED[path])
+        files.addfile(member, io.BytesIO(PLANTED[path].encode()))
+    reference = f"muster-test-{RUN}:{secrets.token_hex(4)}"
+    (tmp_path / "Dockerfile").write_text(f"FROM {reference}\nCOPY empty /{path}\n")
+    (tmp_path / "empty").touch()
+    try:
+        engine.must("import", "-", reference, data=archive.getvalue())
+        engine.must("build", "--quiet", f"--tag={reference}-later", str(tmp_path))
+        found = scan(engine, f"{reference}-later")
+    finally:
+        engine.run("rmi", "--force", reference, f"{reference}-later")
+    assert any(path in one.where for one in found), found
+
+
+class Container:
+    """One `train` with a /opt/ml of its own."""
+
+    def __init__(self, engine: Client, folder: Path, target: str, script: str, *options: str):
+        self.engine, self.folder = engine, folder / "ml"
+        self.name = f"muster-test-{secrets.token_hex(6)}"
+        write_tree(
+            self.folder,
+            {"sagemaker_program": "train.py"},
+            {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "eth0"},
+        )
+        (self.folder / "code").mkdir(exist_ok=True)
+        (self.folder / "code" / "train.py").write_text(script)
+        self.words = [
+            "run", f"--name={self.name}", f"--label={LABEL}={RUN}", "--network=none",
+            f"--mount=type=bind,src={self.folder},dst=/opt/ml", *options, image(target),
+        ]  # fmt: skip
+
+    def start(self) -> None:
+        self.engine.must(self.words[0], "--detach", *self.words[1:])
+        end = time.monotonic() + 30
+        while "ready" not in self.log():
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.02)
+
+    def run(self, *command: str) -> int:
+        return self.engine.run(*self.words, *command, limit_s=120).returncode
+
+    def log(self) -> str:
+        done = self.engine.run("logs", self.name)
+        return done.stdout + done.stderr
+
+    def exit_code(self) -> int:
+        return int(self.engine.must("inspect", "--format={{.State.ExitCode}}", self.name))
+
+    def remove(self) -> None:
+        self.engine.run("rm", "--force", self.name)
+
+
+@pytest.fixture
+def containers(engine: Client, tmp_path: Path):  # type: ignore[no-untyped-def]
+    made: list[Container] = []
+
+    def make(target: str, script: str, *options: str) -> Container:
+        made.append(Container(engine, tmp_path / str(len(made)), target, script, *options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.remove()
+
+
+@pytest.mark.promise("F01")
+@pytest.mark.promise("F03")
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_stop_reaches_an_idle_script_at_once(containers, engine, target: str) -> None:  # type: ignore[no-untyped-def]
+    job = containers(target, SLEEPS)
+    job.start()
+    began = time.monotonic()
+    engine.must("stop", "--time=6", job.name)
+    took = time.monotonic() - began
+    assert job.exit_code() == 143, job.log()
+    assert took < 4, took
+    assert "STOPPED by SIGTERM" in job.log()
+
+
+def test_the_code_of_the_script_is_the_container_s_and_the_failure_file_says_why(
+    containers,
+) -> None:  # type: ignore[no-untyped-def]
+    job = containers("base", "raise ValueError('bad batch')\n")
+    assert job.run() == 1
+    failure = (job.folder / "output" / "failure").read_text()
+    assert failure.startswith("UserScriptError: ValueError: bad batch (algo-1 rank 0, exit code 1)")
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "-c", "import os; os._exit(7)"], ["sh", "-c", "exit 7"]]
+)
+def test_any_other_command_runs_below_pid_1_too(containers, command: list[str]) -> None:  # type: ignore[no-untyped-def]
+    assert containers("base", "").run(*command) == 7
+
+
+@pytest.mark.promise("S12")
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_ordinary_user_without_any_right_trains_on_a_read_only_disk(
+    containers,
+    target: str,  # type: ignore[no-untyped-def]
+) -> None:
+    script = (
+        "import os, pathlib\n"
+        "assert os.getuid() == 12345 and 'CapEff:\\t0000000000000000' in "
+        "pathlib.Path('/proc/self/status').read_text()\n"
+        "try:\n    open('/usr/there', 'w')\n"
+        "except OSError as error:\n    assert error.errno == 30\n"
+        "else:\n    raise AssertionError('the disk is not read-only')\n"
+        "open('/opt/ml/model/weights', 'w').write('1')\n"
+    )
+    job = containers(
+        target, script, "--user=12345:12345", "--cap-drop=ALL", "--read-only",
+        "--tmpfs=/tmp", "--security-opt=no-new-privileges",
+    )  # fmt: skip
+    for folder, _, names in os.walk(job.folder):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            os.chown(path, 12345, 12345)
+    assert job.run() == 0, job.log()
+    assert (job.folder / "model" / "weights").read_text() == "1"
+
+
+def test_the_vendor_s_toolkit_can_be_there_and_train_stays_ours(engine: Client) -> None:
+    reference = image("base", "WITH_SAGEMAKER_TRAINING=1")
+    run = ("run", "--rm", f"--label={LABEL}={RUN}", "--network=none", reference)
+    assert engine.must(*run, "train", "--version").startswith("muster ")
+    code = "import sagemaker_training.environment as e; print(e.__name__)"
+    assert engine.must(*run, "python", "-c", code).strip() == "sagemaker_training.environment"

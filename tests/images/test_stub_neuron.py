@@ -1,0 +1,138 @@
+"""The neuron image, built against STUB upstreams: a stub of AWS's EFA installer, of Neuron's apt
+repository and of its wheels. What it does on a real Neuron device is not proved here
+(docs/accelerators.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scripts.images.pins import pins
+from tests.images.stub.builds import Outcome, Upstream, upstream
+from tests.images.stub.efa import make_installer
+from tests.images.stub.neuron import Key, make_key, make_repository
+from tests.images.stub.wheels import make_wheel, real_lock, stub_packages
+from tests.support.images import LABEL, RUN, client
+
+pytestmark = [pytest.mark.dev, pytest.mark.timeout(1200)]
+PINS = pins()
+PACKAGES = {
+    "aws-neuronx-collectives": PINS["NEURON_COLLECTIVES_VERSION"],
+    "aws-neuronx-runtime-lib": PINS["NEURON_RUNTIME_VERSION"],
+    # the pin lacks upstream's build hash
+    "aws-neuronx-tools": f"{PINS['NEURON_TOOLS_VERSION']}-0123abcd",
+}
+WHEELS = {
+    "torch": f"{PINS['NEURON_TORCH_VERSION']}+cpu",
+    "torch-neuronx": PINS["NEURON_TORCH_NEURONX_VERSION"],
+    "neuronx-cc": PINS["NEURON_CC_VERSION"],
+    "neuronx-distributed": PINS["NEURON_DISTRIBUTED_VERSION"],
+    "nki": PINS["NEURON_NKI_VERSION"],
+}
+
+
+class Stub(NamedTuple):
+    upstream: Upstream
+    lock: Path
+    arguments: dict[str, str]
+
+    def build(self, target: str, **changed: str) -> Outcome:
+        words = self.arguments | changed
+        return self.upstream.build(target, *(f"{name}={value}" for name, value in words.items()))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Key, Key]:
+    """The repository's key, and a stranger's."""
+    folder = tmp_path_factory.mktemp("keys")
+    return make_key(folder / "own"), make_key(folder / "other")
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Key, Key]) -> Iterator[Stub]:
+    client()
+    own, other = keys
+    with upstream(tmp_path_factory.mktemp("stub")) as served:
+        installer = make_installer(served.folder, PINS["EFA_VERSION"])
+        make_repository(served.folder / "apt", own, PACKAGES, shown=own)
+        make_repository(served.folder / "forged", other, PACKAGES, shown=own)
+        lines = [
+            make_wheel(
+                served.folder / "neuron", name, version, stub_packages(name.replace("-", "_"))
+            )
+            for name, version in WHEELS.items()
+        ]
+        lock = served.context / "docker" / "constraints" / "neuron.txt"
+        lock.write_text(real_lock() + "".join(lines))
+        yield Stub(
+            served,
+            lock,
+            {
+                "EFA_URL": served.url,
+                "EFA_SHA256": installer.sha256,
+                "NEURON_APT_URL": f"{served.url}/apt",
+                "NEURON_APT_KEY": own.fingerprint,
+                "NEURON_PIP_INDEX": f"{served.url}/neuron",
+                "TORCH_CPU_INDEX": f"{served.url}/neuron",
+            },
+        )
+
+
+def test_the_stub_image_has_the_pinned_packages_and_loads_neuron_s_library(stub: Stub) -> None:
+    outcome = stub.build("neuron")
+    assert outcome.reference, outcome.said
+    shown = "dpkg-query -W -f '${Package}=${Version}\\n' 'aws-neuronx-*'; which neuron-ls mpirun; "
+    loads = "import ctypes, torch_neuronx; ctypes.CDLL('libnrt.so.1'); ctypes.CDLL('libmpi.so.40')"
+    done = client().run(
+        "run", "--rm", f"--label={LABEL}={RUN}", "--network=none", outcome.reference,
+        "bash", "-ec", f'{shown} python -c "{loads}"; env',
+    )  # fmt: skip
+    said = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert said[:3] == sorted(f"{name}={version}" for name, version in PACKAGES.items())
+    assert said[3:5] == ["/opt/aws/neuron/bin/neuron-ls", "/opt/amazon/openmpi5/bin/mpirun"]
+    forbidden = ("FI_", "RDMAV_", "NEURON_", "LD_")
+    assert [line for line in said if line.startswith(forbidden)] == []
+
+
+def test_a_key_of_another_fingerprint_is_refused(stub: Stub, keys: tuple[Key, Key]) -> None:
+    expected = keys[1].fingerprint
+    outcome = stub.build("neuron-key", NEURON_APT_KEY=expected)
+    assert not outcome.reference
+    assert f"must be {expected}" in outcome.said and keys[0].fingerprint in outcome.said
+
+
+def test_a_stub_repository_that_another_key_signed_is_refused(stub: Stub) -> None:
+    outcome = stub.build("neuron", NEURON_APT_URL=f"{stub.upstream.url}/forged")
+    assert not outcome.reference
+    assert "is not signed by" in outcome.said and "nothing was installed" in outcome.said
+
+
+def test_a_version_that_the_stub_repository_has_not_is_refused(stub: Stub) -> None:
+    """2.30.10 is not a pin of 2.30.10.0: only a build hash may be missing."""
+    outcome = stub.build("neuron", NEURON_TOOLS_VERSION="2.30.10")
+    assert not outcome.reference
+    assert "aws-neuronx-tools must be there once in version 2.30.10; found: none" in outcome.said
+
+
+def test_without_a_lock_the_image_is_refused_with_the_command_that_makes_one(stub: Stub) -> None:
+    text = stub.lock.read_text()
+    stub.lock.unlink()
+    outcome = stub.build("venv-neuron")
+    stub.lock.write_text(text)
+    assert not outcome.reference
+    assert "docker/constraints/neuron.txt: is not there" in outcome.said
+    assert "make lock-neuron" in outcome.said
+
+
+def test_a_lock_without_a_hash_is_refused(stub: Stub) -> None:
+    text = stub.lock.read_text()
+    stub.lock.write_text(f"{text}einops==0.8.2\n")
+    outcome = stub.build("venv-neuron")
+    stub.lock.write_text(text)
+    assert not outcome.reference
+    assert "no hash for einops==0.8.2" in outcome.said
