@@ -5,6 +5,7 @@ The peers of conformance and benchmarks live here, so that nothing of theirs can
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import os
@@ -111,7 +112,7 @@ def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _
     environ = {
         **os.environ, **environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never",
     }  # fmt: skip
-    links = environ.get("UV_FIND_LINKS") or _pip_setting("global.find-links")
+    links = environ.get("UV_FIND_LINKS") or _pip_setting("find-links")
     if links:  # uv does not read pip's configuration
         environ["UV_FIND_LINKS"] = links.replace("\n", ",")
     try:
@@ -128,8 +129,11 @@ def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _
 
 
 def _pip_setting(name: str) -> str:
+    """By `pip config list`: `get` of Debian 12's pip finds nothing in /etc/pip.conf."""
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", name],
+        [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    return done.stdout.strip() if done.returncode == 0 else ""
+    found = [line.partition("=") for line in done.stdout.splitlines()]
+    values = [value for key, _, value in found if key.endswith(f".{name}")]
+    return str(ast.literal_eval(values[-1])) if values else ""
