@@ -7,6 +7,7 @@ AWS tool. Source: the ECR API reference (CreateRepository, GetAuthorizationToken
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,21 +63,22 @@ def recognised(host: str) -> Ecr | None:
 def own_host() -> str:
     """The host name of the registry of the credentials' account, in their region."""
     session = _session()
-    if not session.region_name:
+    region = session.region_name or os.environ.get("AWS_REGION")  # boto3 reads the other one
+    if not region:
         raise ImageError(
-            f"--registry {OWN}: no AWS region is set",
-            "set AWS_DEFAULT_REGION, or give --registry in full",
+            f"--registry {OWN}: no AWS region is set", "set AWS_REGION, or give --registry in full"
         )
-    with _explained("asking AWS whose credentials these are", session.region_name):
-        identity = _client(session, "sts", session.region_name).get_caller_identity()
+    with _explained("asking AWS whose credentials these are", region):
+        identity = _client(session, "sts", region).get_caller_identity()
     suffix = "amazonaws.com.cn" if ":aws-cn:" in identity["Arn"] else "amazonaws.com"
-    return f"{identity['Account']}.dkr.ecr.{session.region_name}.{suffix}"
+    return f"{identity['Account']}.dkr.ecr.{region}.{suffix}"
 
 
 def have_repository(ecr: Ecr, name: str, create: bool, say: Callable[[str], None]) -> None:
     """The repository is there afterwards. `create`: it is made if it is missing.
 
-    One that is made has immutable tags and is scanned at every push.
+    One that is made has immutable tags and is scanned at every push. Without leave to look, and
+    nothing to make, the push is left to find out.
     """
     session = _session()
     client = _client(session, "ecr", ecr.region)
@@ -85,6 +87,11 @@ def have_repository(ecr: Ecr, name: str, create: bool, say: Callable[[str], None
             found = client.describe_repositories(registryId=ecr.account, repositoryNames=[name])
         except client.exceptions.RepositoryNotFoundException:
             found = None
+        except client.exceptions.ClientError as error:
+            if create or error.response["Error"]["Code"] not in _DENIED:
+                raise
+            say(f"note: these credentials may not look for {name}; the push will tell")
+            return
     if found is None:
         _create(session, client, ecr, name, create, say)
     elif found["repositories"][0].get("imageTagMutability", "MUTABLE") == "MUTABLE":

@@ -20,13 +20,14 @@ from pathlib import Path
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.push_problem import explained
-from scripts.images.registry import Login
+from scripts.images.registry import HUB, Login
 
 __all__ = ["from_environment", "logged_in", "stored"]
 
 HELPER_S = 30.0
 LOGIN_S = 120.0
 MEMORY = "/dev/shm"
+HUB_KEY = "https://index.docker.io/v1/"  # under which docker keeps a login to its own registry
 
 
 def from_environment(environ: Mapping[str, str]) -> Login | None:
@@ -83,6 +84,7 @@ def stored(host: str, environ: Mapping[str, str]) -> Login | None:
 
     It is asked of the credential helper that the user's configuration names, else read from it.
     """
+    host = HUB_KEY if host == HUB else host
     folder = environ.get("DOCKER_CONFIG") or Path(environ.get("HOME", "/"), ".docker")
     try:
         config = json.loads(Path(folder, "config.json").read_text())

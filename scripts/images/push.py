@@ -141,6 +141,8 @@ def _what(args: argparse.Namespace) -> tuple[str, str]:
             cure = "call yours something else: it is what its image manifest says"
             raise ImageError(f"{args.target} is an image of muster's own", cure)
         return args.image, args.tag
+    if args.target.endswith("-test"):
+        raise ImageError(f"{args.target} only carries tests", "push the image that they are of")
     built = last_built(args.target)
     if not args.tag and (not built.revision or built.revision.endswith("-dirty")):
         why = "differs from the last commit" if built.revision else "is not known to git"

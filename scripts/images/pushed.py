@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.push_problem import explained
-from scripts.images.registry import Layer, Manifest, Registry, is_loopback, manifest_of
+from scripts.images.registry import HUB, Layer, Manifest, Registry, is_loopback, manifest_of
 from scripts.images.targets import TARGETS
 
 __all__ = ["SCHEMA", "Image", "Pushed", "image_of", "is_insecure", "verified", "write"]
@@ -37,7 +37,8 @@ class Image(NamedTuple):
     def digests(self, place: str) -> tuple[str, ...]:
         """The digests that the engine knows it by in that repository."""
         names = (name.partition("@") for name in self.known_as)
-        return tuple(digest for where, _, digest in names if where == place)
+        short = place.removeprefix(f"{HUB}/").removeprefix("library/")
+        return tuple(digest for where, _, digest in names if where in (place, short))
 
 
 class Pushed(NamedTuple):

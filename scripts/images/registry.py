@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from scripts.images.errors import ImageError
 from scripts.images.push_problem import INSECURE
 
-__all__ = ["Layer", "Login", "Manifest", "Registry", "is_loopback", "manifest_of", "reached"]
+__all__ = ["HUB", "Layer", "Login", "Manifest", "Registry", "is_loopback", "manifest_of", "reached"]
 
 ANSWER_S = 30.0
 MOST_BYTES = 4 << 20  # the specification's limit for a manifest
@@ -32,6 +32,8 @@ KINDS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.index.v1+json",
 )
+HUB = "docker.io"  # which answers elsewhere, and which engines leave out of names
+HUB_API = "registry-1.docker.io"
 CERTIFICATES = "/etc/docker/certs.d"  # the engine's own folder for authorities of registries
 
 
@@ -113,7 +115,8 @@ def reached(host: str, login: Login | None, insecure: bool) -> Registry:
     """
     whys = []
     for scheme in ("https", "http") if insecure else ("https",):
-        registry = Registry(f"{scheme}://{host}", login, insecure)
+        where = HUB_API if host == HUB else host
+        registry = Registry(f"{scheme}://{where}", login, insecure)
         try:
             answer = _ask(registry, "/v2/", {})
         except (OSError, http.client.HTTPException) as error:

@@ -20,7 +20,7 @@ HEAD_BYTES = 64 << 10  # of a file that are searched; keys and settings are shor
 LIMIT_S = 600.0
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----|PuTTY-User-Key-File")
 _CREDENTIAL = re.compile(
-    rb"AKIA[0-9A-Z]{16}|aws_secret_access_key\s*=\s*\S|gh[pousr]_[0-9A-Za-z]{36}|"
+    rb"AKIA(?![0-9A-Z]*EXAMPLE)[0-9A-Z]{16}|aws_secret_access_key\s*=\s*[A-Za-z0-9/+]{40}|gh[pousr]_[0-9A-Za-z]{36}|"
     rb"\"auth\"\s*:\s*\"[A-Za-z0-9+/=]{12,}\""
 )
 _NAMES = (

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.images.engine import Client
 from scripts.images.pins import CHECKOUT, pins
 from scripts.images.sizes import layers, table
 from tests.images.stub.builds import upstream
@@ -26,7 +25,6 @@ PROGRAMS = Path(__file__).parent / "cuda"
 BUDGET_BYTES = 9_000_000_000
 NEEDED_BYTES = 30_000_000_000
 SIZES = CHECKOUT / ".cache" / "images" / "cuda-efa-sizes.json"
-MINE = ("venv-cuda-efa", "/build/cuda-efa.txt", "cuda-libs.sh")  # in words of the build's steps
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +43,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
         assert outcome.reference, outcome.said
         yield outcome.reference
-    forget(engine)
-
-
-def forget(engine: Client) -> None:
-    """Removes from the build's cache the steps that only this test makes, and prints them."""
-    text = engine.must("system", "df", "--verbose", "--format={{json .BuildCache}}")
-    for record in json.loads(text):
-        if any(word in record["Description"] for word in MINE):
-            print(f"build cache {record['ID']} ({record['Size']}) removed: {record['Description']}")
-            engine.run("builder", "prune", "--all", "--force", f"--filter=id={record['ID']}")
 
 
 def run(image: str, *argv: str, limit_s: float = 300) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,21 @@ def test_what_is_no_registry_is_said_to_be_none() -> None:
         reached(server.address, None, False)  # without TLS it is not asked
 
 
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Server]:
+    """A server that gives only this error, and settings that lead there."""
+
+    def refuses(code: str) -> Server:
+        body = json.dumps({"__type": code, "message": "no"}).encode()
+        server = Server(answer("400 Bad Request", body))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        return server
+
+    return refuses
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
@@ -127,18 +143,22 @@ def test_what_is_no_registry_is_said_to_be_none() -> None:
     ],
 )
 def test_what_aws_refuses_is_said_with_the_cure(
-    monkeypatch: pytest.MonkeyPatch, code: str, says: str
+    aws: Callable[[str], Server], code: str, says: str
 ) -> None:
-    body = json.dumps({"__type": code, "message": "no"}).encode()
-    with Server(answer("400 Bad Request", body)) as server:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", server.url),
-            ("AWS_ACCESS_KEY_ID", "test"),
-            ("AWS_SECRET_ACCESS_KEY", "test"),
-        ):
-            monkeypatch.setenv(name, value)
-        found = ecr.recognised(HERE)
-        assert found is not None
-        with pytest.raises(ImageError, match=says) as refused:
-            ecr.credentials(found)
+    with aws(code), pytest.raises(ImageError, match=says) as refused:
+        ecr.credentials(ecr.Ecr(HERE, "123456789012", "eu-west-1"))
     assert refused.value.cure
+
+
+def test_who_may_push_but_not_look_is_let_on_unless_something_is_to_be_made(
+    aws: Callable[[str], Server],
+) -> None:
+    there = ecr.Ecr(HERE, "123456789012", "eu-west-1")
+    notes: list[str] = []
+    with aws("AccessDeniedException"):
+        ecr.have_repository(there, "team/x", False, notes.append)
+        with pytest.raises(ImageError, match="may not do that"):
+            ecr.have_repository(there, "team/x", True, notes.append)
+    assert len(notes) == 1 and "may not look for team/x" in notes[0]
+    with aws("ExpiredTokenException"), pytest.raises(ImageError, match="have expired"):
+        ecr.have_repository(there, "team/x", False, notes.append)

@@ -33,9 +33,12 @@ def test_hosts_of_one_job_reach_each_other_as_root_with_host_checking_on(hosts: 
     assert {"stricthostkeychecking ask", "batchmode no"} <= set(elsewhere)
 
 
-def test_paramiko_finds_the_key_and_checks_the_host(hosts: SshHosts) -> None:
+@pytest.mark.parametrize("home", ["/root", "/tmp/elsewhere"])
+def test_paramiko_finds_the_key_and_checks_the_host(hosts: SshHosts, home: str) -> None:
     """As SDK v3's driver waits for its workers, with a policy that accepts nothing unknown."""
-    one, two = hosts.start("algo-1"), hosts.start("algo-2", job="another")
+    environ = {"HOME": home}
+    one = hosts.start("algo-1", environ=environ)
+    two = hosts.start("algo-2", job="another", environ=environ)
     script = """
 import paramiko, sys
 client = paramiko.SSHClient()
@@ -51,15 +54,20 @@ print(client.exec_command("id -un")[1].read().decode())
 
 
 @pytest.mark.parametrize(
-    ("job", "environ"),
-    [("job-2", SECRET), ("job-1", {}), ("job-1", {"MUSTER_JOB_SECRET": "f" * 32}), ("", {})],
+    ("ours", "theirs"),
+    [
+        (("job-1", SECRET), ("job-2", SECRET)),
+        (("job-1", SECRET), ("job-1", {})),
+        (("job-1", SECRET), ("job-1", {"MUSTER_JOB_SECRET": "f" * 32})),
+        (("", {}), ("", {})),
+    ],
     ids=["another-job", "no-secret", "another-secret", "no-job"],
 )
 def test_a_container_of_the_same_image_with_another_job_is_refused_both_ways(
-    hosts: SshHosts, job: str, environ: dict[str, str]
+    hosts: SshHosts, ours: tuple[str, dict[str, str]], theirs: tuple[str, dict[str, str]]
 ) -> None:
-    one = hosts.start("algo-1", environ=SECRET)
-    stranger = hosts.start("algo-2", job=job, environ=environ)
+    one = hosts.start("algo-1", job=ours[0], environ=ours[1])
+    stranger = hosts.start("algo-2", job=theirs[0], environ=theirs[1])
 
     for made, other in ((one, "algo-2"), (stranger, "algo-1")):
         careful = hosts.run_in(made, "ssh", "-o", "BatchMode=yes", other, "true")
@@ -133,7 +141,7 @@ def test_the_image_has_no_key_before_the_start_and_makes_none_when_its_package_i
 
 def test_sessions_have_the_variables_of_their_own_host(hosts: SshHosts) -> None:
     nasty = {"SM_HPS": '{"a": "it\'s \\"quoted\\" \\\\ # % $HOME", "b": " "}', "SM_EMPTY": ""}
-    long = {"SM_LONG": "x" * 100_000}
+    long = {"SM_LONG": "x" * 100_000, "SM_LONG_TOO": "y" * 60_000}
     environ = {**nasty, **long, **SECRET, "LD_LIBRARY_PATH": "/opt/a:/opt/b", "WHO": "two"}
     one = hosts.start("algo-1", environ={**SECRET, "WHO": "one", "ONLY_ONE": "1"})
     hosts.start("algo-2", environ=environ)

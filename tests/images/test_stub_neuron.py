@@ -5,13 +5,15 @@ repository and of its wheels. What it does on a real Neuron device is not proved
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from scripts.images.pins import pins
+from scripts.images.pins import CHECKOUT, pins
 from tests.images.stub.builds import Outcome, Upstream, upstream
 from tests.images.stub.efa import make_installer
 from tests.images.stub.neuron import Key, make_key, make_repository
@@ -99,6 +101,7 @@ def test_the_stub_image_has_the_pinned_packages_and_loads_neuron_s_library(stub:
     assert [line for line in said if line.startswith(forbidden)] == []
 
 
+@pytest.mark.promise("S14")
 def test_a_key_of_another_fingerprint_is_refused(stub: Stub, keys: tuple[Key, Key]) -> None:
     expected = keys[1].fingerprint
     outcome = stub.build("neuron-key", NEURON_APT_KEY=expected)
@@ -127,6 +130,29 @@ def test_without_a_lock_the_image_is_refused_with_the_command_that_makes_one(stu
     assert not outcome.reference
     assert "docker/constraints/neuron.txt: is not there" in outcome.said
     assert "make lock-neuron" in outcome.said
+
+
+def test_lock_neuron_makes_a_lock_that_the_stub_image_takes(stub: Stub, tmp_path: Path) -> None:
+    """In a copy of the checkout whose indices are stubs; all else comes from the default index."""
+    for part in ("scripts/lock-neuron", "docker/versions.env", "docker/constraints/neuron.in"):
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKOUT / part, tmp_path / part)
+    (tmp_path / ".venv").symlink_to(CHECKOUT / ".venv")
+    with (tmp_path / "docker/versions.env").open("a") as file:
+        file.writelines(
+            f"{name}={stub.arguments[name]}\n" for name in ("NEURON_PIP_INDEX", "TORCH_CPU_INDEX")
+        )
+    done = subprocess.run(
+        [tmp_path / "scripts/lock-neuron"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    lock = (tmp_path / "docker/constraints/neuron.txt").read_text()
+    assert f"torch=={WHEELS['torch']}" in lock and "://" not in lock
+    before = stub.lock.read_text()
+    stub.lock.write_text(lock)
+    outcome = stub.build("venv-neuron")
+    stub.lock.write_text(before)
+    assert outcome.reference, outcome.said
 
 
 def test_a_lock_without_a_hash_is_refused(stub: Stub) -> None:

@@ -127,6 +127,7 @@ def test_stub_build_leaves_nothing_of_the_installer_and_of_apt(cuda_efa: str) ->
     assert inside(cuda_efa, "test", "-e", "/nvidia")[0] == 1  # moved, not copied twice
 
 
+@pytest.mark.promise("S14")
 def test_a_stub_installer_of_another_checksum_is_refused_before_it_is_unpacked(
     stub: Upstream,
 ) -> None:

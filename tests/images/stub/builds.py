@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from scripts.images.build import command
 from scripts.images.engine import Client
 from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
+from tests.images.stub.cache import forget
 from tests.support.images import LABEL, RUN, client
 
 BUILD_S = 900.0
@@ -85,6 +87,7 @@ def upstream(folder: Path) -> Iterator[Upstream]:
         server = http.server.ThreadingHTTPServer((address, 0), handler)
     except OSError as error:
         pytest.skip(f"builds cannot reach this host at {address}: {error}")
+    began = datetime.now(timezone.utc).replace(microsecond=0)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:
@@ -95,6 +98,7 @@ def upstream(folder: Path) -> Iterator[Upstream]:
         server.server_close()
         for tag in folder.glob("tag-*"):
             client().run("rmi", "--force", f"muster-test-{RUN}:{tag.name.removeprefix('tag-')}")
+        forget(client(), began)
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -20,15 +20,17 @@ SYSTEM_CONFIG = "/etc/ssh/ssh_config.d/50-muster.conf"
 def publish(folder: str, config: str, known: str, home: str) -> Iterator[str]:
     """Does it; yields a sentence for each thing that could not be done.
 
-    The key comes last: a client that finds it finds all the rest.
+    `home`: that of /etc/passwd, where ssh looks; paramiko looks where HOME says. The key comes
+    last: a client that finds it finds all the rest.
     """
     yield from _settings(folder, config, home)
+    own = os.path.expanduser("~/.ssh")
     try:
-        os.makedirs(os.path.join(home, ".ssh"), 0o700, exist_ok=True)
-        _know(os.path.join(home, ".ssh", "known_hosts"), known)
-        yield from _link(f"{folder}/id_ed25519", os.path.join(home, ".ssh", "id_ed25519"))
+        os.makedirs(own, 0o700, exist_ok=True)
+        _know(os.path.join(own, "known_hosts"), known)
+        yield from _link(f"{folder}/id_ed25519", os.path.join(own, "id_ed25519"))
     except OSError as error:
-        yield f"paramiko will not find the key: {error} (make {home} writable)"
+        yield f"paramiko will not find the key: {error} (make {own} writable)"
 
 
 def _settings(folder: str, config: str, home: str) -> Iterator[str]:
