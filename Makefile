@@ -8,7 +8,7 @@ TARGET ?= cpu
 IMAGES = $(BIN)/python -m scripts.images
 
 .PHONY: help setup demo test test-all test-long soak check fmt lock bench-launcher bench-images clean
-.PHONY: image image-name base-image test-image push
+.PHONY: image image-name base-image test-image push lock-neuron
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ test-image: $(STAMP) ## build the test child of TARGET=cpu and run its tests in 
 
 push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=..., MANIFEST=...)
 	@$(IMAGES) push $(TARGET) --registry "$(REGISTRY)" --repository "$(REPOSITORY)" $(if $(CREATE),--create) \
-	  $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
+	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
 
 bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, scan
 	@$(BIN)/python -m benchmarks.images
@@ -67,10 +67,13 @@ lock: ## make constraints/*.txt anew from their .in files
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
-	@cd docker/constraints && for name in base cpu build test sagemaker-training; do \
+	@cd docker/constraints && for name in base cpu cuda-efa build test sagemaker-training; do \
 	  env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet $$name.in --generate-hashes --python-version 3.11 \
 	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file $$name.txt || exit 1; done
+
+lock-neuron: $(STAMP) ## make docker/constraints/neuron.txt, on a machine that reaches the Neuron index
+	@scripts/lock-neuron
 
 clean: ## remove what set-up and runs left in the checkout
 	@rm -rf .venv .cache muster-runs dist build

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,17 +206,20 @@ def running(client: Client, folder: Path, image: str, script: str, *words: str) 
     (folder / "code" / "train.py").write_text(script)
     name = f"muster-bench-{secrets.token_hex(6)}"
     argv = client.argv(
-        "run", f"--name={name}", "--network=none", f"--mount=type=bind,src={folder},dst=/opt/ml",
+        "run", f"--name={name}", "--network=none", "--add-host=algo-1:127.0.0.1", f"--mount=type=bind,src={folder},dst=/opt/ml",
         image, *words,
     )  # fmt: skip
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=client.environ()
     ) as process:
         assert process.stdout is not None
+        late = threading.Timer(LIMIT_S, client.run, ("rm", "--force", name))
+        late.start()
         try:
             _until_first_line(process.stdout)
             yield name
         finally:
+            late.cancel()
             client.run("rm", "--force", name)
             process.stdout.read()
 

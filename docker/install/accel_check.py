@@ -37,13 +37,19 @@ def main(target: str) -> list[str]:
 
 
 def copies(name: re.Pattern[str]) -> list[str]:
-    """The files of the image with such a name; links are not counted."""
+    """The libraries of the image with such a name; links are not counted."""
     found: dict[tuple[int, int], str] = {}
     for path in files():
-        if name.fullmatch(os.path.basename(path)) and not os.path.islink(path):
+        if name.fullmatch(os.path.basename(path)) and not os.path.islink(path) and is_elf(path):
             status = os.stat(path)
             found.setdefault((status.st_dev, status.st_ino), path)
     return sorted(found.values())
+
+
+def is_elf(path: str) -> bool:
+    """libmpi.so may be a line of text for the linker of programs."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def files() -> Iterator[str]:

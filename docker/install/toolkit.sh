@@ -3,8 +3,12 @@
 # and the lists of all that the image holds.
 set -euo pipefail
 here=$(dirname "$0")
-# -B: pip is not to compile itself into this layer; it compiles our modules all the same
-/opt/venv/bin/python -B -m pip install --no-index --no-deps --no-cache-dir --quiet \
+# -B: pip is not to compile itself into this layer
+/opt/venv/bin/python -B -m pip install --no-index --no-deps --no-cache-dir --no-compile --quiet \
   --disable-pip-version-check --root-user-action ignore "$here"/wheels/*.whl
+# what jobs import; `muster local`, `plan` and `doctor` are rarely called here, and the layer is to
+# stay small: it is all that a release uploads
+site=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+/opt/venv/bin/python -m compileall -q -x '/muster/(local|commands|sdk)/' "$site"/muster "$site"/muster_*
 "$here/venv/bin/python" -B "$here/sbom.py" /usr/share/muster
 "$here/tidy.sh"

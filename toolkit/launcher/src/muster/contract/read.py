@@ -78,7 +78,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     """
     findings = Findings()
     paths = find_paths(environ, findings)
-    resource, hosts, read, inputs = _read_files(paths, findings)
+    resource, hosts, read, inputs = _read_files(paths, environ, findings)
     parameters = read or Hyperparameters({}, {}, {}, {})
     function = find_training_function(environ, findings)
     program = ""
@@ -145,7 +145,8 @@ def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlin
         resource = load_object(paths.config, RESOURCES, findings)
         hosts = None if resource is None else parse_hosts(resource, findings)
         document = load_object(paths.config, HYPERPARAMETERS, unrelated)
-        parameters = decode_hyperparameters(document or {}, unrelated)
+        asked = _with_distributed(document or {}, environ, unrelated)
+        parameters = decode_hyperparameters(asked, unrelated)
     distribution = choose_distribution(parameters, True, unrelated)
     cluster = _cluster(environ, hosts, parameters, distribution, findings, unrelated)
     settings = parse_settings(environ, unrelated)
@@ -156,7 +157,7 @@ def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlin
     return cluster, settings, deadlines
 
 
-def _read_files(paths: Paths | None, findings: Findings) -> _Request:
+def _read_files(paths: Paths | None, environ: Mapping[str, str], findings: Findings) -> _Request:
     if paths is None:
         return _Request(None, None, None, None)
     resource = load_object(paths.config, RESOURCES, findings)
@@ -164,10 +165,23 @@ def _read_files(paths: Paths | None, findings: Findings) -> _Request:
     if resource is None and not os.path.isdir(paths.config):
         return _Request(None, None, None, None)  # one missing folder is one problem
     document = load_object(paths.config, HYPERPARAMETERS, findings)
-    parameters = None if document is None else decode_hyperparameters(document, findings)
+    parameters = None
+    if document is not None:
+        asked = _with_distributed(document, environ, findings)
+        parameters = decode_hyperparameters(asked, findings)
     inputs = load_object(paths.config, INPUTS, findings)
     check_channels(inputs or {}, findings)
     return _Request(resource, hosts, parameters, inputs)
+
+
+def _with_distributed(
+    document: dict[str, object], environ: Mapping[str, str], findings: Findings
+) -> Mapping[str, object]:
+    if "SM_DISTRIBUTED_CONFIG" not in environ:  # only jobs of SDK v3 pay for the import
+        return document
+    from muster.contract.modeltrainer import with_distributed
+
+    return with_distributed(document, environ, findings)
 
 
 def _cluster(

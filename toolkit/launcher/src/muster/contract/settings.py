@@ -40,6 +40,7 @@ KNOWN = (
     "MUSTER_WORKER_PORT",
     "MUSTER_TF_CHIEF",
     SCRIPT_ARGUMENTS,
+    "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
     *map(variable, RANGES),
 )
 # Without these, hosts do not find or believe one another.

@@ -2,6 +2,6 @@
 
 `command` and `request` read the command line, `runfolder`, `tree` and `sourcecode` lay out what
 SageMaker would give each host, `environment` its variables. `holder` is the process that owns
-the hosts, in `namespaces` or as plain processes; `hosts` is our end of it. `pump`, `progress`
-and `screen` show the run, `summary` closes it.
+the hosts, in namespaces (`isolated`), as plain processes or as containers (the rooms `docker_*`);
+`hosts` is our end of it. `pump`, `progress` and `screen` show the run, `summary` closes it.
 """

@@ -5,6 +5,13 @@ from __future__ import annotations
 import argparse
 
 from muster.commands.arguments import Parser, one_of, seconds, whole_number
+from muster.local.docker_request import (
+    DOCKER,
+    LEAST_MEMORY_BYTES,
+    LEAST_SHM_BYTES,
+    processors,
+    size,
+)
 from muster.local.request import MAX_HOSTS, read_request
 
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
@@ -14,6 +21,7 @@ examples:
   muster local train.py --hosts 2 --processes-per-host 2 --distribution torch_distributed
   muster local train.py --channel train=data/ --hyperparameter epochs=3 -- --verbose
   muster local run.sh --source-dir src --isolation process --timeout 600
+  muster local train.py --hosts 2 --isolation docker --image my-image --memory 4g
 
 Every host is a real `train` with its own /opt/ml; the exit code is the job's (124: the time ran
 out; `muster --help` lists the others). The run is kept in muster-runs/TIME-SCRIPT, link `latest`.
@@ -41,12 +49,32 @@ def add_arguments(parser: Parser) -> None:
     add("--output", metavar="DIR", help="run folder (muster-runs/TIME-SCRIPT)")
     add(
         "--isolation",
-        metavar="netns|process",
-        type=one_of("netns", "process"),
-        help="hosts in namespaces of their own, or as plain processes (netns where possible)",
+        metavar="netns|process|docker",
+        type=one_of("netns", "process", DOCKER),
+        help="hosts in namespaces of their own, as plain processes, or as containers (netns where "
+        "possible)",
     )
     add("--timeout", metavar="SECONDS", type=seconds, help="stop the job after this time")
     add("--json", action="store_true", help="print the summary on stdout, all else on stderr")
+    _add_docker_arguments(parser)
+
+
+def _add_docker_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "with --isolation docker",
+        "Limits are for each host. Sizes: a number and k, m or g. Nothing is ever pulled.",
+    )
+    add = group.add_argument
+    add("--image", metavar="IMAGE", help="what hosts are containers of; has a `train` (required)")
+    add("--memory", metavar="SIZE", type=size(LEAST_MEMORY_BYTES), help="memory, no swap (all)")
+    add(
+        "--shm-size",
+        metavar="SIZE",
+        type=size(LEAST_SHM_BYTES),
+        help="size of /dev/shm (half of the memory)",
+    )
+    add("--cpus", metavar="N", type=processors, help="processors, such as 1.5 (all)")
+    add("--keep", action="store_true", help="leave containers and network, and say how to look")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from muster.local import rootfs
+from muster.local.docker_request import DOCKER
 from muster.local.network import INTERFACE, host_address
 from muster.local.request import Request
 from muster.local.runfolder import RunFolder
@@ -45,11 +46,14 @@ _RUN_VARIABLES = (
 
 
 def interface_of(isolation: str) -> str:
-    return INTERFACE if isolation == NETNS else LOOPBACK
+    return LOOPBACK if isolation == PROCESS else INTERFACE
 
 
 def addresses(isolation: str, names: Iterable[str]) -> dict[str, str]:
-    """Host name -> address. Plain processes get a random corner of the loopback network."""
+    """Host name -> address. Plain processes get a random corner of the loopback network;
+    containers are found by their names alone."""
+    if isolation == DOCKER:
+        return {}
     if isolation == NETNS:
         return {name: host_address(place) for place, name in enumerate(names)}
     high, low = os.urandom(2)
@@ -105,16 +109,19 @@ def run_variables(
     request: Request, folder: RunFolder, isolation: str, hosts: Mapping[str, str]
 ) -> dict[str, str]:
     """What all hosts of the run share: one secret, the ports, the addresses, the folder."""
-    control, store = free_ports(2)
     variables = {
         "TRAINING_JOB_NAME": folder.job,
         "MUSTER_RUN_DIR": folder.path,
         "MUSTER_LOG_PREFIX": "1",
-        "MUSTER_HOST_ADDRESSES": ",".join(f"{name}={address}" for name, address in hosts.items()),
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
-        "MUSTER_CONTROL_PORT": str(control),
-        "MUSTER_STORE_PORT": str(store),
     }
+    if hosts:
+        control, store = free_ports(2)
+        variables.update(
+            MUSTER_HOST_ADDRESSES=",".join(f"{name}={address}" for name, address in hosts.items()),
+            MUSTER_CONTROL_PORT=str(control),
+            MUSTER_STORE_PORT=str(store),
+        )
     if isolation == PROCESS:
         variables.update(_service_ports(request))
     if request.arguments:
@@ -130,18 +137,21 @@ def host_environ(
     shared: Mapping[str, str],
     isolation: str,
 ) -> dict[str, str]:
-    """The whole environment of one host's `train`; --env wins over the caller's."""
+    """The whole environment of one host's `train`; --env wins over the caller's.
+
+    A container has its image's instead of the caller's, of which only our own settings reach it.
+    """
+    if isolation == DOCKER:
+        caller = {name: value for name, value in caller.items() if name in _reaching(caller)}
     environ = {name: value for name, value in caller.items() if not _is_leftover(name)}
     environ.update(shared)
-    site = folder.host(host, "site")
-    environ["MUSTER_INSTALL_TARGET"] = site
-    environ["PYTHONPATH"] = _join(site, caller.get("PYTHONPATH", ""))
-    environ["PATH"] = _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath))
+    if isolation != DOCKER:
+        environ = _on_this_machine(environ, caller, folder.host(host, "site"))
     if isolation == NETNS:
         environ = {name: value for name, value in environ.items() if not name.startswith("XDG_")}
         environ.setdefault("PYTHONUSERBASE", _user_base())
         environ.update(HOME=rootfs.HOME, TMPDIR="/tmp")
-    else:
+    elif isolation == PROCESS:
         environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
     if ranks(request) > len(os.sched_getaffinity(0)):
@@ -151,9 +161,29 @@ def host_environ(
     return environ
 
 
+def _reaching(caller: Mapping[str, str]) -> set[str]:
+    """Variables of the caller that are meant for `train` wherever it runs."""
+    return {name for name in caller if name.startswith("MUSTER_") or name == "OMP_NUM_THREADS"}
+
+
+def _on_this_machine(
+    environ: Mapping[str, str], caller: Mapping[str, str], site: str
+) -> dict[str, str]:
+    """With the caller's interpreter and packages, and the host's own packages before them."""
+    return {
+        **environ,
+        "MUSTER_INSTALL_TARGET": site,
+        "PYTHONPATH": _join(site, caller.get("PYTHONPATH", "")),
+        "PATH": _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath)),
+    }
+
+
 def threads_per_rank(request: Request) -> int:
     """Processors for each rank: all hosts share this machine's, and each would take all of them."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks(request))
+    share = len(os.sched_getaffinity(0)) // ranks(request)
+    if request.docker and request.docker.cpus is not None:
+        share = min(share, int(request.docker.cpus / (request.processes_per_host or 1)))
+    return max(1, share)
 
 
 def ranks(request: Request) -> int:

@@ -7,6 +7,7 @@ own, and whatever it started ends with it:
   and is killed once they have ended, or once stdin closes because `muster local` is gone.
 * In namespaces (`isolated`): everything lives in one PID namespace, which dies with its init,
   that with this process, this with `muster local`.
+* As containers (`docker_hosts`): they are the engine's, and removed before this process ends.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def main() -> int:
     for fd in (up, *(fd for host in orders.hosts for fd in (host.output, host.errors))):
         os.set_inheritable(fd, False)
     try:
+        if orders.containers:
+            from muster.local.docker_hosts import run_containers
+
+            return run_containers(orders, up)
         if orders.isolated:
             from muster.local.isolated import run_isolated
 

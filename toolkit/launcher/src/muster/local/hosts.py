@@ -6,9 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.local.orders import KILL, STOP, HostOrder, Orders, to_line
+from muster.spec.errors import LaunchError
 
 LIMIT_S = 10.0
 
@@ -25,7 +26,9 @@ class Hosts:
     """The hosts of one run, started and held by a holder.
 
     `statuses` fills with exit statuses by place (minus a signal), `error` with the reason when
-    the hosts could not be made. Poll `up` for reading and call `hear` until it returns False.
+    the hosts could not be made, or held once they were `ready`, and `error_code` with what the run
+    then ends with; `notes` are for people, `facts` for the record. Poll `up` for reading and call
+    `hear` until it returns False.
     """
 
     def __init__(self, orders: Orders, streams: Sequence[Stream], holder_up: int, up: int) -> None:
@@ -35,6 +38,10 @@ class Hosts:
         self.up = up
         self.statuses: dict[int, int] = {}
         self.error = ""
+        self.error_code = LaunchError.exit_code
+        self.ready = False
+        self.notes: list[str] = []
+        self.facts: dict[str, object] = {}
         self._heard = b""
         passed = [fd for host in orders.hosts for fd in (host.output, host.errors)]
         environ = dict(os.environ)
@@ -79,12 +86,21 @@ class Hosts:
         data = os.read(self.up, 65536)
         *lines, self._heard = (self._heard + data).split(b"\n")
         for line in lines:
-            kind, *fields = json.loads(line)
-            if kind == "ended":
-                self.statuses[fields[0]] = fields[1]
-            elif kind == "error":
-                self.error = self.error or fields[0]
+            self._take(*json.loads(line))
         return bool(data)
+
+    def _take(self, kind: str, *fields: Any) -> None:
+        if kind == "ready":
+            self.ready = True
+        elif kind == "ended":
+            self.statuses[fields[0]] = fields[1]
+        elif kind == "note":
+            self.notes.append(fields[0])
+        elif kind == "fact":
+            self.facts[fields[0]] = fields[1]
+        elif kind == "error" and not self.error:
+            self.error, *code = fields
+            self.error_code = code[0] if code else LaunchError.exit_code
 
     def close(self) -> None:
         """Ends the holder, and with it all that may be left, and takes its status."""

@@ -10,6 +10,8 @@ import time
 from muster.commands.arguments import UsageError
 from muster.local import preparation, runfolder, summary
 from muster.local.environment import NETNS
+from muster.local.hosts import Hosts, start_hosts
+from muster.local.orders import Orders
 from muster.local.preparation import Prepared
 from muster.local.progress import Progress, Tail
 from muster.local.request import Request
@@ -70,12 +72,12 @@ def _tell_differences(prepared: Prepared, screen: Screen) -> None:
 
 
 def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
-    from muster.local.hosts import start_hosts
     from muster.local.session import Session
 
     request, folder = prepared.request, prepared.folder
     began = time.monotonic()
-    hosts = start_hosts(preparation.make_orders(prepared, os.environ))
+    orders = preparation.make_orders(prepared, os.environ)
+    hosts = start_hosts(orders)
     progress = Progress(request.host_names)
     tail = Tail(os.path.join(folder.path, runfolder.EVENTS))
     session = Session(
@@ -90,9 +92,34 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
         summary.HostEnd(name, hosts.statuses.get(place))
         for place, name in enumerate(request.host_names)
     )
-    seconds = time.monotonic() - began
-    end = summary.RunEnd(ends, ending, prepared.isolation, seconds, request.timeout_s, hosts.error)
-    return _close(prepared, end, progress, screen)
+    end = summary.RunEnd(
+        hosts=ends,
+        ending=ending,
+        isolation=prepared.isolation,
+        seconds=time.monotonic() - began,
+        timeout_s=request.timeout_s,
+        error=hosts.error,
+        error_code=hosts.error_code,
+        notes=tuple(hosts.notes),
+        facts=hosts.facts,
+        hints=_hints(orders, hosts),
+    )
+    return _close(prepared, end, progress, screen, hosts.ready)
+
+
+def _hints(orders: Orders, hosts: Hosts) -> tuple[str, ...]:
+    """What a person can do with containers that are still there."""
+    if orders.containers is None:
+        return ()
+    from muster.local.docker_names import KEPT_ALL, LEFT_NOTHING, look_commands, remove_command
+
+    run, left = orders.containers.run, hosts.facts.get("left")
+    if left == KEPT_ALL:
+        names = [host.name for host in orders.hosts]
+        return tuple(look_commands(run, orders.containers.image, names))
+    if left == LEFT_NOTHING:
+        return ()
+    return ("containers of this run may be left; to remove them:", f"  {remove_command(run)}")
 
 
 def stop_limit_s(request: Request) -> float:
@@ -104,18 +131,23 @@ def stop_limit_s(request: Request) -> float:
     return parse_deadlines(environ, local_mode)[0].stop_total_s + STOP_MARGIN_S
 
 
-def _close(prepared: Prepared, end: summary.RunEnd, progress: Progress, screen: Screen) -> int:
+def _close(
+    prepared: Prepared, end: summary.RunEnd, progress: Progress, screen: Screen, were_ready: bool
+) -> int:
     """Completes the record and tells where everything lies; a failure's own block comes last."""
     folder, names = prepared.folder, prepared.request.host_names
     path = os.path.join(folder.path, runfolder.SUMMARY)
     document = summary.complete(path, end, folder.job)
     screen.clear()
     if end.error:
-        screen.say(f"muster local: the hosts could not be made: {end.error}")
+        what = "" if were_ready else "the hosts could not be made: "
+        screen.say(f"muster local: {what}{end.error}")
+    for note in end.notes:
+        screen.say(f"muster local: {note}")
     if disagreement := summary.disagreement(end):
         screen.say(f"muster local: {disagreement}")
     model = os.path.join(folder.base(summary.leader_of(document, names)), "model")
-    lines = [*summary.table(end, progress), *summary.places(folder.path, model)]
+    lines = [*summary.table(end, progress), *summary.places(folder.path, model), *end.hints]
     screen.say("\n".join([f"muster local: {summary.verdict(end)}", *lines]))
     screen.pump.release()
     screen.flush()

@@ -1,7 +1,9 @@
 """What `muster local` tells its holder and hears from it: JSON documents, one a line.
 
 Down, on the holder's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
-started, `["ended", place, status]` for each, `["error", text]` when hosts could not be made.
+started, `["ended", place, status]` for each, `["error", text]` when hosts could not be made or
+held, with an exit code behind it where it is not a LaunchError's, `["note", text]` for people,
+`["fact", name, value]` for the record.
 """
 
 from __future__ import annotations
@@ -28,15 +30,30 @@ class HostOrder(NamedTuple):
     errors: int
 
 
+class Containers(NamedTuple):
+    """What every host is a container of. `run`: the id in names and labels. `folder`: the run's.
+    Limits are for each host; see `docker_request.DockerOptions`."""
+
+    run: str
+    folder: str
+    image: str
+    memory_bytes: int | None
+    shm_bytes: int | None
+    cpus: float | None
+    keep: bool
+
+
 class Orders(NamedTuple):
     """`kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
-    stay writable. `channels`: name -> folder, mounted read-only. All three only when `isolated`."""
+    stay writable. `channels`: name -> folder, mounted read-only. All three only when `isolated`;
+    with `containers` the channels, too."""
 
     isolated: bool
     hosts: tuple[HostOrder, ...]
     kept: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     channels: Mapping[str, str] = {}
+    containers: Containers | None = None
 
 
 def to_line(document: object) -> bytes:
@@ -46,6 +63,7 @@ def to_line(document: object) -> bytes:
 
 def orders_from_line(line: bytes) -> Orders:
     """The inverse of `to_line` for Orders."""
-    isolated, hosts, kept, writable, channels = json.loads(line)
+    isolated, hosts, kept, writable, channels, containers = json.loads(line)
     orders = (HostOrder(name, address, tuple(argv), *rest) for name, address, argv, *rest in hosts)
-    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels)
+    made_of = None if containers is None else Containers(*containers)
+    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels, made_of)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 from muster.local import environment, runfolder, tree
+from muster.local.docker_request import DOCKER
 from muster.local.environment import NETNS, PROCESS
-from muster.local.orders import HostOrder, Orders
+from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.request import Request
 from muster.local.rootfs import ML, is_below
 from muster.local.runfolder import RunFolder
@@ -32,12 +33,19 @@ def choose_isolation(
 ) -> str:
     """The isolation asked for, else namespaces where a trial shows that they work.
 
-    Raises UsageError where neither can hold the job.
+    Raises UsageError where it cannot hold the job.
     """
+    if request.docker:
+        if clash := unsuitable(folder.path):
+            raise UsageError(clash, "name another one with --output")
+        from muster.local.docker_preflight import preflight
+
+        preflight(request.docker, say)
+        return DOCKER
     apart = "" if request.hosts == 1 else needs_hosts_apart(request, keys)
     if request.isolation == PROCESS:
         if apart:
-            raise UsageError(apart, "use --isolation netns, or --hosts 1")
+            raise UsageError(apart, "use --isolation netns or docker, or --hosts 1")
         return PROCESS
     from muster.local.hosts import why_not_isolated
 
@@ -105,8 +113,9 @@ def prepare(
             "inputdataconfig.json": tree.input_data_config(tuple(request.channels)),
             "hyperparameters.json": tree.hyperparameters(request, keys, folder.job, archive),
         }
-        tree.write_tree(folder.base(host), documents, request.channels)
-        os.makedirs(folder.host(host, "site"), exist_ok=True)
+        tree.write_tree(folder.base(host), documents, request.channels, isolation == DOCKER)
+        if isolation != DOCKER:
+            os.makedirs(folder.host(host, "site"), exist_ok=True)
     os.makedirs(os.path.join(folder.path, "logs"), exist_ok=True)
     addresses = environment.addresses(isolation, request.host_names)
     shared = environment.run_variables(request, folder, isolation, addresses)
@@ -136,8 +145,8 @@ def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
     hosts = tuple(
         HostOrder(
             name=name,
-            address=prepared.addresses[name],
-            argv=train_command(),
+            address=prepared.addresses.get(name, ""),
+            argv=train_command(isolation),
             environ=environment.host_environ(
                 caller, request, folder, name, prepared.shared, isolation
             ),
@@ -150,10 +159,15 @@ def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
     )
     if isolation == PROCESS:
         return Orders(False, hosts)
+    if request.docker:
+        made_of = Containers(os.urandom(4).hex(), folder.path, **request.docker._asdict())
+        return Orders(False, hosts, channels=request.channels, containers=made_of)
     kept = environment.kept_paths(caller)
     return Orders(True, hosts, kept, (folder.path,), request.channels)
 
 
-def train_command() -> tuple[str, ...]:
-    """What runs as PID 1 of a host, as `train` does in a container."""
+def train_command(isolation: str) -> tuple[str, ...]:
+    """What runs as PID 1 of a host; in a container it is the image's, behind its entrypoint."""
+    if isolation == DOCKER:
+        return ("train",)
     return (sys.executable, "-m", "muster", "train")

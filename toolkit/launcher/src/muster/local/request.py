@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
+from muster.local.docker_request import DockerOptions, read_docker
 
 MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     isolation: str | None
     timeout_s: float | None
     as_json: bool
+    docker: DockerOptions | None = None  # with isolation docker, and only then
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -88,6 +90,7 @@ def read_request(args: argparse.Namespace) -> Request:
         isolation=args.isolation,
         timeout_s=args.timeout,
         as_json=args.json,
+        docker=read_docker(args),
     )
 
 

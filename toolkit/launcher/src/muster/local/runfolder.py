@@ -123,6 +123,20 @@ def _lock(path: str, job: str) -> RunFolder:
     return RunFolder(path, job, mark)
 
 
+def is_free(path: str) -> bool:
+    """Whether no run holds the folder. Raises OSError, FileNotFoundError when there is none."""
+    import fcntl
+
+    mark = os.open(os.path.join(path, MARK), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(mark)
+    return True
+
+
 def _empty(path: str) -> None:
     import shutil
 

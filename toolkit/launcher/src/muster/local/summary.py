@@ -33,7 +33,11 @@ class RunEnd(NamedTuple):
     isolation: str
     seconds: float
     timeout_s: float | None
-    error: str = ""  # why the hosts could not be made
+    error: str = ""  # why the hosts could not be made or held
+    error_code: int = LaunchError.exit_code
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, object] = {}
+    hints: tuple[str, ...] = ()  # lines about what stayed
 
 
 def exit_code(end: RunEnd) -> int:
@@ -43,7 +47,7 @@ def exit_code(end: RunEnd) -> int:
     if end.ending.killed:
         return STOPPED_EXIT_CODE
     if end.error:
-        return LaunchError.exit_code
+        return end.error_code
     codes = [_as_exit_code(host.status) for host in end.hosts]
     return next((code for code in codes if code), 0)
 
@@ -107,19 +111,25 @@ def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
         text = end.error or "the leader ended without a summary"
         if end.ending.killed:
             text += f": all hosts were killed after {end.ending.by}"
-        result = "Stopped" if end.ending.by else "Failed"
+        result = "Stopped" if end.ending.by else "Failed" if exit_code(end) else "Succeeded"
         document = incomplete(job, result, exit_code(end), text)
     document["local"] = {
         "isolation": end.isolation,
         "seconds": round(end.seconds, 3),
         "exit_code": exit_code(end),
         "ended_by": end.ending.by,
-        "note": f"timeout after {end.timeout_s:g} s" if end.ending.timed_out else "",
+        "note": _note(end),
         "killed": end.ending.killed,
         "hosts": [{"host": host.name, "status": host.status} for host in end.hosts],
+        **end.facts,
     }
     write(path, document)
     return document
+
+
+def _note(end: RunEnd) -> str:
+    timeout = [f"timeout after {end.timeout_s:g} s"] if end.ending.timed_out else []
+    return "; ".join([*timeout, *filter(None, [end.error]), *end.notes])
 
 
 def incomplete(job: str, result: str, code: int, headline: str) -> dict[str, object]:

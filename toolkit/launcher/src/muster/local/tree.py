@@ -85,11 +85,14 @@ def hyperparameters(
     return document
 
 
-def write_tree(base: str, documents: Mapping[str, object], channels: Mapping[str, str]) -> None:
+def write_tree(
+    base: str, documents: Mapping[str, object], channels: Mapping[str, str], mounted: bool = False
+) -> None:
     """The folders and files below `base`, which is one host's `opt/ml`.
 
     A channel is a link to the user's folder, neither copied nor changed; in a namespace the
-    folder itself is mounted in its place, read-only.
+    folder itself is mounted in its place, read-only. `mounted`: there it needs a folder instead,
+    since a container would follow the link among its own files.
     """
     for folder in FOLDERS:
         os.makedirs(os.path.join(base, folder), exist_ok=True)
@@ -97,4 +100,8 @@ def write_tree(base: str, documents: Mapping[str, object], channels: Mapping[str
         with open(os.path.join(base, "input/config", name), "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
     for channel, folder in channels.items():
-        os.symlink(folder, os.path.join(base, "input/data", channel))
+        place = os.path.join(base, "input/data", channel)
+        if mounted:
+            os.mkdir(place)
+        else:
+            os.symlink(folder, place)

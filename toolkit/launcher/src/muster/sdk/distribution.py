@@ -76,13 +76,14 @@ def to_hyperparameters(
     distribution: Mapping[str, object] | str,
     *,
     processes_per_host: int | None = None,
+    custom_mpi_options: str | None = None,
     instance_type: str | None = None,
 ) -> dict[str, str]:
     """The hyperparameters of a distribution, each JSON-encoded as framework estimators do.
 
     `distribution`: a dictionary in any of the SDK's forms, or a bare name such as `mpi`.
-    `processes_per_host`: for the strategy that is enabled; wins over the dictionary's own.
-    Raises ConfigError naming every misspelt or unusable key.
+    `processes_per_host`, `custom_mpi_options`: of the strategy that is enabled; they win over the
+    dictionary's own. Raises ConfigError naming every misspelt or unusable key.
     """
     findings = Findings()
     strategies = _strategies(distribution, findings)
@@ -92,6 +93,11 @@ def to_hyperparameters(
         values["sagemaker_instance_type"] = instance_type
     if processes_per_host is not None:
         _set_processes("processes_per_host", processes_per_host, values, findings)
+        if not enabled and not findings.problems:
+            what = "no distribution is enabled: the script runs once on each host"
+            findings.problem("processes_per_host", what, "leave it out, or choose a distribution")
+    if custom_mpi_options is not None:
+        _set_mpi_options(custom_mpi_options, enabled, values, findings)
     if isinstance(distribution, Mapping) and distribution.get("instance_groups"):
         values[GROUPS_KEY] = _group_names(distribution["instance_groups"], findings)
         if not enabled:
@@ -106,6 +112,10 @@ def to_hyperparameters(
 def _strategies(distribution: Mapping[str, object] | str, findings: Findings) -> list[_Options]:
     if isinstance(distribution, str):
         return _by_name(distribution, findings)
+    if not isinstance(distribution, Mapping):
+        what = f"expected a name or a dictionary, got {short(distribution)}"
+        findings.problem("distribution", what, "such as 'torch_distributed'")
+        return []
     found: list[_Options] = []
     for key, value in distribution.items():
         if key == "instance_groups":
@@ -223,6 +233,21 @@ def _set_processes(
         findings.problem(where, what, "leave it out: one process per device")
         return
     values[PROCESSES_PER_HOST] = value
+
+
+def _set_mpi_options(
+    text: object, enabled: list[str], values: dict[str, object], findings: Findings
+) -> None:
+    where = "custom_mpi_options"
+    keys = [_STRATEGIES[name].options_key for name in enabled if name in _STRATEGIES]
+    if not isinstance(text, str):
+        findings.problem(where, f"expected a text, got {short(text)}")
+    elif not any(keys):
+        named_ones = " and ".join(enabled) or "no distribution"
+        what = f"{named_ones} does not run mpirun, which they are for"
+        findings.problem(where, what, "leave them out, or choose mpi or smdistributed.dataparallel")
+    else:
+        values.update({key: text for key in keys if key})
 
 
 def _group_names(groups: object, findings: Findings) -> list[str]:

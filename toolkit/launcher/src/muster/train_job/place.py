@@ -35,19 +35,41 @@ def find_place(cluster: Cluster, log: Log) -> Place:
     return Place(address, interface.name, lambda name: resolve(name, cluster.addresses))
 
 
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+
+
 def warn_of_init(log: Log) -> None:
     """Under a shell as PID 1, SIGTERM never reaches this process (protocol.md 7)."""
-    if os.getpid() == 1 or os.getppid() != 1:
+    if os.getpid() == 1 or not _is_child_of_init(os.getppid()):
         return
-    try:
-        with open("/proc/1/comm") as file:
-            name = file.read().strip()
-    except OSError:
-        return
-    if name in ("sh", "bash", "dash", "ash", "zsh"):
+    name = _shell(1)
+    if name:
         log(
             "start",
             f"PID 1 is the shell {name}: a stop signal will not reach this job; "
             "start the container with `exec` or an init such as tini",
             level="WARNING",
         )
+
+
+def _is_child_of_init(parent: int) -> bool:
+    """Whether only shells stand between PID 1 and us: none, or one, as the script of SDK v3."""
+    if parent == 1:
+        return True
+    try:
+        with open(f"/proc/{parent}/stat") as file:
+            grandparent = int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return False
+    return grandparent == 1 and bool(_shell(parent))
+
+
+def _shell(pid: int) -> str:
+    """The shell that a process is, by its own name or by its program's, or ""; a script that was
+    started by its path goes by the script's name."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            names = (file.read().strip(), os.path.basename(os.readlink(f"/proc/{pid}/exe")))
+    except OSError:
+        return ""
+    return next((name for name in names if name in _SHELLS), "")

@@ -1,0 +1,144 @@
+"""The container engine: the way to it, and its errors in one sentence with the cure.
+
+The Python package `docker` is imported inside functions of the rooms `docker_*`, nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from muster.spec.errors import ConfigError, LaunchError
+
+SOCKET = "unix:///var/run/docker.sock"
+
+
+class EngineError(Exception):
+    """The engine cannot do it: one sentence and, in `fix`, the cure."""
+
+    def __init__(self, message: str, fix: str = "", exit_code: int = LaunchError.exit_code) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def in_words(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+
+def connect(limit_s: float, connections: int = 10) -> Any:
+    """A client of the engine that the docker command would use. Raises EngineError."""
+    try:
+        from docker.client import DockerClient
+        from docker.errors import DockerException
+    except ImportError:
+        raise EngineError(
+            "the Python package docker is not installed",
+            "pip install docker, or pip install 'muster-training[docker]'",
+        ) from None
+    try:
+        return DockerClient.from_env(timeout=limit_s, max_pool_size=connections).api
+    except (DockerException, OSError, ValueError) as error:
+        raise explain(error) from None
+
+
+def address() -> str:
+    return os.environ.get("DOCKER_HOST") or SOCKET
+
+
+class explained:  # noqa: N801 - reads as a word: `with explained():`
+    """Errors of the client inside the block become EngineError."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from docker.errors import DockerException
+
+        if isinstance(error, (DockerException, OSError)):
+            raise explain(error) from None
+
+
+def explain(error: BaseException) -> EngineError:
+    """What the engine, or the way to it, said, as one sentence with the cure."""
+    from docker.errors import APIError
+
+    if isinstance(error, APIError):
+        return _explain_answer(" ".join(str(error.explanation or error).split()))
+    where = f"no container engine answers at {address()}"
+    number = next((cause.errno for cause in _causes(error) if isinstance(cause, OSError)
+                   and cause.errno is not None), None)  # fmt: skip
+    if number in (errno.EACCES, errno.EPERM):
+        return EngineError(
+            f"this user may not use the container engine at {address()}",
+            "join the group docker (sudo usermod -aG docker $USER, then log in again)",
+        )
+    if number in (errno.ENOENT, errno.ECONNREFUSED):
+        return EngineError(where, "install and start Docker, or set DOCKER_HOST")
+    if any("timed out" in str(cause) for cause in _causes(error)):
+        return EngineError(f"{where} in time", "is it overloaded? try `docker ps`")
+    return EngineError(f"{where}: {' '.join(str(error).split())}", "check it with `docker version`")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that lie below it; the client wraps them in arguments, too."""
+    seen: set[int] = set()
+    stack = [error]
+    while stack:
+        found = stack.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        below = [found.__cause__, found.__context__, getattr(found, "reason", None), *found.args]
+        stack += [cause for cause in below if isinstance(cause, BaseException)]
+
+
+# words of the engine: (what it means, the cure, exit code); the first that fits
+_ANSWERS = (
+    (
+        "is already in use by container",
+        "another container has the name of a host of this run",
+        "docker ps -a names it; run again, and other names are drawn",
+        LaunchError.exit_code,
+    ),
+    (
+        "bind source path does not exist",
+        "the container engine does not see this machine's files, so it runs on another one",
+        "use an engine of this machine, or keep source and runs in a folder that it shares",
+        LaunchError.exit_code,
+    ),
+    (
+        "non-overlapping IPv4 address pool",
+        "the container engine has no addresses left for one more network",
+        "remove networks that nobody uses: docker network ls, docker network rm NAME",
+        LaunchError.exit_code,
+    ),
+    (
+        "predefined address pools have been fully subnetted",
+        "the container engine has no addresses left for one more network",
+        "remove networks that nobody uses: docker network ls, docker network rm NAME",
+        LaunchError.exit_code,
+    ),
+    (
+        "exec format error",
+        "the image's programs are not for this kind of processor",
+        "use an image for this machine",
+        ConfigError.exit_code,
+    ),
+    (
+        "no space left on device",
+        "the container engine has no room left on its disk",
+        "docker system df says what fills it",
+        LaunchError.exit_code,
+    ),
+)
+
+
+def _explain_answer(text: str) -> EngineError:
+    for words, meaning, fix, code in _ANSWERS:
+        if words in text:
+            return EngineError(meaning, fix, code)
+    return EngineError(f"the container engine refused: {text}")

@@ -1,0 +1,192 @@
+"""One host of a run as a container: the life of the thread that makes and follows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from muster.local import docker_names
+from muster.local.docker_engine import EngineError, explain, explained
+from muster.local.docker_request import size_in_words
+from muster.local.orders import Containers, HostOrder
+from muster.local.rootfs import ML
+from muster.spec.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
+
+KILLED_CODE = 128 + signal.SIGKILL
+NOT_FOUND_CODES = (126, 127)  # what an entrypoint ends with when it cannot start its program
+NO_PROGRAM = ("executable file not found", "no such file or directory")
+
+
+class Host(threading.Thread):
+    """Writes its place to `wake` once it has ended; then `status` (minus SIGKILL if that was our
+    doing), or `error`, and `note` are final."""
+
+    def __init__(
+        self,
+        engine: Any,
+        wanted: Containers,
+        channels: Mapping[str, str],
+        order: HostOrder,
+        place: int,
+        wake: int,
+    ) -> None:
+        super().__init__(name=order.name, daemon=True)
+        self.place = place
+        self.status: int | None = None
+        self.error: EngineError | None = None
+        self.note = ""
+        self.started_at = 0.0
+        self._engine = engine
+        self._wanted = wanted
+        self._channels = channels
+        self._order = order
+        self._wake = wake
+        self._container = ""
+        self._lock = threading.Lock()
+        self._unwanted = False
+        self._killed = False
+
+    def run(self) -> None:
+        from docker.errors import DockerException
+
+        try:
+            self._live()
+        except EngineError as error:
+            self.error = error
+        except (DockerException, OSError) as error:
+            self.error = explain(error)
+        except Exception as error:  # a thread's would be lost
+            self.error = EngineError(f"{error!r}", exit_code=InternalError.exit_code)
+        finally:
+            os.close(self._order.output)
+            os.close(self._order.errors)
+            os.write(self._wake, bytes([self.place]))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To PID 1; before the start it means that there is none. Raises EngineError."""
+        with self._lock:
+            self._unwanted = True
+            self._killed = number == signal.SIGKILL
+            if not self.started_at or self.status is not None:
+                return
+        from docker.errors import APIError
+
+        with explained():
+            try:
+                self._engine.kill(self._container, number.value)
+            except APIError:
+                pass  # it has just ended
+
+    def _live(self) -> None:
+        self._container = self._create()
+        # attached before the start, so that not a byte is missed
+        stream = self._engine.attach(self._container, stream=True, demux=True)
+        with self._lock:
+            if not self._unwanted:
+                self._start()
+        if not self.started_at:
+            self.status = STOPPED_EXIT_CODE
+            return
+        for output, errors in stream:
+            _write(self._order.output, output)
+            _write(self._order.errors, errors)
+        status = self._engine.wait(self._container)["StatusCode"]
+        if status in NOT_FOUND_CODES and not self._has_train():
+            raise self._without_train()
+        self.note = self._memory_note(status)
+        self.status = -signal.SIGKILL if self._killed and status == KILLED_CODE else status
+
+    def _create(self) -> str:
+        wanted, name, engine = self._wanted, self._order.name, self._engine
+        network = docker_names.network_name(wanted.run)
+        limits: dict[str, object] = {"shm_size": wanted.shm_bytes}
+        if wanted.memory_bytes is not None:  # no swap, as on SageMaker
+            limits |= {"mem_limit": wanted.memory_bytes, "memswap_limit": wanted.memory_bytes}
+        if wanted.cpus is not None:
+            limits["nano_cpus"] = round(wanted.cpus * 1e9)
+        # ndots: a name of a host that is not there yet is answered at once, by the engine itself
+        host_config = engine.create_host_config(
+            network_mode=network, mounts=self._mounts(), dns_opt=["ndots:1"], **limits
+        )
+        endpoint = engine.create_endpoint_config(aliases=[name])
+        made = engine.create_container(
+            wanted.image,
+            list(self._order.argv),
+            hostname=name,
+            user="0:0",
+            environment=dict(self._order.environ),
+            host_config=host_config,
+            networking_config=engine.create_networking_config({network: endpoint}),
+            name=docker_names.container_name(wanted.run, name),
+            labels=docker_names.labels(wanted.run, wanted.folder, wanted.keep, name),
+        )
+        return str(made["Id"])
+
+    def _mounts(self) -> list[Any]:
+        """The run folder at its own path, since paths in it are told to hosts and to the user."""
+        from docker.types import Mount
+
+        folder = self._wanted.folder
+        places = {folder: folder, ML: self._order.base}
+        found = [Mount(target, source, type="bind") for target, source in places.items()]
+        for name, path in self._channels.items():
+            found.append(Mount(f"{ML}/input/data/{name}", path, type="bind", read_only=True))
+        return found
+
+    def _start(self) -> None:
+        from docker.errors import APIError
+
+        try:
+            self._engine.start(self._container)
+        except APIError as error:
+            text = str(error.explanation)
+            if any(words in text for words in NO_PROGRAM) and not self._has_train():
+                raise self._without_train() from None
+            raise
+        self.started_at = time.monotonic()
+
+    def _without_train(self) -> EngineError:
+        return EngineError(
+            f"the image {self._wanted.image} has no program `train`",
+            "build it FROM a muster image, or pip install muster-training in it",
+            ConfigError.exit_code,
+        )
+
+    def _has_train(self) -> bool:
+        """Whether there is one in the container's search path."""
+        from docker.errors import NotFound
+
+        config = self._engine.inspect_container(self._container)["Config"]
+        environ = dict(text.split("=", 1) for text in config["Env"] or () if "=" in text)
+        for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+            try:
+                stream, _ = self._engine.get_archive(
+                    self._container, os.path.join(folder, self._order.argv[0])
+                )
+            except NotFound:
+                continue
+            stream.close()
+            return True
+        return False
+
+    def _memory_note(self, status: int) -> str:
+        state = self._engine.inspect_container(self._container)["State"]
+        if status == 0 or not state.get("OOMKilled"):
+            return ""
+        if self._wanted.memory_bytes is None:
+            return "the kernel killed for memory, of which this machine had no more"
+        limit = size_in_words(self._wanted.memory_bytes)
+        return f"the kernel killed for memory: --memory is {limit} for each host"
+
+
+def _write(fd: int, data: bytes | None) -> None:
+    """All of it; when nobody reads any more the run goes on."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BrokenPipeError:
+            return

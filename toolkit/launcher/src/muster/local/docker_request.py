@@ -1,0 +1,96 @@
+"""The options of `--isolation docker` as one value, checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from muster.commands.arguments import UsageError
+
+DOCKER = "docker"
+LEAST_MEMORY_BYTES = 6 << 20  # the engine takes no less
+LEAST_SHM_BYTES = 4 << 10  # one page
+MOST_BYTES = 1 << 50
+LEAST_CPUS = 0.01
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+class DockerOptions(NamedTuple):
+    """What each host is a container of, and what it may take. `memory_bytes` None: all of this
+    machine's; `shm_bytes` None: half of the memory; `cpus` None: all."""
+
+    image: str
+    memory_bytes: int | None = None
+    shm_bytes: int | None = None
+    cpus: float | None = None
+    keep: bool = False
+
+
+def size(least_bytes: int) -> Callable[[str], int]:
+    """An option's type: a number of bytes as the docker command takes it; k, m, g are 1024's."""
+
+    def convert(text: str) -> int:
+        match = _SIZE.fullmatch(text.strip())
+        if not match:
+            raise argparse.ArgumentTypeError(
+                f"expected a number and b, k, m, g or t, such as 512m or 1.5g, got {text!r}"
+            )
+        found = int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+        if least_bytes <= found <= MOST_BYTES:
+            return found
+        least, most = size_in_words(least_bytes), size_in_words(MOST_BYTES)
+        raise argparse.ArgumentTypeError(
+            f"{text} is {found} bytes: not from {least} to {most}; units are k, m, g, t"
+        )
+
+    return convert
+
+
+def processors(text: str) -> float:
+    """An option's type: how many processors, 0.01 and more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not LEAST_CPUS <= value <= 4096:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of processors from {LEAST_CPUS} up, such as 0.5 or 2, got {text!r}"
+        )
+    return value
+
+
+def size_in_words(size_bytes: int) -> str:
+    """`512 MiB`, exact: the largest unit that divides it."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes and size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def read_docker(args: argparse.Namespace) -> DockerOptions | None:
+    """The options, None for another isolation. Raises UsageError."""
+    given = {
+        "--image": args.image is not None,
+        "--memory": args.memory is not None,
+        "--shm-size": args.shm_size is not None,
+        "--cpus": args.cpus is not None,
+        "--keep": args.keep,
+    }
+    if args.isolation != DOCKER:
+        strays = [name for name, is_given in given.items() if is_given]
+        if strays:
+            raise UsageError(
+                f"{', '.join(strays)}: only for --isolation docker", "add --isolation docker"
+            )
+        return None
+    if args.image is None:
+        raise UsageError(
+            "--isolation docker needs the image that hosts are containers of",
+            "add --image IMAGE, with a program `train` in it",
+        )
+    if not args.image or args.image.startswith("-") or any(map(str.isspace, args.image)):
+        raise UsageError(f"--image: {args.image!r} is not the name of an image")
+    return DockerOptions(args.image, args.memory, args.shm_size, args.cpus, args.keep)
