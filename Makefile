@@ -30,7 +30,7 @@ fmt: $(STAMP) ## format the code and mend what lint can mend
 test: $(STAMP) ## everything that needs no root, Docker or apt (at most 8 minutes)
 	@$(TIMED) test 480 scripts/run-tests fast
 
-test-all: $(STAMP) ## test, and namespaces, other Pythons, frameworks, Docker, SDKs (at most 45 minutes)
+test-all: $(STAMP) ## all but what test runs: namespaces, frameworks, images, SDKs, other Pythons (45 minutes)
 	@$(TIMED) test-all 2700 scripts/run-tests all
 
 test-long: $(STAMP) ## fuzz, soak, full matrices
