@@ -63,7 +63,7 @@ bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, sc
 	@$(BIN)/python -m benchmarks.images
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod; do \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod sdk2 sdk3; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
@@ -71,6 +71,9 @@ lock: ## make constraints/*.txt anew from their .in files
 	  env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet $$name.in --generate-hashes --python-version 3.11 \
 	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file $$name.txt || exit 1; done
+	@cd examples/tensorflow-image && env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet requirements.in \
+	  --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.txt
 
 lock-neuron: $(STAMP) ## make docker/constraints/neuron.txt, on a machine that reaches the Neuron index
 	@scripts/lock-neuron

@@ -49,10 +49,10 @@ class Built(NamedTuple):
 
 def target_of(name: str) -> Target:
     """The target of that name, with or without `-test`. Raises ImageError."""
-    if name.removesuffix("-test") in TARGETS:
-        return TARGETS[name.removesuffix("-test")]
-    known = ", ".join(TARGETS)
-    raise ImageError(f"no target {name!r}", f"TARGET is one of {known}, or one of them with -test")
+    plain = name.removesuffix("-test")
+    if plain in TARGETS:
+        return TARGETS[plain]
+    raise ImageError(f"no target {plain!r}", f"TARGET is one of {', '.join(TARGETS)}")
 
 
 def revision() -> str:
