@@ -56,7 +56,7 @@ test-image: $(STAMP) ## build the test child of TARGET=cpu and run its tests in 
 	@$(IMAGES) test $(TARGET)
 
 push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=..., MANIFEST=...)
-	@$(IMAGES) push $(TARGET) --registry "$(REGISTRY)" --repository "$(REPOSITORY)" $(if $(CREATE),--create) \
+	@$(IMAGES) push $(TARGET) --registry "$(REGISTRY)" --repository "$(REPOSITORY)" $(if $(filter-out 0 no false,$(CREATE)),--create) \
 	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
 
 bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, scan

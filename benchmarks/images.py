@@ -1,8 +1,7 @@
 """`make bench-images`: what the images cost, beside the incumbent's shape on the same base.
 
 Prints one table (or JSON with `--json`), writes `benchmarks/results/images.json`, and ends with 1
-when a bound is missed. The peer of the start is the vendor's toolkit in our base image, started as
-its images start it, without what theirs do besides (a shim that is compiled at every start).
+when a bound is missed. The peer of stop and start is `benchmarks/image_shape.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.image_shape import NAME, build_shape
 from benchmarks.table import Bound, Row, at_least_times, missed, render, to_json, under
 from benchmarks.timing import interleaved
 from scripts.images.build import build, command
@@ -32,16 +32,14 @@ from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
 from scripts.images.scan import scan
 from scripts.images.sizes import beside_base, layers
+from scripts.images.traces import traces
 from tests.support.mltree import write_tree
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "images.json"
 CUDA = CHECKOUT / ".cache" / "images" / "cuda-efa-sizes.json"  # of make test-long
 DLC_CPU_BYTES, DLC_GPU_BYTES = 7.2e9, 28e9  # the vendor's own budgets, published
 DLC = "DLC's budget"
-SHAPE = "start script with a child process"
-VENDOR = "sagemaker-training 5.1.4"
-# as the vendor's start script does: the command is a child of a shell, which is PID 1
-START = '#!/usr/bin/env bash\nset -m\neval "$@"\n'
+LABEL = "muster.bench"
 ROUNDS = 9
 LIMIT_S = 60.0
 SLEEPS = "import time\nprint('first line', flush=True)\ntime.sleep(600)\n"
@@ -66,21 +64,24 @@ def made(client: Client) -> Iterator[str]:
     tag = f"muster-bench-{secrets.token_hex(4)}"
     try:
         yield tag
-    finally:
-        listed = client.run("images", "--format={{.Repository}}:{{.Tag}}", tag).stdout.split()
+    finally:  # a tag that moved on left images without a name
+        listed = client.run("images", "--quiet", f"--filter=label={LABEL}={tag}").stdout.split()
         if listed:
-            client.run("rmi", "--force", *listed)
+            client.run("rmi", "--force", *dict.fromkeys(listed))
 
 
 def _rows(client: Client, folder: Path, tag: str) -> Iterator[Row]:
-    cpu = build("cpu", tag=f"{tag}:cpu").reference
-    vendor = build("base", ("WITH_SAGEMAKER_TRAINING=1",), tag=f"{tag}:vendor").reference
-    base = build("base", tag=f"{tag}:base").reference
+    label = f"{LABEL}={tag}"
+    cpu = build("cpu", tag=f"{tag}:cpu", label=label).reference
+    with_vendor = ("WITH_SAGEMAKER_TRAINING=1",)
+    vendor = build("base", with_vendor, tag=f"{tag}:vendor", label=label).reference
+    base = build("base", tag=f"{tag}:base", label=label).reference
     yield _size(client, cpu)
     yield _cuda()
     yield from _rebuild(client, folder / "copy", tag)
-    yield _stop(client, folder, base, tag)
-    yield _start(client, folder, base, vendor)
+    shape = build_shape(client, folder / "shape", vendor, f"{tag}:shape", label)
+    yield _stop(client, folder, base, shape)
+    yield from _start(client, folder, base, shape)
     yield _scan(client, cpu)
 
 
@@ -110,9 +111,10 @@ def _rebuild(client: Client, copy: Path, tag: str) -> Iterator[Row]:
         shutil.copytree(CHECKOUT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     module = copy / "toolkit" / "launcher" / "src" / "muster" / "cli.py"
     times, reference = [], f"{tag}:changed"
-    words = command("cpu", reference, "bench", find_inputs(client, os.environ), client)
-    for number in range(4):
-        module.write_text(module.read_text() + f"# change {number}\n")
+    given = find_inputs(client, os.environ)
+    words = command("cpu", reference, "bench", given, client, label=f"{LABEL}={tag}")
+    for _ in range(4):
+        module.write_text(module.read_text() + f"# change {secrets.token_hex(8)}\n")
         began_s = time.monotonic()
         done = subprocess.run(
             client.argv(*words[:-1], f"--file={copy}/docker/Dockerfile", str(copy)),
@@ -144,47 +146,43 @@ def _compressed_top(client: Client, reference: str) -> int:
         return len(gzip.compress(top.read(), 6))
 
 
-def _stop(client: Client, folder: Path, base: str, tag: str) -> Row:
-    shape = f"{tag}:shape"
-    (folder / "start.sh").write_text(START)
-    (folder / "Dockerfile").write_text(
-        f"FROM {base}\nCOPY start.sh /start.sh\n"
-        'ENTRYPOINT ["bash", "-m", "/start.sh"]\nCMD ["train"]\n'
-    )
-    client.must("build", "--quiet", f"--tag={shape}", str(folder))
+def _stop(client: Client, folder: Path, base: str, shape: str) -> Row:
     found = {}
-    for name, reference in (("ours", base), (SHAPE, shape)):
-        with running(client, folder / name.split()[0], reference, SLEEPS) as container:
+    for name, reference in (("ours", base), ("peer", shape)):
+        with running(client, folder / f"stop-{name}", reference, SLEEPS) as container:
             began_s = time.monotonic()
             client.must("stop", "--time=8", container)
             took_s = time.monotonic() - began_s
             code = int(client.must("inspect", "--format={{.State.ExitCode}}", container))
             found[name] = (took_s, code)
-    (ours_s, code), (shape_s, shape_code) = found["ours"], found[SHAPE]
+    (ours_s, code), (shape_s, shape_code) = found["ours"], found["peer"]
     return Row(
-        "docker stop of an idle script", "s", ours_s, {SHAPE: shape_s},
+        "docker stop of an idle script", "s", ours_s, {NAME: shape_s},
         (under(ours_s, 2, "s"), Bound("exit 143", code == 143)),
         f"ours ends with {code}, the peer with {shape_code} after the whole grace of 8 s",
     )  # fmt: skip
 
 
-def _start(client: Client, folder: Path, base: str, vendor: str) -> Row:
-    entry = "from sagemaker_training.cli.train import main; main()"
+def _start(client: Client, folder: Path, base: str, shape: str) -> Iterator[Row]:
+    """From `docker run`, and beyond what a container with a bare `python script` takes."""
     times = interleaved(
         {
             "ours": lambda: _first_line(client, folder, base),
-            VENDOR: lambda: _first_line(client, folder, vendor, "python", "-c", entry),
+            NAME: lambda: _first_line(client, folder, shape),
             "bare": lambda: _first_line(client, folder, base, "python", "/opt/ml/code/train.py"),
         },
         ROUNDS,
     )
-    bare = times["bare"].median
-    ours, peer = times["ours"].median - bare, times[VENDOR].median - bare
-    return Row(
-        "container start to the first line of the script, over bare python", "s", ours,
-        {VENDOR: peer}, (at_least_times(3, peer, ours),),
-        f"medians of {ROUNDS}: ours {times['ours'].median:.3f}, peer {times[VENDOR].median:.3f}, "
-        f"the same container with `python script` {bare:.3f} s",
+    ours, peer, bare = (times[name].median for name in ("ours", NAME, "bare"))
+    most = f"so that an entry point without any cost would be {peer / bare:.1f} times sooner"
+    what = (
+        f"medians of {ROUNDS}; the same container with `python script` takes {bare:.3f} s, {most}"
+    )
+    yield Row("container start to the script's first line", "s", ours, {NAME: peer}, (), what)
+    ours, peer = ours - bare, peer - bare
+    yield Row(
+        "the same, beyond bare python in a container", "s", ours, {NAME: peer},
+        (at_least_times(3, peer, ours),),
     )  # fmt: skip
 
 
@@ -234,9 +232,9 @@ def _until_first_line(lines: Iterator[str]) -> None:
 
 
 def _scan(client: Client, cpu: str) -> Row:
-    found = scan(client, cpu)
+    found = scan(client, cpu, traces())
     return Row(
-        "keys, credentials, pip configuration in any layer or the history", "found",
+        "keys, credentials, pip settings, mirrors in any layer or the history", "found",
         float(len(found)), {}, (Bound("none", not found),), str(found) if found else "",
     )  # fmt: skip
 

@@ -3,6 +3,8 @@
 # A framework comes from /run/wheelhouse when it is there, else from INDEX. Modules are compiled
 # when they are first imported (slim-torch.sh does that for what every job imports).
 set -euo pipefail
+# the certificates that a build was given, also where its pip configuration does not name them
+[ ! -s /run/secrets/ca_bundle ] || export PIP_CERT=/run/secrets/ca_bundle
 lock=$1 framework=${2:-} index=${3:-}
 pip() {
   /build/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --require-hashes \

@@ -12,6 +12,7 @@ from scripts.images.engine import find_client
 from scripts.images.errors import ImageError
 from scripts.images.scan import scan, summary
 from scripts.images.targets import TARGETS, last_built
+from scripts.images.traces import traces
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +49,7 @@ def main() -> int:
         elif args.command == "test":
             return check.test_inside(args.target)
         elif args.command == "scan":
-            found = scan(find_client(building=False), last_built(args.target).reference)
+            found = scan(find_client(building=False), last_built(args.target).reference, traces())
             print(summary(found))
             return 1 if found else 0
         elif args.command == "buildx":
@@ -59,7 +60,13 @@ def main() -> int:
         print(f"images: {error}", file=sys.stderr)
         return 1
     except subprocess.TimeoutExpired as error:
-        print(f"images: docker gave no answer in {error.timeout:g} s", file=sys.stderr)
+        what = f"{error.cmd[0]} {error.cmd[1]}" if isinstance(error.cmd, list) else error.cmd
+        print(f"images: {what} did not end in {error.timeout:g} s; try again, or see what holds "
+              "it", file=sys.stderr)  # fmt: skip
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"images: {where}{error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

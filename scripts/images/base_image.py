@@ -60,7 +60,10 @@ def _debootstrap(suite: str, archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="muster-base-") as folder:
         root = Path(folder) / "root"
         done = subprocess.run(
-            [program, "--variant=minbase", "--include=ca-certificates", suite, str(root), mirror],
+            [
+                program, "--variant=minbase", "--include=ca-certificates", "--force-check-gpg",
+                suite, str(root), mirror,
+            ],
             stdout=2, check=False, timeout=LIMIT_S,
         )  # fmt: skip
         if done.returncode:
@@ -74,8 +77,13 @@ def _debootstrap(suite: str, archive: Path) -> None:
 
 def find_mirror(suite: str) -> str:
     """The address that this machine's apt has for the suite. Raises ImageError."""
-    for address, suites in _sources():
+    for address, suites in sources():
         if suite in suites:
+            if "@" in address.partition("://")[2].partition("/")[0]:
+                raise ImageError(
+                    "apt's mirror on this machine is named with a password, which an image would "
+                    "keep", "put it into /etc/apt/auth.conf.d, or BASE_IMAGE=an image you have",
+                )  # fmt: skip
             return address
     raise ImageError(
         f"apt on this machine has no source for {suite}",
@@ -86,11 +94,11 @@ def find_mirror(suite: str) -> str:
 def apt_lines(suite: str) -> str:
     """What apt in the image reads: the suite, and its updates where this machine has them."""
     wanted = (suite, f"{suite}-updates", f"{suite}-security")
-    found = {name: address for address, suites in _sources() for name in suites if name in wanted}
+    found = {name: address for address, suites in sources() for name in suites if name in wanted}
     return "".join(f"deb {found[name]} {name} main\n" for name in wanted if name in found)
 
 
-def _sources() -> Iterator[tuple[str, list[str]]]:
+def sources() -> Iterator[tuple[str, list[str]]]:
     """Addresses and their suites, of both forms of apt's lists."""
     for path in [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]:
         text = path.read_text() if path.is_file() else ""
@@ -100,7 +108,8 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
                 yield words[1], [words[2]]
         for block in re.split(r"\n\s*\n", text):
             fields = dict(re.findall(r"^(URIs|Suites):\s*(.+)$", block, re.MULTILINE))
-            if len(fields) == 2:
+            off = re.search(r"^(Enabled:\s*no|Types:\s*deb-src\s*$)", block, re.M | re.I)
+            if len(fields) == 2 and not off:
                 yield fields["URIs"].split()[0], fields["Suites"].split()
 
 

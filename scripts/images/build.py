@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
 
 from scripts.images.engine import Client, find_client, outward
 from scripts.images.errors import ImageError
 from scripts.images.inputs import Inputs, find_inputs
 from scripts.images.pins import CHECKOUT, version
 from scripts.images.sizes import layers, table
-from scripts.images.targets import Built, reference, remember, revision, target_of
+from scripts.images.targets import (
+    Built,
+    forget,
+    reference,
+    remember,
+    revision,
+    target_of,
+    variant_of,
+)
 
+DOCKERFILE = CHECKOUT / "docker" / "Dockerfile"
 LIMIT_S = 5400.0  # the CUDA wheels are gigabytes
 
 
@@ -23,19 +35,23 @@ def build(name: str, arguments: tuple[str, ...] = (), tag: str = "", label: str 
     `label`: one more, such as a test run's.
     """
     target_of(name)
+    _check(arguments)
     client = find_client()
     inputs = find_inputs(client, os.environ)
+    if not tag:
+        forget(name)
     commit = revision()
     say(f"{name}: {client.program} {client.version}, BuildKit" + " by buildx" * client.buildx)
     for note in inputs.notes:
         say(note)
-    wanted = tag or reference(name, commit)
+    wanted = tag or reference(name, commit, variant_of(inputs.base, arguments))
     began_s = time.monotonic()
     code = client.show(
         *command(name, wanted, commit, inputs, client, arguments, label), limit_s=LIMIT_S
     )
     if code:
-        raise ImageError(f"{name} was not built: docker build ended with {code}", "see its lines")
+        what = f"{name} was not built: docker build ended with {code}"
+        raise ImageError(what, "the last lines above say which step failed, and why")
     image_id = client.must("image", "inspect", "--format={{.Id}}", wanted).strip()
     say(table(layers(client, wanted)))
     say(f"{wanted} in {time.monotonic() - began_s:.1f} s")
@@ -58,17 +74,29 @@ def command(
     words = ["buildx", "build", "--load"] if client.buildx else ["build"]
     return [
         *words,
-        f"--file={CHECKOUT / 'docker' / 'Dockerfile'}",
+        f"--file={DOCKERFILE}",
         f"--target={name}",
         f"--tag={tag}",
         *inputs.arguments(),
         *outward(client),
         f"--build-arg=VERSION={version()}",
         f"--build-arg=REVISION={commit}",
+        f"--label=org.opencontainers.image.base.name={inputs.base}",
         *(f"--build-arg={one}" for one in arguments),
         *([f"--label={label}"] if label else []),
         str(CHECKOUT),
     ]
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Raises ImageError for an argument that the Dockerfile does not have."""
+    known = set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
+    for one in arguments:
+        name, equals, _ = one.partition("=")
+        if not equals or name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ImageError(f"build argument {one!r}: the Dockerfile has no such NAME=value", cure)
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
-"""docker buildx, for `docker buildx bake`: the machine's own, else Debian's package unpacked.
+"""docker buildx, for the tests of docker-bake.hcl: Debian's package, unpacked below .cache/ only.
 
-The package comes from this machine's mirror, is checked by hash, and lies below .cache/ only.
+It comes from this machine's mirror and is checked by hash.
 """
 
 from __future__ import annotations

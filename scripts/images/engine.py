@@ -14,6 +14,7 @@ from scripts.images.pins import CHECKOUT
 STARTED = CHECKOUT / ".cache" / "docker-host"  # of scripts/container-engine
 LAST_OWN_BUILDKIT = 23  # from this version on clients build through the plugin buildx only
 ANSWER_S = 20.0
+ALLOW = "sudo usermod -aG docker $USER and log in again, or use sudo"
 INSTALL = "install Docker (Debian: apt-get install docker.io) and start it, or set DOCKER_HOST"
 
 
@@ -97,6 +98,9 @@ def find_client(building: bool = True) -> Client:
             reasons.append(f"{program}: {found}")
     if not reasons:
         raise ImageError("no program `docker` is on PATH", INSTALL)
+    denied = [reason for reason in reasons if "permission denied" in reason]
+    if denied:
+        raise ImageError(denied[0], ALLOW)
     raise ImageError("; ".join(dict.fromkeys(reasons)), INSTALL)
 
 

@@ -7,10 +7,13 @@ certificate are secrets of single steps, wheels are mounted. It is taken from do
 
 from __future__ import annotations
 
+import ast
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +21,6 @@ from typing import NamedTuple
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins, read_env
-from scripts.images.targets import BUILT
 
 LOCAL = CHECKOUT / "docker" / "build.local.env"
 WHEELHOUSE = CHECKOUT / "docker" / "wheelhouse"
@@ -54,11 +56,11 @@ def find_inputs(client: Client, environ: Mapping[str, str]) -> Inputs:
         if name not in KNOWN:
             raise ImageError(f"{LOCAL}: no input is called {name}", f"use {', '.join(KNOWN)}")
     given |= {name: environ[name] for name in KNOWN if environ.get(name)}
+    conf, named = _file(given, "PIP_CONF"), _file(given, "CA_BUNDLE")
+    settings = pip_settings()
+    bundle = named or _certificate(settings, environ)
     base, about_base = _base(client, given.get("BASE_IMAGE", ""))
     notes = [about_base] if about_base else []
-    settings = _pip_settings()
-    bundle = _file(given, "CA_BUNDLE") or _certificate(settings, environ)
-    conf = _file(given, "PIP_CONF")
     if conf is None and (bundle or any(name in settings for name in INDEXES)):
         conf = _write_conf(settings, bundle)
     if bundle:
@@ -71,6 +73,11 @@ def _base(client: Client, asked: str) -> tuple[str, str]:
     pinned = pins()["BASE_IMAGE"]
     local = LOCAL_BASE.format(suite=pins()["BASE_SUITE"])
     if asked:
+        if not client.has(asked) and client.show("pull", "--quiet", asked, limit_s=600):
+            raise ImageError(
+                f"BASE_IMAGE={asked} is not on this engine and could not be pulled",
+                "name an image you have (docker images), or make base-image",
+            )
         return asked, f"base image: {asked}"
     if not client.has(pinned) and client.has(local):
         return local, f"base image: {local}, made here (the pinned one is not on this engine)"
@@ -91,16 +98,19 @@ def _file(given: Mapping[str, str], name: str) -> Path | None:
     return path
 
 
-def _pip_settings() -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """What pip is told on this machine by files and variables, by its option's name."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     found: dict[str, str] = {}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it failed without a word"])[-1]
+        raise ImageError(f"pip config list: {last}", "mend pip's configuration on this machine")
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
-        found[name.rpartition(".")[2]] = value.strip("'\"")
+        found[name.rpartition(".")[2]] = str(ast.literal_eval(value))
     return found
 
 
@@ -120,11 +130,12 @@ def _write_conf(settings: Mapping[str, str], bundle: Path | None) -> Path:
             lines.append(f"{name} = {' '.join(words)}")
     if bundle:
         lines.append(f"cert = {SECRET}")
-    BUILT.mkdir(parents=True, exist_ok=True)
-    path = BUILT / "pip.conf"
-    path.touch(mode=0o600)
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    # it may hold a password: for its owner only, and gone when this process ends
+    descriptor, name = tempfile.mkstemp(prefix="muster-pip-", suffix=".conf")
+    with os.fdopen(descriptor, "w") as file:
+        file.write("\n".join(lines) + "\n")
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)
 
 
 def _fill_wheelhouse(settings: Mapping[str, str]) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from scripts.images.errors import ImageError
@@ -68,18 +69,34 @@ def _codebuild() -> str:
     return named[:12] if re.fullmatch("[0-9a-f]{40}", named) else ""
 
 
-def reference(name: str, commit: str) -> str:
-    """The immutable tag: version, framework, device, Python, system, commit."""
+def reference(name: str, commit: str, variant: str = "") -> str:
+    """The immutable tag: version, framework, device, Python, system, commit.
+
+    `variant`: what else makes it another image, such as a base of the user's own.
+    """
     target, known = target_of(name), pins()
     framework = f"{target.framework}{known.get(target.pin, '')}" if target.framework else ""
     python = f"py{known['IMAGE_PYTHON'].replace('.', '')}"
-    words = [version(), framework, name, python, known["BASE_SUITE"], commit]
+    words = [version(), framework, name, python, known["BASE_SUITE"], commit, variant]
     return f"{REPOSITORY}:{'-'.join(word for word in words if word)}"
+
+
+def variant_of(base: str, arguments: Sequence[str]) -> str:
+    """A few characters for a base that is not the pinned one, and for build arguments, or ""."""
+    given = sorted([*arguments, *([base] if base != pins()["BASE_IMAGE"] else [])])
+    return f"v{hashlib.sha256(repr(given).encode()).hexdigest()[:6]}" if given else ""
+
+
+def forget(name: str) -> None:
+    """A build that fails leaves no name of an older image behind."""
+    (BUILT / f"{name}.json").unlink(missing_ok=True)
 
 
 def remember(built: Built) -> None:
     BUILT.mkdir(parents=True, exist_ok=True)
-    (BUILT / f"{built.target}.json").write_text(json.dumps(built._asdict(), indent=1) + "\n")
+    path = BUILT / f"{built.target}.json"
+    path.with_suffix(".part").write_text(json.dumps(built._asdict(), indent=1) + "\n")
+    path.with_suffix(".part").replace(path)
 
 
 def last_built(name: str) -> Built:

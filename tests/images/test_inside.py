@@ -15,7 +15,7 @@ from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
 from scripts.images.targets import TARGETS
 from tests.support.effort import effort
-from tests.support.images import LABEL, RUN, client, image
+from tests.support.images import LABEL, RUN, client, contained, image
 
 pytestmark = pytest.mark.timeout(1800)
 USUAL = ("base", "cpu")
@@ -30,10 +30,7 @@ def test_what_is_inside_is_what_is_said(target: str) -> None:
     if target not in USUAL and effort() <= 1:
         pytest.skip(f"{target} is built by make test-long")
     engine = client()
-    done = engine.run(
-        "run", "--rm", "--network=none", f"--label={LABEL}={RUN}", image(f"{target}-test"),
-        limit_s=LIMIT_S,
-    )  # fmt: skip
+    done = contained(engine, "--network=none", image(f"{target}-test"), limit_s=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

@@ -10,7 +10,7 @@ import pytest
 from scripts.images.engine import outward
 from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
-from tests.support.images import LABEL, RUN, client
+from tests.support.images import LABEL, RUN, client, contained
 
 PREREQUISITES = ("git", "make", "python3", "python3-venv")
 SENTENCE = "A machine needs Linux, git, make, and Python 3.10 or newer with `venv`"
@@ -47,8 +47,8 @@ def test_make_demo_runs_for_an_ordinary_user_with_an_empty_environment(tmp_path:
             "build", *way, f"--build-arg=BASE_IMAGE={inputs.base}", f"--tag={reference}",
             f"--label={LABEL}={RUN}", str(tmp_path), limit_s=600,
         )  # fmt: skip
-        done = engine.run(
-            "run", "--rm", *way, *_network(tmp_path, inputs.ca_bundle), f"--label={LABEL}={RUN}",
+        done = contained(
+            engine, *way, *_network(tmp_path, inputs.ca_bundle),
             f"--mount=type=bind,src={source},dst=/source.bundle,readonly",
             reference, "sh", "-c", TRY, limit_s=600,
         )  # fmt: skip

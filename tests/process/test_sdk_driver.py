@@ -55,6 +55,21 @@ def test_it_runs_the_job_with_its_distribution_and_hyperparameters(tmp_path: Pat
     assert not (base / "output" / "failure").exists()
 
 
+def test_fields_of_an_unknown_class_end_the_job_before_its_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environ = write_tree(
+        tmp_path, {}, SM_ENTRY_SCRIPT="train.py", SM_SOURCE_DIR=str(tmp_path),
+        SM_DISTRIBUTED_CONFIG=json.dumps({"nodes": 3}), PATH=os.environ["PATH"],
+    )  # fmt: skip
+    done = start(sys.executable, environ, tmp_path)
+    assert done.returncode == 100, done.stdout + done.stderr
+    told = (tmp_path / "output" / "failure").read_text()
+    assert "no distributed= that is known has the fields 'nodes'" in told
+    assert "use muster.sdk.v3.Muster" in told
+    assert not list((tmp_path / "model").iterdir())
+
+
 def test_another_train_is_not_mistaken_for_ours(tmp_path: Path) -> None:
     place = tmp_path / "venv"
     venv.create(place, with_pip=False, symlinks=True)

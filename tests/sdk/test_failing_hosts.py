@@ -35,6 +35,7 @@ def check(job: Job) -> None:
     assert "exit code 1" in said[begins[0] :], job.out[-6000:]
 
 
+@pytest.mark.promise("F31")
 def test_it_fails_an_estimator_of_sdk_v2(v2: Client, run: Run) -> None:
     request: dict[str, Any] = {
         "class": "PyTorch", "hosts": 2, "hyperparameters": FAIL,
@@ -43,6 +44,7 @@ def test_it_fails_an_estimator_of_sdk_v2(v2: Client, run: Run) -> None:
     check(run(v2, {"image": image("cpu"), **request}))
 
 
+@pytest.mark.promise("F31")
 def test_it_fails_a_model_trainer_of_sdk_v3(v3: Client, run: Run) -> None:
     request = {
         "hosts": 2, "hyperparameters": FAIL,

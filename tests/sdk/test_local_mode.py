@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +20,19 @@ pytestmark = [pytest.mark.dev, pytest.mark.timeout(1800)]
 def cases(every: Iterable[Case]) -> list[Any]:
     """All with TEST_EFFORT, without it those that cover each SDK and each option."""
     return [
-        pytest.param(case, id=case.name, marks=pytest.mark.effort)
+        pytest.param(case, id=case.name, marks=[pytest.mark.effort, *proven(case)])
         for case in every
         if case.name in COVERING or effort() > 1
     ]
+
+
+def proven(case: Case) -> Iterator[pytest.MarkDecorator]:
+    """What `check_warnings` proves with this job."""
+    if case.name.startswith("v3") and case.ours:
+        if case.hosts > 1:
+            yield pytest.mark.promise("B12")
+        if case.request["source_code"]:
+            yield pytest.mark.promise("F03")
 
 
 def check(job: Job, case: Case) -> None:

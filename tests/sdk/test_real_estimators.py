@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from muster.contract.modeltrainer import FIELDS
 from muster.sdk import hyperparameters
 from muster.spec.errors import ConfigError
 from tests.sdk.conftest import Ask
@@ -97,6 +98,7 @@ def test_ours_refuses_what_the_sdk_drops(distribution: Any) -> None:
         hyperparameters(distribution)
 
 
+@pytest.mark.promise("B24")
 def test_muster_is_a_distribution_of_sdk_v3_with_its_driver_from_the_wheel(
     v3: Client, asked: Ask
 ) -> None:
@@ -109,6 +111,27 @@ def test_muster_is_a_distribution_of_sdk_v3_with_its_driver_from_the_wheel(
     assert driver.is_file() and driver.is_relative_to(v3.packages)
     assert "did you mean processes_per_host?" in answers["count"]
     assert "did you mean 'distribution'?" in answers["name"]
+
+
+def test_a_muster_that_was_dumped_makes_the_same_again(v3: Client, asked: Ask) -> None:
+    arguments = {"distribution": "mpi", "custom_mpi_options": "-x A='b c'"}
+    answers = asked(v3, {"cases": [
+        {"name": "made", "arguments": arguments},
+        {"name": "strange", "arguments": {"muster": {"lr": "0.1"}}},
+        {"name": "both", "arguments": {"distribution": "mpi", "muster": {}}},
+    ]})  # fmt: skip
+    made = answers["made"]
+    assert made["dumped"]["muster"]["sagemaker_mpi_enabled"] == "true"
+    assert made["again"] == made["validated"] == made["read"] == made["dumped"]
+    assert "'muster' cannot hold the key 'lr'" in answers["strange"]
+    assert "muster= is a whole request" in answers["both"]
+
+
+def test_the_classes_of_sdk_v3_have_the_fields_by_which_train_knows_them(
+    v3: Client, asked: Ask
+) -> None:
+    found = asked(v3, {"cases": []})["fields"]
+    assert {name: tuple(names) for name, names in found.items()} == FIELDS
 
 
 def test_muster_under_sdk_v2_says_what_to_install(v2: Client, asked: Ask) -> None:

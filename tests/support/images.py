@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 import secrets
+import subprocess
 
 import pytest
 
@@ -17,6 +18,7 @@ from scripts.images.engine import Client, find_client
 from scripts.images.errors import ImageError
 from scripts.images.inputs import find_inputs
 
+MUST = "TEST_MUST_HAVE_IMAGES"
 LABEL = "muster.test-run"
 RUN = secrets.token_hex(6)  # the value of LABEL on everything that this test run makes
 
@@ -32,8 +34,23 @@ def client() -> Client:
     """A client that can build here. Skips the test with the reason when there is none."""
     found = _client()
     if isinstance(found, ImageError):
+        if os.environ.get(MUST):  # set where the machine was prepared for them
+            pytest.fail(f"no images here, although {MUST} is set: {found}")
         pytest.skip(f"no images here: {found.what}")
     return found
+
+
+def contained(
+    engine: Client, *words: str, limit_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """`docker run` with these words; the container is gone afterwards, however it ended."""
+    name = f"muster-test-{secrets.token_hex(6)}"
+    try:
+        return engine.run(
+            "run", f"--name={name}", f"--label={LABEL}={RUN}", *words, limit_s=limit_s
+        )
+    finally:
+        engine.run("rm", "--force", "--volumes", name)
 
 
 @functools.cache

@@ -57,12 +57,19 @@ def _trainer(request: dict[str, Any]) -> ModelTrainer:
 
 
 def refused(request: dict[str, Any]) -> dict[str, Any]:
-    """For each case what `Muster` says to its arguments."""
-    answers: dict[str, Any] = {}
+    """For each case what `Muster` says to its arguments; the fields of all classes."""
+    answers: dict[str, Any] = {"fields": {n: list(c.model_fields) for n, c in CLASSES.items()}}
     for case in request["cases"]:
         try:
             made = Muster(**case["arguments"])
-            answers[case["name"]] = {"folder": made.driver_dir, "script": made.driver_script}
+            answers[case["name"]] = {
+                "folder": made.driver_dir,
+                "script": made.driver_script,
+                "dumped": made.model_dump(),
+                "again": Muster(**made.model_dump()).model_dump(),
+                "validated": Muster.model_validate(made.model_dump()).model_dump(),
+                "read": Muster.model_validate_json(made.model_dump_json()).model_dump(),
+            }
         except Exception as error:
             answers[case["name"]] = f"{type(error).__name__}: {error}"
     return answers

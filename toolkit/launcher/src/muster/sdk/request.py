@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from muster.contract.distribution import MPI_OPTIONS, SMDDP_OPTIONS
+from muster.contract.distribution import MPI_OPTIONS, SMDDP_OPTIONS, choose_distribution
 from muster.contract.findings import Findings, nearest, short
+from muster.contract.hyperparameters import decode_hyperparameters
+from muster.contract.modeltrainer import OURS, read_keys
 from muster.sdk.distribution import to_hyperparameters
 from muster.sdk.refusal import RequestError
 from muster.spec.errors import ConfigError
@@ -28,9 +30,14 @@ def distributed_fields(
 ) -> dict[str, str]:
     """The keys as `train` reads them, each JSON-encoded and without an apostrophe.
 
-    The SDK hands them to a shell between apostrophes that it does not escape. Raises RequestError
-    with all that is wrong: names, values, combinations, and the options of mpirun.
+    The SDK hands them to a shell between apostrophes that it does not escape. `unknown`: all other
+    arguments, of which `muster`, such keys made before, is taken when nothing else is given.
+    Raises RequestError with all that is wrong: names, values, combinations, and the options of
+    mpirun.
     """
+    if OURS in unknown:
+        given = (distribution, processes_per_host, custom_mpi_options)
+        return _again(unknown[OURS], len(unknown) == 1 and given == (None, None, None))
     findings = Findings()
     for name in unknown:
         _refuse(name, findings)
@@ -49,6 +56,33 @@ def distributed_fields(
         findings.problems += error.problems
     if findings.problems:
         raise RequestError(findings.problems)
+    return _without_apostrophes(keys)
+
+
+def _again(made: object, alone: bool) -> dict[str, str]:
+    """A request that comes back, as from `Muster(**muster.model_dump())`, checked again."""
+    findings = Findings()
+    if not alone:
+        what = f"{OURS}= is a whole request, as model_dump() gives it, and stands alone"
+        findings.problem("Muster", what, f"leave it out, or all else: {', '.join(KNOWN)}")
+    keys = read_keys(made, "Muster", findings)
+    if not findings.problems:
+        # what only several hosts refuse is for `train` to say: their number is not known here
+        choose_distribution(decode_hyperparameters(keys, findings), False, findings, several=False)
+    if findings.problems:
+        raise RequestError(findings.problems)
+    return _without_apostrophes({name: _encoded(text) for name, text in keys.items()})
+
+
+def _encoded(text: str) -> str:
+    try:
+        json.loads(text)
+    except ValueError:  # a text that stands as it is
+        return json.dumps(text)
+    return text
+
+
+def _without_apostrophes(keys: Mapping[str, str]) -> dict[str, str]:
     return {name: text.replace("'", "\\u0027") for name, text in keys.items()}
 
 

@@ -24,6 +24,7 @@ class Muster(DistributedConfig):  # type: ignore[misc]
 
     `Muster("mpi", processes_per_host=2)`: a bare name or a dictionary as for
     `muster.sdk.hyperparameters`. The script gets the job's hyperparameters as `--key value`.
+    What `model_dump()` gives makes the same again, as arguments or by `model_validate`.
     Raises RequestError for everything that could not run, naming the fix.
     """
 
