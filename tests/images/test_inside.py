@@ -14,21 +14,15 @@ from scripts.images.engine import address, outward
 from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
 from scripts.images.targets import TARGETS
-from tests.support.effort import effort
 from tests.support.images import LABEL, RUN, client, contained, image
 
 pytestmark = pytest.mark.timeout(1800)
-USUAL = ("base", "cpu")
-# torch.compile is tried in cpu-devel; cuda-efa and neuron cannot be built without their upstreams
-ALL = (*USUAL, "cpu-devel")
+# cuda-efa and neuron cannot be built without their upstreams
+BUILT = ("base", "cpu", "cpu-devel")
 
 
-@pytest.mark.parametrize(
-    "target", [one if one in USUAL else pytest.param(one, marks=pytest.mark.effort) for one in ALL]
-)
+@pytest.mark.parametrize("target", BUILT)
 def test_what_is_inside_is_what_is_said(target: str) -> None:
-    if target not in USUAL and effort() <= 1:
-        pytest.skip(f"{target} is built by make test-long")
     engine = client()
     done = contained(engine, "--network=none", image(f"{target}-test"), limit_s=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -81,9 +81,8 @@ def test_a_compiler_is_where_it_is_said_to_be_and_nowhere_else() -> None:
 
 @pytest.mark.skipif(TARGET != "cpu-devel", reason="torch.compile on CPU needs cpu-devel")
 def test_torch_compile_works_in_the_devel_image() -> None:
-    torch = importlib.import_module("torch")
-    doubled = torch.compile(lambda x: x * 2 + 1)
-    assert doubled(torch.ones(4)).tolist() == [3, 3, 3, 3]
+    program = "import torch; print(torch.compile(lambda x: x * 2 + 1)(torch.ones(2)).tolist())"
+    assert said(sys.executable, "-c", program).split() == ["[3.0,", "3.0]"]
 
 
 @pytest.mark.promise("S14")
