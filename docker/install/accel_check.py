@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 
 ELSEWHERE = ("/dev", "/mnt", "/proc", "/run", "/sys", "/tmp")  # not the image's
+LIMIT_S = 120.0
 FABRIC = re.compile(r"libfabric(-[0-9a-f]{8})?\.so(\.[\d.]+)?")
 NCCL = re.compile(r"libnccl(-[0-9a-f]{8})?\.so(\.[\d.]+)?")
 PLUGIN = re.compile(r"libnccl-net(-ofi)?\.so")
@@ -81,7 +82,9 @@ def unresolved(path: str) -> str:
     """The libraries that `path` needs and the linker does not find, "" for none.
 
     libcuda and libnvidia-ml are the host's driver, which the container runtime mounts."""
-    answer = subprocess.run(["ldd", path], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["ldd", path], capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
     names = re.findall(r"^\s*(\S+) => not found", answer.stdout, re.M)
     return " ".join(
         name for name in names if not name.startswith(("libcuda.so", "libnvidia-ml.so"))
@@ -93,8 +96,9 @@ def load(name: str) -> list[str]:
     code = f"import ctypes; ctypes.CDLL({name!r})"
     environ = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=False
-    )
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, env=environ, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
     if done.returncode == 0:
         return []
     last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
