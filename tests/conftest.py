@@ -8,10 +8,14 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """A shell has its background jobs ignore SIGINT, and all their children with them; tests send
-    it to processes that they start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell has its background jobs ignore SIGINT, nohup has them ignore SIGHUP, and all their
+    children with them; tests send both to processes that they start."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -83,7 +83,11 @@ def framework_cluster(make: Any, script: str, name: str, hosts: int = 2, **optio
     )
     folder = job.folder / "frameworks"
     write_stand_ins(folder)
-    worker, ps = free_ranges(hosts, max(hosts, int(settings.get("MUSTER_PS_SERVERS", "1"))))
+    servers = max(hosts, int(settings.get("MUSTER_PS_SERVERS", "1")))
+    taken = set(job.ports)  # nobody listens on these yet
+    while taken & set(range((worker := free_ranges(hosts + servers)[0]), worker + hosts + servers)):
+        pass
+    ps = worker + hosts
     job.environ.update(
         PYTHONPATH=str(folder),
         MUSTER_PS_FRAMEWORK=name,
