@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine import Engine
 from tests.support.images import image
 from tests.support.local_docker import (
     Start,
     as_nobody,
+    context,
     job,
 )
 from tests.support.local_runs import SCRIPT, contents
@@ -163,6 +165,7 @@ def test_mpirun_reaches_the_other_container(start: Start, home: Path, base: str)
     assert result.out.count("ring algo-1 algo-2") == 2
 
 
+@pytest.mark.promise("F11")
 def test_a_rank_that_takes_too_much_memory_is_named_with_the_limit(
     start: Start, home: Path, base: str
 ) -> None:
@@ -180,6 +183,19 @@ def test_a_rank_gets_no_more_processor_than_was_given(start: Start, home: Path, 
     result = start(home, job("busy", base, "--cpus", "0.3", hosts=1)).wait()
     assert result.code == 0, result.err
     assert float(result.out.rpartition(" ")[2]) < 0.45
+
+
+def test_proxies_of_the_client_stay_out_of_containers_of_its_context(
+    start: Start, home: Path, base: str, engine: Engine
+) -> None:
+    (home / "src/names.py").write_text(
+        "import os\nprint('proxies', [n for n in os.environ if 'proxy' in n.lower()], flush=True)\n"
+    )
+    proxies = {"default": {"httpProxy": "http://user:word@proxy:1", "noProxy": "x"}}
+    environ = context(home, engine.address, proxies=proxies)
+    result = start(home, job("names", base, hosts=1), environ=environ).wait()
+    assert result.code == 0, result.err
+    assert "proxies []" in result.out
 
 
 def test_two_runs_with_the_same_names_stay_apart(start: Start, home: Path, base: str) -> None:

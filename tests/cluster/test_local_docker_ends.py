@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +13,6 @@ import pytest
 
 from muster.local import docker_names
 from tests.support.engine import Engine
-from tests.support.gates import gate
 from tests.support.local_docker import (
     Start,
     changed,
@@ -20,7 +20,6 @@ from tests.support.local_docker import (
     forever,
     job,
     left_by,
-    remove,
 )
 from tests.support.local_runs import SCRIPT, wait_until
 
@@ -40,6 +39,7 @@ def test_a_failure_on_the_second_host_is_the_failure_of_the_job(
     assert "FAILED algo-2 rank 1: ValueError: bad batch" in result.err.partition("record  ")[2]
 
 
+@pytest.mark.promise("F01")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_lets_every_script_save_and_removes_all(
     start: Start, home: Path, base: str, engine: Engine, number: int
@@ -52,6 +52,7 @@ def test_a_stop_lets_every_script_save_and_removes_all(
     assert time.monotonic() - began < 10
     assert result.code == 143, result.err
     assert result.out.count("checkpoint written") == 2
+    assert not list(result.folder.glob("*/opt/ml/output/failure"))
     run.check_nothing_left(limit_s=0)
     assert not left_by(engine, run)
 
@@ -65,6 +66,7 @@ def test_a_second_interrupt_kills_what_will_not_end(start: Start, home: Path, ba
     result = run.wait(20)
     assert result.code == 143
     assert result.summary["local"]["killed"]
+    assert result.err.count("second SIGINT: killing") == 1
     assert [host["status"] for host in result.summary["local"]["hosts"]] == [-9, -9]
 
 
@@ -89,6 +91,20 @@ def test_a_stop_that_comes_before_the_host_can_hear_it_is_not_lost(
         result = run.wait(20)
     assert result.code == 143, result.err
     assert not result.summary["local"]["killed"], result.err
+
+
+def test_a_run_folder_that_is_gone_is_one_sentence_and_nothing_else_stays(
+    start: Start, home: Path, base: str
+) -> None:
+    run = start(home, forever(base))
+    run.wait_ready(2)
+    run.expect(apart=True)
+    shutil.rmtree(run.folder)
+    run.signal(signal.SIGINT)
+    result = run.wait(30)
+    assert result.code not in (0, 1, 2), result.err
+    assert "muster local: the record cannot be completed: " in result.err
+    assert "Traceback" not in result.err
 
 
 def test_the_timeout_stops_the_job(start: Start, home: Path, base: str) -> None:
@@ -167,6 +183,8 @@ def test_kept_containers_can_be_looked_at_with_the_printed_commands_and_removed(
         return done.stdout
 
     assert all(name in lines["kept"] for name in kept)
+    assert "MUSTER_JOB_SECRET=" in engine.must("inspect", lines["kept"].split()[0])
+    assert "docker inspect shows the job's secret and --env values" in lines["secrets"]
     assert "ready on algo-2" in said("output")
     assert "A /srv/mine" in said("changes")
     said("copy", **{"/PATH": "/srv/mine"})
@@ -177,23 +195,3 @@ def test_kept_containers_can_be_looked_at_with_the_printed_commands_and_removed(
     assert "killed run" not in next_run.err
     said("remove")
     assert not left_by(engine, run)
-
-
-def test_an_engine_that_is_lost_ends_the_run_and_the_next_one_names_what_it_left(
-    start: Start, home: Path, base: str, engine: Engine, socket: Path
-) -> None:
-    with gate(home / "sock", socket) as way:
-        run = start(home, forever(base), environ={"DOCKER_HOST": f"unix://{way.path}"})
-        run.wait_ready(2)
-        way.shut()
-        result = run.wait()
-    assert result.code == 106, result.err
-    assert "muster local: algo-" in result.err
-    assert f"no container engine answers at unix://{way.path}" in result.err
-    assert "containers of this run may be left" in result.err
-    assert result.summary["outcome"]["exit_code"] == 106
-    left = left_by(engine, run)
-    assert len(left) == 3
-    said = start(home, job("train", base, hosts=1)).wait().err
-    assert all(name in said for name in left)
-    remove(engine, run)

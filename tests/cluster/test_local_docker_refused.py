@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.engine import LABEL, Engine
+from tests.support.engine import Engine
 from tests.support.gates import gate
 from tests.support.local_docker import (
     Start,
     as_nobody,
     changed,
+    context,
     job,
+    of_nothing,
     refused,
 )
 
@@ -32,6 +33,12 @@ def test_no_engine_is_one_sentence(start: Start, home: Path) -> None:
     said = refused(start, home, job("train", "x"), environ={"DOCKER_HOST": f"unix://{home}/no"})
     assert f"no container engine answers at unix://{home}/no\n" in said
     assert "Traceback" not in said
+
+
+def test_the_engine_of_the_current_context_is_asked_and_named(start: Start, home: Path) -> None:
+    environ = context(home, f"unix://{home}/no")
+    said = refused(start, home, job("train", "x"), environ=environ)
+    assert f"no container engine answers at unix://{home}/no\n" in said
 
 
 def test_an_engine_that_says_nothing_is_given_up_in_time(
@@ -68,15 +75,10 @@ def test_an_image_without_train_is_a_config_error(
 def test_an_image_that_holds_nothing_is_a_config_error(
     start: Start, home: Path, engine: Engine
 ) -> None:
-    name = f"{LABEL}-{os.getpid()}:empty"
-    archive = subprocess.run(["tar", "-c", "-T", "/dev/null"], capture_output=True, check=True)
-    engine("import", "-", name, data=archive.stdout)
-    try:
+    with of_nothing(engine) as name:
         result = start(home, job("train", name)).wait()
-        assert result.code == 100, result.err
-        assert f"the image {name} has no program `train`" in result.err
-    finally:
-        engine("rmi", "-f", name)
+    assert result.code == 100, result.err
+    assert f"the image {name} has no program `train`" in result.err
 
 
 def test_the_train_of_another_toolkit_keeps_its_exit_code_and_is_called_that(
@@ -89,6 +91,17 @@ def test_the_train_of_another_toolkit_keeps_its_exit_code_and_is_called_that(
     assert result.code == 3, result.err
     assert result.out == "mine\nmine\n"
     assert "wrote no record: is it another toolkit's?" in result.err
+
+
+def test_a_train_that_the_kernel_killed_for_memory_is_not_called_another_toolkits(
+    start: Start, home: Path, base: str
+) -> None:
+    run = start(home, job("train", base, "--memory", "8m", hosts=1))
+    run.expect(not_ours=True)
+    result = run.wait()
+    assert result.code == 137, result.err
+    assert "algo-1: the kernel killed for memory: --memory is 8 MiB for each host" in result.err
+    assert "another toolkit's" not in result.err
 
 
 def test_the_package_docker_is_loaded_by_no_other_isolation(home: Path) -> None:

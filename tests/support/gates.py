@@ -14,7 +14,8 @@ PIECE_BYTES = 1 << 16
 
 
 class Gate:
-    """Hands on every connection to `path` until `shut`. `deaf`: takes them and says nothing."""
+    """Hands on every connection to `path` until `shut`. `deaf`: takes them and says nothing, as it
+    does after `hush`, also to those that there were."""
 
     def __init__(self, path: Path, target: Path, deaf: bool = False) -> None:
         self.path = path
@@ -26,6 +27,10 @@ class Gate:
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
+
+    def hush(self) -> None:
+        """From now on nothing comes through, and whoever asks may wait for ever."""
+        self._deaf = True
 
     def shut(self) -> None:
         """Ends every connection, and refuses others."""
@@ -56,18 +61,19 @@ class Gate:
             self._ends.append(far)
             far.connect(str(self._target))
             for source, sink in ((near, far), (far, near)):
-                thread = threading.Thread(target=_copy, args=(source, sink), daemon=True)
+                thread = threading.Thread(target=self._copy, args=(source, sink), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    try:
-        while data := source.recv(PIECE_BYTES):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(PIECE_BYTES):
+                if not self._deaf:
+                    sink.sendall(data)
+            if not self._deaf:
+                sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
 
 
 @contextmanager

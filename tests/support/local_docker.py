@@ -6,9 +6,12 @@ makes carries the labels of its run, and is gone when it ends.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +28,8 @@ from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, runs
 from tests.support.nobody import NOBODY, home_of_nobody, readable_python
 
 __all__ = [
-    "Start", "as_nobody", "base", "changed", "client_as_docker", "engine", "forever", "home", "job",
-    "left_by", "nobodys_home", "refused", "remove", "socket", "start",
+    "Start", "as_nobody", "base", "changed", "client_as_docker", "context", "engine", "forever",
+    "home", "job", "left_by", "nobodys_home", "of_nothing", "refused", "remove", "socket", "start",
 ]  # fmt: skip
 Start = Callable[..., LocalRun]
 
@@ -136,6 +139,30 @@ def changed(engine: Engine, reference: str, instruction: str) -> Iterator[str]:
         engine.must("rmi", "-f", name)
 
 
+@contextmanager
+def of_nothing(engine: Engine) -> Iterator[str]:
+    """An image without a single file."""
+    name = f"{LABEL}-{secrets.token_hex(6)}:nothing"
+    archive = subprocess.run(["tar", "-c", "-T", "/dev/null"], capture_output=True, check=True)
+    engine.must("import", "-", name, data=archive.stdout)
+    try:
+        yield name
+    finally:
+        engine.must("rmi", "-f", name)
+
+
+def context(home: Path, address: str, **more: object) -> dict[str, str]:
+    """Variables with which the client's current context is one of that address; `more` is for its
+    file of settings."""
+    folder, name = home / "config", "elsewhere"
+    meta = folder / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
+    meta.parent.mkdir(parents=True)
+    endpoints = {"docker": {"Host": address, "SkipTLSVerify": False}}
+    meta.write_text(json.dumps({"Name": name, "Metadata": {}, "Endpoints": endpoints}))
+    (folder / "config.json").write_text(json.dumps({"currentContext": name, **more}))
+    return {"DOCKER_CONFIG": str(folder), "DOCKER_HOST": "", "DOCKER_CONTEXT": ""}
+
+
 def forever(reference: str, *more: str) -> tuple[str, ...]:
     """That of one that runs until it is stopped."""
     return job("train", reference, "--hyperparameter", "seconds=600", *more)
@@ -154,4 +181,5 @@ def refused(start: Start, home: Path, argv: tuple[str, ...], **options: Any) -> 
     result = start(home, argv, **options).wait()
     assert result.code == 2, result.err
     assert not result.folder.exists()
+    assert "record in" not in result.err
     return result.err

@@ -10,10 +10,11 @@ import pytest
 from docker.errors import APIError, DockerException
 
 from muster.local import docker_names
-from muster.local.docker_engine import EngineError, address, connect, explain
+from muster.local.docker_engine import SOCKET, EngineError, address, connect, explain
 from muster.local.docker_preflight import check_limits, is_dead
 from muster.local.docker_request import DockerOptions
 from muster.local.runfolder import make_run_folder
+from tests.support.local_docker import context
 
 OPTIONS = DockerOptions("x", 1 << 30, None, 1.5, False)
 ENGINE = {"OSType": "linux", "NCPU": 2, "MemoryLimit": True, "CpuCfsQuota": True}
@@ -39,6 +40,7 @@ ENGINE = {"OSType": "linux", "NCPU": 2, "MemoryLimit": True, "CpuCfsQuota": True
         ),
         ("OCI runtime create failed: exec /usr/bin/train: exec format error", "processor", 100),
         ("write /var/lib/docker/x: no space left on device", "no room left", 106),
+        ("invalid reference format: repository name must be lowercase", "not the name", 100),
         ("something\nnew", "refused: something new", 106),
     ],
 )
@@ -47,6 +49,7 @@ def test_an_answer_is_told_as_what_it_means(said: str, meaning: str, code: int) 
     assert meaning in found.message
     assert "\n" not in found.in_words()
     assert found.exit_code == code
+    assert not found.lost
 
 
 def test_without_the_package_the_command_that_brings_it_is_named(
@@ -68,6 +71,48 @@ def test_an_address_that_is_none_is_told_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert "nonsense://x" in refused.value.message
 
 
+def test_the_address_is_that_of_the_current_context_unless_a_variable_names_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in context(tmp_path, "unix:///run/elsewhere").items():
+        monkeypatch.setenv(name, value)
+    assert address() == "unix:///run/elsewhere"
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    assert address() == SOCKET
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/mine")
+    assert address() == "unix:///run/mine"
+
+
+def test_a_context_that_is_not_there_is_named_and_no_other_engine_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in context(tmp_path, "unix:///x").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DOCKER_CONTEXT", "nowhere")
+    with pytest.raises(EngineError, match="there is no context nowhere"):
+        connect(1)
+
+
+def test_a_context_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in context(tmp_path, "unix:///x").items():
+        monkeypatch.setenv(name, value)
+    [meta] = tmp_path.rglob("meta.json")
+    meta.write_text("{")
+    with pytest.raises(EngineError, match="the context elsewhere cannot be read"):
+        connect(1)
+
+
+def test_a_package_that_knows_no_contexts_is_refused_where_one_could_be_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delattr("docker.context.ContextAPI.kwargs_from_context")
+    with pytest.raises(EngineError, match=r"older than 7\.2"):
+        connect(1)
+
+
 def test_a_user_who_may_not_use_the_engine_is_told_the_group() -> None:
     try:
         try:
@@ -76,6 +121,7 @@ def test_a_user_who_may_not_use_the_engine_is_told_the_group() -> None:
             raise DockerException("Error while fetching server API version") from error
     except DockerException as error:
         found = explain(error)
+    assert found.lost
     assert "may not use the container engine" in found.message
     assert "group docker" in found.fix
 

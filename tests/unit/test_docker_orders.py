@@ -75,7 +75,7 @@ def test_variables_of_the_command_line_win() -> None:
 
 
 def test_orders_survive_the_way_to_the_holder() -> None:
-    made = orders({}, channels={"train": "/data"})
+    made = orders({}, channels={"train": "/data"})._replace(lock=7)
     assert orders_from_line(to_line(made)) == made
     assert made.containers is not None
     assert made.containers[1:] == ("/runs/x", *OPTIONS)

@@ -58,6 +58,13 @@ def test_options_of_containers_are_refused_without_them(
     with pytest.raises(UsageError) as refused:
         read("train.py", *isolation, *option)
     assert refused.value.message == f"{option[0]}: only for --isolation docker"
+    if isolation:
+        instead = (
+            f"--isolation docker instead of --isolation {isolation[1]}, or leave out {option[0]}"
+        )
+        assert refused.value.fix == instead
+    else:
+        assert refused.value.fix == "add --isolation docker"
 
 
 def test_containers_need_an_image() -> None:
@@ -67,11 +74,56 @@ def test_containers_need_an_image() -> None:
     assert "--image IMAGE" in refused.value.fix
 
 
-@pytest.mark.parametrize("name", ["", "two words", "-x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x",
+        "muster/cpu:0.1.0-torch2.13.0-dev",
+        "my_image__a.b---c:V1",
+        "localhost:5000/a/b",
+        "Registry.example.com:5000/team/x:latest",
+        "[::1]:5000/x",
+        f"x:1@sha256:{'0a' * 32}",
+        f"sha256:{'0a' * 32}",
+        "593e3896873a",
+    ],
+)
+def test_every_name_that_an_engine_takes_is_taken(name: str) -> None:
+    found = read(*DOCKER, "--image", name).docker
+    assert found is not None
+    assert found.image == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "two words",
+        "-x",
+        "Foo:Bar:baz",
+        "Foo:1",
+        "x:",
+        "x/",
+        "/x",
+        "x@1",
+        "a..b",
+        f"x:{'1' * 129}",
+    ],
+)
 def test_what_is_no_name_of_an_image_is_refused(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(*DOCKER, f"--image={name}")
     assert "is not the name of an image" in refused.value.message
+    assert "NAME[:TAG]" in refused.value.fix
+
+
+def test_more_shared_memory_than_memory_is_refused_with_the_reason() -> None:
+    limits = (*DOCKER, "--image", "x", "--memory", "1g", "--shm-size")
+    assert read(*limits, "1g").docker == DockerOptions("x", 1 << 30, 1 << 30)
+    with pytest.raises(UsageError) as refused:
+        read(*limits, "1.5g")
+    assert "--shm-size 1536 MiB is more than --memory 1 GiB" in refused.value.message
+    assert refused.value.fix == f"at most --shm-size {1 << 30}"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from muster.spec.errors import ConfigError, LaunchError
 
@@ -16,13 +16,20 @@ SOCKET = "unix:///var/run/docker.sock"
 
 
 class EngineError(Exception):
-    """The engine cannot do it: one sentence and, in `fix`, the cure."""
+    """The engine cannot do it: one sentence and, in `fix`, the cure. `lost`: it did not answer."""
 
-    def __init__(self, message: str, fix: str = "", exit_code: int = LaunchError.exit_code) -> None:
+    def __init__(
+        self,
+        message: str,
+        fix: str = "",
+        exit_code: int = LaunchError.exit_code,
+        lost: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
         self.exit_code = exit_code
+        self.lost = lost
 
     def in_words(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
@@ -38,6 +45,7 @@ def connect(limit_s: float, connections: int = 10) -> Any:
             "the Python package docker is not installed",
             "pip install docker, or pip install 'muster-training[docker]'",
         ) from None
+    _check_context()
     try:
         return DockerClient.from_env(timeout=limit_s, max_pool_size=connections).api
     except (DockerException, OSError, ValueError) as error:
@@ -45,7 +53,47 @@ def connect(limit_s: float, connections: int = 10) -> Any:
 
 
 def address() -> str:
-    return os.environ.get("DOCKER_HOST") or SOCKET
+    """Of the engine that `connect` asks: DOCKER_HOST's, else the current context's."""
+    given = os.environ.get("DOCKER_HOST")
+    return given or str(_context().get("base_url") or SOCKET)
+
+
+def _context() -> Mapping[str, Any]:
+    """What the current context says, {} when it is none; as the package docker reads it."""
+    from docker.context import ContextAPI
+
+    try:
+        return cast("Mapping[str, Any]", ContextAPI.kwargs_from_context())
+    except Exception:  # it raises bare ones; `_check_context` has told
+        return {}
+
+
+def _check_context() -> None:
+    """Raises EngineError where another engine than the docker command's would be asked."""
+    from docker.context import ContextAPI
+
+    if os.environ.get("DOCKER_HOST"):
+        return
+    if not hasattr(ContextAPI, "kwargs_from_context"):
+        raise EngineError(
+            "the Python package docker is older than 7.2, which does not know contexts",
+            "pip install -U 'docker>=7.2', or set DOCKER_HOST",
+        )
+    name = ""
+    try:
+        from docker.context.config import get_current_context_name
+
+        name = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
+        found = ContextAPI.get_context(name)
+    except Exception as error:  # a bare one for a file that is not as it should be
+        raise EngineError(
+            f"the context {name} cannot be read: {' '.join(str(error).split())}",
+            "mend it with `docker context`, or set DOCKER_HOST",
+        ) from None
+    if found is None:
+        raise EngineError(
+            f"there is no context {name}", "docker context ls names them; or set DOCKER_HOST"
+        )
 
 
 class explained:  # noqa: N801 - reads as a word: `with explained():`
@@ -68,6 +116,12 @@ def explain(error: BaseException) -> EngineError:
     if isinstance(error, APIError):
         return _explain_answer(" ".join(str(error.explanation or error).split()))
     where = f"no container engine answers at {address()}"
+    found = _explain_loss(error, where)
+    found.lost = True
+    return found
+
+
+def _explain_loss(error: BaseException, where: str) -> EngineError:
     number = next((cause.errno for cause in _causes(error) if isinstance(cause, OSError)
                    and cause.errno is not None), None)  # fmt: skip
     if number in (errno.EACCES, errno.EPERM):
@@ -98,6 +152,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 # words of the engine: (what it means, the cure, exit code); the first that fits
 _ANSWERS = (
+    (
+        "invalid reference format",
+        "that is not the name of an image",
+        "a name is NAME[:TAG] in small letters, such as my-image:1",
+        ConfigError.exit_code,
+    ),
     (
         "is already in use by container",
         "another container has the name of a host of this run",

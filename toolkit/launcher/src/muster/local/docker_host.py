@@ -6,11 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.local import docker_names
-from muster.local.docker_engine import EngineError, explain, explained
+from muster.local.docker_engine import EngineError, explain
 from muster.local.docker_request import size_in_words
 from muster.local.orders import Containers, HostOrder
 from muster.local.rootfs import ML
@@ -23,11 +23,12 @@ NO_PROGRAM = ("executable file not found", "no such file or directory")
 
 class Host(threading.Thread):
     """Writes its place to `wake` once it has ended; then `status` (minus SIGKILL if that was our
-    doing), or `error`, and `note` are final."""
+    doing), or `error`, and `note` are final. `teller`: the client for signals."""
 
     def __init__(
         self,
         engine: Any,
+        teller: Any,
         wanted: Containers,
         channels: Mapping[str, str],
         order: HostOrder,
@@ -41,6 +42,7 @@ class Host(threading.Thread):
         self.note = ""
         self.started_at = 0.0
         self._engine = engine
+        self._teller = teller
         self._wanted = wanted
         self._channels = channels
         self._order = order
@@ -66,20 +68,31 @@ class Host(threading.Thread):
             os.close(self._order.errors)
             os.write(self._wake, bytes([self.place]))
 
-    def signal(self, number: signal.Signals) -> None:
-        """To PID 1; before the start it means that there is none. Raises EngineError."""
-        with self._lock:
-            self._unwanted = True
-            self._killed = number == signal.SIGKILL
+    @property
+    def is_making(self) -> bool:
+        """Whether its container may still come to be."""
+        return self.is_alive() and not self._container
+
+    def send(self, number: signal.Signals, failed: Callable[[EngineError], None]) -> None:
+        """To PID 1; before the start it means that there is none. Waits for nothing: `failed` hears
+        in a thread when the engine could not be told."""
+        self._unwanted = True
+        if number == signal.SIGKILL:
+            self._killed = True
+        threading.Thread(target=self._tell, args=(number, failed), daemon=True).start()
+
+    def _tell(self, number: signal.Signals, failed: Callable[[EngineError], None]) -> None:
+        from docker.errors import APIError, DockerException
+
+        with self._lock:  # a start under way first
             if not self.started_at or self.status is not None:
                 return
-        from docker.errors import APIError
-
-        with explained():
-            try:
-                self._engine.kill(self._container, number.value)
-            except APIError:
-                pass  # it has just ended
+        try:
+            self._teller.kill(self._container, number.value)
+        except APIError:
+            pass  # it has just ended
+        except (DockerException, OSError) as error:
+            failed(explain(error))
 
     def _live(self) -> None:
         self._container = self._create()
@@ -120,6 +133,7 @@ class Host(threading.Thread):
             user="0:0",
             environment=dict(self._order.environ),
             host_config=host_config,
+            use_config_proxy=False,  # proxies of this machine's user may hold passwords
             networking_config=engine.create_networking_config({network: endpoint}),
             name=docker_names.container_name(wanted.run, name),
             labels=docker_names.labels(wanted.run, wanted.folder, wanted.keep, name),

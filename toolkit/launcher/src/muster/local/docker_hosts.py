@@ -9,19 +9,24 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from muster.local import docker_names, docker_tidy
 from muster.local.docker_engine import EngineError, connect, explained
-from muster.local.docker_host import Host
+from muster.local.docker_host import KILLED_CODE, Host
 from muster.local.holder import report
 from muster.local.orders import KILL, STOP, Containers, Orders
 from muster.local.runfolder import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
+HASTE_S = 20.0  # the same while `muster local` is not heard, and once all is to be killed
+SIGNAL_S = 5.0  # for a signal, and for everything once the engine was lost
 KILL_LIMIT_S = 20.0
+SETTLE_S = 5.0  # for containers that are just being made
 POLL_MS = 200
 AGAIN_S = 1.0  # a container so young may not have heard the first SIGTERM
 
@@ -29,26 +34,36 @@ AGAIN_S = 1.0  # a container so young may not have heard the first SIGTERM
 def run_containers(orders: Orders, up: int) -> int:
     """The holder's life with containers; returns its exit code. What went wrong was reported."""
     assert orders.containers is not None
+    connections = len(orders.hosts) + 8
     try:
-        engine = connect(CALL_S, connections=len(orders.hosts) + 8)
+        engine, teller = connect(HASTE_S, connections), connect(HASTE_S, connections)
     except EngineError as error:
         return _give_up(up, error)
-    cluster = _Cluster(engine, orders, orders.containers, up)
+    teller.timeout = SIGNAL_S
+    cluster = _Cluster(engine, teller, orders, orders.containers, up)
     try:
         cluster.make()
         cluster.watch()
     except EngineError as error:
+        cluster.is_lost |= error.lost
         return _give_up(up, error)
     finally:
-        _tidy(engine, orders.containers, up)
+        _tidy(engine, cluster, orders.containers, up)
     return 0
 
 
-def _tidy(engine: Any, wanted: Containers, up: int) -> None:
-    notes = docker_tidy.tidy(engine, wanted)
-    for note in notes:
+def _tidy(engine: Any, cluster: _Cluster, wanted: Containers, up: int) -> None:
+    """In haste when `muster local` wants an end, since a person waits."""
+    limit_s = give_back_s = HASTE_S
+    if cluster.is_lost:
+        limit_s = SIGNAL_S
+    elif not cluster.in_haste:
+        limit_s, give_back_s = CALL_S, docker_tidy.GIVE_BACK_S
+    engine.timeout = limit_s
+    found = docker_tidy.tidy(engine, wanted, cluster.settle, give_back_s)
+    for note in found.notes:
         report(up, "note", note)
-    if not notes:
+    if found.is_clean:
         left = docker_names.KEPT_ALL if wanted.keep else docker_names.LEFT_NOTHING
         report(up, "fact", "left", left)
 
@@ -59,10 +74,20 @@ def _give_up(up: int, error: EngineError) -> int:
 
 
 class _Cluster:
-    """All hosts of the run: one thread for each, and this one, which hears `muster local`."""
+    """All hosts of the run: one thread for each, and this one, which hears `muster local`.
 
-    def __init__(self, engine: Any, orders: Orders, wanted: Containers, up: int) -> None:
+    `is_lost`: the engine does not answer any more. `in_haste`: all was to be killed.
+    Signals have a client of their own, `teller`.
+    """
+
+    def __init__(
+        self, engine: Any, teller: Any, orders: Orders, wanted: Containers, up: int
+    ) -> None:
+        self.is_lost = self.in_haste = False
         self._engine = engine
+        self._teller = teller
+        self._failures: list[str] = []
+        self._told_failure = False
         self._orders = orders
         self._wanted = wanted
         self._up = up
@@ -90,8 +115,17 @@ class _Cluster:
         facts = {"image": wanted.image, "image_id": image["Id"], "containers": wanted.run}
         for name, value in facts.items():
             report(self._up, "fact", name, value)
+        self._engine.timeout = CALL_S
         self._hosts = [
-            Host(self._engine, wanted, self._orders.channels, order, place, self._wake_up)
+            Host(
+                self._engine,
+                self._teller,
+                wanted,
+                self._orders.channels,
+                order,
+                place,
+                self._wake_up,
+            )
             for place, order in enumerate(self._orders.hosts)
         ]
         for host in self._hosts:
@@ -116,18 +150,40 @@ class _Cluster:
                     self._obey(word)
             self._tell_ready()
             self._tell_again()
-            if not running:
-                self._tell_of_another_train()
-            if self._killed_at and time.monotonic() > self._killed_at + KILL_LIMIT_S:
-                for place in running:
-                    report(self._up, "ended", place, -signal.SIGKILL)
+            self._tell_failure()
+            if running and self._is_given_up():
+                self._abandon(running)
                 return
+        self._tell_of_another_train()
+
+    def settle(self) -> bool:
+        """Whether no container is being made any more, after a while at most."""
+        limit = time.monotonic() + (0 if self.is_lost else SETTLE_S)
+        for host in self._hosts:
+            while host.is_making and time.monotonic() < limit:
+                host.join(POLL_MS / 1000)
+        return not any(host.is_making for host in self._hosts)
+
+    def _is_given_up(self) -> bool:
+        if self._killed_at is None:
+            return False
+        return self.is_lost or time.monotonic() > self._killed_at + KILL_LIMIT_S
+
+    def _abandon(self, running: Iterable[int]) -> None:
+        """What was killed and did not end counts as killed."""
+        names = ", ".join(self._hosts[place].name for place in running)
+        self._tell_failure()
+        if not self.is_lost:
+            report(self._up, "note", f"{names} did not end in {KILL_LIMIT_S:g} s after SIGKILL")
+        for place in running:
+            report(self._up, "ended", place, -signal.SIGKILL)
 
     def _tell_of_another_train(self) -> None:
         """Says why there is no record, when all hosts ended by themselves without writing any."""
         events = os.path.join(self._wanted.folder, EVENTS)
         by_itself = self._killed_at is None and self._stopped_at is None
-        if by_itself and not os.path.exists(events):
+        killed = any(host.note or host.status == KILLED_CODE for host in self._hosts)
+        if by_itself and not killed and not os.path.exists(events):
             text = f"the `train` of {self._wanted.image} wrote no record: is it another toolkit's?"
             report(self._up, "note", text)
 
@@ -136,11 +192,23 @@ class _Cluster:
             self._stopped_at = time.monotonic()
             self._signal_all(signal.SIGTERM)
         elif word in (KILL, b""):
+            self.in_haste = True
             self._kill()
 
     def _kill(self) -> None:
-        self._killed_at = self._killed_at or time.monotonic()
+        if self._killed_at is None:
+            self._killed_at = time.monotonic()
+            threading.Thread(target=self._probe, daemon=True).start()
         self._signal_all(signal.SIGKILL)
+
+    def _probe(self) -> None:
+        """Whether the engine is there at all: a SIGKILL to a busy container takes it long."""
+        try:
+            with explained():
+                self._teller.ping()
+        except EngineError as error:
+            self._failures.append(error.in_words())
+            self.is_lost = True
 
     def _tell_ready(self) -> None:
         if not self._is_ready and all(host.started_at for host in self._hosts):
@@ -149,7 +217,7 @@ class _Cluster:
 
     def _tell_again(self) -> None:
         """A second SIGTERM to hosts that had only just started; `train` takes it for the first."""
-        if self._stopped_at is None or self._told_again:
+        if self._stopped_at is None or self._told_again or self._killed_at is not None:
             return
         if time.monotonic() > self._stopped_at + AGAIN_S:
             self._told_again = True
@@ -158,12 +226,19 @@ class _Cluster:
 
     def _signal_all(self, number: signal.Signals, hosts: Sequence[Host] | None = None) -> None:
         for host in self._hosts if hosts is None else hosts:
-            try:
-                host.signal(number)
-            except EngineError as error:
-                if not any(host.error for host in self._hosts):  # it has been told
-                    report(self._up, "note", f"{host.name}: {error.in_words()}")
-                return  # the others would wait as long for the same answer
+            host.send(number, partial(self._failed, host.name, number))
+
+    def _failed(self, name: str, number: signal.Signals, error: EngineError) -> None:
+        """In a thread. What SIGKILL could not do shows at its limit, and in `_probe`."""
+        if number != signal.SIGKILL:
+            self._failures.append(f"{name}: {error.in_words()}")
+
+    def _tell_failure(self) -> None:
+        """The first one; the others are the same, and so is the error of a host."""
+        if self._failures and not self._told_failure:
+            self._told_failure = True
+            if not any(host.error for host in self._hosts):
+                report(self._up, "note", self._failures[0])
 
     def _ended(self, host: Host) -> None:
         if host.error:

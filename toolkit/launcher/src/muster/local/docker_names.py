@@ -44,7 +44,10 @@ def remove_command(run: str) -> str:
 
 
 def look_commands(run: str, image: str, hosts: Sequence[str]) -> list[str]:
-    """How to look at what a run with --keep left: (what, command) for its last host, as lines."""
+    """How to look at what a run with --keep left, and what others see: (what, command) as lines.
+
+    Commands are for its last host.
+    """
     name = container_name(run, hosts[-1])
     shell = ["docker", "run", "-it", "--rm", "--volumes-from", name]
     shell += ["--network", network_name(run), "--entrypoint", "sh", image]
@@ -55,5 +58,6 @@ def look_commands(run: str, image: str, hosts: Sequence[str]) -> list[str]:
         f"  changes docker diff {name}",
         f"  copy    docker cp {name}:/PATH .",
         f"  shell   {shlex.join(shell)}",
+        "  secrets docker inspect shows the job's secret and --env values until they are removed",
         f"  remove  {remove_command(run)}",
     ]

@@ -15,6 +15,14 @@ LEAST_SHM_BYTES = 4 << 10  # one page
 MOST_BYTES = 1 << 50
 LEAST_CPUS = 0.01
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?", re.IGNORECASE)
+# source: the reference grammar of the Distribution project, without its length of a name
+_DOMAIN = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+_PART = r"[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,})?",
+    re.ASCII,
+)
 _UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -72,6 +80,30 @@ def size_in_words(size_bytes: int) -> str:
 
 def read_docker(args: argparse.Namespace) -> DockerOptions | None:
     """The options, None for another isolation. Raises UsageError."""
+    if args.isolation != DOCKER:
+        _refuse_strays(args)
+        return None
+    if args.image is None:
+        raise UsageError(
+            "--isolation docker needs the image that hosts are containers of",
+            "add --image IMAGE, with a program `train` in it",
+        )
+    if not _IMAGE.fullmatch(args.image):
+        raise UsageError(
+            f"--image: {args.image!r} is not the name of an image",
+            "expected NAME[:TAG] in small letters, such as my-image:1; `docker images` lists them",
+        )
+    if None not in (args.shm_size, args.memory) and args.shm_size > args.memory:
+        shm, memory = size_in_words(args.shm_size), size_in_words(args.memory)
+        raise UsageError(
+            f"--shm-size {shm} is more than --memory {memory}, which holds what lies in /dev/shm",
+            f"at most --shm-size {args.memory}",
+        )
+    return DockerOptions(args.image, args.memory, args.shm_size, args.cpus, args.keep)
+
+
+def _refuse_strays(args: argparse.Namespace) -> None:
+    """Raises UsageError for options that only containers have."""
     given = {
         "--image": args.image is not None,
         "--memory": args.memory is not None,
@@ -79,18 +111,10 @@ def read_docker(args: argparse.Namespace) -> DockerOptions | None:
         "--cpus": args.cpus is not None,
         "--keep": args.keep,
     }
-    if args.isolation != DOCKER:
-        strays = [name for name, is_given in given.items() if is_given]
-        if strays:
-            raise UsageError(
-                f"{', '.join(strays)}: only for --isolation docker", "add --isolation docker"
-            )
-        return None
-    if args.image is None:
-        raise UsageError(
-            "--isolation docker needs the image that hosts are containers of",
-            "add --image IMAGE, with a program `train` in it",
-        )
-    if not args.image or args.image.startswith("-") or any(map(str.isspace, args.image)):
-        raise UsageError(f"--image: {args.image!r} is not the name of an image")
-    return DockerOptions(args.image, args.memory, args.shm_size, args.cpus, args.keep)
+    strays = ", ".join(name for name, is_given in given.items() if is_given)
+    if not strays:
+        return
+    fix = "add --isolation docker"
+    if args.isolation:
+        fix = f"--isolation docker instead of --isolation {args.isolation}, or leave out {strays}"
+    raise UsageError(f"{strays}: only for --isolation docker", fix)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from muster.local import docker_names
-from muster.local.docker_engine import EngineError, explained
+from muster.local.docker_engine import EngineError, explain, explained
 from muster.local.orders import Containers
 
 GIVE_BACK_S = 600.0
@@ -15,46 +16,96 @@ GIVE_BACK_S = 600.0
 GIVE_BACK = 'chown -hR "$(stat -c %u:%g "$1")" "$1"'
 
 
-def tidy(engine: Any, wanted: Containers) -> list[str]:
+class Tidied(NamedTuple):
+    """`is_clean`: nothing is left but what was to be kept. `notes`: what could not be done."""
+
+    is_clean: bool
+    notes: tuple[str, ...]
+
+
+def tidy(
+    engine: Any, wanted: Containers, settle: Callable[[], bool], give_back_s: float = GIVE_BACK_S
+) -> Tidied:
     """Removes the run's containers and network, if they are not to be kept, and gives the files
-    that containers wrote to the owner of the run folder. What could not be done, as sentences."""
-    notes: list[str] = []
+    that containers wrote to the owner of the run folder. A step that fails stops no other one.
+
+    `settle` waits a moment for containers that are being made: False when some still are.
+    """
+    errors: list[EngineError] = []
+    is_settled = settle()
+    if not wanted.keep:
+        _remove_all(engine, wanted.run, errors)
+        if not is_settled and not _is_lost(errors):  # what was made meanwhile
+            is_settled = settle()
+            errors.clear()
+            _remove_all(engine, wanted.run, errors)
+        if not is_settled and not errors:
+            errors.append(EngineError("the container engine is still making a container"))
+    problem = _give_back(engine, wanted, give_back_s, errors)
+    notes = [f"not everything was removed: {error.message}" for error in errors]
+    return Tidied(not errors, (*notes, problem) if problem else tuple(notes))
+
+
+def _remove_all(engine: Any, run: str, errors: list[EngineError]) -> None:
+    """Containers, then networks."""
+    filters = {"label": [f"{docker_names.RUN}={run}"]}
+    for found in _attempt(errors, engine.containers, all=True, filters=filters) or ():
+        _attempt(errors, engine.remove_container, found["Id"], force=True, v=True)
+    for found in _attempt(errors, engine.networks, filters=filters) or ():
+        _attempt(errors, engine.remove_network, found["Id"])
+
+
+def _attempt(
+    errors: list[EngineError], call: Callable[..., Any], *words: object, **more: object
+) -> Any:
+    """The engine's answer. One that was lost is not asked again: each time would take as long."""
+    from docker.errors import DockerException, NotFound
+
+    if _is_lost(errors):
+        return None
     try:
-        with explained():
-            if not wanted.keep:
-                _remove_containers(engine, wanted.run)
-            if _has_foreign_files(wanted.folder):
-                notes += _give_back(engine, wanted)
-            if not wanted.keep:
-                _remove_networks(engine, wanted.run)
-    except EngineError as error:
-        notes.append(f"not everything was removed: {error.message}")
-    return notes
+        return call(*words, **more)
+    except NotFound:
+        pass  # it is gone
+    except (DockerException, OSError) as error:
+        errors.append(explain(error))
+    return None
 
 
-def _of_run(run: str) -> dict[str, list[str]]:
-    return {"label": [f"{docker_names.RUN}={run}"]}
+def _is_lost(errors: list[EngineError]) -> bool:
+    return any(error.lost for error in errors)
 
 
-def _remove_containers(engine: Any, run: str) -> None:
-    from docker.errors import NotFound
-
-    for container in engine.containers(all=True, filters=_of_run(run)):
-        try:
-            engine.remove_container(container["Id"], force=True, v=True)
-        except NotFound:
-            pass
-
-
-def _remove_networks(engine: Any, run: str) -> None:
-    for network in engine.networks(filters=_of_run(run)):
-        engine.remove_network(network["Id"])
+def _give_back(engine: Any, wanted: Containers, limit_s: float, errors: list[EngineError]) -> str:
+    """Why files of the run folder are not its owner's, and the cure; "" when they are."""
+    folder = wanted.folder
+    try:
+        if not _has_foreign_files(folder):
+            return ""
+        lost = "the container engine does not answer"
+        why = lost if _is_lost(errors) else _change_owner(engine, wanted, limit_s, errors)
+    except FileNotFoundError:
+        return ""  # it is gone
+    except OSError as error:
+        why = f"{error.filename or folder}: {error.strerror}"
+    if not why:
+        return ""
+    cure = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(folder)}"
+    return f"files in {folder} may still belong to root: {why}; to own them: {cure}"
 
 
 def _has_foreign_files(folder: str) -> bool:
     """Whether anything in it belongs to somebody else, as what root wrote in a container does."""
     owner = os.lstat(folder).st_uid
-    return any(entry.stat(follow_symlinks=False).st_uid != owner for entry in _entries(folder))
+    return any(_owner(entry) not in (owner, None) for entry in _entries(folder))
+
+
+def _owner(entry: os.DirEntry[str]) -> int | None:
+    """None when it is gone by now."""
+    try:
+        return entry.stat(follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -63,37 +114,48 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     while stack:
         try:
             entries = list(os.scandir(stack.pop()))
-        except PermissionError:
-            continue  # its own entry was foreign
+        except (PermissionError, FileNotFoundError):
+            continue  # its own entry was foreign, or it is gone
         yield from entries
         stack += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def _give_back(engine: Any, wanted: Containers) -> list[str]:
-    """One last container as root changes the owner, since the caller may not."""
+def _change_owner(
+    engine: Any, wanted: Containers, limit_s: float, errors: list[EngineError]
+) -> str:
+    """One last container as root does it, since the caller may not. Returns why it could not."""
+    try:
+        with explained():
+            made = _make_changer(engine, wanted)
+    except EngineError as error:
+        return error.message
+    try:
+        with explained():
+            engine.start(made)
+            status = engine.wait(made, timeout=limit_s)["StatusCode"]
+            said = engine.logs(made).decode(errors="replace").split("\n")
+    except EngineError as error:
+        return error.message
+    finally:
+        _attempt(errors, engine.remove_container, made, force=True, v=True)
+    return "" if status == 0 else next(filter(None, reversed(said)), f"exit code {status}")
+
+
+def _make_changer(engine: Any, wanted: Containers) -> str:
     from docker.types import Mount
 
     folder = wanted.folder
+    host_config = engine.create_host_config(
+        network_mode="none", mounts=[Mount(folder, folder, type="bind")]
+    )
     made = engine.create_container(
         wanted.image,
         ["sh", folder],
         entrypoint=["sh", "-c", GIVE_BACK],
         user="0:0",
-        host_config=engine.create_host_config(
-            network_mode="none", mounts=[Mount(folder, folder, type="bind")]
-        ),
+        host_config=host_config,
+        use_config_proxy=False,
         name=docker_names.container_name(wanted.run, "owner"),
         labels=docker_names.labels(wanted.run, folder, False),
     )
-    try:
-        engine.start(made["Id"])
-        status = engine.wait(made["Id"], timeout=GIVE_BACK_S)["StatusCode"]
-        said = engine.logs(made["Id"]).decode(errors="replace").strip()
-    finally:
-        engine.remove_container(made["Id"], force=True, v=True)
-    if status == 0:
-        return []
-    return [
-        f"files in {folder} still belong to root: {said.splitlines()[-1] if said else status}; "
-        f"to own them: sudo chown -R $(id -u):$(id -g) {folder}"
-    ]
+    return str(made["Id"])

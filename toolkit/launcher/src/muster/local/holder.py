@@ -35,8 +35,9 @@ def main() -> int:
     if not line:
         return 1
     orders = orders_from_line(line)
-    for fd in (up, *(fd for host in orders.hosts for fd in (host.output, host.errors))):
-        os.set_inheritable(fd, False)
+    for fd in (up, orders.lock, *(f for host in orders.hosts for f in (host.output, host.errors))):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
     try:
         if orders.containers:
             from muster.local.docker_hosts import run_containers

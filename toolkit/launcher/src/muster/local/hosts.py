@@ -28,7 +28,8 @@ class Hosts:
     `statuses` fills with exit statuses by place (minus a signal), `error` with the reason when
     the hosts could not be made, or held once they were `ready`, and `error_code` with what the run
     then ends with; `notes` are for people, `facts` for the record. Poll `up` for reading and call
-    `hear` until it returns False.
+    `hear` until it returns False. `abandonable`: what they run in is an engine's, which may never
+    answer.
     """
 
     def __init__(self, orders: Orders, streams: Sequence[Stream], holder_up: int, up: int) -> None:
@@ -42,6 +43,7 @@ class Hosts:
         self.ready = False
         self.notes: list[str] = []
         self.facts: dict[str, object] = {}
+        self.abandonable = orders.containers is not None
         self._heard = b""
         passed = [fd for host in orders.hosts for fd in (host.output, host.errors)]
         environ = dict(os.environ)
@@ -50,7 +52,7 @@ class Hosts:
             [sys.executable, "-m", "muster.local.holder", str(holder_up)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[holder_up, *passed],
+            pass_fds=[holder_up, *passed, *([orders.lock] if orders.lock >= 0 else [])],
             start_new_session=True,
             cwd="/",
             env=environ,
@@ -102,8 +104,8 @@ class Hosts:
             self.error, *code = fields
             self.error_code = code[0] if code else LaunchError.exit_code
 
-    def close(self) -> None:
-        """Ends the holder, and with it all that may be left, and takes its status."""
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        """Ends the holder, by force after `limit_s`, and with it all that may be left."""
         import subprocess
 
         if self._process.stdin is not None:
@@ -112,7 +114,7 @@ class Hosts:
             except OSError:
                 pass
         try:
-            self._process.wait(timeout=LIMIT_S)
+            self._process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

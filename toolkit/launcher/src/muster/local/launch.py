@@ -10,7 +10,7 @@ import time
 from muster.commands.arguments import UsageError
 from muster.local import preparation, runfolder, summary
 from muster.local.environment import NETNS
-from muster.local.hosts import Hosts, start_hosts
+from muster.local.hosts import LIMIT_S, Hosts, start_hosts
 from muster.local.orders import Orders
 from muster.local.preparation import Prepared
 from muster.local.progress import Progress, Tail
@@ -50,9 +50,6 @@ def _prepare(request: Request, screen: Screen, signals: Signals) -> Prepared:
         problems = "; ".join(map(str, error.problems))
         raise UsageError(problems, error.fix) from None
     folder = runfolder.make_run_folder(request.program, request.output)
-    hosts = f"{request.hosts} host{'' if request.hosts == 1 else 's'}"
-    where = summary.shown(folder.path)
-    screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
     try:
         isolation = preparation.choose_isolation(request, folder, keys, screen.say)
         prepared = preparation.prepare(request, folder, isolation, keys, signals.check)
@@ -60,6 +57,9 @@ def _prepare(request: Request, screen: Screen, signals: Signals) -> Prepared:
         runfolder.discard(folder)
         raise
     runfolder.link_latest(folder)
+    hosts = f"{request.hosts} host{'' if request.hosts == 1 else 's'}"
+    where = summary.shown(folder.path)
+    screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
     return prepared
 
 
@@ -77,16 +77,16 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
     request, folder = prepared.request, prepared.folder
     began = time.monotonic()
     orders = preparation.make_orders(prepared, os.environ)
-    hosts = start_hosts(orders)
+    hosts = start_hosts(orders._replace(lock=folder.lock))
     progress = Progress(request.host_names)
     tail = Tail(os.path.join(folder.path, runfolder.EVENTS))
     session = Session(
         signals, hosts, progress, tail, screen, request.timeout_s, stop_limit_s(request)
     )
     try:
-        ending = session.run()
+        session.run()
     finally:
-        hosts.close()
+        hosts.close(0 if session.ending.abandoned else LIMIT_S)
         tail.close()
     ends = tuple(
         summary.HostEnd(name, hosts.statuses.get(place))
@@ -94,7 +94,7 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
     )
     end = summary.RunEnd(
         hosts=ends,
-        ending=ending,
+        ending=session.ending,
         isolation=prepared.isolation,
         seconds=time.monotonic() - began,
         timeout_s=request.timeout_s,
@@ -137,7 +137,11 @@ def _close(
     """Completes the record and tells where everything lies; a failure's own block comes last."""
     folder, names = prepared.folder, prepared.request.host_names
     path = os.path.join(folder.path, runfolder.SUMMARY)
-    document = summary.complete(path, end, folder.job)
+    try:
+        document = summary.complete(path, end, folder.job)
+    except OSError as error:
+        end = _unrecorded(end, _unwritten(path, error))
+        document = summary.compose(path, end, folder.job)
     screen.clear()
     if end.error:
         what = "" if were_ready else "the hosts could not be made: "
@@ -156,12 +160,27 @@ def _close(
     return summary.exit_code(end)
 
 
+def _unrecorded(end: summary.RunEnd, why: str) -> summary.RunEnd:
+    """The end of a run without a record, which has failed in any case."""
+    if summary.exit_code(end):
+        return end._replace(notes=(*end.notes, why))
+    return end._replace(error=why)
+
+
+def _unwritten(path: str, error: OSError) -> str:
+    return f"the record cannot be completed: {error.filename or path}: {error.strerror}"
+
+
 def _close_unstarted(prepared: Prepared, error: MusterError, screen: Screen) -> int:
     """The end of a run whose hosts were never made."""
     result = "Stopped" if isinstance(error, StoppedError) else "Failed"
     job, folder = prepared.folder.job, prepared.folder.path
     document = summary.incomplete(job, result, error.exit_code, error.headline)
-    summary.write(os.path.join(folder, runfolder.SUMMARY), document)
+    path = os.path.join(folder, runfolder.SUMMARY)
+    try:
+        summary.write(path, document)
+    except OSError as unwritten:
+        screen.say(f"muster local: {_unwritten(path, unwritten)}")
     screen.say(f"FAILED {error.headline}" if result == "Failed" else f"STOPPED {error.message}")
     if error.fix:
         screen.say(f"Fix: {error.fix}")

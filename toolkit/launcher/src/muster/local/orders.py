@@ -44,7 +44,9 @@ class Containers(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """`kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
+    """`lock`: a descriptor of the holder that keeps the run folder, -1 for none.
+
+    `kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
     stay writable. `channels`: name -> folder, mounted read-only. All three only when `isolated`;
     with `containers` the channels, too."""
 
@@ -54,6 +56,7 @@ class Orders(NamedTuple):
     writable: tuple[str, ...] = ()
     channels: Mapping[str, str] = {}
     containers: Containers | None = None
+    lock: int = -1
 
 
 def to_line(document: object) -> bytes:
@@ -63,7 +66,7 @@ def to_line(document: object) -> bytes:
 
 def orders_from_line(line: bytes) -> Orders:
     """The inverse of `to_line` for Orders."""
-    isolated, hosts, kept, writable, channels, containers = json.loads(line)
+    isolated, hosts, kept, writable, channels, containers, lock = json.loads(line)
     orders = (HostOrder(name, address, tuple(argv), *rest) for name, address, argv, *rest in hosts)
     made_of = None if containers is None else Containers(*containers)
-    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels, made_of)
+    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels, made_of, lock)

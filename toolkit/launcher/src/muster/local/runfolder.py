@@ -21,8 +21,8 @@ MAX_JOB_NAME = 63  # SageMaker's limit for a training job's name
 
 
 class RunFolder(NamedTuple):
-    """`path`: absolute, without links. `job`: the name of the job. `lock`: an open descriptor that
-    no other process can hold as long as this one lives."""
+    """`path`: absolute, without links. `job`: the name of the job. `lock`: an open descriptor; no
+    other run can have the folder until this process and the holder, which gets it, too, ended."""
 
     path: str
     job: str

@@ -19,14 +19,17 @@ from muster.local.signals import Signals
 TICK_S = 0.1
 READ_BYTES = 1 << 16
 DRAIN_S = 5.0
+PATIENCE_S = 2.0  # so long after SIGKILL another signal is one too many, not a request to give up
 
 
 class Ending(NamedTuple):
-    """Why the run ended before the job did. `by`: "" when it did not; `killed`: by force."""
+    """Why the run ended before the job did. `by`: "" when it did not; `killed`: by force.
+    `abandoned`: nobody waited for the end of what had been killed."""
 
     by: str = ""
     timed_out: bool = False
     killed: bool = False
+    abandoned: bool = False
 
 
 class Session:
@@ -51,6 +54,7 @@ class Session:
         self._timeout_s = timeout_s
         self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._kill_at: float | None = None
+        self._killed_at = 0.0
         self._streams = {stream.fd: stream for stream in hosts.streams}
         self._up_open = True
         self.ending = Ending()
@@ -58,7 +62,7 @@ class Session:
     def run(self) -> Ending:
         """Returns once every host has ended and all its output is out."""
         drain_until: float | None = None
-        while self._up_open or self._streams:
+        while (self._up_open or self._streams) and not self.ending.abandoned:
             self._poll_once()
             now = time.monotonic()
             for event in self._tail.read():
@@ -111,13 +115,21 @@ class Session:
 
     def _signalled(self, names: Sequence[str]) -> None:
         for name in names:
-            if self.ending.by:
+            if self.ending.killed:
+                self._signalled_after_kill(name)
+            elif self.ending.by:
                 self._kill(f"second {name}")
             else:
                 self._stop(
                     name,
                     f"{name}: stopping, by force after {self._stop_limit_s:g} s or a second {name}",
                 )
+
+    def _signalled_after_kill(self, name: str) -> None:
+        late = time.monotonic() > self._killed_at + PATIENCE_S
+        if self._hosts.abandonable and late and not self.ending.abandoned:
+            self.ending = self.ending._replace(abandoned=True)
+            self._screen.say(f"muster local: one more {name}: giving up on the container engine")
 
     def _check_times(self, now: float) -> None:
         if self._timeout_at is not None and now > self._timeout_at and not self.ending.by:
@@ -134,5 +146,7 @@ class Session:
 
     def _kill(self, why: str) -> None:
         self.ending = self.ending._replace(killed=True)
-        self._screen.say(f"muster local: {why}: killing all hosts")
+        self._killed_at = time.monotonic()
+        more = f"; a signal after {PATIENCE_S:g} s more gives up" if self._hosts.abandonable else ""
+        self._screen.say(f"muster local: {why}: killing all hosts{more}")
         self._hosts.kill()

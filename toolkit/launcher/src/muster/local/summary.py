@@ -33,7 +33,7 @@ class RunEnd(NamedTuple):
     isolation: str
     seconds: float
     timeout_s: float | None
-    error: str = ""  # why the hosts could not be made or held
+    error: str = ""  # why the hosts could not be made or held, or the record not be written
     error_code: int = LaunchError.exit_code
     notes: tuple[str, ...] = ()
     facts: Mapping[str, object] = {}
@@ -105,7 +105,17 @@ def _contents(folder: str) -> str:
 
 
 def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
-    """summary.json with the key `local`; written whole or not at all, also if it was missing."""
+    """summary.json with the key `local`; written whole or not at all, also if it was missing.
+
+    Raises OSError.
+    """
+    document = compose(path, end, job)
+    write(path, document)
+    return document
+
+
+def compose(path: str, end: RunEnd, job: str) -> dict[str, object]:
+    """What summary.json is to be: what it is, or made up where there is none, and `local`."""
     document = _read(path)
     if document is None:
         text = end.error or "the leader ended without a summary"
@@ -123,7 +133,6 @@ def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
         "hosts": [{"host": host.name, "status": host.status} for host in end.hosts],
         **end.facts,
     }
-    write(path, document)
     return document
 
 
