@@ -174,3 +174,43 @@ def listens(job: Containers, name: str) -> bool:
         return False
     sockets = [line.split() for line in job.inside(name, "cat", "/proc/net/tcp").splitlines()]
     return any(s[1].endswith(f":{PORT:04X}") and s[3] == "0A" for s in sockets)
+
+
+# what others may knock at
+
+SCAN = """\
+import errno, selectors, socket, sys
+def open_ports(host):
+    address, found = socket.gethostbyname(host), []
+    for first in range(1, 65536, 512):  # so many at a time
+        with selectors.DefaultSelector() as waiting:
+            for port in range(first, min(first + 512, 65536)):
+                sock = socket.socket()
+                sock.setblocking(False)
+                if sock.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+                    waiting.register(sock, selectors.EVENT_WRITE, port)
+            while waiting.get_map():
+                ready = waiting.select(5)
+                assert ready, "no answer from " + host
+                for key, _ in ready:
+                    if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        found.append(key.data)
+                    waiting.unregister(key.fileobj)
+                    key.fileobj.close()
+    return found
+for host in ("algo-1", "algo-2"):
+    print("open", host, *open_ports(host), flush=True)
+print("scanned", flush=True)
+"""
+
+
+@pytest.mark.promise("S13")
+def test_a_stranger_finds_no_port_but_the_leader_s_control_port(containers: Make) -> None:
+    """Every TCP port of both hosts, from a third container, while the script runs."""
+    job = containers(RUNS)
+    job.start_ranks()
+    job.start_beside("other", SCAN, alias="other")
+    wait_until(lambda: "scanned" in job.said_beside("other"), 60, lambda: job.said_beside("other"))
+    assert job.said_beside("other").splitlines()[:2] == [f"open algo-1 {PORT}", "open algo-2"]
+    job.let_go()
+    assert {result.code for result in job.wait(30).values()} == {0}
