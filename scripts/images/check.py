@@ -29,7 +29,7 @@ def test_inside(name: str) -> int:
             f"the test child stands on another image than {tested.reference}: something changed",
             f"make image TARGET={plain}, then try again",
         )
-    container = f"muster-test-{secrets.token_hex(6)}"
+    container = f"muster-{plain}-test-{secrets.token_hex(6)}"
     try:
         code = client.show(
             "run", f"--name={container}", "--network=none", child.image_id, limit_s=LIMIT_S

@@ -19,7 +19,8 @@ CONTEXT = ("docker", "toolkit")  # what an image is made of
 
 
 class Target(NamedTuple):
-    """`framework`: what the tag says of it, with its pin in docker/versions.env."""
+    """`framework`: what the tag says of it, with its pin in docker/versions.env. `published`: it is
+    built and pushed where nothing else is said."""
 
     name: str
     framework: str = ""
@@ -34,7 +35,8 @@ TARGETS: Mapping[str, Target] = {
         Target("cpu", "torch", "TORCH_VERSION"),
         Target("cpu-devel", "torch", "TORCH_VERSION"),
         Target("cuda-efa", "torch", "TORCH_VERSION"),
-        Target("neuron", "torch", "NEURON_TORCH_VERSION"),
+        # it has no lock yet: AWS's index has to be reached to make one (docs/accelerators.md)
+        Target("neuron", "torch", "NEURON_TORCH_VERSION", published=False),
     )
 }
 

@@ -62,7 +62,11 @@ def build(words: list[str]) -> int:
         for name, _, value in [word.removeprefix("--build-arg=").partition("=")]
         if name in ("VERSION", "REVISION")
     }
-    remember(tag, {"id": digest(tag.encode()), "labels": labels, "digests": []})
+    (target,) = (word.removeprefix("--target=") for word in words if word.startswith("--target="))
+    plain = target.removesuffix("-test")  # which a child stands on
+    layers = [digest(name.encode()) for name in dict.fromkeys((plain, target))]
+    image = {"id": digest(tag.encode()), "labels": labels, "digests": [], "layers": layers}
+    remember(tag, image)
     return 0
 
 
@@ -85,6 +89,9 @@ def inspect(words: list[str]) -> int:
     image = json.loads(place(name).read_text())
     if any("{{.Id}}" in word for word in words):
         print(image["id"])
+        return 0
+    if any("{{json .RootFS.Layers}}" in word for word in words):
+        print(json.dumps(image["layers"]))
         return 0
     found = {
         "Id": image["id"],
