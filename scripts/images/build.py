@@ -81,7 +81,6 @@ def command(
         *outward(client),
         f"--build-arg=VERSION={version()}",
         f"--build-arg=REVISION={commit}",
-        f"--label=org.opencontainers.image.base.name={inputs.base}",
         *(f"--build-arg={one}" for one in arguments),
         *([f"--label={label}"] if label else []),
         str(CHECKOUT),

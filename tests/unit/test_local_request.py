@@ -8,6 +8,7 @@ import pytest
 
 from muster.commands.arguments import Parser, UsageError
 from muster.local.command import add_arguments
+from muster.local.preparation import distribution_keys
 from muster.local.request import Group, Request, parse_groups, read_request
 
 
@@ -130,3 +131,13 @@ def test_malformed_instance_groups_are_refused(text: str) -> None:
 def test_a_channel_is_named_by_its_real_path(project: Path) -> None:
     (project / "link").symlink_to("data")
     assert read("train.py", "--channel", "train=link").channels == {"train": str(project / "data")}
+
+
+def test_a_count_of_processes_may_belong_to_an_option_that_a_hyperparameter_enables(
+    project: Path,
+) -> None:
+    request = read(
+        "train.py", "--distribution", "none", "--processes-per-host", "2",
+        "--hyperparameter", "sagemaker_pytorch_ddp_enabled=true",
+    )  # fmt: skip
+    assert distribution_keys(request) == {"sagemaker_mpi_num_of_processes_per_host": "2"}

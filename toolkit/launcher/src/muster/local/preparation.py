@@ -132,6 +132,7 @@ def distribution_keys(request: Request) -> dict[str, str]:
         request.distribution,
         processes_per_host=request.processes_per_host,
         instance_type=request.instance_type,
+        elsewhere=any(key.startswith("sagemaker_") for key in request.hyperparameters),
     )
     if keys and request.groups:  # all groups take part unless the dictionary names some
         names = [group.name for group in request.groups]

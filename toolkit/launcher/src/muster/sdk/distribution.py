@@ -78,12 +78,14 @@ def to_hyperparameters(
     processes_per_host: int | None = None,
     custom_mpi_options: str | None = None,
     instance_type: str | None = None,
+    elsewhere: bool = False,
 ) -> dict[str, str]:
     """The hyperparameters of a distribution, each JSON-encoded as framework estimators do.
 
     `distribution`: a dictionary in any of the SDK's forms, or a bare name such as `mpi`.
     `processes_per_host`, `custom_mpi_options`: of the strategy that is enabled; they win over the
-    dictionary's own. Raises ConfigError naming every misspelt or unusable key.
+    dictionary's own. `elsewhere`: other hyperparameters may enable one.
+    Raises ConfigError naming every misspelt or unusable key.
     """
     findings = Findings()
     strategies = _strategies(distribution, findings)
@@ -93,7 +95,7 @@ def to_hyperparameters(
         values["sagemaker_instance_type"] = instance_type
     if processes_per_host is not None:
         _set_processes("processes_per_host", processes_per_host, values, findings)
-        if not enabled and not findings.problems:
+        if not (enabled or elsewhere or findings.problems):
             what = "no distribution is enabled: the script runs once on each host"
             findings.problem("processes_per_host", what, "leave it out, or choose a distribution")
     if custom_mpi_options is not None:
