@@ -65,7 +65,8 @@ def build(words: list[str]) -> int:
     (target,) = (word.removeprefix("--target=") for word in words if word.startswith("--target="))
     plain = target.removesuffix("-test")  # which a child stands on
     layers = [digest(name.encode()) for name in dict.fromkeys((plain, target))]
-    image = {"id": digest(tag.encode()), "labels": labels, "digests": [], "layers": layers}
+    name = digest(tag.encode())
+    image: dict[str, object] = {"id": name, "labels": labels, "digests": [], "layers": layers}
     remember(tag, image)
     return 0
 
