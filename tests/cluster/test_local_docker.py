@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.support.local_docker import (
     context,
     job,
 )
-from tests.support.local_runs import SCRIPT, contents
+from tests.support.local_runs import SCRIPT, contents, facts_of
 from tests.support.nobody import NOBODY
 
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first
@@ -82,16 +81,6 @@ while time.monotonic() < began + 2:
     pass
 print("share", (time.process_time() - used) / 2, flush=True)
 """
-
-
-def facts_of(out: str) -> dict[str, Any]:
-    """Host -> what its script saw."""
-    found = {}
-    for line in out.splitlines():
-        prefix, _, text = line.partition(" facts ")
-        if text:
-            found[prefix.strip("[]").partition(":")[0]] = json.loads(text)
-    return found
 
 
 def test_every_container_is_a_host_of_its_own_with_the_limits_that_were_asked_for(

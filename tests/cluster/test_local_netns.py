@@ -5,7 +5,6 @@ Runs as root and, as an unprivileged user, rootless; skipped where the kernel do
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,15 @@ from typing import Any
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+from tests.support.local_runs import (
+    SCRIPT,
+    STUBBORN,
+    LocalRun,
+    contents,
+    facts_of,
+    runs,
+    wait_until,
+)
 from tests.support.nobody import AS_NOBODY, NOBODY, home_of_nobody, readable_python
 
 NETNS = ("--isolation", "netns")
@@ -91,16 +98,6 @@ def home(tmp_path: Path) -> Path:
 def nobodys_home() -> Iterator[Path]:
     with home_of_nobody(fill) as home:
         yield home
-
-
-def facts_of(out: str) -> dict[str, Any]:
-    """Host -> what its script saw."""
-    found = {}
-    for line in out.splitlines():
-        prefix, _, text = line.partition(" facts ")
-        if text:
-            found[prefix.strip("[]").partition(":")[0]] = json.loads(text)
-    return found
 
 
 def check_facts(facts: dict[str, Any]) -> None:

@@ -322,3 +322,13 @@ def make_request(**changes: object) -> Request:
         as_json=False,
     )
     return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def facts_of(out: str) -> dict[str, Any]:
+    """Host -> what its script saw."""
+    found = {}
+    for line in out.splitlines():
+        prefix, _, text = line.partition(" facts ")
+        if text:
+            found[prefix.strip("[]").partition(":")[0]] = json.loads(text)
+    return found

@@ -5,7 +5,6 @@ The peers of conformance and benchmarks live here, so that nothing of theirs can
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import hashlib
 import os
@@ -16,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from scripts.images.inputs import pip_settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / ".cache"
@@ -112,7 +113,7 @@ def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _
     environ = {
         **os.environ, **environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never",
     }  # fmt: skip
-    links = environ.get("UV_FIND_LINKS") or _pip_setting("find-links")
+    links = environ.get("UV_FIND_LINKS") or pip_settings().get("find-links", "")
     if links:  # uv does not read pip's configuration
         environ["UV_FIND_LINKS"] = links.replace("\n", ",")
     try:
@@ -126,14 +127,3 @@ def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _
         raise UnavailableError(
             f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {last}"
         )
-
-
-def _pip_setting(name: str) -> str:
-    """By `pip config list`: `get` of Debian 12's pip finds nothing in /etc/pip.conf."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    found = [line.partition("=") for line in done.stdout.splitlines()]
-    values = [value for key, _, value in found if key.endswith(f".{name}")]
-    return str(ast.literal_eval(values[-1])) if values else ""
