@@ -4,10 +4,12 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.ready
 TIMED := scripts/timed
+# what an editable install is made from: the core is compiled anew when its sources change
+PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/parallel/hatch_build.py toolkit/parallel/csrc/*.[ch])
 TARGET ?= cpu
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-long soak check fmt lock bench-launcher bench-images clean
+.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives clean
 .PHONY: image image-name base-image test-image push lock-neuron
 
 help: ## list the targets
@@ -15,7 +17,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything development and the demo need
 
-$(STAMP): constraints/dev.txt docker/versions.env scripts/setup toolkit/launcher/pyproject.toml toolkit/parallel/pyproject.toml toolkit/version.py
+$(STAMP): constraints/dev.txt docker/versions.env scripts/setup $(PACKAGES)
 	@scripts/setup
 
 demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine
@@ -32,6 +34,9 @@ test: $(STAMP) ## everything that needs no root, Docker or apt (at most 8 minute
 
 test-all: $(STAMP) ## all but what test runs: namespaces, frameworks, images, SDKs, other Pythons (45 minutes)
 	@$(TIMED) test-all 2700 scripts/run-tests all
+
+test-collectives: $(STAMP) ## the collective backend: operations, faults, torch's layers, sanitizers (20 minutes)
+	@$(TIMED) test-collectives 1200 scripts/run-tests collectives
 
 test-long: $(STAMP) ## fuzz, soak, full matrices
 	@$(TIMED) test-long 10800 scripts/run-tests long
@@ -61,6 +66,9 @@ push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=
 
 bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, scan
 	@$(BIN)/python -m benchmarks.images
+
+bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open MPI's (ONLY=sizes,... for some)
+	@$(BIN)/python -m benchmarks.collectives
 
 lock: ## make constraints/*.txt anew from their .in files
 	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod sdk2 sdk3; do \

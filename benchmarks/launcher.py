@@ -7,20 +7,17 @@ writes `benchmarks/results/launcher.json`. `python -m benchmarks.launcher pump t
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from benchmarks import load, lost, mpi, parameter_server, pump, soak, told
 from benchmarks.jobs import TrivialJob, TwoHostJob, environ, phases
+from benchmarks.report import Beginning, report
 from benchmarks.software import INCUMBENT, TORCHRUN, TORCHX, Software, installed_size, software
-from benchmarks.table import Row, at_least_times, missed, render, to_json, under
+from benchmarks.table import Row, at_least_times, under
 from benchmarks.timing import first_line, interleaved, wall
 from tests.support.venvs import UnavailableError
 
@@ -30,30 +27,15 @@ _MB = 1_000_000
 
 def main() -> int:
     options = _options()
-    began, busy = time.monotonic(), os.getloadavg()[0]
+    began = Beginning.now()
     try:
         with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
             rows, broken = _measure(Path(folder), options.rows, options.rounds)
     except UnavailableError as reason:
         print(f"bench-launcher: a peer is missing: {reason}", file=sys.stderr)
         return 1
-    report = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "python": platform.python_version(),
-        "load_before": round(busy, 2),
-        "seconds": round(time.monotonic() - began, 1),
-        "broken": broken,
-        "rows": to_json(rows),
-    }
-    if not options.rows:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if options.json else render(rows))
-    for row in missed(rows):
-        print(f"bench-launcher: MISSED: {row.what}", file=sys.stderr)
-    for name, why in broken.items():
-        print(f"bench-launcher: {name} broke off: {why}", file=sys.stderr)
-    return 1 if missed(rows) or broken else 0
+    results = None if options.rows else RESULTS
+    return report("bench-launcher", began, rows, broken, results=results, as_json=options.json)
 
 
 def _options() -> argparse.Namespace:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The last layer of every image, and the only one that a release of the toolkit changes: our wheels,
+# The last layer of every image, and the only one that a release of the launcher changes: its wheel,
 # and the lists of all that the image holds.
 set -euo pipefail
 here=$(dirname "$0")
@@ -9,6 +9,6 @@ here=$(dirname "$0")
 # what jobs import; `muster local`, `plan` and `doctor` are rarely called here, and the layer is to
 # stay small: it is all that a release uploads
 site=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-/opt/venv/bin/python -m compileall -q -x '/muster/(local|commands|sdk)/' "$site"/muster "$site"/muster_*
+/opt/venv/bin/python -m compileall -q -x '/muster/(local|commands|sdk)/' "$site"/muster
 "$here/venv/bin/python" -B "$here/sbom.py" /usr/share/muster
 "$here/tidy.sh"

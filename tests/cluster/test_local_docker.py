@@ -47,7 +47,7 @@ facts = {
 print("facts " + json.dumps(facts), flush=True)
 """
 DDP = """\
-import sys, torch, torch.distributed as dist
+import gc, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 assert sys.argv[1:] == ["--lr", "0.1", "--mine", "a b"], sys.argv
 dist.init_process_group("gloo")
@@ -64,6 +64,10 @@ sums = [torch.zeros(()) for _ in range(dist.get_world_size())]
 dist.all_gather(sums, total.float())
 assert len(set(map(float, sums))) == 1
 print("same model on", dist.get_world_size(), "ranks", flush=True)
+# gloo aborts where its threads outlive the group: nobody hangs up while another rank still talks
+del model, optimizer
+gc.collect()
+dist.barrier()
 dist.destroy_process_group()
 """
 GREEDY = """\

@@ -149,7 +149,7 @@ def with_a_changed_toolkit(target: str, folder: Path, reference: str) -> str:
     """The image built once more from a copy of the checkout with one more line in muster's cli."""
     for name in ("docker", "toolkit", "tests/images/inside"):
         junk = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(CHECKOUT / name, folder / name, ignore=junk)
+        shutil.copytree(CHECKOUT / name, folder / name, symlinks=True, ignore=junk)
     module = folder / "toolkit" / "launcher" / "src" / "muster" / "cli.py"
     module.write_text(module.read_text() + "# changed\n")
     builder = client()

@@ -1,0 +1,90 @@
+"""`make bench-collectives`: the collective backend beside gloo and Open MPI, in turns.
+
+Prints one table (or JSON with `--json`) and ends with 1 when a bound is missed. A run of all rows
+writes `benchmarks/results/collectives.json`; `ONLY=sizes,ddp` or the names as words measure a few.
+Bounds are ratios within one run, of medians or of best rounds, whichever is larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import collectives_lost, collectives_nodes, collectives_sizes, collectives_training
+from benchmarks.report import Beginning, report
+from benchmarks.table import Row
+from muster_collectives.bench.launch import find_mpirun
+from muster_collectives.core import library
+
+RESULTS = Path(__file__).parent / "results" / "collectives.json"
+STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
+    "sizes": collectives_sizes.sizes,
+    "types": collectives_sizes.types,
+    "shards": collectives_sizes.shards,
+    "calls": collectives_sizes.calls,
+    "ddp": collectives_training.ddp,
+    "fsdp": collectives_training.fsdp,
+    "lost": lambda rounds: collectives_lost.rows(max(3, rounds // 2)),
+    "nodes": collectives_nodes.rows,
+}
+
+
+def main() -> int:
+    options = _options()
+    began = Beginning.now()
+    rows, broken = _measure(options.rows, options.rounds)
+    results = None if options.rows else RESULTS
+    more = {"core": _core(), "rounds": options.rounds}
+    return report(
+        "bench-collectives", began, rows, broken, results=results, as_json=options.json, more=more
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("rows", nargs="*", help=f"all, or some of: {' '.join(STEPS)}")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
+    parser.add_argument("--rounds", type=int, default=9, help="A B C A B C turns; default 9")
+    options = parser.parse_args()
+    options.rows += [name for name in os.environ.get("ONLY", "").split(",") if name]
+    unknown = [name for name in options.rows if name not in STEPS]
+    if unknown:
+        parser.error(f"no rows named {', '.join(unknown)}; there are {' '.join(STEPS)}")
+    if options.rounds < 1:
+        parser.error("at least 1 round")
+    missing = find_mpirun()[1]
+    if missing:
+        print(f"bench-collectives: without Open MPI: {missing}", file=sys.stderr)
+    return options
+
+
+def _measure(names: Sequence[str], rounds: int) -> tuple[list[Row], dict[str, str]]:
+    """The rows, and why a group of them broke off, by its name."""
+    rows: list[Row] = []
+    broken: dict[str, str] = {}
+    for name, step in STEPS.items():
+        if names and name not in names:
+            continue
+        try:
+            for row in step(rounds):
+                print(f"bench-collectives: {row.what} done", file=sys.stderr)
+                rows.append(row)
+        except (RuntimeError, AssertionError, OSError, ValueError) as error:
+            broken[name] = f"{type(error).__name__}: {error}"  # the other figures stand
+    return rows, broken
+
+
+def _core() -> str:
+    """Which core was measured: its instruction set, or why there is none."""
+    try:
+        found: bytes = library.load(os.environ.get("COLLECTIVES_CORE", "")).mc_isa()
+    except library.NoCore as error:
+        return f"none: {error}"
+    return found.decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

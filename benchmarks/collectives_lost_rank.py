@@ -1,0 +1,44 @@
+"""One rank of a job that loses another: `collectives_lost_rank BACKEND waiting|inside FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from datetime import timedelta
+
+from muster_collectives.bench.group import place
+
+VICTIM = 1
+LARGE = 16 << 20  # elements
+MINUTES = 2.0
+
+
+def main(backend: str, state: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if backend == "muster":
+        import muster_collectives.torch  # noqa: F401  registers the backend
+
+    torch.set_num_threads(1)
+    rank, size = place()
+    limit = timedelta(minutes=MINUTES)
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=limit)
+    data = torch.ones(LARGE if state == "inside" else 1024)
+    dist.all_reduce(data)
+    print("busy", flush=True)
+    if state == "waiting" and rank == VICTIM:
+        signal.pause()  # until it is killed
+    try:
+        while True:
+            dist.all_reduce(data)
+    except RuntimeError as error:
+        told = {"rank": rank, "failed_at": time.monotonic(), "kind": type(error).__name__,
+                "ranks": list(getattr(error, "ranks", ()))}  # fmt: skip
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,60 @@
+/* Ranks as threads of one process, so that sanitizers see all sides of the core at once.
+ * All ranks of a node share ONE mapping of its segment (see driver_mmap): the address is what a
+ * sanitizer knows memory by. */
+#ifndef DRIVER_H
+#define DRIVER_H
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "muster_core.h"
+
+#define RANKS 16u
+#define WAIT_S 60.0
+
+struct scene {
+  uint32_t size, nodes;
+  uint32_t node_of[RANKS], locals[RANKS];
+  int segments[RANKS];                  /* by node */
+  int listeners[RANKS];                 /* by rank, -1: one node */
+  struct mc_address addresses[RANKS];   /* where ranks are told that others listen */
+  struct mc_tuning tuning;
+  uint64_t seed;
+  uint32_t rounds;
+};
+struct rank {
+  struct scene *scene;
+  struct mc_comm *comm;
+  uint32_t rank, size;
+  uint8_t marks[RANKS];
+  struct mc_failure failure; /* of the last call */
+  uint64_t chance;
+  int wrong;
+  pthread_t thread;
+};
+typedef void act(struct rank *self);
+
+/* `nodes`: a letter for each rank ("aab"). Ends the process where the machine refuses something. */
+void scene_open(struct scene *scene, const char *nodes);
+void scene_close(struct scene *scene);
+/* A thread for each rank runs `what` between mc_create and mc_close. Returns how many were wrong. */
+int scene_play(struct scene *scene, act *what);
+
+int run(struct rank *self, uint32_t verb, uint32_t dtype, uint32_t op, uint32_t root, const void *in, void *out,
+        uint64_t count, double timeout_s);
+uint32_t draw(struct rank *self, uint32_t below); /* the same row of numbers on every rank */
+#define CHECK(self, holds)                                                                                   \
+  do {                                                                                                       \
+    if (!(holds)) {                                                                                          \
+      fprintf(stderr, "%s:%d: rank %u: not so: %s (code %d)\n", __FILE__, __LINE__, (self)->rank, #holds,     \
+              (self)->failure.code);                                                                         \
+      (self)->wrong++;                                                                                       \
+      return;                                                                                                \
+    }                                                                                                        \
+  } while (0)
+
+/* The plays, by name. */
+act play_ops, play_small, play_direct, play_messages, play_messages_beside, play_timeout, play_mismatch,
+    play_abort, play_leave;
+int play_wire(const char *nodes); /* a proxy flips a byte: driver_wire.c */
+#endif

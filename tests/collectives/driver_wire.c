@@ -1,0 +1,126 @@
+/* A proxy between two nodes flips one byte of what goes through; checked mode must notice (F43). */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "driver.h"
+
+#define COUNT 40000u
+#define FLIPPED_AT 60000u /* bytes of one direction: in the middle of the data */
+
+static struct {
+  int listener;
+  struct sockaddr_in target;
+  atomic_bool flip; /* one byte is still to be flipped */
+  atomic_bool over;
+  atomic_ulong carried;
+} proxy;
+
+static bool pass(int from, int to, size_t *carried) {
+  static _Thread_local uint8_t piece[16384];
+  ssize_t got = recv(from, piece, sizeof piece, MSG_DONTWAIT);
+  if (got < 0) return true;
+  if (got == 0) {
+    shutdown(to, SHUT_WR);
+    return false;
+  }
+  if (*carried + (size_t)got > FLIPPED_AT && atomic_exchange(&proxy.flip, false))
+    piece[*carried > FLIPPED_AT ? 0 : FLIPPED_AT - *carried] ^= 0x10;
+  *carried += (size_t)got;
+  atomic_fetch_add(&proxy.carried, (unsigned long)got);
+  for (ssize_t sent = 0, now; sent < got; sent += now)
+    if ((now = send(to, piece + sent, (size_t)(got - sent), MSG_NOSIGNAL)) <= 0) return false;
+  return true;
+}
+
+static void *carry(void *given) {
+  int near = (int)(intptr_t)given, far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  size_t carried[2] = {0, 0};
+  bool open[2] = {true, true};
+  if (connect(far, (struct sockaddr *)&proxy.target, sizeof proxy.target)) open[0] = open[1] = false;
+  while ((open[0] || open[1]) && !atomic_load(&proxy.over)) {
+    struct pollfd ends[2] = {{open[0] ? near : -1, POLLIN, 0}, {open[1] ? far : -1, POLLIN, 0}};
+    if (poll(ends, 2, 50) <= 0) continue;
+    if (ends[0].revents) open[0] = pass(near, far, &carried[0]);
+    if (ends[1].revents) open[1] = pass(far, near, &carried[1]);
+  }
+  close(near);
+  close(far);
+  return NULL;
+}
+
+static void *serve(void *unused) {
+  pthread_t threads[64];
+  unsigned count = 0;
+  (void)unused;
+  while (!atomic_load(&proxy.over)) {
+    struct pollfd end = {proxy.listener, POLLIN, 0};
+    if (poll(&end, 1, 50) <= 0 || count == 64) continue;
+    int near = accept4(proxy.listener, NULL, NULL, SOCK_CLOEXEC);
+    if (near >= 0 && pthread_create(&threads[count], NULL, carry, (void *)(intptr_t)near) == 0) count++;
+  }
+  while (count) pthread_join(threads[--count], NULL);
+  return NULL;
+}
+
+static bool flipping;
+
+/* With a byte flipped both ranks fail with MC_ECHECK; with none all is right. */
+static void play(struct rank *self) {
+  float *data = malloc(COUNT * sizeof *data);
+  for (uint32_t i = 0; i < COUNT; i++) data[i] = (float)self->rank;
+  int code = run(self, MC_ALL_REDUCE, MC_F32, MC_SUM, 0, data, data, COUNT, 20.0);
+  bool right = true;
+  for (uint32_t i = 0; i < COUNT && code == MC_OK; i++)
+    right = right && data[i] == (float)(self->size * (self->size - 1) / 2);
+  free(data);
+  CHECK(self, code == (flipping ? MC_ECHECK : MC_OK));
+  CHECK(self, right);
+}
+
+static int one(const char *nodes, bool flip) {
+  struct scene scene;
+  struct mc_address address;
+  struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t length = sizeof here;
+  pthread_t thread;
+  scene_open(&scene, nodes);
+  scene.tuning.checked = 1;
+  proxy.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(proxy.listener, (struct sockaddr *)&here, sizeof here) || listen(proxy.listener, 64)) return 2;
+  if (getsockname(proxy.listener, (struct sockaddr *)&here, &length)) return 2;
+  /* whoever connects to rank 0, or to the last rank, goes through the proxy: one of them listens */
+  uint32_t behind = 0;
+  for (int turn = 0; turn < 2; turn++, behind = scene.size - 1) {
+    address = scene.addresses[behind];
+    proxy.target = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(address.port)};
+    memcpy(&proxy.target.sin_addr, address.bytes, 4);
+    if (turn == (getenv("DRIVER_BEHIND_LAST") ? 1 : 0)) break;
+  }
+  scene.addresses[behind].port = ntohs(here.sin_port);
+  atomic_store(&proxy.over, false);
+  atomic_store(&proxy.flip, flip);
+  atomic_store(&proxy.carried, 0);
+  flipping = flip;
+  if (pthread_create(&thread, NULL, serve, NULL)) return 2;
+  int wrong = scene_play(&scene, play);
+  atomic_store(&proxy.over, true);
+  pthread_join(thread, NULL);
+  close(proxy.listener);
+  scene_close(&scene);
+  if (atomic_load(&proxy.carried) == 0) {
+    fprintf(stderr, "nothing went through the proxy\n");
+    return 3; /* the other side connects: DRIVER_BEHIND_LAST */
+  }
+  return wrong;
+}
+
+int play_wire(const char *nodes) {
+  int wrong = one(nodes, false);
+  return wrong ? wrong : one(nodes, true);
+}

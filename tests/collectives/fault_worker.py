@@ -1,0 +1,204 @@
+"""A rank in whose job something goes wrong: `fault_worker SCENARIO VICTIM`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from muster_collectives.core import CollectiveError, Communicator, DType, ForkError, Op, Verb
+from tests.collectives.meeting import Meeting
+
+WARM = 3  # operations that all ranks do before anything happens
+SHORT_S = 2.0  # deadline of the operation that cannot end
+LONG_S = 60.0  # what the fault itself must undercut
+LARGE = 8 << 20  # elements of the large all-reduce
+
+
+class Guilty:
+    """This rank: its group, whether it is the victim, and what it was told."""
+
+    def __init__(self, meeting: Meeting, victim: int) -> None:
+        self.meeting = meeting
+        self.rank, self.victim = meeting.rank, victim
+        self.is_victim = meeting.rank == victim
+        self.comm = meeting.world()
+        self.data = np.ones(4096, np.float32)
+        for _ in range(WARM):
+            self.all_reduce()
+
+    def all_reduce(self, timeout_s: float = LONG_S, data: Any = None) -> None:
+        reduced(self.comm, self.data if data is None else data, timeout_s)
+
+    def told(self, act: Callable[[], None]) -> dict[str, Any]:
+        """What `act` raises, as words for the test; then the same again, at once."""
+        began = time.monotonic()
+        error = raised(act)
+        ended = time.monotonic()
+        words = described(error)
+        words |= {"took_s": ended - began, "failed_at": ended}
+        words["again"] = described(raised(self.all_reduce))["kind"]
+        words["again_s"] = time.monotonic() - ended
+        return words
+
+
+def reduced(comm: Communicator, data: Any, timeout_s: float = LONG_S, op: Op = Op.SUM) -> None:
+    address = int(data.ctypes.data)
+    comm.run(
+        Verb.ALL_REDUCE, source=address, target=address, count=len(data), dtype=DType.F32, op=op,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+
+
+def raised(act: Callable[[], None]) -> CollectiveError | None:
+    try:
+        act()
+    except CollectiveError as error:
+        return error
+    return None
+
+
+def described(error: CollectiveError | None) -> dict[str, Any]:
+    if error is None:
+        return {"kind": ""}
+    return {
+        "kind": type(error).__name__, "text": str(error), "ranks": list(error.ranks),
+        "operation": error.operation, "group": error.group,
+    }  # fmt: skip
+
+
+def killed(own: Guilty) -> dict[str, Any]:
+    """Dead before the operation that the others are in."""
+    if own.is_victim:
+        own.meeting.wait_for_mark("strike")
+        os.kill(os.getpid(), signal.SIGKILL)
+    own.meeting.mark(f"waits-{own.rank}")
+    return own.told(own.all_reduce)
+
+
+def killed_inside(own: Guilty) -> dict[str, Any]:
+    """The test kills it while large sums are on their way."""
+    data = np.ones(LARGE, np.float32)
+
+    def sums() -> None:
+        while True:
+            own.all_reduce(data=data)
+            own.meeting.mark(f"busy-{own.rank}")
+
+    return own.told(sums)
+
+
+def stopped(own: Guilty) -> dict[str, Any]:
+    """Frozen for longer than the deadline, then awake again."""
+    if own.is_victim:
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the test wakes it
+        return own.told(lambda: own.all_reduce(SHORT_S))
+    words = own.told(lambda: own.all_reduce(SHORT_S))
+    own.meeting.mark(f"told-{own.rank}")
+    return words
+
+
+def raises(own: Guilty) -> dict[str, Any]:
+    """A script that ends by an exception."""
+    if own.is_victim:
+        raise ValueError("bad batch")
+    return own.told(own.all_reduce)
+
+
+def closes(own: Guilty) -> dict[str, Any]:
+    """Says good-bye while the others go on, and lives."""
+    if own.is_victim:
+        own.comm.close()
+        own.meeting.wait_for_mark("told")
+        return {"kind": ""}
+    return own.told(own.all_reduce)
+
+
+def skips(own: Guilty) -> dict[str, Any]:
+    """Does not come to operation WARM + 1, as if a branch of its script had left it out."""
+    if own.is_victim:
+        own.meeting.wait_for_mark("told")
+        return own.told(lambda: own.all_reduce(SHORT_S))
+    return own.told(lambda: own.all_reduce(SHORT_S))
+
+
+def aborts(own: Guilty) -> dict[str, Any]:
+    """A thread of the victim ends the call of all; then they meet again, twenty times."""
+    if own.is_victim:
+        threading.Timer(0.3, own.comm.abort).start()
+    late = own.rank == (own.victim + 1) % own.meeting.size
+    if late:  # it learns of it in its own next call
+        own.meeting.wait_for_mark(f"told-{own.victim}")
+    words = own.told(own.all_reduce)
+    own.meeting.mark(f"told-{own.rank}")
+    own.comm.close()
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(20):
+        comm = own.meeting.world(f"again-{turn}")
+        data = np.full(17, 1.0, np.float32)
+        reduced(comm, data)
+        words["right"] = bool((data == own.meeting.size).all())
+        comm.close()
+    words["descriptors"] = len(os.listdir("/proc/self/fd")) - before
+    own.comm = own.meeting.world("last")
+    return words
+
+
+def forks(own: Guilty) -> dict[str, Any]:
+    """A forked child may not use the group, and its end does not harm it."""
+    child = os.fork()
+    if child == 0:
+        code = 0 if isinstance(raised(own.all_reduce), ForkError) else 1
+        own.comm.close()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    own.data[:] = 1
+    own.all_reduce()
+    right = bool((own.data == own.meeting.size).all())
+    return {"kind": "", "child": os.waitstatus_to_exitcode(status), "right": right}
+
+
+def straggles(own: Guilty) -> dict[str, Any]:
+    """The victim comes late to every step for some seconds (COLLECTIVES_STRAGGLER_S is short)."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    for _ in range(60):
+        if own.is_victim:
+            time.sleep(0.05)  # the fault itself: a slow host
+        own.all_reduce()
+    return {"kind": "", "waits": list(own.comm.waits_s())}
+
+
+def works(own: Guilty) -> dict[str, Any]:
+    """Nothing goes wrong; says over what."""
+    own.data[:] = own.rank
+    own.all_reduce()
+    right = bool((own.data == sum(range(own.meeting.size))).all())
+    return {
+        "kind": "", "right": right, "transport": own.comm.transport, "nodes": list(own.comm.nodes),
+        "why": list(own.comm.why),
+    }  # fmt: skip
+
+
+SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
+    each.__name__: each
+    for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, forks, straggles,
+                 works)
+}  # fmt: skip
+
+
+def main(scenario: str, victim: int) -> None:
+    meeting = Meeting()
+    own = Guilty(meeting, victim)
+    meeting.say(**SCENARIOS[scenario](own))
+    own.comm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,147 @@
+"""A rank that checks collectives: `ops_worker matrix|few|fuzz|small|direct [STEPS] [SEED]`."""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import count as numbers
+
+import numpy as np
+
+from muster_collectives.core import Communicator, DType, Op, Verb
+from tests.collectives.checks import LIMIT_S, Checker, WrongError
+from tests.collectives.meeting import Meeting
+from tests.collectives.reference import MEMORY, ops_of
+
+CHUNK_BYTES = 4096  # what the test sets COLLECTIVES_CHUNK_BYTES to
+NAMES = (
+    "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter",
+    "all_to_all", "all_to_all_uneven", "barrier",
+)  # fmt: skip
+GROUPS = ((0, 1, 2, 3, 4), (0, 1, 2), (2, 3, 4), (4, 0), (1, 3), (3,), (4, 2, 0, 1))
+
+
+def main(what: str, steps: int = 0, seed: int = 1) -> None:
+    meeting = Meeting()
+    comm = meeting.world()
+    words = {
+        "matrix": lambda: matrix(comm, seed, whole=True),
+        "few": lambda: matrix(comm, seed, whole=False),
+        "fuzz": lambda: fuzz(meeting, steps, seed),
+        "small": lambda: small(comm, steps),
+        "direct": lambda: direct(comm),
+    }[what]()
+    paths = {path.name.lower(): count for path, count in comm.stats().paths.items()}
+    meeting.say(transport=comm.transport, paths=paths, **words)
+    comm.close()
+
+
+def sizes_of(dtype: DType) -> tuple[int, ...]:
+    """Elements: none, one, a vector's edges, the chunk's, more than three chunks."""
+    chunk = CHUNK_BYTES // np.dtype(MEMORY[dtype]).itemsize
+    return (0, 1, 15, 16, 17, chunk - 1, chunk, chunk + 1, 3 * chunk + 7)
+
+
+def matrix(comm: Communicator, seed: int, whole: bool) -> dict[str, int]:
+    """Every type and operation at every size; the moving verbs at fewer, they know bytes only."""
+    check, salts = Checker(comm, seed), numbers(1)
+    for dtype in DType:
+        sizes = sizes_of(dtype) if whole else sizes_of(dtype)[4:8:3]
+        few = (0, 17, sizes[-2])
+        for op in ops_of(dtype):
+            for size in sizes:
+                check.all_reduce(dtype, op, size, next(salts))
+            for size in sizes if whole and op == Op.SUM else few[1:]:
+                check.reduce(dtype, op, size, next(salts))
+                check.reduce_scatter(dtype, op, size, next(salts))
+        for size in sizes if dtype in (DType.F32, DType.U8) else few:
+            for verb in (check.broadcast, check.all_gather, check.gather, check.scatter,
+                         check.all_to_all, check.all_to_all_uneven):  # fmt: skip
+                verb(dtype, size, next(salts))
+        check.barrier()
+    return {"calls": check.calls, "same": check.same, "own": check.own}
+
+
+def fuzz(meeting: Meeting, steps: int, seed: int) -> dict[str, int]:
+    """All ranks draw the same operations in the same order and do those of their own groups."""
+    chance = random.Random(seed)
+    checks = {
+        ranks: Checker(meeting.group(f"group-{number}", ranks), seed)
+        for number, ranks in enumerate(GROUPS)
+        if meeting.rank in ranks
+    }
+    for step in range(1, steps + 1):
+        ranks, dtype = chance.choice(GROUPS), chance.choice(list(DType))
+        op, size = chance.choice(ops_of(dtype)), chance.choice(sizes_of(dtype)[:-1])
+        name = chance.choice(NAMES)
+        if ranks not in checks:
+            continue
+        check = checks[ranks]
+        try:
+            if name == "barrier":
+                check.barrier()
+            elif "reduce" in name:
+                getattr(check, name)(dtype, op, size, step)
+            else:
+                getattr(check, name)(dtype, size, step)
+        except WrongError as error:
+            raise WrongError(f"step {step}, group {ranks}: {error}") from error
+    calls = sum(check.calls for check in checks.values())
+    for check in checks.values():
+        check.comm.close()
+    return {"calls": calls}
+
+
+def small(comm: Communicator, steps: int) -> dict[str, int]:
+    """One 8-byte sum after the other, each checked: no round may take another round's value."""
+    value = np.zeros(1, np.int64)
+    address = int(value.ctypes.data)
+    ranks, sum_of_ranks = comm.size, comm.size * (comm.size - 1) // 2
+    for step in range(steps):
+        value[0] = step + comm.rank
+        comm.run(
+            Verb.ALL_REDUCE, source=address, target=address, count=1, dtype=DType.I64,
+            op=Op.SUM, timeout_s=LIMIT_S,
+        )  # fmt: skip
+        if value[0] != ranks * step + sum_of_ranks:
+            raise WrongError(f"call {step}: {value[0]}, not {ranks * step + sum_of_ranks}")
+    return {"calls": steps}
+
+
+def direct(comm: Communicator) -> dict[str, int]:
+    """The algorithms on registered memory, and the same values from private memory: same bits."""
+    count = 3 * CHUNK_BYTES + 7
+    whole = (count * comm.size * 4 + 4096) & ~4095
+    region, other = comm.allocate(whole), comm.allocate(whole)
+    chance = np.random.default_rng(comm.rank)
+    mine = chance.standard_normal(count * comm.size).astype(np.float32)
+    for verb, given, got in (
+        (Verb.ALL_REDUCE, count, count),
+        (Verb.ALL_GATHER, count, count * comm.size),
+        (Verb.REDUCE_SCATTER, count * comm.size, count),
+    ):
+        private, result = mine[:given].copy(), np.zeros(got, np.float32)
+        _float_sum(comm, verb, int(private.ctypes.data), int(result.ctypes.data), count)
+        source = np.frombuffer(region.view, np.float32, given)
+        target = np.frombuffer(other.view, np.float32, got)
+        source[:] = mine[:given]
+        in_place = verb == Verb.ALL_REDUCE
+        _float_sum(comm, verb, region.address, region.address if in_place else other.address, count)
+        found = source if in_place else target
+        if found.tobytes() != result.tobytes():
+            raise WrongError(f"{verb.name}: registered memory gives other bits")
+        del source, target, found  # a region is not released while something looks into it
+    region.release()
+    other.release()
+    return {}
+
+
+def _float_sum(comm: Communicator, verb: Verb, source: int, target: int, count: int) -> None:
+    comm.run(
+        verb, source=source, target=target, count=count, dtype=DType.F32, op=Op.SUM,
+        timeout_s=LIMIT_S,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

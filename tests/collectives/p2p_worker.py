@@ -1,0 +1,179 @@
+"""A rank that sends and receives: `p2p_worker SCENARIO`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from muster_collectives.core import CollectiveError, Communicator, MismatchError
+from tests.collectives.fault_worker import described, reduced
+from tests.collectives.meeting import Meeting
+
+LIMIT_S = 60.0
+SIZES = (0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 100_000, 3_000_001)
+
+
+def pattern(size: int, source: int, tag: int) -> Any:
+    return ((np.arange(size) * 7 + source * 31 + tag) % 251).astype(np.uint8)
+
+
+def send(comm: Communicator, data: Any, peer: int, tag: int) -> Any:
+    return comm.post_send(int(data.ctypes.data), data.nbytes, peer, tag, LIMIT_S)
+
+
+def receive(
+    comm: Communicator, room: Any, peer: int | None, tag: int, limit_s: float = LIMIT_S
+) -> Any:
+    return comm.post_recv(int(room.ctypes.data), room.nbytes, peer, tag, limit_s)
+
+
+def sizes(comm: Communicator) -> dict[str, Any]:
+    """All pairs exchange every size at once: nobody may wait for the other to receive first."""
+    posted = []
+    for tag, size in enumerate(SIZES):
+        for peer in range(comm.size):
+            if peer == comm.rank:
+                continue
+            room, data = np.zeros(size, np.uint8), pattern(size, comm.rank, tag)
+            posted.append(
+                (room, data, peer, tag, receive(comm, room, peer, tag), send(comm, data, peer, tag))
+            )
+    for room, data, peer, tag, incoming, outgoing in posted:
+        status = incoming.wait(LIMIT_S)
+        assert (status.peer, status.tag, status.bytes) == (peer, tag, len(data)), status
+        assert (room == pattern(len(room), peer, tag)).all(), (peer, tag)
+        outgoing.wait(LIMIT_S)
+        assert incoming.done() and outgoing.done()
+    stats = comm.stats()
+    return {"sends": stats.sends, "receives": stats.receives}
+
+
+def order(comm: Communicator) -> dict[str, Any]:
+    """Messages of a pair and tag keep their order; tags are apart; sends come before receives."""
+    count, (left, right) = 50, ((comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size)
+    data = [np.array([number, tag], np.int64) for number in range(count) for tag in (1, 2)]
+    sent = [send(comm, each, right, int(each[1])) for each in data]
+    for tag in (2, 1):  # the later tag first
+        for number in range(count):
+            room = np.zeros(2, np.int64)
+            receive(comm, room, left, tag).wait(LIMIT_S)
+            assert tuple(room) == (number, tag), (tuple(room), number, tag)
+    for request in sent:
+        request.wait(LIMIT_S)
+    return {}
+
+
+def any_source(comm: Communicator) -> dict[str, Any]:
+    """Rank 0 takes from whoever comes; the status says who it was."""
+    count = 20
+    if comm.rank:
+        for number in range(count):
+            send(comm, pattern(100 + number, comm.rank, 5), 0, 5).wait(LIMIT_S)
+        return {}
+    next_of = dict.fromkeys(range(1, comm.size), 0)
+    for _ in range(count * (comm.size - 1)):
+        room = np.zeros(200, np.uint8)
+        status = receive(comm, room, None, 5).wait(LIMIT_S)
+        number = next_of[status.peer]
+        next_of[status.peer] += 1
+        assert status.bytes == 100 + number, "messages of a rank overtook each other"
+        assert (room[: status.bytes] == pattern(status.bytes, status.peer, 5)).all()
+    return {"from": [next_of[rank] for rank in sorted(next_of)]}
+
+
+def lengths(comm: Communicator) -> dict[str, Any]:
+    """A shorter message is fine; a longer one is this receive's error alone."""
+    if comm.rank == 0:
+        for size in (10, 100, 30):
+            send(comm, pattern(size, 0, size), 1, 9).wait(LIMIT_S)
+        return {}
+    if comm.rank > 1:
+        return {}
+    room = np.full(60, 255, np.uint8)
+    status = receive(comm, room, 0, 9).wait(LIMIT_S)
+    assert status.bytes == 10
+    assert (room[:10] == pattern(10, 0, 10)).all()
+    assert (room[10:] == 255).all(), "written beyond the message"
+    try:
+        receive(comm, room, 0, 9).wait(LIMIT_S)
+    except MismatchError as error:
+        words = described(error)
+    else:
+        words = {"kind": ""}
+    status = receive(comm, room, 0, 9).wait(LIMIT_S)
+    assert status.bytes == 30
+    assert (room[:30] == pattern(30, 0, 30)).all()
+    return words
+
+
+def beside(comm: Communicator) -> dict[str, Any]:
+    """Messages of one thread while another is in collectives: neither waits for the other."""
+    failures: list[BaseException] = []
+
+    def talk() -> None:
+        try:
+            for _ in range(5):
+                sizes(comm)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    total = np.ones(5000, np.float32)
+    for _ in range(200):
+        total[:] = 1
+        reduced(comm, total)
+        assert (total == comm.size).all()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return {}
+
+
+def alone(comm: Communicator) -> dict[str, Any]:
+    """A receive that nobody answers ends at its own deadline and names the rank."""
+    words: dict[str, Any] = {}
+    if comm.rank == 0:
+        room = np.zeros(8, np.uint8)
+        try:
+            receive(comm, room, 1, 3, 1.0).wait(30.0)
+        except CollectiveError as error:
+            words = described(error)
+    comm.barrier(LIMIT_S)
+    return words
+
+
+def dead(comm: Communicator) -> dict[str, Any]:
+    """The last rank dies while all others wait for its message."""
+    comm.barrier(LIMIT_S)
+    if comm.rank == comm.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    room = np.zeros(8, np.uint8)
+    try:
+        receive(comm, room, comm.size - 1, 3).wait(30.0)
+    except CollectiveError as error:
+        return described(error)
+    return {"kind": ""}
+
+
+SCENARIOS: dict[str, Callable[[Communicator], dict[str, Any]]] = {
+    each.__name__: each for each in (sizes, order, any_source, lengths, beside, alone, dead)
+}
+
+
+def main(scenarios: list[str]) -> None:
+    meeting = Meeting()
+    comm = meeting.world()
+    said = {name: SCENARIOS[name](comm) for name in scenarios}
+    meeting.say(**said)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

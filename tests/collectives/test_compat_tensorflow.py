@@ -1,0 +1,30 @@
+"""The legacy TensorFlow API with real TensorFlow, in an environment of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.collectives.test_compat import LEGACY, OPEN_MPI, PATHS, UNSET
+from tests.support import ranks
+from tests.support.frameworks import framework_environment, python_of
+from tests.support.venvs import UnavailableError
+
+# the environment may have to be made
+pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
+JOB_S = 240.0  # TensorFlow alone takes ten seconds to import on busy processors
+WORKER = Path(__file__).with_name("tensorflow_worker.py")
+
+
+def test_the_legacy_tensorflow_api_trains_on_two_ranks() -> None:
+    try:
+        python = python_of(framework_environment("tensorflow"))
+    except UnavailableError as reason:
+        pytest.skip(f"tensorflow cannot be installed here: {reason}")
+    environ = {**LEGACY, **UNSET, "PYTHONPATH": PATHS, "TF_NUM_INTRAOP_THREADS": "1"}
+    ended = ranks.run(
+        2, [str(python), str(WORKER)], env=environ, each_env=OPEN_MPI, timeout_s=JOB_S
+    )
+    assert [each.code for each in ended] == [0, 0], ranks.shown(ended)
+    assert all("done" in each.output for each in ended), ranks.shown(ended)

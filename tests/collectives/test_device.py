@@ -1,0 +1,141 @@
+"""The path of CUDA tensors: its plans, and its compositions over gloo groups. On a GPU see docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.torch_ranks import Job, run_checks
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("ranks_device.py")
+ON_GPU = Path(__file__).with_name("ranks_device_gpu.py")
+
+
+def names_of(script: Path) -> list[str]:
+    lines = script.read_text().split("CHECKS = (")[1].split(")")[0].splitlines()
+    return [line.strip(" ,") for line in lines if line.strip()]
+
+
+NAMES = names_of(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_checks(SCRIPT, 4, tmp_path_factory.mktemp("device"))
+
+
+@pytest.mark.parametrize("name", ["start", *NAMES, "stop"])
+def test_compositions(job: Job, name: str) -> None:
+    job.require(name)
+
+
+def test_streams_and_events_on_a_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here: the order of streams is proved on one")
+    job = run_checks(ON_GPU, 2, tmp_path)
+    for name in ("start", *names_of(ON_GPU), "stop"):
+        job.require(name)
+
+
+def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
+    from muster_collectives.torch.cuda.layout import plan_layout
+
+    turns = plan_layout(3, [7, 4, 7, 4])
+    assert turns.members == ((0, 2), (1, 3)) and (turns.node, turns.local) == (1, 1)
+    assert turns.two_level and not turns.node_major
+    assert turns.by_node == (0, 2, 1, 3) and turns.rail == (2, 3)
+    assert plan_layout(0, [0, 0, 1, 1]).node_major
+    for flat in ([0, 0, 0], [0, 1, 2], [0, 0, 1]):  # one node, one rank each, uneven
+        assert not plan_layout(0, flat).two_level
+    with pytest.raises(ValueError, match="rank 4"):
+        plan_layout(4, [0, 0])
+
+
+def test_settings_come_from_the_environment_and_name_the_variable() -> None:
+    from muster_collectives.torch.cuda import DeviceSettings, read_settings
+
+    assert read_settings({}) == DeviceSettings()
+    read = read_settings(
+        {
+            "COLLECTIVES_DEVICE_ALL_REDUCE": "hierarchical",
+            "COLLECTIVES_DEVICE_LEAST_BYTES": "65536",
+            "COLLECTIVES_WIRE": "bf16",
+            "COLLECTIVES_ERROR_FEEDBACK": "0",
+        },
+        60.0,
+    )
+    assert (read.all_reduce, read.least_bytes, read.wire) == ("hierarchical", 65536, "bf16")
+    assert (read.error_feedback, read.timeout_s) == (False, 60.0)
+    with pytest.raises(ValueError, match="COLLECTIVES_DEVICE_SEGMENT_BYTES"):
+        read_settings({"COLLECTIVES_DEVICE_SEGMENT_BYTES": "many"})
+    with pytest.raises(ValueError, match="all_gather is 'host'"):
+        read_settings({"COLLECTIVES_DEVICE_ALL_GATHER": "host"})
+
+
+def test_two_levels_are_chosen_from_where_they_gain() -> None:
+    from muster_collectives.torch.cuda.choice import decided
+
+    sizes = (1, 8, 64)
+    gains = {"all_reduce": [False, True, True], "all_gather": [True, True, True]}
+    ways = {"all_reduce": "hierarchical", "all_gather": "hierarchical"}
+    assert decided(gains, sizes) == (ways, 8)
+    assert decided({"all_reduce": [True, True, False]}, sizes) == ({"all_reduce": "world"}, 0)
+
+
+def test_variables_of_the_device_path_are_known_to_the_core() -> None:
+    from dataclasses import fields
+
+    from muster_collectives.core.variables import KNOWN
+    from muster_collectives.torch.cuda import DeviceSettings
+
+    names = {field.name for field in fields(DeviceSettings)} - {
+        "wire", "error_feedback", "timeout_s",
+    }  # fmt: skip
+    assert {f"COLLECTIVES_DEVICE_{name.upper()}" for name in names} <= set(KNOWN)
+
+
+def test_int8_blocks_are_off_by_half_a_step_and_show_what_is_not_finite() -> None:
+    import torch
+
+    from muster_collectives.torch.compress import blocks
+
+    rows = torch.randn(3, 1024, generator=torch.Generator().manual_seed(1))
+    rows[0, :256] = 0
+    packed = blocks.pack(rows)
+    assert packed.shape == (3, blocks.packed_bytes(1024)) and packed.dtype == torch.uint8
+    back = blocks.unpack(packed, 1024)
+    steps = rows.view(3, 4, 256).abs().amax(dim=2) / 127
+    assert bool(((back - rows).view(3, 4, 256).abs().amax(dim=2) <= steps / 2 + 1e-7).all())
+    assert bool((back[0, :256] == 0).all())
+    for bad in (float("inf"), float("nan")):
+        rows[1, 300] = bad
+        back = blocks.unpack(blocks.pack(rows), 1024)
+        assert bool(back[1, 256:512].isnan().all()) and bool(back[0].isfinite().all())
+    with pytest.raises(ValueError, match="pad them"):
+        blocks.pack(torch.zeros(1, 100))
+
+
+def test_warm_up_and_selection_are_the_same_everywhere() -> None:
+    import torch
+
+    from muster_collectives.torch.hooks.selection import largest
+    from muster_collectives.torch.hooks.warmup import WarmUp
+
+    assert [WarmUp(3, (0.5, 0.7, 0.9)).sparsity(step, 0.8) for step in range(4)] == [
+        0.5, 0.7, 0.8, 0.8,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"sparsity 1 "):
+        WarmUp(2, (1.0,))
+    values = torch.randn(300_000, generator=torch.Generator().manual_seed(3))
+    for count in (1, 300, 30_000):
+        chosen = largest(values, count)
+        assert torch.equal(chosen, largest(values.clone(), count))
+        assert 0.7 * count <= len(chosen) <= count and len(set(chosen.tolist())) == len(chosen)
+        exact = set(torch.topk(values.abs(), count).indices.tolist())
+        assert len(exact & set(chosen.tolist())) >= 0.7 * count
+    flat = torch.ones(300_000)  # all the same: no sample can tell them apart
+    assert len(largest(flat, 300)) == 300

@@ -1,0 +1,63 @@
+"""Calls that differ between ranks, aborts, forks: named on all ranks, and the next group works."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.collectives.jobs import clean, job
+from tests.collectives.mismatch_worker import CASES
+from tests.collectives.test_faults import NODES, names
+
+# between nodes a root may be done before the others have come: then the next operation tells
+ROOTED = ("root", "scatter against gather")
+# what the text must say of the two sides
+SIDES = {
+    "verb": ("all_reduce sum of 1000 float32", "all_gather of 1000 float32"),
+    "operation": ("all_reduce sum", "all_reduce max"),
+    "size": ("of 1000 float32 (4000 bytes)", "of 999 float32 (3996 bytes)"),
+    "large size": ("of 1048576 float32", "of 1024 float32"),
+    "type": ("of 1000 float32", "of 1000 int32"),
+    "root": ("root 0", "root 1"),
+    "scatter against gather": ("scatter of", "gather of"),
+    "barrier": ("all_reduce sum", "barrier"),
+}
+
+
+@pytest.mark.promise("F42")
+@pytest.mark.parametrize("warm", [0, 1], ids=["first call", "later call"])
+@pytest.mark.parametrize("nodes", NODES)
+def test_calls_that_differ_raise_on_all_ranks_naming_both_sides_before_data_moves(
+    nodes: str, warm: int
+) -> None:
+    with job("mismatch_worker", 3, str(warm), nodes=names(nodes)) as started:
+        said = clean(started.ends())
+    for name in CASES:
+        for rank in range(3):
+            case = said[rank]["cases"][name]
+            if name in ROOTED and len(set(nodes)) > 1:
+                assert case["kind"], f"rank {rank} was not told of a different {name}"
+                continue
+            assert case["kind"] == "MismatchError" and "late" not in case, (name, rank, case)
+            for side in SIDES[name]:
+                assert side in case["text"], (name, rank, case)
+            # the odd one cannot know that it is, but no other may be accused of what it did itself
+            assert rank == 2 or case["ranks"] == [2], (name, rank, case)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_an_abort_ends_the_call_of_every_rank_and_a_new_group_works(nodes: str) -> None:
+    with job("fault_worker", 3, "aborts", "0", nodes=names(nodes)) as started:
+        said = clean(started.ends())
+    for each in said:
+        assert each["kind"] == "AbortedError", each
+        assert each["again"] == "AbortedError"
+        assert each["right"], "a group made after an abort gives a wrong sum"
+        assert each["descriptors"] <= 0, f"{each['descriptors']} descriptors are left"
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_forked_child_is_refused_and_the_group_goes_on(nodes: str) -> None:
+    with job("fault_worker", 3, "forks", "0", nodes=names(nodes)) as started:
+        for each in clean(started.ends()):
+            assert each["child"] == 0, "the child was not refused with ForkError"
+            assert each["right"], "the group gives a wrong sum after its child has ended"

@@ -1,0 +1,52 @@
+"""Sends and receives: right in every size and order, beside collectives, in a node and between."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.collectives.jobs import clean, job
+from tests.collectives.p2p_worker import SIZES
+from tests.collectives.test_faults import NODES, names
+
+
+def run(nodes: str, *scenarios: str) -> list[dict[str, Any]]:
+    with job("p2p_worker", len(nodes), *scenarios, nodes=names(nodes)) as started:
+        return clean(started.ends())
+
+
+@pytest.mark.parametrize("nodes", [*NODES, pytest.param("abab", id="ranks in turns")])
+def test_messages_of_every_size_arrive_whole_in_order_and_from_whom_they_say(nodes: str) -> None:
+    said = run(nodes, "sizes", "order", "any_source", "lengths")
+    others = len(nodes) - 1
+    for each in said:
+        assert each["sizes"]["sends"] == len(SIZES) * others
+        assert each["sizes"]["receives"] == len(SIZES) * others
+    assert said[0]["any_source"]["from"] == [20] * others
+    assert said[1]["lengths"]["kind"] == "MismatchError"
+    assert "rank 0" in said[1]["lengths"]["text"]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_messages_and_collectives_of_two_threads_do_not_disturb_each_other(nodes: str) -> None:
+    run(nodes, "beside")
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_receive_that_nobody_answers_ends_at_its_deadline_and_names_the_rank(nodes: str) -> None:
+    words = run(nodes, "alone")[0]["alone"]
+    assert words["kind"] == "CollectiveTimeout", words
+    assert words["ranks"] == [1], words
+    assert "tag 3" in words["text"]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_receive_from_a_rank_that_dies_is_a_peer_error(nodes: str) -> None:
+    with job("p2p_worker", 3, "dead", nodes=names(nodes)) as started:
+        ends = started.ends()
+        assert ends[2].code == -signal.SIGKILL
+        for each in clean(ends[:2]):
+            assert each["dead"]["kind"] == "PeerError", each
+            assert each["dead"]["ranks"] == [2], each

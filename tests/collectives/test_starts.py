@@ -1,0 +1,36 @@
+"""The backend "muster" always starts, ends without a trace, and can be made again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.torch_ranks import Job, names_of, run_checks
+
+pytestmark = pytest.mark.torch
+AGAIN = Path(__file__).with_name("ranks_again.py")
+STARTS = Path(__file__).with_name("ranks_starts.py")
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "muster" in name}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    before = shared_memory()
+    job = run_checks(STARTS, 3, tmp_path_factory.mktemp("starts"))
+    assert shared_memory() <= before
+    return job
+
+
+@pytest.mark.parametrize("name", names_of(AGAIN))
+def test_groups_end_and_are_made_again(job: Job, name: str) -> None:
+    job.require(name)
+
+
+@pytest.mark.parametrize("name", names_of(STARTS))
+def test_groups_are_made_in_poor_places(job: Job, name: str) -> None:
+    job.require(name)

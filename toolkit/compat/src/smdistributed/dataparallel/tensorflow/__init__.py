@@ -1,0 +1,41 @@
+"""TensorFlow 2: the same names as muster_collectives.tensorflow."""
+
+from muster_collectives.tensorflow import (
+    BroadcastGlobalVariablesHook,
+    Compression,
+    DistributedGradientTape,
+    DistributedOptimizer,
+    ReduceOp,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    init,
+    local_rank,
+    local_size,
+    oob_allreduce,
+    overlap,
+    rank,
+    shutdown,
+    size,
+)
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "ReduceOp",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "init",
+    "local_rank",
+    "local_size",
+    "oob_allreduce",
+    "overlap",
+    "rank",
+    "shutdown",
+    "size",
+]

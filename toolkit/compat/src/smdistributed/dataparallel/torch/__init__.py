@@ -1,0 +1,1 @@
+"""PyTorch: `torch_smddp` for the backend; `distributed` and `parallel` for the older API."""

@@ -1,0 +1,31 @@
+"""The older functions beside torch.distributed."""
+
+from muster_collectives.torch.legacy import (
+    ReduceOp,
+    all_gather,
+    all_reduce,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    get_local_rank,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_available,
+    is_initialized,
+)
+
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_available",
+    "is_initialized",
+]

@@ -1,0 +1,150 @@
+/* What the files of the core share: the group, the node's segment, rounds. Not for callers.
+ *
+ * Within a node a call is a row of rounds. In a round a rank writes what others shall read, raises
+ * its flag (mc_publish) and waits until all flags have reached its own (mc_await). What was written
+ * for round k lies in the places of parity k & 1 and may be written again in round k + 2: whoever
+ * publishes round k + 1 has read all of round k. So no call needs a closing barrier. */
+#ifndef MUSTER_COMM_H
+#define MUSTER_COMM_H
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include "muster_core.h"
+
+#define MC_LOCALS 256u /* ranks of one node */
+
+struct mc_rank_block { /* one per local rank, in the segment */
+  /* first line: all that a round needs */
+  _Alignas(64) _Atomic uint32_t flag; /* rounds published; others sleep on it */
+  _Atomic uint32_t sleepers;
+  uint64_t sign[2];    /* by parity: hash of the descriptor, 0: no new call begins in this round */
+  uint64_t where[2];   /* by parity: (region + 1) << 48 | offset of registered memory, 0: none */
+  uint64_t spare[2];
+  /* second: rarely read */
+  _Alignas(64) struct mc_desc desc[2]; /* by parity of the round in which the call began */
+  _Alignas(64) _Atomic uint32_t state; /* 0 not yet, 1 attached, 2 left */
+  int32_t pid;
+};
+struct mc_verdict { /* the first failure of the node, written once */
+  _Atomic uint32_t state; /* 0 none, 1 being written, 2 there */
+  int32_t code, sys_errno, rank, told_by;
+  struct mc_desc mine, other;
+  uint8_t marks[4096]; /* by world rank; larger groups: ranks beyond are not marked */
+};
+struct mc_segment {
+  uint32_t magic, locals;
+  uint64_t slot_bytes;
+  struct mc_verdict verdict;
+  _Alignas(64) struct mc_rank_block ranks[]; /* [locals], then the slots */
+};
+
+struct mc_net;
+struct mc_between;
+struct mc_p2p;
+struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes; bool used; };
+#define MC_REGIONS 64u
+
+struct mc_comm {
+  uint32_t rank, size, node, nodes, local, locals;
+  uint32_t *node_of, *local_of; /* [size] */
+  uint32_t *first_of;           /* [nodes + 1]: begins in members */
+  uint32_t *members;            /* [size] ranks ordered by node, then rank */
+  int segment_fd, pid;
+  struct mc_segment *segment;
+  size_t segment_bytes;
+  uint8_t *slots;
+  struct mc_tuning tuning;
+  uint8_t key[32];
+  uint32_t round;               /* published by this rank */
+  uint64_t sign, where;         /* for the next round published: see mc_rank_block */
+  uint64_t call_sign;           /* hash of desc; frames between nodes carry it */
+  uint64_t seq;
+  struct mc_call call;          /* in progress */
+  struct mc_desc desc;
+  uint64_t deadline_ns, began_ns, waited_ns;
+  _Atomic uint32_t aborted;
+  struct mc_failure broken;     /* code MC_OK: the group works; marks points to broken_marks */
+  uint8_t *broken_marks;        /* [size] */
+  struct mc_region *regions;    /* [MC_REGIONS] */
+  uint32_t region_count;
+  bool told;                    /* the verdict has been told to the peers of other nodes */
+  bool watched[MC_LOCALS];      /* whose death can be seen (segment.c) */
+  struct mc_net *net;           /* NULL: one node */
+  struct mc_between *between;   /* what nodes_*.c keeps: NULL until the first call over nodes */
+  struct mc_p2p *p2p;           /* NULL until the first mc_post */
+  _Atomic uint32_t p2p_lock;
+  struct mc_stats stats;
+  uint64_t *waits_ns;           /* [size] */
+  struct mc_record *records;    /* [MC_RECORDS], at seq % MC_RECORDS */
+  uint32_t path;
+};
+
+/* --- clock.c */
+uint64_t mc_now_ns(void);
+/* --- segment.c */
+int mc_segment_attach(struct mc_comm *c, int fd, uint64_t deadline_ns);
+void mc_segment_detach(struct mc_comm *c);
+bool mc_local_alive(struct mc_comm *c, uint32_t local); /* false: its process has ended or it has left the group */
+uint8_t *mc_p2p_area(const struct mc_comm *c);          /* mc_p2p_area_bytes(locals) long, zeroed at first */
+/* Slots. A rank has four: input and output, each of two parities. */
+static inline uint8_t *mc_in_slot(const struct mc_comm *c, uint32_t local, uint32_t round) {
+  return c->slots + ((size_t)local * 4 + (round & 1)) * c->tuning.slot_bytes;
+}
+static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint32_t round) {
+  return c->slots + ((size_t)local * 4 + 2 + (round & 1)) * c->tuning.slot_bytes;
+}
+static inline uint32_t mc_next(const struct mc_comm *c) { return c->round + 1; } /* its parity says which slots */
+/* --- wait.c */
+void mc_publish(struct mc_comm *c);          /* raises the flag; what was written before is seen by who awaits */
+int mc_await(struct mc_comm *c);             /* until all local ranks have published this round */
+int mc_await_rank(struct mc_comm *c, uint32_t local, uint32_t round);
+int mc_round(struct mc_comm *c);             /* both; in a call's first round it also compares descriptors */
+void mc_futex_wake(_Atomic uint32_t *word);
+void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns);
+static inline struct mc_rank_block *mc_block(const struct mc_comm *c, uint32_t local) { return &c->segment->ranks[local]; }
+static inline uint32_t mc_rank_of(const struct mc_comm *c, uint32_t local) { return c->members[c->first_of[c->node] + local]; }
+/* --- fail.c */
+/* Ends the group: writes the verdict (or takes the one that is there), tells the other nodes, wakes all.
+ * marks: by world rank, may be NULL. Returns the code that counts. */
+int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other);
+int mc_fail_told(struct mc_comm *c, const struct mc_failure *told); /* another node's verdict: not told back */
+int mc_check(struct mc_comm *c);             /* MC_OK, or the verdict or abort that is there by now; cheap */
+/* One look at what a long wait must not miss: verdict, dead local ranks, other nodes' words, the
+ * deadline. `missing` (by local rank, NULL: nobody local) is who has not come. Called every 50 ms. */
+int mc_look(struct mc_comm *c, const uint8_t *missing_locals);
+/* --- local verbs: within the node, over its local ranks; count, in and out as in muster_core.h but
+ * with locals for size and root a local rank. Each runs whole rounds. */
+int mc_local_barrier(struct mc_comm *c);
+int mc_local_all_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op);
+int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, uint32_t root);
+int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);
+int mc_local_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes); /* bytes of one rank */
+int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op);
+int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root);
+int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root);
+/* in_offsets/out_offsets [locals + 1] in bytes */
+int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size_t *in_offsets, const size_t *out_offsets);
+/* A vector cut into `parts`: borders at multiples of 64 bytes where it is long enough. */
+struct mc_span { size_t begin, count; };
+struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which);
+/* The same vector on all local ranks, cut by mc_part in at most as many parts as there are local ranks: local
+ * rank i ends with the sum of part i in out + its begin (out may be in; the rest of out stays as it was) ... */
+int mc_local_reduce_parts(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, uint32_t parts);
+/* ... and the other way: local rank i has part i in place, all end with the whole. */
+int mc_local_gather_parts(struct mc_comm *c, void *data, size_t count, size_t element_bytes, uint32_t parts);
+/* --- direct.c: the three below take registered memory where all ranks have it, after a round that asks.
+ * *took false: they did nothing but that round (none where the group has no region). */
+int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
+int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took);
+int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, bool *took);
+/* --- call.c */
+int mc_local_run(struct mc_comm *c);
+/* Of AVG: the sum over all ranks of the group is what is divided. */
+static inline double mc_divisor(const struct mc_comm *c) { return (double)c->size; }
+/* --- p2p.c */
+uint64_t mc_p2p_area_bytes(uint32_t locals);
+void mc_p2p_close(struct mc_comm *c);
+/* --- nodes.c: one call over all nodes (c->call, already checked) */
+int mc_nodes_run(struct mc_comm *c);
+void mc_between_close(struct mc_comm *c); /* what nodes_*.c keeps from call to call */
+#endif

@@ -1,0 +1,164 @@
+/* How a group ends: the first failure is written once per node, told to other nodes, and every rank takes it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include "comm.h"
+#include "net.h"
+
+#define WRITE_NS 200000000u /* a rank that dies while it writes the verdict is not waited for longer */
+
+static void wake_all(struct mc_comm *c) {
+  for (uint32_t local = 0; local < c->locals; local++) mc_futex_wake(&mc_block(c, local)->flag);
+}
+
+static uint32_t marked(const struct mc_comm *c) {
+  uint32_t room = (uint32_t)sizeof c->segment->verdict.marks;
+  return c->size < room ? c->size : room;
+}
+
+static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
+  return a->seq == b->seq && a->count == b->count && a->verb == b->verb && a->dtype == b->dtype && a->op == b->op &&
+         a->root == b->root;
+}
+
+/* Ranks that differ: each names one that called something else than itself, whoever of the two wrote the verdict. */
+static void see_difference(struct mc_comm *c, const struct mc_verdict *verdict) {
+  bool with_other = verdict->rank == (int)c->rank || same_call(&c->desc, &verdict->other);
+  if (!with_other || verdict->told_by < 0 || verdict->told_by >= (int)c->size) return;
+  c->broken.rank = verdict->told_by;
+  c->broken.other = verdict->mine;
+  memset(c->broken_marks, 0, c->size);
+  c->broken_marks[verdict->told_by] = MC_DIFFERENT;
+}
+
+/* Makes the verdict of the node this rank's own, and tells it on as it was written, once. */
+static int take(struct mc_comm *c) {
+  struct mc_verdict *verdict = &c->segment->verdict;
+  struct mc_failure written = {
+      .code = verdict->code, .sys_errno = verdict->sys_errno, .rank = verdict->rank, .told_by = verdict->told_by,
+      .mine = verdict->mine, .other = verdict->other,
+      .marks = marked(c) < c->size ? c->broken_marks : verdict->marks,
+      .waited_s = (double)(mc_now_ns() - c->began_ns) / 1e9};
+  if (c->broken.code == MC_OK) {
+    c->broken = written;
+    c->broken.mine = c->desc;
+    c->broken.marks = c->broken_marks;
+    memcpy(c->broken_marks, verdict->marks, marked(c));
+    if (verdict->code == MC_EMISMATCH) see_difference(c, verdict);
+  }
+  if (c->net && !c->told) {
+    c->told = true;
+    mc_net_tell(c, &written);
+  }
+  return c->broken.code;
+}
+
+static bool there(struct mc_comm *c) {
+  return atomic_load_explicit(&c->segment->verdict.state, memory_order_acquire) == 2;
+}
+
+static void write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
+  struct mc_verdict *verdict = &c->segment->verdict;
+  uint32_t none = 0;
+  if (atomic_compare_exchange_strong(&verdict->state, &none, 1)) {
+    verdict->code = what->code;
+    verdict->sys_errno = what->sys_errno;
+    verdict->rank = what->rank;
+    verdict->told_by = what->told_by;
+    verdict->mine = what->mine;
+    verdict->other = what->other;
+    memset(verdict->marks, 0, sizeof verdict->marks);
+    if (marks) memcpy(verdict->marks, marks, marked(c));
+    atomic_store_explicit(&verdict->state, 2, memory_order_release);
+    wake_all(c);
+    return;
+  }
+  uint64_t began = mc_now_ns();
+  while (!there(c))
+    if (mc_now_ns() - began > WRITE_NS) { /* its writer died in the middle: what this rank knows is as good */
+      atomic_store(&verdict->state, 0);
+      write_down(c, what, marks);
+      return;
+    }
+}
+
+int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other) {
+  struct mc_failure what = {.code = code, .sys_errno = sys_errno, .rank = rank, .told_by = (int)c->rank, .mine = c->desc};
+  if (other) what.other = *other;
+  uint8_t own[sizeof c->segment->verdict.marks] = {0};
+  if (!marks && rank >= 0 && (size_t)rank < sizeof own) {
+    own[rank] = code == MC_EMISMATCH ? MC_DIFFERENT : code == MC_EPEER ? MC_DEAD : MC_MISSING;
+    marks = own;
+  }
+  write_down(c, &what, marks);
+  return take(c);
+}
+
+int mc_fail_told(struct mc_comm *c, const struct mc_failure *told) {
+  write_down(c, told, told->marks);
+  return take(c);
+}
+
+int mc_check(struct mc_comm *c) {
+  if (c->broken.code) return c->broken.code;
+  if (there(c)) return take(c);
+  if (atomic_load(&c->aborted)) return mc_fail(c, MC_EABORT, 0, -1, NULL, NULL);
+  return MC_OK;
+}
+
+void mc_abort(struct mc_comm *c) {
+  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .told_by = (int)c->rank};
+  atomic_store(&c->aborted, 1);
+  write_down(c, &what, NULL);
+}
+
+static int look_at_peers(struct mc_comm *c, const uint8_t *missing) {
+  uint8_t marks[sizeof c->segment->verdict.marks] = {0};
+  int first = -1;
+  for (uint32_t local = 0; local < c->locals; local++) {
+    if (!missing[local] || mc_local_alive(c, local)) continue;
+    struct mc_rank_block *block = mc_block(c, local);
+    /* It may have come, and ended, after the caller looked for its flag. */
+    if ((int32_t)(atomic_load(&block->flag) - c->round) >= 0) continue;
+    uint32_t rank = mc_rank_of(c, local);
+    if (rank < sizeof marks) marks[rank] = atomic_load(&block->state) == 2 ? MC_LEFT : MC_DEAD;
+    if (first < 0) first = (int)rank;
+  }
+  return first < 0 ? MC_OK : mc_fail(c, MC_EPEER, 0, first, marks, NULL);
+}
+
+/* A rank that is in this call, but waits for another node, will say who is really missing: the net
+ * gives the other node's verdict GRACE_NS to arrive, so here the wait is longer than that. */
+#define GRACE_NS 2000000000u
+
+static bool is_here(struct mc_comm *c, uint32_t local) {
+  struct mc_rank_block *block = mc_block(c, local);
+  return block->desc[0].seq == c->seq || block->desc[1].seq == c->seq;
+}
+
+static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {
+  if (c->nodes == 1) return c->deadline_ns;
+  for (uint32_t local = 0; local < c->locals; local++)
+    if (missing[local] && !is_here(c, local)) return c->deadline_ns;
+  return c->deadline_ns + GRACE_NS;
+}
+
+static int too_late(struct mc_comm *c, const uint8_t *missing) {
+  uint8_t marks[sizeof c->segment->verdict.marks] = {0};
+  int first = -1;
+  for (uint32_t local = 0; local < c->locals; local++) {
+    uint32_t rank = mc_rank_of(c, local);
+    if (!missing[local]) continue;
+    if (rank < sizeof marks) marks[rank] = MC_MISSING;
+    if (first < 0) first = (int)rank;
+  }
+  return mc_fail(c, MC_ETIMEOUT, 0, first, marks, NULL);
+}
+
+int mc_look(struct mc_comm *c, const uint8_t *missing) {
+  int code = mc_check(c);
+  if (!code && missing) code = look_at_peers(c, missing);
+  if (!code && c->net) code = mc_net_look(c, missing);
+  if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = too_late(c, missing);
+  return code;
+}

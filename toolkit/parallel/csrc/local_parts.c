@@ -1,0 +1,128 @@
+/* Within the node, a vector in parts: each local rank sums (or gives) its own part.
+ *
+ * Each span is one local rank's part of the caller's memory; a round moves a piece of every span at once,
+ * so that all ranks work at the same time. */
+#include <string.h>
+#include "comm.h"
+#include "kernels.h"
+
+struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which) {
+  size_t grain = element_bytes < 64 ? 64 / element_bytes : 1;
+  size_t each = (count / parts + grain - 1) / grain * grain;
+  size_t begin = (size_t)which * each, end = begin + each;
+  if (begin > count) begin = count;
+  if (which + 1 == parts || end > count) end = count;
+  return (struct mc_span){begin, end - begin};
+}
+
+static size_t at_most(size_t left, size_t piece) { return left < piece ? left : piece; }
+
+/* How many elements of a span are in the piece that begins at `done`. */
+static size_t in_piece(struct mc_span span, size_t done, size_t piece) {
+  return done < span.count ? at_most(span.count - done, piece) : 0;
+}
+
+struct job {
+  const uint8_t *in;
+  uint8_t *out;                 /* of this rank's own span */
+  const struct mc_span *spans;  /* [parts], in elements of `in` */
+  uint32_t parts;
+  size_t longest, element_bytes;
+};
+
+static int reduce_spans(struct mc_comm *c, const struct job *job, uint32_t dtype, uint32_t op) {
+  mc_reduce_fn *reduce = mc_reducer(dtype, op);
+  size_t size = job->element_bytes;
+  size_t piece = c->tuning.chunk_bytes / job->parts / 64 * 64 / size;
+  bool mine = c->local < job->parts;
+  const void *sources[MC_LOCALS];
+  size_t done = 0;
+  do { /* an empty vector still is a round: a barrier, and the comparison of the calls */
+    uint32_t round = mc_next(c);
+    uint8_t *slot = mc_in_slot(c, c->local, round);
+    for (uint32_t part = 0; part < job->parts; part++) {
+      size_t count = in_piece(job->spans[part], done, piece);
+      if (part != c->local && count)
+        mc_copy(slot + part * piece * size, job->in + (job->spans[part].begin + done) * size, count * size);
+    }
+    int code = mc_round(c);
+    if (code) return code;
+    size_t count = mine ? in_piece(job->spans[c->local], done, piece) : 0;
+    if (count) {
+      for (uint32_t local = 0; local < c->locals; local++)
+        sources[local] = mc_in_slot(c, local, round) + c->local * piece * size;
+      sources[c->local] = job->in + (job->spans[c->local].begin + done) * size;
+      reduce(job->out + done * size, NULL, sources, c->locals, count, mc_divisor(c));
+    }
+    done += piece;
+  } while (done < job->longest);
+  return MC_OK;
+}
+
+int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op) {
+  struct mc_span spans[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) spans[local] = (struct mc_span){local * count, count};
+  struct job job = {in, out, spans, c->locals, count, mc_dtype_bytes(dtype)};
+  return reduce_spans(c, &job, dtype, op);
+}
+
+int mc_local_reduce_parts(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op,
+                          uint32_t parts) {
+  struct mc_span spans[MC_LOCALS];
+  size_t longest = 0, size = mc_dtype_bytes(dtype);
+  for (uint32_t part = 0; part < parts; part++) {
+    spans[part] = mc_part(count, size, parts, part);
+    if (spans[part].count > longest) longest = spans[part].count;
+  }
+  uint8_t *own = c->local < parts ? (uint8_t *)out + spans[c->local].begin * size : NULL;
+  struct job job = {in, own, spans, parts, longest, size};
+  return reduce_spans(c, &job, dtype, op);
+}
+
+/* Spans of bytes of `out`; this rank gives `in` (its own span, in place or not). */
+static int gather_spans(struct mc_comm *c, const uint8_t *in, uint8_t *out, const struct mc_span *spans, uint32_t parts,
+                        size_t longest, int root) {
+  size_t piece = c->tuning.chunk_bytes;
+  bool gives = c->local < parts, takes = root < 0 || root == (int)c->local;
+  if (gives && takes && in != out + spans[c->local].begin)
+    mc_copy(out + spans[c->local].begin, in, spans[c->local].count);
+  size_t done = 0;
+  do {
+    uint32_t round = mc_next(c);
+    size_t count = gives && root != (int)c->local ? in_piece(spans[c->local], done, piece) : 0;
+    if (count) mc_copy(mc_in_slot(c, c->local, round), in + done, count);
+    int code = mc_round(c);
+    if (code) return code;
+    for (uint32_t step = 1; takes && step < c->locals; step++) { /* not all from the same rank at a time */
+      uint32_t part = (c->local + step) % c->locals;
+      size_t other = part < parts ? in_piece(spans[part], done, piece) : 0;
+      if (other) mc_copy(out + spans[part].begin + done, mc_in_slot(c, part, round), other);
+    }
+    done += piece;
+  } while (done < longest);
+  return MC_OK;
+}
+
+static int gather(struct mc_comm *c, const void *in, void *out, size_t bytes, int root) {
+  struct mc_span spans[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) spans[local] = (struct mc_span){local * bytes, bytes};
+  return gather_spans(c, in, out, spans, c->locals, bytes, root);
+}
+
+int mc_local_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes) { return gather(c, in, out, bytes, -1); }
+
+int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root) {
+  return gather(c, in, out, bytes, (int)root);
+}
+
+int mc_local_gather_parts(struct mc_comm *c, void *data, size_t count, size_t element_bytes, uint32_t parts) {
+  struct mc_span spans[MC_LOCALS];
+  size_t longest = 0;
+  for (uint32_t part = 0; part < parts; part++) {
+    struct mc_span span = mc_part(count, element_bytes, parts, part);
+    spans[part] = (struct mc_span){span.begin * element_bytes, span.count * element_bytes};
+    if (spans[part].count > longest) longest = spans[part].count;
+  }
+  const uint8_t *own = c->local < parts ? (uint8_t *)data + spans[c->local].begin : NULL;
+  return gather_spans(c, own, data, spans, parts, longest, -1);
+}

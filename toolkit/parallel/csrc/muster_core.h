@@ -1,0 +1,157 @@
+/* The collective core: what a caller may use. C11, Linux, no dependencies; called through ctypes.
+ *
+ * One mc_comm is one group as one rank sees it. A collective is one mc_run, called by every rank of
+ * the group in the same order, from one thread at a time; mc_abort, mc_stats and the p2p functions
+ * may be called from any thread meanwhile. Every wait has a deadline. Nothing here prints, exits or
+ * handles signals. All ranks get identical bits, from run to run (fixed order of summation: ranks
+ * within a node ascending, then nodes ascending).
+ * Design: collectives.md sections 5-7 of the project's design. */
+#ifndef MUSTER_CORE_H
+#define MUSTER_CORE_H
+#include <stdint.h>
+
+#define MC_ABI 1u
+struct mc_comm;
+#define MC_API __attribute__((visibility("default")))
+
+/* bool tensors travel as MC_U8. */
+enum mc_dtype { MC_U8, MC_I8, MC_I32, MC_I64, MC_F16, MC_BF16, MC_F32, MC_F64, MC_DTYPES };
+/* MC_AVG divides after the sum, in fp32 for 16-bit types; not for integers. BAND/BOR/BXOR are for integers. */
+enum mc_op { MC_SUM, MC_AVG, MC_MIN, MC_MAX, MC_PROD, MC_BAND, MC_BOR, MC_BXOR, MC_OPS };
+/* `count` of a call, in elements:           in            out
+ *   MC_BARRIER                              -             -           count is 0
+ *   MC_ALL_REDUCE, MC_REDUCE                count         count       (reduce: out only on the root)
+ *   MC_BROADCAST                            -             count       in place; the root's out is sent
+ *   MC_ALL_GATHER                           count         count*size
+ *   MC_REDUCE_SCATTER                       count*size    count
+ *   MC_GATHER                               count         count*size  out only on the root
+ *   MC_SCATTER                              count*size    count       in only on the root
+ *   MC_ALL_TO_ALL                           count*size    count*size  or in_counts/out_counts [size]
+ * in may equal out where the sizes are equal; all_gather's in may be its own place in out,
+ * reduce_scatter's out its own place in in. Otherwise they must not overlap. */
+enum mc_verb {
+  MC_BARRIER, MC_ALL_REDUCE, MC_REDUCE, MC_BROADCAST, MC_ALL_GATHER, MC_REDUCE_SCATTER,
+  MC_GATHER, MC_SCATTER, MC_ALL_TO_ALL, MC_VERBS
+};
+enum mc_code {
+  MC_OK,
+  MC_EINVAL,    /* this rank's own call is wrong; nothing was sent, the group still works */
+  MC_ETIMEOUT,  /* marks say who has not come */
+  MC_EPEER,     /* marks say who died or left */
+  MC_EMISMATCH, /* ranks called different things; `other` is what another rank called */
+  MC_EABORT,    /* mc_abort here or on another rank */
+  MC_ENET,      /* a connection failed or carried what is not ours; marks say to whom */
+  MC_ECHECK,    /* checked mode: a frame's checksum is wrong */
+  MC_EMEM, MC_ESYS, /* sys_errno says why */
+  MC_EFORK,     /* called in a child of the process that made the group */
+  MC_ECLOSED
+};
+/* Once a call ends with anything but MC_OK or MC_EINVAL the group is broken on this and, within
+ * the deadline, on every rank: each later call returns the same failure at once. */
+
+enum mc_mark { MC_HERE, MC_MISSING, MC_DEAD, MC_LEFT, MC_DIFFERENT };
+
+struct mc_desc { /* what a rank called */
+  uint64_t seq;  /* number of the call in its group, from 1 */
+  uint64_t count;
+  uint32_t verb, dtype, op, root;
+};
+struct mc_failure {
+  int32_t code, sys_errno;
+  int32_t rank;       /* the rank that is named first (dead, different, unreachable), or -1 */
+  int32_t told_by;    /* the rank that found it, or -1: this one */
+  double waited_s;
+  struct mc_desc mine, other;
+  uint8_t *marks;     /* [size] of enum mc_mark, given by the caller, may be NULL */
+};
+struct mc_call {
+  uint32_t verb, dtype, op, root;
+  const void *in;
+  void *out;
+  uint64_t count;
+  const uint64_t *in_counts, *out_counts; /* all-to-all with uneven parts, else NULL */
+  double timeout_s;
+};
+
+enum mc_wire { MC_WIRE_SAME, MC_WIRE_F16, MC_WIRE_BF16, MC_WIRE_I8 }; /* fp32 sums between nodes only */
+struct mc_tuning {
+  uint64_t slot_bytes;      /* one staging slot; a rank has several of them */
+  uint64_t one_shot_bytes;  /* local ranks x bytes at most this: one-shot */
+  uint64_t chunk_bytes;     /* of the piped algorithms; at most slot_bytes */
+  uint64_t direct_bytes;    /* registered buffers of at least this: direct */
+  uint64_t leader_bytes;    /* between nodes, at most this: the leaders alone talk */
+  uint64_t segment_bytes;   /* between nodes, larger: pieces of this overlap their legs */
+  uint64_t error_feedback;  /* MC_WIRE_I8: 1 keeps the rounding error for the next call of that size */
+  uint32_t wire;            /* enum mc_wire */
+  uint32_t checked;         /* 1: every frame between nodes carries a checksum */
+  double spin_s;            /* busy wait before the processor is given away */
+};
+struct mc_address { uint16_t family, port; uint8_t bytes[16]; uint32_t scope; }; /* port: host order */
+struct mc_layout {
+  uint32_t abi, rank, size;
+  const uint32_t *node_of;            /* [size], numbered by first appearance */
+  int32_t segment_fd;                 /* of this node's ranks, mc_segment_bytes long, zeroed; -1: alone in the node */
+  int32_t listen_fd;                  /* listening, non-blocking; -1: one node. Owned by the core from here on */
+  const struct mc_address *addresses; /* [size], where ranks of other nodes listen; NULL: one node */
+  uint8_t key[32];                    /* the group's secret; the hello of every connection proves it */
+  struct mc_tuning tuning;            /* the same on all ranks */
+};
+
+MC_API uint32_t mc_abi(void);
+MC_API const char *mc_isa(void);  /* "avx512", "avx2", "neon", "plain"; COLLECTIVES_ISA lowers it */
+MC_API uint64_t mc_segment_bytes(uint32_t local_ranks, const struct mc_tuning *tuning);
+/* Attaches to the segment and waits until all ranks of the node have. */
+MC_API int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm **out, struct mc_failure *failure);
+MC_API int mc_run(struct mc_comm *comm, const struct mc_call *call, struct mc_failure *failure);
+/* Ends a call in progress on every rank, from any thread. Later calls: MC_EABORT. */
+MC_API void mc_abort(struct mc_comm *comm);
+/* Says good-bye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
+MC_API void mc_close(struct mc_comm *comm);
+
+/* Registered memory: `bases[i]` is where this process has mapped the region of local rank i, each
+ * `bytes` long and shared. Collective by agreement: all ranks of the node add the same regions in
+ * the same order, between the same calls. */
+MC_API int mc_region_add(struct mc_comm *comm, void *const *bases, uint64_t bytes, uint32_t *region);
+MC_API int mc_region_drop(struct mc_comm *comm, uint32_t region);
+
+/* Sends and receives by tag, in order per (pair, tag); a thread of the core moves them. */
+enum mc_way { MC_SEND, MC_RECV };
+struct mc_status { int32_t code, peer; uint32_t tag, done; uint64_t bytes; };
+/* peer -1: from any rank. A message longer than the receive is MC_EMISMATCH for that receive only
+ * (its bytes are dropped); a shorter one is fine and status.bytes says so. */
+MC_API int mc_post(struct mc_comm *comm, uint32_t way, int32_t peer, uint32_t tag, void *data,
+                   uint64_t bytes, double timeout_s, uint64_t *request);
+/* Waits up to wait_s (0: only looks). A request that is done is forgotten once this has said so. */
+MC_API int mc_wait(struct mc_comm *comm, uint64_t request, double wait_s, struct mc_status *status,
+                   struct mc_failure *failure);
+
+enum mc_path { MC_PATH_ALONE, MC_PATH_ONE_SHOT, MC_PATH_STAGED, MC_PATH_DIRECT, MC_PATH_LEADERS, MC_PATH_RAILS, MC_PATHS };
+struct mc_stats { /* since the group was made */
+  uint64_t calls[MC_VERBS], bytes[MC_VERBS], paths[MC_PATHS];
+  uint64_t sent_bytes, received_bytes;  /* between nodes, frames included */
+  uint64_t sends, receives;             /* p2p */
+  uint64_t sleeps;                      /* waits that gave the processor away */
+  double time_s, wait_s;                /* in calls; of it waiting */
+};
+MC_API void mc_stats_read(struct mc_comm *comm, struct mc_stats *stats);
+/* wait_s[size]: for how long this rank has waited for each rank of its node last of all (stragglers). */
+MC_API void mc_waits_read(struct mc_comm *comm, double *wait_s);
+struct mc_record { struct mc_desc what; double began_s, took_s; int32_t code; uint32_t path; };
+/* The flight log: the last operations, oldest first; began_s on CLOCK_MONOTONIC. Returns how many. */
+#define MC_RECORDS 128u
+MC_API uint32_t mc_records_read(struct mc_comm *comm, struct mc_record *records, uint32_t room);
+
+/* For tests and tools: the kernels themselves. */
+MC_API int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, const void *const *src, uint32_t n,
+                            uint64_t count);
+MC_API int mc_kernel_pack(uint32_t wire, void *dst, float *src, uint64_t count, float *error);
+MC_API int mc_kernel_unpack(uint32_t wire, float *dst, const void *src, uint64_t count);
+MC_API uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count);
+MC_API void mc_kernel_copy(void *dst, const void *src, uint64_t bytes);
+/* As mc_kernel_reduce, which divides an average by n; here dst2 (NULL: none) receives the same and an average is divided by divisor. */
+MC_API int mc_kernel_reduce_to(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src,
+                               uint32_t n, uint64_t count, double divisor);
+MC_API int mc_kernel_unpack_add(uint32_t wire, float *dst, const void *src, uint64_t count);
+MC_API void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes);
+MC_API uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes);
+#endif

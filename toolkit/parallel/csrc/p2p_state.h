@@ -1,0 +1,133 @@
+/* Inside p2p. One lock guards all that is not shared with other processes; the rings and bells of the segment
+ * are shared, each ring with one writer and one reader process. Whoever holds the lock may move messages: the
+ * poster at once, a waiter while it waits, else the thread. */
+#ifndef MUSTER_P2P_STATE_H
+#define MUSTER_P2P_STATE_H
+#include <pthread.h>
+#include "net_link.h"
+#include "p2p.h"
+#include "p2p_net.h"
+
+#define MC_EAGER (4u << 20) /* bytes of one peer kept for receives that have not been posted */
+
+struct mc_bell { /* one per local rank, in the area */
+  _Alignas(64) _Atomic uint32_t rings;  /* waiters of that rank sleep on it */
+  _Atomic uint32_t sleepers;
+  _Atomic uint32_t calls;               /* its thread sleeps on this ... */
+  _Atomic uint32_t listens;             /* ... and wants to be called for news */
+  _Atomic uint32_t aborted;
+  _Alignas(64) _Atomic uint64_t news[MC_LOCALS / 64]; /* by local rank: look into its ring */
+};
+struct mc_ring { /* [reader][writer], in the area; the bytes are elsewhere */
+  _Alignas(64) _Atomic uint64_t tail;   /* written */
+  _Alignas(64) _Atomic uint64_t head;   /* read */
+  _Atomic uint32_t starved;             /* the writer waits for room */
+};
+struct mc_area {
+  struct mc_bell *bells;
+  struct mc_ring *rings;
+  uint8_t *bytes;
+  uint64_t ring_bytes;
+  bool own; /* not in a segment: this rank alone */
+};
+
+struct mc_request;
+struct mc_message { /* incoming, under way or waiting for its receive */
+  struct mc_message *next;
+  uint32_t peer, tag;
+  uint64_t bytes, got;
+  uint8_t *to;      /* where it goes; NULL: dropped */
+  uint8_t *buffer;  /* owned */
+  bool whole, lost; /* lost: there was no memory for it */
+  struct mc_request *request;
+};
+struct mc_sending { /* to a rank of this node */
+  struct mc_sending *next;
+  const uint8_t *data;
+  uint64_t bytes, moved;
+  uint32_t tag;
+  bool begun;
+  uint8_t *owned;
+  struct mc_request *request;
+};
+struct mc_request {
+  struct mc_request *next;   /* posted receives, in order */
+  uint64_t id, bytes, got, began_ns, deadline_ns;
+  uint8_t *data;
+  uint32_t way, tag;
+  int32_t peer, from;        /* peer: as asked for */
+  int code, sys_errno;
+  uint8_t mark;
+  bool done, remote, near; /* may concern other nodes, this node; from any source: both */
+  struct mc_message *message;
+  struct mc_sending *sending;
+  struct mc_out *out;
+};
+struct mc_peer {
+  struct mc_sending *first, *last;
+  struct mc_message *current; /* of its ring */
+  uint64_t buffered, lost_ns;
+  bool held;                  /* its ring has a message nobody has asked for */
+  uint8_t gone;               /* MC_HERE, or why nothing more comes */
+  int why, code;              /* of what its requests end with */
+};
+struct mc_p2p {
+  struct mc_comm *c;
+  struct mc_chan *ch; /* NULL: one node */
+  pthread_mutex_t lock;
+  pthread_t thread;
+  bool stop, polling, idle;
+  int pid;
+  struct mc_area area;
+  struct mc_peer *peers;             /* [size] */
+  struct mc_request **requests;      /* by the low bits of the id */
+  uint32_t *free_slots, slots, free_count;
+  uint64_t next_id;
+  uint32_t pending, pending_remote, pending_near, waiters;
+  struct mc_request *posted_first, *posted_last;
+  struct mc_message *early_first, *early_last;
+  uint64_t swept_ns;
+  bool aborted;
+};
+
+static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
+static inline struct mc_bell *mc_own_bell(struct mc_p2p *p) {
+  return &p->area.bells[p->area.own ? 0 : p->c->local];
+}
+/* --- p2p_bell.c */
+bool mc_area_map(struct mc_p2p *p);
+void mc_area_unmap(struct mc_p2p *p);
+void mc_bell_ring(struct mc_bell *bell);
+void mc_bell_call(struct mc_bell *bell);
+bool mc_bell_news(struct mc_bell *bell);
+void mc_bell_sleep(struct mc_bell *bell, uint32_t rings, uint64_t wait_ns);
+void mc_bell_sleep_thread(struct mc_bell *bell, uint32_t calls, uint64_t wait_ns); /* 0: without end */
+/* --- p2p_ring.c */
+int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
+void mc_rings_move(struct mc_p2p *p);
+void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r);
+void mc_ring_pull(struct mc_p2p *p, uint32_t local);
+/* --- p2p_match.c */
+void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes); /* NULL: held */
+void mc_message_whole(struct mc_p2p *p, struct mc_message *m);
+void mc_message_cut(struct mc_p2p *p, struct mc_message *m); /* the rest will never come */
+bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
+void mc_match_post(struct mc_p2p *p, struct mc_request *r);
+void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
+bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
+/* --- p2p_net.c */
+int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);
+void mc_p2p_net_want(struct mc_p2p *p, const struct mc_request *r);
+void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r);
+void mc_p2p_net_cut(struct mc_p2p *p, uint32_t peer);
+void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now);
+void mc_p2p_net_abort(struct mc_p2p *p);
+/* --- p2p_sweep.c */
+void mc_p2p_sweep(struct mc_p2p *p, bool now);
+void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t mark, int code, int why);
+void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
+/* --- p2p_thread.c */
+bool mc_p2p_start(struct mc_p2p *p);
+void mc_p2p_kick(struct mc_p2p *p);
+#endif

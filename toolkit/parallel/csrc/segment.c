@@ -1,0 +1,116 @@
+/* The memory that the ranks of a node share, and how they know that the others are alive.
+ *
+ * Each rank holds a POSIX record lock on one byte of the segment's file. The kernel drops it when the
+ * process ends, however it ends; another rank asks for it (F_GETLK). That needs no process id, so it
+ * works between containers with process namespaces of their own, and a forked child does not hold it.
+ * The price: the process must not close another descriptor of the same file (that would drop it). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "comm.h"
+
+#define MAGIC 0x6d633031u
+#define PAGE 4096u
+
+static size_t up(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE - 1); }
+
+static size_t head_bytes(uint32_t locals) {
+  return up(sizeof(struct mc_segment) + locals * sizeof(struct mc_rank_block));
+}
+
+static size_t slots_bytes(uint32_t locals, const struct mc_tuning *tuning) {
+  return up((size_t)locals * 4 * tuning->slot_bytes);
+}
+
+uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
+  return head_bytes(locals) + slots_bytes(locals, tuning) + up(mc_p2p_area_bytes(locals));
+}
+
+uint8_t *mc_p2p_area(const struct mc_comm *c) { return c->slots + slots_bytes(c->locals, &c->tuning); }
+
+static struct flock byte_of(uint32_t local, short type) {
+  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)local, .l_len = 1};
+}
+
+static bool holds_lock(const struct mc_comm *c, uint32_t local) {
+  struct flock lock = byte_of(local, F_WRLCK);
+  return fcntl(c->segment_fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+bool mc_local_alive(struct mc_comm *c, uint32_t local) {
+  if (local == c->local) return true;
+  if (atomic_load(&mc_block(c, local)->state) == 2) return false;
+  return !c->watched[local] || holds_lock(c, local);
+}
+
+static int map(struct mc_comm *c, int fd) {
+  c->segment_bytes = mc_segment_bytes(c->locals, &c->tuning);
+  struct stat facts;
+  if (fd >= 0 && fstat(fd, &facts)) return errno;
+  if (fd >= 0 && (size_t)facts.st_size < c->segment_bytes) return EINVAL;
+  int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void *at = mmap(NULL, c->segment_bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (at == MAP_FAILED) return errno;
+  c->segment = at;
+  c->slots = (uint8_t *)at + head_bytes(c->locals);
+  /* Advice only: where the kernel has no huge pages for shared memory it says no. */
+  madvise(c->slots, slots_bytes(c->locals, &c->tuning), MADV_HUGEPAGE);
+  return 0;
+}
+
+/* The state words are futexes of their own: a late rank is slept for, not spun for. */
+static int await_attached(struct mc_comm *c, uint64_t deadline_ns) {
+  for (uint32_t local = 0; local < c->locals; local++) {
+    _Atomic uint32_t *state = &mc_block(c, local)->state;
+    uint32_t seen;
+    while ((seen = atomic_load(state)) == 0) {
+      uint64_t now = mc_now_ns();
+      if (now >= deadline_ns) return ETIMEDOUT;
+      uint64_t left = deadline_ns - now;
+      mc_futex_sleep(state, seen, left < 50000000u ? left : 50000000u);
+    }
+  }
+  return 0;
+}
+
+int mc_segment_attach(struct mc_comm *c, int fd, uint64_t deadline_ns) {
+  c->segment_fd = fd;
+  int failed = map(c, fd);
+  if (failed) return failed;
+  if (fd >= 0) {
+    struct flock lock = byte_of(c->local, F_WRLCK);
+    if (fcntl(fd, F_SETLK, &lock)) return errno;
+  }
+  struct mc_rank_block *mine = mc_block(c, c->local);
+  mine->pid = (int32_t)getpid();
+  if (c->local == 0) {
+    c->segment->magic = MAGIC;
+    c->segment->locals = c->locals;
+    c->segment->slot_bytes = c->tuning.slot_bytes;
+  }
+  atomic_store(&mine->state, 1);
+  mc_futex_wake(&mine->state);
+  failed = await_attached(c, deadline_ns);
+  if (failed) return failed;
+  if (c->segment->magic != MAGIC || c->segment->locals != c->locals || c->segment->slot_bytes != c->tuning.slot_bytes)
+    return EPROTO;
+  /* Ranks that are threads of one process (tests) cannot see each other's locks. */
+  for (uint32_t local = 0; local < c->locals; local++)
+    c->watched[local] = fd >= 0 && local != c->local && holds_lock(c, local);
+  return 0;
+}
+
+void mc_segment_detach(struct mc_comm *c) {
+  bool mine = c->pid == (int)getpid(); /* a forked child only lets go */
+  if (c->segment && mine) {
+    atomic_store(&mc_block(c, c->local)->state, 2);
+    mc_futex_wake(&mc_block(c, c->local)->flag);
+  }
+  if (c->segment) munmap(c->segment, c->segment_bytes);
+  if (c->segment_fd >= 0) close(c->segment_fd);
+  c->segment = NULL;
+  c->segment_fd = -1;
+}

@@ -1,0 +1,122 @@
+"""What is measured and what came out, as values (pure)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VERBS = ("all_reduce", "all_gather", "reduce_scatter")
+DTYPE_BYTES: Mapping[str, int] = {
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
+    "int64": 8,
+}  # fmt: skip
+# ours through torch.distributed, ours called without torch, ours on registered memory, ours with
+# as many float32; the peers; what reading and writing the memory in place takes by itself
+OURS, CORE, DIRECT, WIDE = "muster", "core", "direct", "float32"
+GLOO, MPI, LIMIT = "gloo", "mpi", "limit"
+NAMES = (OURS, CORE, DIRECT, WIDE, GLOO, MPI, LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`size_bytes`: of a rank's buffer for all_reduce, of the longer side for the other two."""
+
+    verb: str
+    dtype: str
+    size_bytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A run: its cases one after the other, each `rounds` times A B C A B C, with about `budget_s`
+    for each contender of a case."""
+
+    cases: tuple[Case, ...]
+    rounds: int = 9
+    budget_s: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Of every round: seconds of one call on the slowest rank, processor seconds of all ranks."""
+
+    seconds: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    calls: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The slowest round over the fastest."""
+        return max(self.seconds) / min(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`absent`: why a contender was not measured, by its name."""
+
+    case: Case
+    ranks: int
+    series: Mapping[str, Series]
+    absent: Mapping[str, str]
+
+    def times(self, slower: str, faster: str) -> tuple[float, float] | None:
+        """How many times as long one takes as the other: of the medians, and of the best rounds."""
+        if slower not in self.series or faster not in self.series:
+            return None
+        one, other = self.series[slower], self.series[faster]
+        return one.median / other.median, one.best / other.best
+
+    def bus_bytes_per_s(self, name: str) -> float:
+        """As NCCL's tests count it: what a link would carry, whatever the number of ranks."""
+        share = (self.ranks - 1) / self.ranks * (2 if self.case.verb == "all_reduce" else 1)
+        return self.case.size_bytes * share / self.series[name].median
+
+
+def encode_spec(spec: Spec) -> dict[str, Any]:
+    return {"cases": [_encode_case(case) for case in spec.cases], "rounds": spec.rounds,
+            "budget_s": spec.budget_s}  # fmt: skip
+
+
+def decode_spec(said: Mapping[str, Any]) -> Spec:
+    return Spec(tuple(map(_decode_case, said["cases"])), said["rounds"], said["budget_s"])
+
+
+def encode_result(result: Result) -> dict[str, Any]:
+    return {
+        "case": _encode_case(result.case),
+        "ranks": result.ranks,
+        "absent": dict(result.absent),
+        "series": {
+            name: {"seconds": list(each.seconds), "cpu_s": list(each.cpu_s), "calls": each.calls}
+            for name, each in result.series.items()
+        },
+    }
+
+
+def decode_result(said: Mapping[str, Any]) -> Result:
+    series = {
+        name: Series(tuple(each["seconds"]), tuple(each["cpu_s"]), each["calls"])
+        for name, each in said["series"].items()
+    }
+    return Result(_decode_case(said["case"]), said["ranks"], series, said["absent"])
+
+
+def _encode_case(case: Case) -> dict[str, Any]:
+    return {"verb": case.verb, "dtype": case.dtype, "size_bytes": case.size_bytes,
+            "names": list(case.names)}  # fmt: skip
+
+
+def _decode_case(said: Mapping[str, Any]) -> Case:
+    names: Sequence[str] = said["names"]
+    return Case(said["verb"], said["dtype"], said["size_bytes"], tuple(names))

@@ -1,0 +1,103 @@
+"""Which address this rank gives to ranks of other nodes.
+
+COLLECTIVES_ADDRESS, else that of COLLECTIVES_INTERFACE (or of the one interface that
+GLOO_SOCKET_IFNAME names), else the one from which MASTER_ADDR is reached. Where that is a loopback
+address, the one of the way out is given as well: it counts if not all ranks are on this machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+
+from muster_collectives.core.errors import SettingsError
+from muster_collectives.core.settings import Settings
+
+_SIOCGIFADDR = 0x8915
+_NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
+
+
+def own_addresses(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """One or two, the preferred first. Raises SettingsError for an interface without address."""
+    if settings.address:
+        return (settings.address,)
+    if settings.interface:
+        found = of_interface(settings.interface)
+        if not found:
+            raise SettingsError(
+                f"COLLECTIVES_INTERFACE={settings.interface!r} is no interface with an address",
+                f"one of {', '.join(name for _, name in socket.if_nameindex())}",
+            )
+        return (found,)
+    hinted = of_interface(environ.get("GLOO_SOCKET_IFNAME", "").strip())
+    if hinted:
+        return (hinted,)
+    master = environ.get("MASTER_ADDR", "").strip()
+    towards = _towards(master, 9) if master else ""
+    out = next((found for host, port in _NOWHERE if (found := _towards(host, port))), "")
+    both = [found for found in (towards, out) if found]
+    if not both:
+        return ("127.0.0.1",)
+    if not is_loopback(both[0]):
+        return (both[0],)
+    return tuple(dict.fromkeys(both))
+
+
+def is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def of_interface(name: str) -> str:
+    """Its IPv4 address, else a global IPv6 one; "" where it has none."""
+    if not name or len(name) > 15:
+        return ""
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+    ):
+        answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("16s240x", os.fsencode(name)))
+        return socket.inet_ntoa(answer[20:24])
+    return _ipv6_of(name)
+
+
+def listen(hosts: tuple[str, ...], backlog: int) -> socket.socket:
+    """A listener that ranks reach at any of `hosts`: a free port, non-blocking. Raises OSError."""
+    host = hosts[0]
+    if len(hosts) > 1:
+        host = "::" if ":" in host else "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, 0), family=family, backlog=backlog)
+    sock.setblocking(False)
+    return sock
+
+
+def _towards(host: str, port: int) -> str:
+    """The own address on the way to `host`; no packet is sent."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as sock:
+            sock.connect(address)
+            own = str(sock.getsockname()[0]).partition("%")[0]
+            if own not in ("0.0.0.0", "::"):
+                return own
+    return ""
+
+
+def _ipv6_of(name: str) -> str:
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return ""
+    for digits, _, _, scope, _, device in (line for line in lines if len(line) == 6):
+        if device == name and scope == "00":
+            return str(ipaddress.IPv6Address(int(digits, 16)))
+    return ""

@@ -1,0 +1,386 @@
+"""A group over the C core. One call costs a lock, one `pack_into` and one foreign call.
+
+Threads: `run` takes a lock, for the core wants one collective at a time; `abort`, statistics and
+sends may come from any thread meanwhile. `close` waits until no thread is inside any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from muster_collectives.core import abi
+from muster_collectives.core.communicator import Communicator, Region
+from muster_collectives.core.errors import ClosedError, CollectiveError, ForkError
+from muster_collectives.core.flight import Flight
+from muster_collectives.core.layout import Layout, Means
+from muster_collectives.core.messages import error_of
+from muster_collectives.core.native_request import NativeRequest, Ways
+from muster_collectives.core.stragglers import PERIOD_S, Stragglers
+from muster_collectives.core.tuning import Tuning
+from muster_collectives.core.types import (
+    Code,
+    Description,
+    DType,
+    Failure,
+    Op,
+    Record,
+    Stats,
+    Verb,
+)
+
+if TYPE_CHECKING:
+    from muster_collectives.core.arena import NativeRegion
+
+_LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
+_CLOSING_S = 5.0
+_pack_into = abi.CALL.pack_into
+
+
+class NativeCommunicator(Communicator):
+    """`transport` "native". Made by `connect`; the layout's descriptors are the core's then."""
+
+    transport = "native"
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layout: Layout,
+        *,
+        name: str,
+        timeout_s: float,
+        create_s: float | None = None,
+        means: Means = Means.MEMFD,
+        why: tuple[str, ...] = (),
+        flight: Flight | None = None,
+        straggler_s: float = PERIOD_S,
+    ) -> None:
+        """Raises CollectiveError: a rank of the node did not come, no memory."""
+        self.rank = layout.rank
+        self.size = layout.size
+        self.name = name
+        self.nodes = layout.nodes
+        self.timeout_s = timeout_s
+        self.means = means
+        self.why = why
+        self.tuning = layout.tuning
+        self.library = library
+        self._pid = os.getpid()
+        self._flight = flight
+        self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
+        self._failure = abi.FailurePlace(layout.size)
+        self._failure_at = self._failure.address
+        self._call = bytearray(abi.CALL.size)
+        place = (ctypes.c_char * abi.CALL.size).from_buffer(self._call)
+        self._call_at = ctypes.c_void_p(ctypes.addressof(place))
+        self._call_place = place  # so that the bytes can never move
+        self._mc_run = library.mc_run
+        self._lock = threading.Lock()  # held during a collective
+        self._gate = threading.Condition(threading.Lock())
+        self._inside = 0  # threads in functions that may run beside a collective
+        self._countdown = _LOOK_EVERY
+        self.regions: set[NativeRegion] = set()
+        self._broken: CollectiveError | None = None  # how the first collective failed
+        self._handle: ctypes.c_void_p | None = None
+        self._handle = _create(
+            library, layout, timeout_s if create_s is None else create_s, self._failure, name
+        )
+
+    # --- collectives
+
+    def run(
+        self,
+        verb: Verb,
+        *,
+        source: int,
+        target: int,
+        count: int,
+        dtype: DType,
+        op: Op = Op.SUM,
+        root: int = 0,
+        in_counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        keep = None
+        in_at = out_at = 0
+        if in_counts is not None or out_counts is not None:
+            keep = self._counts(in_counts), self._counts(out_counts)
+            in_at, out_at = ctypes.addressof(keep[0]), ctypes.addressof(keep[1])
+        if not self._lock.acquire(False):
+            self._wait_for_turn()
+        try:
+            handle = self._handle
+            if handle is None:
+                raise self._closed()
+            _pack_into(
+                self._call, 0, verb, dtype, op, root, source, target, count, in_at, out_at,
+                self.timeout_s if timeout_s is None else timeout_s,
+            )  # fmt: skip
+            code = self._mc_run(handle, self._call_at, self._failure_at)
+            if code:
+                self._raise(code, Description(0, count, verb, dtype, op, root))
+            self._countdown -= 1
+            if not self._countdown:
+                self._countdown = _LOOK_EVERY
+                self._stragglers.look(self.waits_s)
+        finally:
+            self._lock.release()
+
+    def abort(self) -> None:
+        with self._gate:
+            if self._handle is not None and os.getpid() == self._pid:
+                self.library.mc_abort(self._handle)
+
+    # --- sends and receives
+
+    def post_send(
+        self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None = None
+    ) -> NativeRequest:
+        return self._post(Ways.SEND, address, bytes_, peer, tag, timeout_s)
+
+    def post_recv(
+        self,
+        address: int,
+        bytes_: int,
+        peer: int | None,
+        tag: int,
+        timeout_s: float | None = None,
+    ) -> NativeRequest:
+        return self._post(Ways.RECV, address, bytes_, -1 if peer is None else peer, tag, timeout_s)
+
+    def _post(
+        self, way: Ways, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None
+    ) -> NativeRequest:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if peer >= self.size or peer < -1 or (way is Ways.SEND and peer < 0):
+            raise self._usage(f"there is no rank {peer}", f"a peer from 0 to {self.size - 1}")
+        if not 0 <= tag < 1 << 32:
+            raise self._usage(f"tag {tag} is out of bounds", "a tag from 0 to 4294967295")
+        if bytes_ < 0:
+            raise self._usage(f"{bytes_} bytes cannot be sent", "0 or more")
+        number = ctypes.c_uint64()
+        handle = self.enter()
+        try:
+            code = self.library.mc_post(
+                handle, int(way), peer, tag, address, bytes_, limit_s, ctypes.byref(number)
+            )
+        finally:
+            self.leave()
+        request = NativeRequest(self, way, number.value, peer, tag, bytes_, limit_s)
+        if code:
+            raise self.error(Failure(_code(code)), request.text)
+        return request
+
+    def enter(self) -> ctypes.c_void_p:
+        """The core's handle, which lives until `leave`. Raises ClosedError, ForkError."""
+        with self._gate:
+            if self._handle is None:
+                raise self._closed()
+            if os.getpid() != self._pid:
+                raise self._forked()
+            self._inside += 1
+            return self._handle
+
+    def leave(self) -> None:
+        with self._gate:
+            self._inside -= 1
+            self._gate.notify_all()
+
+    # --- registered memory
+
+    def allocate(self, bytes_: int) -> Region:
+        from muster_collectives.core.arena import allocate
+
+        return allocate(self, bytes_)
+
+    def adopt(self, fd: int, address: int, bytes_: int) -> Region:
+        from muster_collectives.core.arena import adopt
+
+        return adopt(self, fd, address, bytes_)
+
+    def region_add(self, bases: Sequence[int], bytes_: int) -> int:
+        """The region's number; `bases[i]` is where local rank i's part is mapped here."""
+        array = (ctypes.c_void_p * len(bases))(*bases)
+        number = ctypes.c_uint32()
+        with self._lock:
+            if self._handle is None:
+                raise self._closed()
+            code = self.library.mc_region_add(
+                self._handle, ctypes.addressof(array), bytes_, ctypes.byref(number)
+            )
+        if code:
+            raise self.error(Failure(_code(code)), f"registration of {bytes_} bytes")
+        return number.value
+
+    def region_drop(self, number: int) -> None:
+        with self._lock:
+            if self._handle is not None and os.getpid() == self._pid:
+                self.library.mc_region_drop(self._handle, number)
+
+    # --- what it can tell
+
+    def stats(self) -> Stats:
+        raw = abi.McStats()
+        handle = self.enter()
+        try:
+            self.library.mc_stats_read(handle, ctypes.byref(raw))
+        finally:
+            self.leave()
+        return abi.stats(raw)
+
+    def waits_s(self) -> tuple[float, ...]:
+        raw = (ctypes.c_double * self.size)()
+        handle = self.enter()
+        try:
+            self.library.mc_waits_read(handle, ctypes.addressof(raw))
+        finally:
+            self.leave()
+        return tuple(raw)
+
+    def records(self) -> tuple[Record, ...]:
+        raw = (abi.McRecord * abi.RECORDS)()
+        handle = self.enter()
+        try:
+            count = self.library.mc_records_read(handle, ctypes.addressof(raw), abi.RECORDS)
+        finally:
+            self.leave()
+        found = (abi.record(raw[index]) for index in range(count))
+        return tuple(record for record in found if record is not None)
+
+    # --- the end
+
+    def close(self) -> None:
+        if self._handle is None:
+            return
+        if os.getpid() != self._pid:
+            self._handle = None  # the parent's: its flags and sockets are not the child's to touch
+            return
+        self._end_core()
+        self._end_store()
+
+    def _end_core(self) -> None:
+        if not self._lock.acquire(False):  # another thread is in a call: it shall end
+            self.abort()
+            if not self._lock.acquire(timeout=_CLOSING_S):
+                return  # the core is still in use, so it cannot be freed
+        try:
+            with self._gate:
+                handle, self._handle = self._handle, None
+                free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
+            if handle is not None and free:
+                self.library.mc_close(handle)
+                for region in list(self.regions):
+                    region.unmap()
+                self.regions.clear()
+        finally:
+            self._lock.release()
+
+    def __del__(self) -> None:
+        try:
+            if self.__dict__.get("_handle") is not None:
+                self.close()
+        except Exception:  # an interpreter that ends has taken modules away already
+            pass
+
+    # --- failures
+
+    def error(self, failure: Failure, call: str = "") -> CollectiveError:
+        """The exception for a failure; the first one of a group writes the flight log."""
+        try:
+            records = self.records()
+        except CollectiveError:
+            records = ()
+        found = error_of(failure, self.name, self.rank, self.size, records, call)
+        if self._flight is not None and failure.code not in (Code.EINVAL, Code.EFORK):
+            self._flight.write(found, records, self.waits_s)
+        return found
+
+    def _raise(self, code: int, called: Description) -> NoReturn:
+        failure = self._failure.read(code)
+        self._failure.clear()
+        if failure.code in (Code.EINVAL, Code.EFORK, Code.ECLOSED):
+            # the call was never numbered: what the core says of "mine" is the call before it
+            raise self.error(replace(failure, mine=called))
+        if self._broken is None:
+            self._broken = self.error(replace(failure, mine=_numbered(failure.mine, called)))
+            raise self._broken
+        raise self._broken.again()
+
+    def _wait_for_turn(self) -> None:
+        """Another thread is in a call, whose own deadline bounds this wait."""
+        while not self._lock.acquire(timeout=1.0):
+            if os.getpid() != self._pid:
+                raise self._forked()
+
+    def _counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
+        if counts is None or len(counts) != self.size or min(counts) < 0:
+            raise self._usage(
+                "in_counts and out_counts do not say what goes to and comes from each rank",
+                f"give {self.size} counts of 0 or more in each",
+            )
+        return (ctypes.c_uint64 * self.size)(*counts)
+
+    def _closed(self) -> ClosedError:
+        found = error_of(Failure(Code.ECLOSED), self.name, self.rank, self.size)
+        assert isinstance(found, ClosedError)
+        return found
+
+    def _forked(self) -> ForkError:
+        found = error_of(Failure(Code.EFORK), self.name, self.rank, self.size)
+        assert isinstance(found, ForkError)
+        return found
+
+
+def _create(
+    library: ctypes.CDLL, layout: Layout, timeout_s: float, place: abi.FailurePlace, name: str
+) -> ctypes.c_void_p:
+    nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)
+    raw = abi.McLayout(
+        abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
+        segment_fd=layout.segment_fd, listen_fd=layout.listen_fd, tuning=raw_tuning(layout.tuning),
+    )  # fmt: skip
+    raw.key[:] = layout.key
+    addresses = (abi.McAddress * layout.size)()
+    if layout.addresses:
+        for at, address in zip(addresses, layout.addresses, strict=True):
+            at.family, at.port, at.scope = address.family, address.port, address.scope
+            ctypes.memmove(ctypes.addressof(at) + abi.McAddress.bytes.offset, address.packed,
+                           len(address.packed))  # fmt: skip
+        raw.addresses = ctypes.addressof(addresses)
+    place.clear()
+    handle = ctypes.c_void_p()
+    code = library.mc_create(ctypes.byref(raw), timeout_s, ctypes.byref(handle), place.address)
+    if code:
+        failure = place.read(code)
+        raise error_of(failure, name, layout.rank, layout.size, call="making the group")
+    return handle
+
+
+def raw_tuning(tuning: Tuning) -> abi.McTuning:
+    return abi.McTuning(
+        slot_bytes=tuning.slot_bytes, one_shot_bytes=tuning.one_shot_bytes,
+        chunk_bytes=tuning.chunk_bytes, direct_bytes=tuning.direct_bytes,
+        leader_bytes=tuning.leader_bytes, segment_bytes=tuning.segment_bytes,
+        error_feedback=int(tuning.error_feedback), wire=int(tuning.wire),
+        checked=int(tuning.checked), spin_s=tuning.spin_s,
+    )  # fmt: skip
+
+
+def _numbered(last: Description | None, called: Description) -> Description:
+    """The call that failed. A group that broke before this rank came has the call before it."""
+    seq = last.seq if last is not None else 0
+    if last is not None and last.verb is not called.verb:
+        return replace(called, seq=seq + 1)
+    same = last is not None and (last.count in (called.count, 0), last.dtype) == (
+        True, called.dtype,
+    )  # fmt: skip
+    return replace(called, seq=seq if same else seq + 1)
+
+
+def _code(value: int) -> Code:
+    return Code(value) if 0 <= value < len(Code) else Code.ESYS

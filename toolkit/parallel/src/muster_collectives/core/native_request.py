@@ -1,0 +1,102 @@
+"""A send or a receive of the C core."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import time
+from typing import TYPE_CHECKING
+
+from muster_collectives.core import abi
+from muster_collectives.core.errors import CollectiveError
+from muster_collectives.core.types import Code, Failure, Status
+
+if TYPE_CHECKING:
+    from muster_collectives.core.native import NativeCommunicator
+
+# Python looks for signals between two of these, so a wait can be interrupted by hand
+_SLICE_S = 0.2
+
+
+class Ways(enum.IntEnum):
+    SEND = 0
+    RECV = 1
+
+
+class NativeRequest:
+    """Keeps its end once the core has said it, for the core forgets it then."""
+
+    def __init__(
+        self,
+        group: NativeCommunicator,
+        way: Ways,
+        number: int,
+        peer: int,
+        tag: int,
+        bytes_: int,
+        timeout_s: float,
+    ) -> None:
+        self._group = group
+        self._number = number
+        self._timeout_s = timeout_s
+        self._end: Status | CollectiveError | None = None
+        who = "any rank" if peer < 0 else f"rank {peer}"
+        verb = "send of {} bytes to" if way is Ways.SEND else "receive of {} bytes from"
+        self.text = f"{verb.format(bytes_)} {who}, tag {tag}"
+        self._peer = peer
+
+    def done(self) -> bool:
+        return self._end is not None or self._look(0.0)
+
+    def wait(self, timeout_s: float | None = None) -> Status:
+        # the core ends the request at its own deadline; the margin lets it name the rank itself
+        limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
+        began = time.monotonic()
+        while self._end is None:
+            left_s = limit_s - (time.monotonic() - began)
+            if self._look(max(0.0, min(left_s, _SLICE_S))):
+                break
+            if left_s <= 0:
+                failure = Failure(Code.ETIMEOUT, rank=self._peer, waited_s=limit_s)
+                raise self._group.error(failure, self.text)
+        if isinstance(self._end, CollectiveError):
+            raise self._end
+        assert self._end is not None
+        return self._end
+
+    def _look(self, wait_s: float) -> bool:
+        status = abi.McStatus()
+        place = abi.FailurePlace(self._group.size)
+        place.clear()
+        try:
+            handle = self._group.enter()
+        except CollectiveError as error:
+            self._end = error
+            return True
+        try:
+            code = self._group.library.mc_wait(
+                handle, self._number, wait_s, ctypes.byref(status), place.address
+            )
+        finally:
+            self._group.leave()
+        if self._end is not None:  # another thread waits for it too and was told first
+            return True
+        if status.done and status.code == Code.OK:
+            self._end = Status(int(status.peer), int(status.tag), int(status.bytes))
+        elif status.done or code:
+            failure = place.read(int(status.code) or int(code))
+            if failure.rank < 0 and self._peer >= 0:
+                failure = _naming(failure, self._peer)
+            self._end = self._group.error(failure, self._failed(failure, int(status.bytes)))
+        return self._end is not None
+
+    def _failed(self, failure: Failure, came: int) -> str:
+        if failure.code is Code.EMISMATCH and came:
+            return f"{self.text}: {came} bytes came"
+        return self.text
+
+
+def _naming(failure: Failure, peer: int) -> Failure:
+    from dataclasses import replace
+
+    return replace(failure, rank=peer)

@@ -1,0 +1,51 @@
+"""Counters and the last operations of a group without a core."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from muster_collectives.core.types import (
+    DTYPE_BYTES,
+    Code,
+    Description,
+    Path,
+    Record,
+    Stats,
+    Verb,
+)
+
+_RECORDS = 128
+
+
+class Journal:
+    def __init__(self, size: int) -> None:
+        self._path = Path.ALONE if size == 1 else Path.STAGED
+        self._records: deque[Record] = deque(maxlen=_RECORDS)
+        self._calls = dict.fromkeys(Verb, 0)
+        self._bytes = dict.fromkeys(Verb, 0)
+        self._paths = dict.fromkeys(Path, 0)
+        self._time_s = 0.0
+        self._wait_s = 0.0
+        self.sends = 0
+        self.receives = 0
+
+    def note(self, what: Description, began_s: float, code: Code) -> None:
+        took_s = time.monotonic() - began_s
+        self._records.append(Record(what, began_s, took_s, code, self._path))
+        self._calls[what.verb] += 1
+        self._bytes[what.verb] += what.count * DTYPE_BYTES[what.dtype]
+        self._paths[self._path] += 1
+        self._time_s += took_s
+
+    def waited(self, wait_s: float) -> None:
+        self._wait_s += wait_s
+
+    def records(self) -> tuple[Record, ...]:
+        return tuple(self._records)
+
+    def stats(self) -> Stats:
+        return Stats(
+            calls=dict(self._calls), bytes=dict(self._bytes), paths=dict(self._paths),
+            sends=self.sends, receives=self.receives, time_s=self._time_s, wait_s=self._wait_s,
+        )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Sends and receives of a group without a core: matched by (peer, tag), in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from muster_collectives.core.buffers import memory_at
+from muster_collectives.core.errors import CollectiveError
+from muster_collectives.core.pure_wire import Message
+from muster_collectives.core.types import Code, Failure, Mark, Status
+
+if TYPE_CHECKING:
+    from muster_collectives.core.pure import PureCommunicator
+
+
+class Mail:
+    """Messages that came before their receive, and receives that wait."""
+
+    def __init__(self, group: PureCommunicator) -> None:
+        self._group = group
+        self._changed = threading.Condition()
+        self._early: deque[tuple[Message, bytearray]] = deque()
+        self._waiting: deque[PureRequest] = deque()
+
+    def send(self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float) -> PureRequest:
+        message = Message(self._group.rank, peer, tag)
+        request = PureRequest(self, address, bytes_, peer, tag, timeout_s, is_send=True)
+        data = memory_at(address, bytes_)
+        if peer == self._group.rank:
+            self.arrived(message, bytearray(data))
+        else:
+            self._group.forward(message, data)
+        request.end = Status(peer, tag, bytes_)  # the hub has it: the memory is free again
+        self._group.journal.sends += 1
+        return request
+
+    def receive(
+        self, address: int, bytes_: int, peer: int | None, tag: int, timeout_s: float
+    ) -> PureRequest:
+        request = PureRequest(self, address, bytes_, peer, tag, timeout_s, is_send=False)
+        with self._changed:
+            for index, (message, body) in enumerate(self._early):
+                if request.takes(message):
+                    del self._early[index]
+                    self._fill(request, message, body)
+                    return request
+            self._waiting.append(request)
+        return request
+
+    def arrived(self, message: Message, body: bytearray) -> None:
+        """In the reader's thread."""
+        with self._changed:
+            for index, request in enumerate(self._waiting):
+                if request.takes(message):
+                    del self._waiting[index]
+                    self._fill(request, message, body)
+                    self._changed.notify_all()
+                    return
+            self._early.append((message, body))
+
+    def broken(self) -> None:
+        """The group has failed: who waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def await_(self, request: PureRequest, limit_s: float) -> Status | CollectiveError:
+        began = time.monotonic()
+        with self._changed:
+            while request.end is None:
+                failure = self._group.failure()
+                waited_s = time.monotonic() - began
+                if failure is None and request.deadline <= time.monotonic():
+                    failure = self._late(request, waited_s)
+                if failure is not None:
+                    request.end = self._group.error(failure, request.text)
+                    if request in self._waiting:
+                        self._waiting.remove(request)
+                    break
+                if waited_s >= limit_s:
+                    raise self._group.error(self._late(request, waited_s), request.text)
+                left_s = min(limit_s - waited_s, request.deadline - time.monotonic())
+                self._changed.wait(max(0.0, left_s) + 0.001)
+        assert request.end is not None
+        return request.end
+
+    def look(self, request: PureRequest) -> bool:
+        return (
+            request.end is not None
+            or self._group.failure() is not None
+            or request.deadline <= time.monotonic()
+        )
+
+    def _fill(self, request: PureRequest, message: Message, body: bytearray) -> None:
+        if len(body) > request.bytes:
+            marks = [Mark.HERE] * self._group.size
+            marks[message.source] = Mark.DIFFERENT
+            failure = Failure(Code.EMISMATCH, rank=message.source, marks=tuple(marks))
+            text = f"{request.text}: {len(body)} bytes came"
+            request.end = self._group.error(failure, text)
+            return
+        memory_at(request.address, len(body))[:] = body
+        request.end = Status(message.source, message.tag, len(body))
+        self._group.journal.receives += 1
+
+    def _late(self, request: PureRequest, waited_s: float) -> Failure:
+        rank = -1 if request.peer is None else request.peer
+        return Failure(Code.ETIMEOUT, rank=rank, waited_s=waited_s)
+
+
+class PureRequest:
+    def __init__(
+        self, mail: Mail, address: int, bytes_: int, peer: int | None, tag: int, timeout_s: float,
+        *, is_send: bool,
+    ) -> None:  # fmt: skip
+        self._mail = mail
+        self.address = address
+        self.bytes = bytes_
+        self.peer = peer
+        self._tag = tag
+        self.deadline = time.monotonic() + min(timeout_s, 1e9)
+        self._timeout_s = timeout_s
+        self.end: Status | CollectiveError | None = None
+        who = "any rank" if peer is None else f"rank {peer}"
+        verb = f"send of {bytes_} bytes to" if is_send else f"receive of {bytes_} bytes from"
+        self.text = f"{verb} {who}, tag {tag}"
+
+    def takes(self, message: Message) -> bool:
+        return message.tag == self._tag and self.peer in (None, message.source)
+
+    def done(self) -> bool:
+        return self._mail.look(self)
+
+    def wait(self, timeout_s: float | None = None) -> Status:
+        limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
+        end = self._mail.await_(self, limit_s)
+        if isinstance(end, CollectiveError):
+            raise end
+        return end

@@ -1,0 +1,114 @@
+"""Collectives as TensorFlow operations, eagerly and in graphs, with gradients.
+
+In a graph each is one stateful Python operation. TensorFlow keeps stateful operations of a
+`tf.function` in the order of the program, so all ranks make the same calls in the same order; in a
+graph of TensorFlow 1 an explicit dependency does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from muster_collectives.tensorflow import context
+from muster_collectives.tensorflow.compression import Compression
+from muster_collectives.tensorflow.reductions import (
+    Array,
+    ReduceOp,
+    broadcast_arrays,
+    reduce_arrays,
+)
+
+_ORDER = "muster_collectives_order"
+
+
+def allreduce(
+    tensor: Any,
+    param_index: int = 0,
+    num_params: int = 1,
+    compression: Any = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+) -> Any:
+    """The reduction of `tensor` over all ranks; IndexedSlices come back dense. Differentiable.
+
+    `param_index` and `num_params` say which of how many tensors this is; each is reduced at once,
+    so they change nothing. The gradient of a MIN or MAX is not defined: LookupError.
+    """
+    del param_index, num_params
+    dense = tf.convert_to_tensor(tensor)
+    small, before = compression.compress(dense)
+    return compression.decompress(_differentiable(small, ReduceOp(op)), before)
+
+
+def oob_allreduce(
+    tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
+) -> Any:
+    """As allreduce, out of band: for values that are no gradients, such as a loss to print."""
+    return allreduce(tensor, 0, 1, compression, op)
+
+
+def overlap(tensor: Any) -> Any:
+    """The tensor as it is. Gradients are reduced when they are there in any case."""
+    return tf.identity(tensor)
+
+
+def broadcast(tensor: Any, root_rank: int = 0) -> Any:
+    """The root's tensor on all ranks; shapes and types agree."""
+    return broadcast_all([tf.convert_to_tensor(tensor)], root_rank)[0]
+
+
+def reduce_all(tensors: Sequence[Any], compression: Any, op: ReduceOp) -> list[Any]:
+    """Reductions of several tensors, some of which may be None; in as few calls as can be."""
+    present = [index for index, tensor in enumerate(tensors) if tensor is not None]
+    results: list[Any] = [None] * len(tensors)
+    if not present:
+        return results
+    pairs = [compression.compress(tf.convert_to_tensor(tensors[index])) for index in present]
+    reduced = _python(
+        lambda arrays: context.with_world(lambda world: reduce_arrays(world, arrays, op)),
+        [small for small, _ in pairs],
+    )
+    for index, value, (_, before) in zip(present, reduced, pairs, strict=True):
+        results[index] = compression.decompress(value, before)
+    return results
+
+
+def broadcast_all(tensors: Sequence[Any], root: int) -> list[Any]:
+    """Of each tensor the root's."""
+    return _python(
+        lambda arrays: context.with_world(lambda world: broadcast_arrays(world, arrays, root)),
+        list(tensors),
+    )
+
+
+def _differentiable(tensor: Any, op: ReduceOp) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # no types in it
+    def reduced(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def gradient(upstream: Any) -> Any:
+            if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+                raise LookupError(f"allreduce with {op} has no gradient: use SUM or AVERAGE")
+            return reduce_all([upstream], Compression.none, op)[0]
+
+        return reduce_all([value], Compression.none, op)[0], gradient
+
+    return reduced(tensor)
+
+
+def _python(action: Callable[[list[Array]], list[Array]], tensors: list[Any]) -> list[Any]:
+    """`action` on the tensors' arrays: at once, or as an operation of the graph being built."""
+    if tf.executing_eagerly():
+        arrays = action([tensor.numpy() for tensor in tensors])
+        return [tf.convert_to_tensor(array) for array in arrays]
+    types = [tensor.dtype for tensor in tensors]
+    graph = tf.compat.v1.get_default_graph()
+    ordered = not tf.inside_function()  # tf.function keeps the order itself
+    last = graph.get_collection_ref(_ORDER) if ordered else []
+    with tf.control_dependencies(last):
+        results = tf.numpy_function(lambda *arrays: action(list(arrays)), tensors, types)
+    if ordered:
+        last[:] = [results[0].op]
+    for result, tensor in zip(results, tensors, strict=True):
+        result.set_shape(tensor.shape)
+    return list(results)

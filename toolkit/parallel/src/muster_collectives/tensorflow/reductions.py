@@ -1,0 +1,100 @@
+"""Numpy arrays through the core: one call for all arrays of a type. No TensorFlow here."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.types import DType, Op
+
+Array = Any  # np.ndarray of any element type
+
+
+class ReduceOp(enum.Enum):
+    """What `allreduce` makes of the tensors of all ranks."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+# By the names of numpy's element types; bfloat16 is a type that TensorFlow adds to numpy.
+_TYPES = {
+    "uint8": DType.U8, "int8": DType.I8, "int32": DType.I32, "int64": DType.I64,
+    "float16": DType.F16, "bfloat16": DType.BF16, "float32": DType.F32, "float64": DType.F64,
+}  # fmt: skip
+_OPS = {ReduceOp.SUM: Op.SUM, ReduceOp.MIN: Op.MIN, ReduceOp.MAX: Op.MAX}
+
+
+def reduce_arrays(
+    world: Communicator, arrays: Sequence[Array], op: ReduceOp, fused_bytes: int = 64 << 20
+) -> list[Array]:
+    """The reduction of each array over all ranks, as new arrays of the same shapes and types.
+
+    Arrays of one type travel together, up to `fused_bytes` at a time. An average of integers is
+    rounded down. Raises TypeError for a type that cannot be reduced.
+    """
+    results: list[Array] = [None] * len(arrays)
+    for name, indices in _by_type(arrays).items():
+        for batch in _batches([(each, arrays[each].nbytes) for each in indices], fused_bytes):
+            flat = np.concatenate([arrays[each].reshape(-1) for each in batch])
+            _reduce(world, flat, _TYPES[name], op)
+            begin = 0
+            for each in batch:
+                end = begin + arrays[each].size
+                results[each] = flat[begin:end].reshape(arrays[each].shape)
+                begin = end
+    return results
+
+
+def broadcast_arrays(world: Communicator, arrays: Sequence[Array], root: int) -> list[Array]:
+    """The root's arrays, on all ranks; of any fixed-size type."""
+    results = []
+    for array in arrays:
+        copy = np.array(array, copy=True, order="C")
+        if copy.dtype.hasobject:
+            raise TypeError(f"elements of type {copy.dtype} cannot be broadcast: numbers can")
+        if copy.size:
+            world.broadcast(copy.reshape(-1).view(np.uint8), root)
+        results.append(copy)
+    return results
+
+
+def _by_type(arrays: Sequence[Array]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, array in enumerate(arrays):
+        name = array.dtype.name
+        if name not in _TYPES:
+            raise TypeError(f"a tensor of {name} cannot be reduced: cast it to one of "
+                            f"{', '.join(_TYPES)}")  # fmt: skip
+        found.setdefault(name, []).append(index)
+    return found
+
+
+def _batches(items: Sequence[tuple[int, int]], limit_bytes: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    filled = 0
+    for index, bytes_ in items:
+        if not batches or filled + bytes_ > limit_bytes:
+            batches.append([])
+            filled = 0
+        batches[-1].append(index)
+        filled += bytes_
+    return batches
+
+
+def _reduce(world: Communicator, flat: Array, dtype: DType, op: ReduceOp) -> None:
+    if not flat.size:
+        return
+    average = op is ReduceOp.AVERAGE
+    integer = dtype in (DType.U8, DType.I8, DType.I32, DType.I64)
+    raw = flat.view(np.uint8)  # numpy has no buffer of bfloat16
+    core_op = _OPS[op] if not average else Op.SUM if integer else Op.AVG
+    world.all_reduce(raw, core_op, dtype)
+    if average and integer:
+        np.floor_divide(flat, world.size, out=flat)

@@ -1,0 +1,78 @@
+"""A sum over ranks in which every value is rounded twice at most, however many ranks there are.
+
+Each rank owns a part. All send it their parts (rounded once), it sums them in float32 in the order
+of ranks, and all get the sum (rounded a second time), the owner too: identical bits everywhere.
+As many bytes as a ring. (ZeRO++ of Wang et al. 2023 has the same all-to-all form.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from muster_collectives.torch.compress import verbs
+from muster_collectives.torch.compress.wires import Wire
+
+
+def padded_part(count: int, ranks: int, grain: int) -> int:
+    """Values of each rank's part so that `ranks` parts of whole grains hold `count` values."""
+    per_rank = -(-count // ranks)
+    return -(-per_rank // grain) * grain
+
+
+def sum_over(
+    group: verbs.Group, rank: int, ranks: int, values: Tensor, wire: Wire,
+    error: Tensor | None = None, scale: float = 1.0,
+) -> None:  # fmt: skip
+    """`values` (float32, contiguous, 1-d) becomes `scale` times the sum over all ranks.
+
+    `error`, of the same length, is added before and receives what both roundings lost (Karimireddy
+    et al. 2019): hand in the same one for the same vector next time, zeros at first. What is not
+    finite is not kept.
+    """
+    count = values.numel()
+    part = padded_part(count, ranks, wire.grain)
+    padded = torch.zeros(ranks * part, dtype=torch.float32, device=values.device)
+    padded[:count].copy_(values)
+    if error is not None:
+        padded[:count] += error
+    packed = wire.pack(padded.view(ranks, part))
+    if error is not None:
+        lost = padded - wire.unpack(packed, part).view(-1)
+        error.copy_(_finite(lost[:count]))
+    received = torch.empty_like(packed)
+    verbs.all_to_all(group, received, packed)
+    own = wire.unpack(received, part).sum(dim=0)
+    second = wire.pack(own.view(1, part))
+    if error is not None:
+        _keep(error, rank * part, _finite(own - wire.unpack(second, part).view(-1)))
+    gathered = torch.empty_like(packed)
+    verbs.all_gather(group, gathered, second)
+    values.copy_(wire.unpack(gathered, part).view(-1)[:count])
+    if scale != 1.0:
+        values.mul_(scale)
+
+
+def reduce_scatter_over(group: verbs.Group, rows: Tensor, output: Tensor, wire: Wire) -> None:
+    """`output` (float32 [n]) becomes the sum over ranks of their row for this rank; rows [r, n].
+
+    Every value is rounded once.
+    """
+    count = output.numel()
+    part = padded_part(count, 1, wire.grain)
+    if part != count:
+        rows = torch.nn.functional.pad(rows, (0, part - count))
+    packed = wire.pack(rows.contiguous())
+    received = torch.empty_like(packed)
+    verbs.all_to_all(group, received, packed)
+    output.copy_(wire.unpack(received, part).sum(dim=0)[:count])
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _keep(error: Tensor, begin: int, lost: Tensor) -> None:
+    # the owner adds what the sum lost to what it sends next time: it counts once in the next sum
+    own = error[begin : begin + lost.numel()]
+    own += lost[: own.numel()]

@@ -1,0 +1,153 @@
+"""Collectives in two levels, composed of those of inner groups, with legs that overlap.
+
+An inner call's `wait` orders the stream it is issued on after the call; the host goes on. On
+processors it stands still, so the same compositions run there, leg by leg. Collectives of one group
+are issued in the same order by all its ranks, whichever lane they are in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muster_collectives.torch.compress import exchange, verbs
+from muster_collectives.torch.compress.wires import Wire
+from muster_collectives.torch.cuda.groups import InnerGroups
+from muster_collectives.torch.cuda.lanes import Lanes
+
+SUM: Any = dist.ReduceOp.SUM
+
+
+def is_sum(op: Any) -> bool:
+    """A sum or an average. (`in` would say no to a ReduceOp object: the enum compares first.)"""
+    return bool(op == SUM or op == dist.ReduceOp.AVG)  # noqa: PLR1714
+
+
+def all_reduce(
+    groups: InnerGroups, lanes: Lanes, tensor: Tensor, op: Any, segment_bytes: int,
+    wire: Wire | None = None, error: Tensor | None = None,
+) -> None:  # fmt: skip
+    """In place, contiguous. Each segment: reduce-scatter in the node, all-reduce on the rail,
+    all-gather in the node; the rail's leg of one overlaps the node's legs of its neighbours.
+
+    `wire` is for float32 sums alone; `error`, as long as all of shard_counts(...), is what
+    int8 keeps between calls.
+    """
+    layout, intra = groups.layout, groups.intra
+    average = op == dist.ReduceOp.AVG
+    inner_op = SUM if average else op
+    flat = tensor.view(-1)
+    previous: tuple[Tensor, Tensor, Tensor] | None = None
+    begin = error_begin = 0
+    for shard_count in shard_counts(tensor, layout.locals, segment_bytes):
+        piece = flat[begin : begin + shard_count * layout.locals]
+        with lanes.near.on():
+            whole = _padded(piece, shard_count * layout.locals)
+            shard = torch.empty(shard_count, dtype=tensor.dtype, device=tensor.device)
+            verbs.reduce_scatter(intra, shard, whole, inner_op)
+        if previous is not None:
+            _gather_back(groups, lanes, *previous)
+        lanes.far.follow(lanes.near)
+        with lanes.far.on():
+            kept = error[error_begin : error_begin + shard_count] if error is not None else None
+            _over_rail(groups, shard, inner_op, wire, kept)
+            if average:
+                shard.div_(layout.size)
+        previous = (piece, whole, shard)
+        # the rail reads it in a lane other than the one that has its memory
+        lanes.far.uses((shard,))
+        begin += shard_count * layout.locals
+        error_begin += shard_count
+    if previous is not None:
+        _gather_back(groups, lanes, *previous)
+
+
+def shard_counts(tensor: Tensor, ranks: int, segment_bytes: int) -> list[int]:
+    """Values of each segment's shard: `ranks` shards hold a segment, all segments the tensor."""
+    per_segment = max(1, segment_bytes // tensor.element_size() // ranks) * ranks
+    begins = range(0, tensor.numel(), per_segment)
+    return [-(-min(tensor.numel() - begin, per_segment) // ranks) for begin in begins]
+
+
+def all_gather(groups: InnerGroups, lanes: Lanes, output: Tensor, source: Tensor) -> None:
+    """The rails bring one node's pieces after the other; as each lands, its node's part of the
+    output is gathered in the node while the next is on its way."""
+    layout, intra, inter = groups.layout, groups.intra, groups.inter
+    flat = source.view(-1)
+    direct = layout.node_major
+    with lanes.near.on():
+        whole = output.view(-1) if direct else torch.empty_like(output.view(-1))
+        parts = whole.view(layout.nodes, -1)
+        verbs.all_gather(intra, parts[layout.node], flat)  # needs no rail
+    for node in range(layout.nodes):
+        with lanes.far.on():
+            piece = flat if node == layout.node else torch.empty_like(flat)
+            verbs.broadcast(inter, piece, node)
+        if node == layout.node:
+            continue
+        lanes.near.follow(lanes.far)
+        lanes.near.uses((piece,))
+        with lanes.near.on():
+            verbs.all_gather(intra, parts[node], piece)
+    if not direct:
+        with lanes.near.on():
+            order = torch.tensor(layout.by_node, device=output.device)
+            output.view(layout.size, -1).index_copy_(0, order, whole.view(layout.size, -1))
+
+
+def reduce_scatter(
+    groups: InnerGroups, lanes: Lanes, output: Tensor, source: Tensor, op: Any, wire: Wire | None
+) -> None:
+    """One reduce-scatter in the node for each node, then one on the rail over what they gave."""
+    layout, intra, inter = groups.layout, groups.intra, groups.inter
+    average = op == dist.ReduceOp.AVG
+    inner_op = SUM if average else op
+    with lanes.near.on():
+        parts = source.view(layout.size, -1)
+        if not layout.node_major:
+            parts = parts[torch.tensor(layout.by_node, device=source.device)]
+        parts = parts.view(layout.nodes, -1)
+        sums = torch.empty(layout.nodes, output.numel(), dtype=source.dtype, device=source.device)
+        for node in range(layout.nodes):
+            verbs.reduce_scatter(intra, sums[node], parts[node], inner_op)
+    lanes.far.follow(lanes.near)
+    lanes.far.uses((sums,))
+    with lanes.far.on():
+        if wire is not None and is_sum(op):
+            exchange.reduce_scatter_over(inter, sums, output.view(-1), wire)
+        else:
+            verbs.reduce_scatter(inter, output.view(-1), sums.view(-1), inner_op)
+        if average:
+            output.div_(layout.size)
+
+
+def _over_rail(
+    groups: InnerGroups, shard: Tensor, op: Any, wire: Wire | None, error: Tensor | None
+) -> None:
+    layout = groups.layout
+    if wire is None:
+        verbs.all_reduce(groups.inter, shard, op)
+    else:
+        exchange.sum_over(groups.inter, layout.node, layout.nodes, shard, wire, error)
+
+
+def _gather_back(
+    groups: InnerGroups, lanes: Lanes, piece: Tensor, whole: Tensor, shard: Tensor
+) -> None:
+    lanes.out.follow(lanes.far)
+    lanes.out.uses((whole, shard))
+    with lanes.out.on():
+        verbs.all_gather(groups.intra, whole, shard)
+        if whole.data_ptr() != piece.data_ptr():
+            piece.copy_(whole[: piece.numel()])
+
+
+def _padded(piece: Tensor, count: int) -> Tensor:
+    if piece.numel() == count:
+        return piece
+    whole = torch.zeros(count, dtype=piece.dtype, device=piece.device)
+    whole[: piece.numel()] = piece
+    return whole

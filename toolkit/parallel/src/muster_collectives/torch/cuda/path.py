@@ -1,0 +1,149 @@
+"""Collectives of CUDA tensors: which composition a call takes, and the work that it returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from muster_collectives.torch.compress import verbs
+from muster_collectives.torch.compress.wires import wire_of
+from muster_collectives.torch.cuda import choice, hierarchy
+from muster_collectives.torch.cuda.groups import InnerGroups
+from muster_collectives.torch.cuda.lanes import Lanes
+from muster_collectives.torch.cuda.settings import DeviceSettings
+from muster_collectives.torch.cuda.staged import HostStaging, HostSum
+from muster_collectives.torch.cuda.work import LaneWork
+
+Work = Any  # dist.Work, ours or that of the inner group
+
+
+class DevicePath:
+    """The device tensors of one group. Calls come in the same order on all ranks, from one thread
+    at a time, and return works whose `wait` makes the current stream wait.
+
+    `host_sum`: what sums in host memory; without it "host" in the settings is refused. `calls`
+    counts by "<verb>:<path>" which path was taken.
+    """
+
+    def __init__(
+        self, groups: InnerGroups, settings: DeviceSettings, host_sum: HostSum | None = None
+    ) -> None:
+        if settings.all_reduce == "host" and host_sum is None:
+            raise ValueError("all_reduce is 'host', and nothing that sums on the host was given")
+        self.groups, self.settings = groups, settings
+        self.calls: Counter[str] = Counter()
+        self._wire = wire_of(settings.wire)
+        self._lanes: dict[torch.device, Lanes] = {}
+        self._errors: dict[tuple[torch.device, int], Tensor] = {}
+        self._staging: HostStaging | None = None
+        if host_sum is not None:
+            self._staging = HostStaging(host_sum, settings.segment_bytes, settings.timeout_s)
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> Work:
+        """In place, contiguous; reductions of all that the inner groups can reduce."""
+        self._settle(tensor)
+        path = self._all_reduce_path(tensor, op)
+        self.calls[f"all_reduce:{path}"] += 1
+        if path == "host" and self._staging is not None:
+            return self._staging.all_reduce(self._lanes_of(tensor), tensor, op)
+        if path == "world":
+            options = c10d.AllreduceOptions()
+            options.reduceOp = op
+            return self.groups.world.allreduce([tensor], options)
+        lanes = self._begin(tensor)
+        wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
+        error = self._error_of(tensor, lanes) if wire is not None else None
+        segment_bytes = self.settings.segment_bytes
+        hierarchy.all_reduce(self.groups, lanes, tensor, op, segment_bytes, wire, error)
+        return LaneWork(lanes.end(), [tensor])
+
+    def all_gather_single(self, output: Tensor, source: Tensor) -> Work:
+        """`output` is every rank's `source`, by rank; both contiguous."""
+        self._settle(source)
+        chosen = self.settings.all_gather
+        path = self._two_level_path(chosen, output.nbytes, output, source)
+        self.calls[f"all_gather:{path}"] += 1
+        if path == "world":
+            gather = verbs.one_of(self.groups.world, "all_gather_single", "_allgather_base")
+            return gather(output, source, c10d.AllgatherOptions())
+        lanes = self._begin(output, source)
+        hierarchy.all_gather(self.groups, lanes, output, source)
+        return LaneWork(lanes.end(), [output])
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, op: Any) -> Work:
+        """`output` is this rank's part of the reduction of every rank's `source`; contiguous."""
+        self._settle(source)
+        sums = source.dtype == torch.float32 and hierarchy.is_sum(op)
+        wanted = self.settings.reduce_scatter
+        chosen = "hierarchical" if self._wire is not None and sums else wanted
+        path = self._two_level_path(chosen, source.nbytes, output, source)
+        self.calls[f"reduce_scatter:{path}"] += 1
+        if path == "world":
+            options = c10d.ReduceScatterOptions()
+            options.reduceOp = op
+            scatter = verbs.one_of(
+                self.groups.world, "reduce_scatter_single", "_reduce_scatter_base"
+            )
+            return scatter(output, source, options)
+        lanes = self._begin(output, source)
+        wire = self._wire if sums else None
+        hierarchy.reduce_scatter(self.groups, lanes, output, source, op, wire)
+        return LaneWork(lanes.end(), [output])
+
+    def close(self) -> None:
+        """Ends what runs beside the caller. The inner groups are the caller's."""
+        if self._staging is not None:
+            self._staging.close()
+        self._errors.clear()
+
+    def _settle(self, tensor: Tensor) -> None:
+        """What is "auto" is measured once. Collective: all ranks' first call is the same."""
+        if choice.is_open(self.settings):
+            paths = {
+                name: DevicePath(self.groups, settings)
+                for name, settings in choice.rivals(self.settings).items()
+            }
+            self.settings = choice.settled(self.groups, self.settings, paths, tensor.device)
+
+    def _all_reduce_path(self, tensor: Tensor, op: Any) -> str:
+        chosen = self.settings.all_reduce
+        if chosen == "host":
+            return "host" if tensor.is_contiguous() and tensor.numel() else "world"
+        if self._wire is not None and tensor.dtype == torch.float32 and hierarchy.is_sum(op):
+            chosen = "hierarchical"
+        return self._two_level_path(chosen, tensor.nbytes, tensor)
+
+    def _two_level_path(self, chosen: str, bytes_: int, *tensors: Tensor) -> str:
+        if chosen == "world" or self.groups.levels is None or not bytes_:
+            return "world"
+        if bytes_ < self.settings.least_bytes:
+            return "world"
+        return chosen if all(tensor.is_contiguous() for tensor in tensors) else "world"
+
+    def _begin(self, *tensors: Tensor) -> Lanes:
+        lanes = self._lanes_of(tensors[0])
+        lanes.begin(tensors)
+        return lanes
+
+    def _lanes_of(self, tensor: Tensor) -> Lanes:
+        found = self._lanes.get(tensor.device)
+        if found is None:
+            found = self._lanes[tensor.device] = Lanes(tensor.device)
+        return found
+
+    def _error_of(self, tensor: Tensor, lanes: Lanes) -> Tensor | None:
+        if self.settings.wire != "int8" or not self.settings.error_feedback:
+            return None
+        key = (tensor.device, tensor.numel())
+        found = self._errors.get(key)
+        if found is None:
+            locals_ = self.groups.layout.locals
+            count = sum(hierarchy.shard_counts(tensor, locals_, self.settings.segment_bytes))
+            with lanes.far.on():  # where it is used
+                found = torch.zeros(count, dtype=torch.float32, device=tensor.device)
+            self._errors[key] = found
+        return found

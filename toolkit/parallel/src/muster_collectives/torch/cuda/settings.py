@@ -1,0 +1,74 @@
+"""How collectives of CUDA tensors are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from muster_collectives.torch.compress import wires
+
+_MIB = 1 << 20
+# Each path, and what it is for
+ALL_REDUCE = ("auto", "world", "hierarchical", "host")
+TWO_LEVEL = ("auto", "world", "hierarchical")
+_PREFIX = "COLLECTIVES_"
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The same on all ranks. The defaults hand everything to the world group.
+
+    `all_reduce`: "world"; "hierarchical" (in the node, between nodes, in the node); "host" (through
+    host memory: slow networks, GPUs without peer access); "auto" (what is faster of the first two
+    when the first call comes). `all_gather` and `reduce_scatter`: the same but for "host". Calls
+    below `least_bytes`, and layouts without two levels, take the world. `segment_bytes`: pieces
+    whose legs overlap. `wire`: form of float32 sums between nodes, one of compress.wires.NAMES;
+    other than "same" it makes large float32 sums hierarchical. `error_feedback`: int8 keeps what
+    rounding lost for the next call of that size. `timeout_s`: of a host-staged call.
+    """
+
+    all_reduce: str = "world"
+    all_gather: str = "world"
+    reduce_scatter: str = "world"
+    wire: str = "same"
+    error_feedback: bool = True
+    least_bytes: int = _MIB
+    segment_bytes: int = 32 * _MIB
+    timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        _one_of("all_reduce", self.all_reduce, ALL_REDUCE)
+        _one_of("all_gather", self.all_gather, TWO_LEVEL)
+        _one_of("reduce_scatter", self.reduce_scatter, TWO_LEVEL)
+        _one_of("wire", self.wire, wires.NAMES)
+        if self.segment_bytes < 4096:
+            raise ValueError(f"segment_bytes is {self.segment_bytes}: 4096 at least")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s is {self.timeout_s:g}: more than 0")
+
+
+def read_settings(environ: Mapping[str, str], timeout_s: float = 1800.0) -> DeviceSettings:
+    """COLLECTIVES_DEVICE_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _LEAST_BYTES and _SEGMENT_BYTES,
+    COLLECTIVES_WIRE and _ERROR_FEEDBACK. Raises ValueError that names the variable."""
+    values: dict[str, object] = {"timeout_s": timeout_s}
+    for field in fields(DeviceSettings):
+        own = field.name in ("wire", "error_feedback")
+        variable = f"{_PREFIX}{'' if own else 'DEVICE_'}{field.name.upper()}"
+        text = environ.get(variable, "").strip()
+        if not text or field.name == "timeout_s":
+            continue
+        values[field.name] = _value(variable, field.name, text)
+    return DeviceSettings(**values)  # type: ignore[arg-type]
+
+
+def _value(variable: str, name: str, text: str) -> object:
+    if name.endswith("_bytes"):
+        if not text.isdecimal():
+            raise ValueError(f"{variable} is {text!r}: a number of bytes, such as 1048576")
+        return int(text)
+    return text == "1" if name == "error_feedback" else text.lower()
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}: one of {', '.join(known)}")

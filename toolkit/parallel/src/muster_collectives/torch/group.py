@@ -1,0 +1,374 @@
+"""The process group: every verb of c10d, by the device of its tensors.
+
+CPU tensors go to the core; what it does not do (sparse tensors, sums of types that it has no sums
+for, PREMUL_SUM) goes to gloo and is counted. CUDA tensors go to the device path over NCCL.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.types import DType, Op
+from muster_collectives.core.types import Verb as CoreVerb
+from muster_collectives.torch.arguments import OPS, canonical, timeout_of
+from muster_collectives.torch.parts import Parts
+from muster_collectives.torch.plan import Plan, plain, reducible
+from muster_collectives.torch.reports import GroupStats
+from muster_collectives.torch.verbs import VERBS, Verb
+from muster_collectives.torch.work import Finished, Joined, Posted
+
+__all__ = ["MusterProcessGroup"]
+
+_C10D = vars(dist.distributed_c10d)
+_SAYS_ASYNC = hasattr(dist.AllreduceOptions, "asyncOp")  # older torch does not
+_ALL_REDUCE = CoreVerb.ALL_REDUCE
+_STRIDED = torch.strided
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_TAGS = 0xFFFFFFFF
+_KEPT_SENDS = 64
+
+
+def _fast_sums() -> dict[torch.dtype, dict[int, tuple[DType, Op]]]:
+    """What all_reduce of a plain tensor comes to, by dtype and the hash of the ReduceOp."""
+    found: dict[torch.dtype, dict[int, tuple[DType, Op]]] = {}
+    for dtype in (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8,
+        torch.int32, torch.int64, torch.bool,
+    ):  # fmt: skip
+        sums = {}
+        for number, op in OPS.items():
+            kind = reducible(torch.empty(0, dtype=dtype), op)
+            if kind is not None:
+                sums[number] = kind[:2]
+        found[dtype] = sums
+    return found
+
+
+def _sums_of(communicator: Communicator) -> Callable[[int, int, DType, Op, float], None]:
+    """All-reduce in place at an address: the short way in, where the communicator has one."""
+    short = getattr(communicator, "all_reduce_at", None)
+    if short is not None:
+        return short  # type: ignore[no-any-return]
+    run = communicator.run
+
+    def all_reduce_at(address: int, count: int, dtype: DType, op: Op, timeout_s: float) -> None:
+        run(
+            _ALL_REDUCE, source=address, target=address, count=count, dtype=dtype, op=op,
+            timeout_s=timeout_s,
+        )  # fmt: skip
+
+    return all_reduce_at
+
+
+_FAST = _fast_sums()
+_NO_SUMS: dict[int, tuple[DType, Op]] = {}
+
+
+class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A group of `torch.distributed`. Made by `init_process_group` and `new_group`; all ranks make
+    the same calls in the same order. Calls raise a subclass of CollectiveError that names the ranks
+    at fault; after that the group is broken on every rank, and can be destroyed and made again."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, parts: Parts, timeout_s: float) -> None:
+        super().__init__(parts.identity.rank, parts.identity.size)
+        self._parts = parts
+        self._rank, self._size = parts.identity.rank, parts.identity.size
+        self._group_name, self._group_description = "", "undefined"
+        self._timeout_s = timeout_s
+        self._lane = parts.lane
+        self._is_eager = parts.lane.eager
+        self._run: Any = None if parts.communicator is None else parts.communicator.run
+        self._sums = None if parts.communicator is None else _sums_of(parts.communicator)
+        self._done = Finished()
+        self._together: list[Any] | None = None
+        self._sends: list[Posted] = []
+        self._finalizer = weakref.finalize(self, parts.end)
+
+    # --- what c10d asks of a group
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "muster"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_description
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        self._group_description = text
+
+    def getRank(self) -> int:  # noqa: N802
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def name(self) -> str:
+        return "muster"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        cpu = torch.device("cpu")
+        return [cpu, torch.device("cuda")] if torch.cuda.is_available() else [cpu]
+
+    def _get_backend(self, device: torch.device) -> MusterProcessGroup:
+        """A Python group has no backends by device: it is its own."""
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For the calls from now on."""
+        self._timeout_s = timeout.total_seconds()
+        self._parts.fallback.set_timeout(self._timeout_s)
+
+    _set_default_timeout = set_timeout
+
+    # --- what others of ours ask
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The core's group; None where CPU tensors go to gloo."""
+        return self._parts.communicator
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """The caller alone uses the core's group, after all that was begun. No verb of the group
+        may be called inside."""
+        with self._lane.exclusive():
+            yield
+
+    def stats(self) -> GroupStats:
+        """Counters since the group was made."""
+        return self._parts.stats()
+
+    # --- the end
+
+    def abort(self) -> None:
+        """Ends what is under way, on every rank; later calls raise AbortedError."""
+        self._parts.abort()
+
+    def shutdown(self) -> None:
+        """Finishes what was begun and gives everything back."""
+        self._run = self._sums = None
+        self._finalizer()
+
+    # --- verbs
+
+    def allreduce(self, tensors: Any, opts: Any = None, *rest: Any, **named: Any) -> Any:
+        """The path of DDP and of small sums: everything that costs a microsecond is left out."""
+        sums = self._sums
+        if sums is not None and opts is not None and tensors.__class__ is list and not rest:
+            tensor: Any = tensors[0] if len(tensors) == 1 else None
+            kind = None
+            if tensor.__class__ in _PLAIN and tensor.is_cpu:
+                kind = _FAST.get(tensor.dtype, _NO_SUMS).get(hash(opts.reduceOp))
+            if kind is not None and tensor.layout is _STRIDED and tensor.is_contiguous():
+                later = opts.asyncOp if _SAYS_ASYNC else True
+                if not (
+                    later
+                    and self._size > 1
+                    and (self._is_eager or sys._getframe(1).f_globals is _C10D)
+                ):
+                    limit_s = self._timeout_s
+                    if later:  # who says otherwise is dist.all_reduce, which has no timeout
+                        named_s = timeout_of(opts)
+                        limit_s = limit_s if named_s is None else named_s
+                    place = tensor.data_ptr()
+                    if self._lane.is_used:
+                        self._lane.run(
+                            functools.partial(
+                                sums, place, tensor.numel(), kind[0], kind[1], limit_s
+                            )
+                        )
+                    else:
+                        sums(place, tensor.numel(), kind[0], kind[1], limit_s)
+                    return Finished(tensors) if later else self._done
+        if opts is not None:
+            rest = (opts, *rest)
+        return self._call(
+            _VERB["allreduce"], (tensors, *rest), named, sys._getframe(1).f_globals is _C10D
+        )
+
+    def _call(
+        self, verb: Verb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
+    ) -> Any:
+        """Any verb on any device. `is_explicit`: called by a function of torch.distributed, so that
+        the program may do anything between an asynchronous call and its wait."""
+        arguments = canonical(verb.row, args, named)
+        device = _first_device(arguments.tensors) or "cpu"
+        if device == "cpu":
+            if verb.name == "barrier" and self._parts.device.is_made:
+                self._parts.device.call(verb.row, arguments).wait()
+            plan = None
+            if self._run is not None:
+                plan = verb.plan(self._size, self._rank, *arguments.tensors, arguments.options)
+            if plan is None:
+                self._require_open()
+                self._lane.advance()
+                work = self._parts.fallback.call(verb.row, arguments)
+            else:
+                work = self._issue(plan, arguments.options, is_explicit)
+        elif device == "cuda":
+            work = self._parts.device.call(verb.row, arguments)
+        else:
+            raise TypeError(
+                f"{verb.name} of a tensor on {device!r}: group 'muster' has cpu and cuda tensors"
+            )
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _issue(self, plan: Plan, options: Any, is_explicit: bool) -> Any:
+        limit_s = timeout_of(options)
+        action = functools.partial(
+            plan.perform, self._run, self._timeout_s if limit_s is None else limit_s
+        )
+        later = getattr(options, "asyncOp", True) and self._size > 1
+        if later and (self._is_eager or is_explicit):
+            return self._lane.submit(action, plan.outputs)
+        self._lane.run(action)
+        return Finished(plan.outputs)
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError(f"group {self._parts.identity.name!r} was destroyed: make it again")
+
+    # --- sends and receives
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        tensor = _one(tensors)
+        if tensor.is_cuda or self._run is None:
+            return self._elsewhere(tensor, "send", tensors, dst, tag)
+        dense = self._dense(tensor).contiguous().resolve_conj().resolve_neg()
+        request = self._parts.communicator.post_send(  # type: ignore[union-attr]
+            dense.data_ptr(), dense.numel() * dense.element_size(), dst, tag & _TAGS,
+            self._timeout_s,
+        )  # fmt: skip
+        work = Posted(request, dense, dense, None)
+        self._keep(work)
+        return work
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        tensor = _one(tensors)
+        if tensor.is_cuda or self._run is None:
+            return self._elsewhere(tensor, "recv", tensors, src, tag)
+        return self._receive(tensor, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        tensor = _one(tensors)
+        if tensor.is_cuda or self._run is None:
+            return self._elsewhere(tensor, "recv_anysource", tensors, tag)
+        return self._receive(tensor, None, tag)
+
+    def _receive(self, tensor: torch.Tensor, peer: int | None, tag: int) -> Posted:
+        dense = self._dense(tensor)
+        is_direct = dense.is_contiguous() and not dense.is_conj() and not dense.is_neg()
+        staged = dense if is_direct else torch.empty(dense.shape, dtype=dense.dtype)
+        length = staged.numel() * staged.element_size()
+        request = self._parts.communicator.post_recv(  # type: ignore[union-attr]
+            staged.data_ptr(), length, peer, tag & _TAGS, self._timeout_s
+        )
+        return Posted(request, dense, staged, length)
+
+    def _dense(self, tensor: Any) -> torch.Tensor:
+        found = plain(tensor)
+        if found is None:
+            raise TypeError(f"a tensor of layout {tensor.layout} cannot be sent or received")
+        return found
+
+    def _elsewhere(self, tensor: torch.Tensor, verb: str, *args: Any) -> Any:
+        self._require_open()
+        side = self._parts.device if tensor.is_cuda else self._parts.fallback
+        group = side.world() if tensor.is_cuda else side.group  # type: ignore[union-attr]
+        side.calls[verb] += 1
+        return getattr(group, verb)(*args)
+
+    def _keep(self, work: Posted) -> None:
+        """A send whose work nobody keeps must keep its memory until it is done."""
+        if len(self._sends) >= _KEPT_SENDS:
+            self._sends = [each for each in self._sends if not each.is_completed()]
+        self._sends.append(work)
+
+    # --- several at once
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        works, self._together = self._together or [], None
+        return Joined(works)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose error names all the ranks that have not come, on every rank."""
+        options = dist.BarrierOptions()
+        options.asyncOp = False
+        if timeout is not None and timeout > timedelta(0):
+            options.timeout = timeout
+        self._call(_VERB["barrier"], (options,), {}, False)
+
+
+def _one(tensors: Any) -> Any:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"a send or receive has one tensor, {len(tensors)} were given")
+    return tensors[0]
+
+
+def _first_device(value: Any) -> str:
+    """The device of the first tensor in there; "" where there is none."""
+    if isinstance(value, torch.Tensor):
+        return str(value.device.type)
+    if isinstance(value, list | tuple):
+        return next((found for found in map(_first_device, value) if found), "")
+    return ""
+
+
+def _method(verb: Verb) -> Callable[..., Any]:
+    def call(group: MusterProcessGroup, *args: Any, **named: Any) -> Any:
+        return group._call(verb, args, named, sys._getframe(1).f_globals is _C10D)
+
+    call.__doc__ = f"c10d's {verb.name}; see torch.distributed."
+    return call
+
+
+_VERB: Mapping[str, Verb] = {verb.name: verb for verb in VERBS}
+
+
+def _spell() -> None:
+    """Each verb under all its names: c10d looks methods up by name, and names have changed."""
+    for verb in VERBS:
+        for spelling in verb.row.spellings:
+            if spelling not in vars(MusterProcessGroup):
+                setattr(MusterProcessGroup, spelling, _method(verb))
+
+
+_spell()

@@ -1,0 +1,57 @@
+"""The average of one tensor over a group, as a future."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+# They divide after the sum, in float32 for 16-bit types; gloo has no average at all.
+_DIVIDES = ("muster", "smddp", "nccl")
+
+
+def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """DDP hooks are given None for the whole world. Raises ValueError without a process group."""
+    if group is not None:
+        return group
+    world = dist.group.WORLD
+    if world is None:
+        raise ValueError("no process group: call torch.distributed.init_process_group first")
+    return world
+
+
+def divides(group: dist.ProcessGroup, device: str) -> bool:
+    """Whether the group's all-reduce on that device knows AVG."""
+    # "muster", or "cpu:gloo,cuda:nccl" of a group with a backend for each device
+    name = str(dist.get_backend_config(group))
+    by_device = dict(part.split(":", 1) for part in name.split(",") if ":" in part)
+    return by_device.get(device, name).lower() in _DIVIDES
+
+
+def average(group: dist.ProcessGroup, tensor: Tensor) -> Future[Any]:
+    """A future of `tensor`, averaged in place."""
+    if divides(group, tensor.device.type):
+        return reduced(group, tensor, dist.ReduceOp.AVG)
+    # before, so that the sum of 16-bit values does not overflow
+    return reduced(group, tensor.div_(group.size()), dist.ReduceOp.SUM)
+
+
+def reduced(group: dist.ProcessGroup, tensor: Tensor, op: Any) -> Future[Any]:
+    """A future of `tensor`, reduced in place. Raises ValueError on a rank outside the group."""
+    work = inside(dist.all_reduce(tensor, op=op, group=group, async_op=True))
+    return work.get_future().then(_first)
+
+
+def inside(work: Any) -> Any:
+    """The work, which torch leaves out for ranks that are not in the group."""
+    if work is None:
+        raise ValueError("this rank is not in the group of its communication hook")
+    return work
+
+
+def _first(done: Future[Any]) -> Tensor:
+    value = done.value()
+    tensor: Tensor = value[0] if isinstance(value, list | tuple) else value
+    return tensor

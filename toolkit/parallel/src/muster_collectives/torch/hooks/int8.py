@@ -1,0 +1,77 @@
+"""Gradients that travel as int8 in blocks of 256, with error feedback.
+
+What rounding loses is added to the next step's gradient (Karimireddy et al. 2019), so that it is
+late, not lost. 3.9 times fewer bytes than float32.
+"""
+
+# DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from muster_collectives.torch.compress import blocks, exchange
+from muster_collectives.torch.compress.wires import BlockWire
+from muster_collectives.torch.hooks.average import average, group_or_world
+from muster_collectives.torch.hooks.kept import Kept
+from muster_collectives.torch.hooks.order import Order
+
+
+class Int8State:
+    """What int8_hook keeps. Collective: all ranks of the group make one, at the same place.
+
+    `group`: None for the world. `block`: values that share a scale. `error_feedback`: keep what
+    rounding lost, 4 bytes for each gradient value. Buckets of fewer than `least` values are
+    averaged in float32. The hook has a group of its own, so that nothing of DDP's comes between
+    its collectives; `exchange`: that group, if there is one already.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        block: int = blocks.BLOCK,
+        error_feedback: bool = True,
+        least: int = 4096,
+        exchange: dist.ProcessGroup | None = None,
+    ) -> None:
+        if block < 4 or block % 4:
+            raise ValueError(f"block is {block}: a multiple of 4, such as {blocks.BLOCK}")
+        self.group = group_or_world(group)
+        self.exchange = exchange if exchange is not None else own_group(self.group)
+        self.wire = BlockWire(block)
+        self.least = least
+        self.kept = Kept() if error_feedback else None
+        self.order = Order()
+
+    def close(self) -> None:
+        """Ends the thread of the hook; it also ends by itself when it has nothing to do."""
+        self.order.close()
+
+
+def int8_hook(state: Int8State, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Averages the bucket; see Int8State. What is not finite makes its block NaN on all ranks."""
+    buffer = bucket.buffer()
+    if buffer.numel() < state.least:
+        return average(state.group, buffer)
+    error = state.kept.of(bucket) if state.kept is not None else None
+    return state.order.submit(lambda: _averaged(state, buffer, error), buffer)
+
+
+def _averaged(state: Int8State, buffer: Tensor, error: Tensor | None) -> Tensor:
+    size = state.exchange.size()
+    values = buffer if buffer.dtype == torch.float32 else buffer.float()
+    exchange.sum_over(
+        state.exchange, state.exchange.rank(), size, values, state.wire, error, scale=1.0 / size
+    )
+    return buffer if values is buffer else buffer.copy_(values)
+
+
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks and backend. Collective over `group`."""
+    made: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
+    return made

@@ -1,0 +1,55 @@
+"""A vector beside every bucket of DDP, for what a hook keeps from step to step.
+
+DDP cuts its buckets anew after the first step; what is kept follows the parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_Place = tuple[Tensor, int, int]  # parameter, begin in the bucket, count
+
+
+class Kept:
+    """One float32 value for every value of every bucket, zero at first."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, tuple[list[_Place], Tensor]] = {}
+        self._parameters: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the parameter, its values
+
+    def of(self, bucket: dist.GradBucket) -> Tensor:
+        """The vector of this bucket, as long as its buffer."""
+        places = _places(bucket)
+        known = self._buckets.get(bucket.index())
+        if known is not None and _same(known[0], places):
+            return known[1]
+        values = torch.zeros_like(bucket.buffer(), dtype=torch.float32)
+        for parameter, begin, count in places:
+            part = values[begin : begin + count]
+            before = self._parameters.get(id(parameter))
+            if before is not None and before[1].numel() == count:
+                part.copy_(before[1])
+            self._parameters[id(parameter)] = (parameter, part)
+        self._buckets[bucket.index()] = (places, values)
+        return values
+
+    def values(self, parameter: Tensor) -> Tensor | None:
+        """Of one parameter, flat; None before its bucket has come."""
+        found = self._parameters.get(id(parameter))
+        return None if found is None else found[1]
+
+
+def _places(bucket: dist.GradBucket) -> list[_Place]:
+    buffer = bucket.buffer()
+    return [
+        (parameter, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+    ]
+
+
+def _same(old: list[_Place], new: list[_Place]) -> bool:
+    return len(old) == len(new) and all(
+        a[0] is b[0] and a[1:] == b[1:] for a, b in zip(old, new, strict=True)
+    )

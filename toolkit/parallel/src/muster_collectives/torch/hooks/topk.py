@@ -1,0 +1,130 @@
+"""Deep gradient compression: only the largest gradients travel, the others gather momentum here.
+
+Lin et al., Deep Gradient Compression, ICLR 2018: momentum correction and factor masking (3.2),
+local accumulation, local clipping, warm-up (3.3).
+"""
+
+# DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from muster_collectives.torch.hooks.average import average, group_or_world, inside
+from muster_collectives.torch.hooks.kept import Kept
+from muster_collectives.torch.hooks.selection import largest
+from muster_collectives.torch.hooks.warmup import WarmUp
+
+
+class TopKState:
+    """What top_k_hook keeps: 8 bytes for each gradient value.
+
+    The hook has the momentum, so the optimizer is plain SGD without any: SGD(lr) here steps as
+    SGD(lr, momentum) does without the hook where everything travels. `sparsity`: the share of
+    values that stay at home. Buckets of fewer than `least` values travel whole, with the same
+    momentum. `clip_norm`: each rank's part of a bucket is first scaled down to this 2-norm divided
+    by the square root of the number of ranks (None: not at all). `warm_up`: sparsity by step.
+    Raises ValueError for values outside their range.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        momentum: float = 0.9,
+        sparsity: float = 0.999,
+        warm_up: WarmUp | None = None,
+        clip_norm: float | None = None,
+        least: int = 4096,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum {momentum:g} is not in [0, 1)")
+        if not 0 <= sparsity < 1:
+            raise ValueError(f"sparsity {sparsity:g} is not in [0, 1)")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm {clip_norm:g} is not positive")
+        self.group = group_or_world(group)
+        self.momentum, self.final_sparsity, self.clip_norm = momentum, sparsity, clip_norm
+        self.warm_up = warm_up or WarmUp()
+        self.least = least
+        self.step = 0  # optimizer steps that have been reduced so far
+        self.velocity, self.gathered = Kept(), Kept()
+
+    @property
+    def sparsity(self) -> float:
+        """Of the step that comes next."""
+        return self.warm_up.sparsity(self.step, self.final_sparsity)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not checked
+def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Averages what travels of the bucket; the rest of its buffer is zero. See TopKState."""
+    buffer, sparsity = bucket.buffer(), state.sparsity
+    velocity, gathered = state.velocity.of(bucket), state.gathered.of(bucket)
+    gradient = buffer.float()
+    overflow = gradient.abs().amax() * 0  # NaN if a value is not finite: all ranks shall see it,
+    gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # and nothing keeps it
+    gradient = _clipped(gradient, state.clip_norm, state.group.size())
+    velocity.mul_(state.momentum).add_(gradient)
+    gathered.add_(velocity)
+    if bucket.is_last():
+        state.step += 1
+    count = math.ceil(buffer.numel() * (1 - sparsity))
+    if buffer.numel() < state.least or count >= buffer.numel():
+        return _whole(state, buffer, gathered, overflow)
+    chosen = largest(gathered, count)
+    values = gathered[chosen]
+    values[:1] += overflow
+    gathered[chosen] = 0
+    velocity[chosen] = 0  # factor masking: stale momentum must not push what has just moved
+    if count * state.group.size() >= buffer.numel():  # a dense sum moves no more bytes
+        buffer.zero_()[chosen] = values.to(buffer.dtype)
+        return average(state.group, buffer)
+    return _sparse(state, buffer, _message(chosen, values, count))
+
+
+def _clipped(gradient: Tensor, norm: float | None, ranks: int) -> Tensor:
+    if norm is None:
+        return gradient
+    limit = norm / math.sqrt(ranks)
+    return gradient * (limit / gradient.norm().clamp_min(limit))
+
+
+def _whole(state: TopKState, buffer: Tensor, gathered: Tensor, overflow: Tensor) -> Future[Any]:
+    # The sum of momenta is the momentum of the sum: nothing is masked where all of it travels.
+    buffer.copy_(gathered)
+    buffer[:1] += overflow.to(buffer.dtype)
+    gathered.zero_()
+    return average(state.group, buffer)
+
+
+def _message(chosen: Tensor, values: Tensor, count: int) -> Tensor:
+    """int32 [2, count]: places, and the bits of their values; filled up with zeros for place 0."""
+    message = torch.zeros(2, count, dtype=torch.int32, device=values.device)
+    message[0, : chosen.numel()] = chosen.to(torch.int32)
+    message[1].view(torch.float32)[: chosen.numel()] = values
+    return message
+
+
+def _sparse(state: TopKState, buffer: Tensor, message: Tensor) -> Future[Any]:
+    size = state.group.size()
+    messages = torch.empty(size, *message.shape, dtype=torch.int32, device=message.device)
+    work = _gather(messages, message, state.group)
+
+    def summed(done: Future[Any]) -> Tensor:
+        done.value()  # raises what the collective raised
+        total = torch.zeros_like(buffer, dtype=torch.float32)
+        for one in messages:  # in the order of ranks: the same bits everywhere
+            total.index_add_(0, one[0], one[1].view(torch.float32))
+        return buffer.copy_(total.div_(size))
+
+    return work.get_future().then(summed)
+
+
+def _gather(output: Tensor, source: Tensor, group: dist.ProcessGroup) -> Any:
+    # torch 2.13 renames it and warns about the old name
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return inside(gather(output.view(-1), source.view(-1), group=group, async_op=True))

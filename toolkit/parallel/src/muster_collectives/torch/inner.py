@@ -1,0 +1,171 @@
+"""The groups behind ours: gloo for what the core does not do, NCCL for CUDA tensors.
+
+Both are made at their first use, which all ranks come to together: what a call needs follows from
+its verb, dtype and device.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from muster_collectives.torch.arguments import Arguments, Row
+from muster_collectives.torch.work import Joined
+
+__all__ = ["Device", "Fallback", "forward"]
+
+# a verb on several tensors that an inner group may not have, as the one on each of them
+_SINGLES = {
+    "all_gather_single_coalesced": ("all_gather_single", "_allgather_base"),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_single", "_reduce_scatter_base"),
+}
+
+
+def forward(inner: Any, row: Row, arguments: Arguments) -> Any:
+    """The same call on an inner group, by the name that it has there."""
+    for spelling in row.spellings:
+        method = getattr(inner, spelling, None)
+        if method is not None:
+            return method(*arguments.tensors, arguments.options)
+    for spelling in _SINGLES.get(row.name, ()):
+        method = getattr(inner, spelling, None)
+        if method is not None:
+            outputs, inputs = arguments.tensors
+            return Joined(
+                [method(to, of, arguments.options) for to, of in zip(outputs, inputs, strict=True)]
+            )
+    raise NotImplementedError(f"{type(inner).__name__} has no {row.name}")
+
+
+class Fallback:
+    """Gloo. `calls` counts by verb what went there."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._group: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def group(self) -> Any:
+        """Collective at its first use."""
+        with self._making:
+            if self._group is None:
+                if not dist.is_gloo_available():
+                    raise RuntimeError(
+                        "this needs gloo, and torch was built without it: the core does not do it"
+                    )
+                self._group = dist.ProcessGroupGloo(
+                    self._store, self._rank, self._size, timedelta(seconds=self._timeout_s)
+                )
+            return self._group
+
+    def call(self, row: Row, arguments: Arguments) -> Any:
+        """A c10d work; raises what gloo raises."""
+        group = self.group
+        self.calls[row.name] += 1
+        return forward(group, row, arguments)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        if self._group is not None:
+            self._group._set_default_timeout(timedelta(seconds=timeout_s))
+
+    def abort(self) -> None:
+        _end(self._group, "abort")
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        _end(group, "shutdown")
+
+
+class Device:
+    """CUDA tensors. `calls` counts by verb what went there; `host_sum` makes what sums in host
+    memory, where that is asked for."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        nodes: Sequence[int],
+        timeout_s: float,
+        host_sum: Callable[[], Any],
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._nodes = store, rank, tuple(nodes)
+        self._timeout_s = timeout_s
+        self._host_sum = host_sum
+        self._path: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def path(self) -> Any:
+        """The DevicePath; collective at its first use."""
+        with self._making:
+            if self._path is None:
+                from muster_collectives.torch import cuda
+
+                settings = cuda.read_settings(os.environ, self._timeout_s)
+                groups = cuda.make_groups(
+                    self._store,
+                    cuda.plan_layout(self._rank, self._nodes),
+                    cuda.nccl(self._timeout_s),
+                )
+                host = self._host_sum() if settings.all_reduce == "host" else None
+                self._path = cuda.DevicePath(groups, settings, host)
+            return self._path
+
+    def call(self, row: Row, arguments: Arguments) -> Any:
+        """A c10d work whose wait orders streams."""
+        path = self.path
+        self.calls[row.name] += 1
+        tensors, options = arguments.tensors, arguments.options
+        if row.name == "allreduce" and len(tensors[0]) == 1 and not tensors[0][0].is_sparse:
+            return path.all_reduce(tensors[0][0], options.reduceOp)
+        if row.name == "all_gather_single":
+            return path.all_gather_single(tensors[0], tensors[1])
+        if row.name == "reduce_scatter_single":
+            return path.reduce_scatter_single(tensors[0], tensors[1], options.reduceOp)
+        return forward(path.groups.world, row, arguments)
+
+    @property
+    def is_made(self) -> bool:
+        return self._path is not None
+
+    def world(self) -> Any:
+        """The group of all ranks, for sends and receives."""
+        return self.path.groups.world
+
+    def abort(self) -> None:
+        for group in self._groups():
+            _end(group, "abort")
+
+    def close(self) -> None:
+        groups = self._groups()
+        path, self._path = self._path, None
+        if path is not None:
+            path.close()
+        for group in groups:
+            _end(group, "shutdown")
+
+    def _groups(self) -> list[Any]:
+        if self._path is None:
+            return []
+        groups = self._path.groups
+        return [each for each in (groups.world, groups.intra, groups.inter) if each is not None]
+
+
+def _end(group: Any, how: str) -> None:
+    method = getattr(group, how, None)
+    if method is None:
+        return
+    try:
+        method()
+    except RuntimeError:  # gloo of some versions has no abort
+        pass

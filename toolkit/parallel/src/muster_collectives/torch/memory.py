@@ -1,0 +1,183 @@
+"""Tensors in registered memory: the ranks of a node work in each other's, nothing is staged.
+
+Registering is collective: all ranks of a group do it together, at the same place between the same
+calls, with the same sizes. Where it cannot be done (another backend, no shared memory) tensors are
+ordinary and the same calls work, with the copies of the staged algorithms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from muster_collectives.core.communicator import Communicator, Region
+from muster_collectives.core.errors import ResourceError
+
+_LOG = logging.getLogger("muster_collectives")
+_PAGE = 4096
+LEAST_BYTES = 64 << 10  # of smaller tensors the copies do not matter
+
+
+class RegisteringGroup(Protocol):
+    """What a process group of ours offers besides collectives."""
+
+    @property
+    def communicator(self) -> Communicator | None: ...
+
+    def exclusive(self) -> AbstractContextManager[None]: ...
+
+
+def registering(group: Any) -> RegisteringGroup | None:
+    """The group, where it can register memory and another rank is there to gain from it."""
+    if not hasattr(group, "exclusive") or group.size() < 2:
+        return None
+    ours = cast(RegisteringGroup, group)
+    return ours if ours.communicator is not None else None
+
+
+def allocate(group: Any, bytes_: int) -> Region | None:
+    """Registered memory, zeroed. Collective. None on every rank where one of them cannot; raises
+    what any call of a broken group raises."""
+    ours = registering(group)
+    if ours is None or ours.communicator is None:
+        return None
+    with ours.exclusive():
+        try:
+            return ours.communicator.allocate(bytes_)
+        except ResourceError as error:
+            _refused(error, bytes_)
+            return None
+
+
+def adopt(group: Any, tensor: Tensor) -> Region | None:
+    """Moves the tensor's storage to registered memory, in place. Collective.
+
+    The tensor and every view of its storage see the new memory, with the old content. None on every
+    rank where one of them cannot, such as for a /dev/shm that is too small. The memory stays
+    registered, and its storage alive, as long as the group.
+    """
+    ours = registering(group)
+    if ours is None or ours.communicator is None:
+        return None
+    with ours.exclusive():
+        storage = tensor.untyped_storage()
+        descriptor, address = -1, 0
+        try:
+            # as torch.multiprocessing does it; the storage keeps the descriptor
+            descriptor, _ = storage._share_fd_cpu_()
+            address = storage.data_ptr()
+        except RuntimeError as error:
+            _LOG.warning("a bucket of %d bytes stays where it is: %s", storage.nbytes(), error)
+        try:
+            region = ours.communicator.adopt(descriptor, address, storage.nbytes())
+        except ResourceError as error:
+            _refused(error, storage.nbytes())
+            return None
+        # Memory that is registered must not be freed and given to something else meanwhile.
+        weakref.finalize(ours.communicator, _forget, storage).atexit = False
+        return region
+
+
+def over(view: memoryview, count: int, dtype: torch.dtype) -> tuple[Tensor, object]:
+    """A tensor of `count` elements at the begin of that memory, and its lease: an object that is
+    gone when the tensor and all views of it are."""
+    lease = (ctypes.c_char * (count * dtype.itemsize)).from_buffer(view)
+    return torch.frombuffer(lease, dtype=dtype, count=count), lease
+
+
+class RegisteredPool:
+    """Places for tensors that come and go, such as those of FSDP.
+
+    Of each size there are `slots` places, registered at the first requests of that size, until
+    `limit_bytes` are; the requests are the same on all ranks, so the registering is. A request that
+    finds no free place gets ordinary memory. After the group's end the memory
+    is ordinary.
+    """
+
+    def __init__(
+        self, group: Any, slots: int = 2, limit_bytes: int = 1 << 30, least_bytes: int = LEAST_BYTES
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots is {slots}: 1 or more")
+        self._group, self._slots = group, slots
+        self._left_bytes, self._least_bytes = limit_bytes, least_bytes
+        self._places: dict[int, list[_Place]] = {}
+        self.registered = 0  # requests that got registered memory
+        self.ordinary = 0
+
+    def empty(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor of any content; collective at the first requests of a size."""
+        count = math.prod(int(each) for each in size)
+        place = None
+        if device.type == "cpu" and count * dtype.itemsize >= self._least_bytes:
+            place = self._place(count * dtype.itemsize)
+        if place is None:
+            self.ordinary += 1
+            return torch.empty(*size, dtype=dtype, device=device)
+        self.registered += 1
+        return place.lend(count, dtype).view(*size)
+
+    def close(self) -> None:
+        """Gives the memory back; collective. Raises RuntimeError while a tensor lies in it."""
+        places = [place for each in self._places.values() for place in each]
+        if any(place.lent for place in places):
+            raise RuntimeError(
+                "tensors still lie in registered memory: drop them before the pool is closed"
+            )
+        ours = registering(self._group)
+        if ours is not None:
+            with ours.exclusive():
+                for place in places:
+                    place.region.release()
+        self._places.clear()
+
+    def _place(self, bytes_: int) -> _Place | None:
+        rounded = -(-bytes_ // _PAGE) * _PAGE
+        places = self._places.setdefault(rounded, [])
+        if len(places) < self._slots and self._left_bytes >= rounded:
+            region = allocate(self._group, rounded)
+            if region is None:
+                self._left_bytes = 0  # on every rank
+            else:
+                self._left_bytes -= rounded
+                places.append(_Place(region))
+                return places[-1]
+        for place in places:
+            if not place.lent:
+                places.remove(place)
+                places.append(place)  # the one that rested longest comes first
+                return place
+        return None
+
+
+class _Place:
+    """A region that is lent to one tensor at a time."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.lent = region, False
+        self._view = region.view  # keeps the memory even when the group ends before the tensors
+
+    def lend(self, count: int, dtype: torch.dtype) -> Tensor:
+        tensor, lease = over(self._view, count, dtype)
+        self.lent = True
+        weakref.finalize(lease, self._back).atexit = False
+        return tensor
+
+    def _back(self) -> None:
+        self.lent = False
+
+
+def _refused(error: ResourceError, bytes_: int) -> None:
+    _LOG.warning("%d bytes cannot be registered, they are staged instead: %s", bytes_, error)
+
+
+def _forget(storage: Any) -> None:
+    del storage

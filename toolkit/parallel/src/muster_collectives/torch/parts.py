@@ -1,0 +1,83 @@
+"""What a group holds, and its end. Apart from the group, so that what ends it when nobody has
+destroyed it (at the end of the interpreter) does not keep it alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.errors import AbortedError, ClosedError, CollectiveError
+from muster_collectives.core.types import Code
+from muster_collectives.torch import reports
+from muster_collectives.torch.inner import Device, Fallback
+from muster_collectives.torch.issue import Lane
+
+__all__ = ["Parts"]
+
+_log = logging.getLogger("muster_collectives")
+
+
+@dataclass
+class Parts:
+    identity: reports.Identity
+    communicator: Communicator | None
+    why: str
+    lane: Lane
+    fallback: Fallback
+    device: Device
+    began_s: float = field(default_factory=time.time)
+    pid: int = field(default_factory=os.getpid)
+    _ending: threading.Lock = field(default_factory=threading.Lock)
+    _ended: bool = False
+    _aborted: bool = False
+
+    def stats(self) -> reports.GroupStats:
+        return reports.take(self.communicator, self.why, self.fallback.calls, self.device.calls)
+
+    def abort(self) -> None:
+        """From any thread: what is under way ends with AbortedError, here and on other ranks."""
+        self._aborted = True
+        if self.communicator is not None:
+            self.communicator.abort()
+        self.fallback.abort()
+        self.device.abort()
+        error = AbortedError(
+            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was aborted",
+            "make the group again (destroy_process_group, init_process_group)",
+            group=self.identity.name, rank=self.identity.rank, code=Code.EABORT,
+        )  # fmt: skip
+        self.lane.close(error, finish=False)
+
+    def end(self) -> None:
+        """Finishes what was begun, writes the summary, gives everything back. Never raises for
+        what a peer did; a second call does nothing, nor does one in a child of the process."""
+        with self._ending:
+            if self._ended or os.getpid() != self.pid:
+                return
+            self._ended = True
+        error = ClosedError(
+            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was destroyed",
+            "wait for what was begun with async_op before destroy_process_group",
+            group=self.identity.name, rank=self.identity.rank, code=Code.ECLOSED,
+        )  # fmt: skip
+        self.lane.close(error, finish=not self._aborted)
+        self._write_summary()
+        if self.communicator is not None:
+            self.communicator.close()
+        self.fallback.close()
+        self.device.close()
+
+    def _write_summary(self) -> None:
+        folder = os.environ.get(reports.FOLDER, "").strip()
+        if not folder:
+            return
+        nodes = self.communicator.nodes if self.communicator is not None else ()
+        try:
+            content = reports.summary(self.identity, self.stats(), tuple(nodes), self.began_s)
+            reports.write(folder, self.identity, content)
+        except (OSError, CollectiveError) as error:
+            _log.warning("no summary of group %r: %s", self.identity.name, error)

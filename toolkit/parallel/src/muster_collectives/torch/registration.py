@@ -1,0 +1,97 @@
+"""The names under which torch finds the backend, and how it makes a group."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from muster_collectives.core import machine
+from muster_collectives.core.errors import SettingsError
+from muster_collectives.torch.creation import Made, group_timeout_s, make_communicator, member_text
+from muster_collectives.torch.group import MusterProcessGroup
+from muster_collectives.torch.inner import Device, Fallback
+from muster_collectives.torch.issue import Lane
+from muster_collectives.torch.parts import Parts
+from muster_collectives.torch.reports import Identity
+
+__all__ = ["NAMES", "create", "register"]
+
+NAMES = ("muster", "smddp")
+_WAYS = {"lane": True, "lazy": False}
+
+
+def register() -> None:
+    """Makes the backends known to torch; what is known stays as it is."""
+    if not dist.is_available():
+        return
+    for name in NAMES:
+        if name.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def create(options: Any, backend_options: Any = None) -> MusterProcessGroup:
+    """A group; all its ranks call it together. torch does, with its extended options."""
+    members = [int(rank) for rank in options.global_ranks_in_group]
+    # a name that comes back with other members must not meet those of its earlier life
+    text = ",".join(map(str, members)) or f"all {options.group_size}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return make_group(
+        dist.PrefixStore(f"muster-{digest}", options.store),
+        int(options.group_rank),
+        int(options.group_size),
+        member_text(str(options.group_id), members),
+        members or list(range(int(options.group_size))),
+        group_timeout_s(options.timeout, os.environ),
+    )
+
+
+def make_group(
+    store: Any, rank: int, size: int, name: str, members: list[int], timeout_s: float
+) -> MusterProcessGroup:
+    """A group of its own store. Raises what `make_communicator` raises."""
+    made = make_communicator(store, rank, size, name, timeout_s)
+    nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
+    below = dist.PrefixStore(made.life, store)
+
+    def host_sum() -> Any:
+        """Of the host-staged device path: a group of its own, for it has a thread of its own."""
+        from muster_collectives.torch import cuda
+
+        inside = dist.PrefixStore("host", below)
+        named = f"{name}, host sums"
+        return cuda.GroupSum(make_group(inside, rank, size, named, members, timeout_s))
+
+    parts = Parts(
+        Identity(name, rank, size, tuple(members), made.life),
+        made.communicator,
+        made.why,
+        Lane(name, is_eager(made, rank)),
+        Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
+        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_sum),
+    )
+    if made.communicator is None:
+        _ = parts.fallback.group  # now, while all ranks are here
+    return MusterProcessGroup(parts, timeout_s)
+
+
+def is_eager(made: Made, rank: int) -> bool:
+    """Whether asynchronous calls go to a thread at once: there are processors to spare."""
+    text = os.environ.get("COLLECTIVES_ASYNC", "").strip()
+    if text:
+        if text not in _WAYS:
+            raise SettingsError(
+                f"COLLECTIVES_ASYNC={text!r} is none of {', '.join(_WAYS)}",
+                "lane: a thread of the group runs asynchronous calls; lazy: who waits does",
+            )
+        return _WAYS[text]
+    locals_ = 1
+    if made.communicator is not None:
+        nodes = made.communicator.nodes
+        locals_ = nodes.count(nodes[rank])
+    named = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if named.isdigit():  # a sub-group shares the processors with the other ranks of the node
+        locals_ = max(locals_, int(named))
+    return machine.processors() > locals_
