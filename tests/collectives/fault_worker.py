@@ -186,10 +186,40 @@ def works(own: Guilty) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def interrupted(own: Guilty) -> dict[str, Any]:
+    """Ctrl-C for a rank that waits for another; `victim` is the one that is waited for."""
+    if own.is_victim:
+        own.meeting.wait_for_mark("told")
+        return own.told(lambda: own.all_reduce(SHORT_S))
+    own.meeting.mark(f"waits-{own.rank}")
+    try:
+        return own.told(own.all_reduce)
+    except KeyboardInterrupt:
+        return {"kind": "KeyboardInterrupt", "again": described(raised(own.all_reduce))["kind"]}
+
+
+def handled(own: Guilty) -> dict[str, Any]:
+    """A handler that raises nothing leaves the call as it is; it may not call the group itself."""
+    found: list[str] = []
+
+    def handle(number: int, frame: object) -> None:
+        found.append(described(raised(own.all_reduce))["kind"])
+        own.meeting.mark(f"handled-{own.rank}")
+
+    signal.signal(signal.SIGTERM, handle)
+    own.data[:] = own.rank
+    if own.is_victim:
+        own.meeting.wait_for_mark("told")
+    own.meeting.mark(f"waits-{own.rank}")
+    own.all_reduce()
+    right = bool((own.data == sum(range(own.meeting.size))).all())
+    return {"kind": "", "right": right, "handler": found}
+
+
 SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
     each.__name__: each
     for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, forks, straggles,
-                 works)
+                 works, interrupted, handled)
 }  # fmt: skip
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from tests.collectives.jobs import clean, job
 from tests.collectives.mismatch_worker import CASES
 from tests.collectives.test_faults import NODES, names
 
+HANDLED_S = 2.0  # a signal waits 50 ms in the core; the rest is the machine's
+PLACES = [
+    *NODES,
+    pytest.param("pure", id="pure Python"),
+]
 # between nodes a root may be done before the others have come: then the next operation tells
 ROOTED = ("root", "scatter against gather")
 # what the text must say of the two sides
@@ -61,3 +70,42 @@ def test_a_forked_child_is_refused_and_the_group_goes_on(nodes: str) -> None:
         for each in clean(started.ends()):
             assert each["child"] == 0, "the child was not refused with ForkError"
             assert each["right"], "the group gives a wrong sum after its child has ended"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_control_c_ends_a_rank_that_waits_for_another_and_the_others_learn_of_it(
+    place: str,
+) -> None:
+    nodes, environ = placed(place)
+    with job("fault_worker", 3, "interrupted", "2", nodes=nodes, environ=environ) as started:
+        for rank in (0, 1):
+            started.wait_for(f"waits-{rank}")
+        began = time.monotonic()
+        started.strike(1, signal.SIGINT)
+        ends = started.ends(of=[0, 1])
+        assert time.monotonic() - began < HANDLED_S, "it waited for the end of the call"
+        started.mark("told")
+        ends += started.ends(of=[2])
+    kinds = [end.said["kind"] for end in ends]
+    assert kinds == ["AbortedError", "KeyboardInterrupt", "AbortedError"], ends
+    assert ends[1].said["again"] == "AbortedError", "the group goes on after half a call"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(place: str) -> None:
+    nodes, environ = placed(place)
+    with job("fault_worker", 3, "handled", "2", nodes=nodes, environ=environ) as started:
+        for rank in (0, 1):
+            started.wait_for(f"waits-{rank}")
+        began = time.monotonic()
+        started.strike(1, signal.SIGTERM)
+        started.wait_for("handled-1")
+        assert time.monotonic() - began < HANDLED_S
+        started.mark("told")
+        said = clean(started.ends())
+    assert all(each["right"] for each in said), said
+    assert [each["handler"] for each in said] == [[], ["UsageError"], []], said
+
+
+def placed(place: str) -> tuple[Sequence[str], Mapping[str, str]]:
+    return ((), {"COLLECTIVES_PURE": "1"}) if place == "pure" else (names(place), {})

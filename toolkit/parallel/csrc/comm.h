@@ -77,6 +77,8 @@ struct mc_comm {
   uint64_t *waits_ns;           /* [size] */
   struct mc_record *records;    /* [MC_RECORDS], at seq % MC_RECORDS */
   uint32_t path;
+  struct mc_host *host;         /* whose signal handlers run in long waits; NULL: nobody's */
+  uint64_t attended_ns;         /* when they last could */
 };
 
 /* --- clock.c */
@@ -112,6 +114,8 @@ int mc_check(struct mc_comm *c);             /* MC_OK, or the verdict or abort t
 /* One look at what a long wait must not miss: verdict, dead local ranks, other nodes' words, the
  * deadline. `missing` (by local rank, NULL: nobody local) is who has not come. Called every 50 ms. */
 int mc_look(struct mc_comm *c, const uint8_t *missing_locals);
+/* --- attend.c */
+int mc_attended(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */
 /* --- local verbs: within the node, over its local ranks; count, in and out as in muster_core.h but
  * with locals for size and root a local rank. Each runs whole rounds. */
 int mc_local_barrier(struct mc_comm *c);

@@ -157,6 +157,7 @@ static int too_late(struct mc_comm *c, const uint8_t *missing) {
 
 int mc_look(struct mc_comm *c, const uint8_t *missing) {
   int code = mc_check(c);
+  if (!code) code = mc_attended(c);
   if (!code && missing) code = look_at_peers(c, missing);
   if (!code && c->net) code = mc_net_look(c, missing);
   if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = too_late(c, missing);

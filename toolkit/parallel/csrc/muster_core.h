@@ -3,14 +3,14 @@
  * One mc_comm is one group as one rank sees it. A collective is one mc_run, called by every rank of
  * the group in the same order, from one thread at a time; mc_abort, mc_stats and the p2p functions
  * may be called from any thread meanwhile. Every wait has a deadline. Nothing here prints, exits or
- * handles signals. All ranks get identical bits, from run to run (fixed order of summation: ranks
+ * handles signals (mc_attend lets the caller's handlers run). All ranks get identical bits, from run to run (fixed order of summation: ranks
  * within a node ascending, then nodes ascending).
  * Design: collectives.md sections 5-7 of the project's design. */
 #ifndef MUSTER_CORE_H
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 1u
+#define MC_ABI 2u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -105,6 +105,18 @@ MC_API int mc_create(const struct mc_layout *layout, double timeout_s, struct mc
 MC_API int mc_run(struct mc_comm *comm, const struct mc_call *call, struct mc_failure *failure);
 /* Ends a call in progress on every rank, from any thread. Later calls: MC_EABORT. */
 MC_API void mc_abort(struct mc_comm *comm);
+/* The caller's interpreter, so that its signal handlers run within 50 ms while a call waits (an
+ * exception of one ends the call with MC_EABORT on every rank): functions of CPython's stable
+ * interface, by value so that the core is linked with none. It must outlive the group. */
+struct mc_host {
+  uint64_t thread;                         /* pthread_self() of the thread that runs handlers */
+  int (*hold)(void);                       /* PyGILState_Ensure */
+  int (*look)(void);                       /* PyErr_CheckSignals */
+  void (*keep)(void **, void **, void **); /* PyErr_Fetch */
+  void (*let_go)(int);                     /* PyGILState_Release */
+  void *kept[3];                           /* what a handler raised, for PyErr_Restore; NULL: nothing */
+};
+MC_API void mc_attend(struct mc_comm *comm, struct mc_host *host);
 /* Says good-bye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
 MC_API void mc_close(struct mc_comm *comm);
 

@@ -98,7 +98,8 @@ static int wait_for(struct mc_comm *c, uint64_t ticket) {
     now = mc_now_ns();
     if (ch->moved) moved = now;
     if (code != MC_OK || ch->moved) continue;
-    code = look_at_locals(ch, now);
+    code = mc_attended(c);
+    if (code == MC_OK) code = look_at_locals(ch, now);
     if (code == MC_OK && may_speak(ch, now)) {
       ch->spoke_ns = now;
       reach_out(ch, now);

@@ -19,7 +19,7 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 1
+ABI = 2
 RECORDS = 128
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -78,6 +78,13 @@ class McRecord(ctypes.Structure):
     _fields_ = (("what", McDesc), ("began_s", f64), ("took_s", f64), ("code", i32), ("path", u32))
 
 
+class McHost(ctypes.Structure):
+    _fields_ = (
+        ("thread", u64), ("hold", ptr), ("look", ptr), ("keep", ptr), ("let_go", ptr),
+        ("kept", ptr * 3),
+    )  # fmt: skip
+
+
 # struct mc_call: written as one piece per call, which is faster than field by field
 CALL = struct.Struct("=4I2QQ2Qd")
 assert CALL.size == 64
@@ -89,6 +96,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_create": (ctypes.c_int, (ptr, f64, ptr, ptr)),
     "mc_run": (ctypes.c_int, (ptr, ptr, ptr)),
     "mc_abort": (None, (ptr,)),
+    "mc_attend": (None, (ptr, ptr)),
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),

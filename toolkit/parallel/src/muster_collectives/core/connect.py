@@ -161,7 +161,8 @@ def _native(
     settings: Settings, listener: socket.socket | None,
 ) -> Communicator:  # fmt: skip
     from muster_collectives.core import abi
-    from muster_collectives.core.native import NativeCommunicator, raw_tuning
+    from muster_collectives.core.native import NativeCommunicator
+    from muster_collectives.core.native_create import raw_tuning
 
     core = library.load(settings.core)
     raw = raw_tuning(plan.tuning)

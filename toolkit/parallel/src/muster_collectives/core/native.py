@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from muster_collectives.core import abi
+from muster_collectives.core import abi, turn
+from muster_collectives.core.attention import Attention
 from muster_collectives.core.communicator import Communicator, Region
 from muster_collectives.core.errors import ClosedError, CollectiveError, ForkError
 from muster_collectives.core.flight import Flight
 from muster_collectives.core.layout import Layout, Means
 from muster_collectives.core.messages import error_of
+from muster_collectives.core.native_create import create
 from muster_collectives.core.native_request import NativeRequest, Ways
 from muster_collectives.core.stragglers import PERIOD_S, Stragglers
-from muster_collectives.core.tuning import Tuning
 from muster_collectives.core.types import (
     Code,
     Description,
@@ -79,16 +80,18 @@ class NativeCommunicator(Communicator):
         self._call_at = ctypes.c_void_p(ctypes.addressof(place))
         self._call_place = place  # so that the bytes can never move
         self._mc_run = library.mc_run
+        self._attention = Attention()
         self._lock = threading.Lock()  # held during a collective
-        self._gate = threading.Condition(threading.Lock())
+        self._gate = threading.Condition()  # a signal handler may come in between and abort
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
         self.regions: set[NativeRegion] = set()
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
-        self._handle = _create(
+        self._handle = create(
             library, layout, timeout_s if create_s is None else create_s, self._failure, name
         )
+        library.mc_attend(self._handle, self._attention.address)
 
     # --- collectives
 
@@ -106,11 +109,28 @@ class NativeCommunicator(Communicator):
         out_counts: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        keep = None
-        in_at = out_at = 0
-        if in_counts is not None or out_counts is not None:
-            keep = self._counts(in_counts), self._counts(out_counts)
-            in_at, out_at = ctypes.addressof(keep[0]), ctypes.addressof(keep[1])
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if in_counts is None and out_counts is None:
+            self._perform(verb, dtype, op, root, source, target, count, 0, 0, limit_s)
+            return
+        ins, outs = self._counts(in_counts), self._counts(out_counts)  # they must live until then
+        self._perform(
+            verb, dtype, op, root, source, target, count, ctypes.addressof(ins),
+            ctypes.addressof(outs), limit_s,
+        )  # fmt: skip
+
+    def all_reduce_at(
+        self, address: int, count: int, dtype: DType, op: Op, timeout_s: float
+    ) -> None:
+        """In place at an address: `run` of DDP's small sums, whose cost is that of the call."""
+        self._perform(
+            Verb.ALL_REDUCE, dtype, op, 0, address, address, count, 0, 0, timeout_s
+        )  # fmt: skip
+
+    def _perform(
+        self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
+        in_at: int, out_at: int, limit_s: float,
+    ) -> None:  # fmt: skip
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
@@ -119,10 +139,11 @@ class NativeCommunicator(Communicator):
                 raise self._closed()
             _pack_into(
                 self._call, 0, verb, dtype, op, root, source, target, count, in_at, out_at,
-                self.timeout_s if timeout_s is None else timeout_s,
+                limit_s,
             )  # fmt: skip
             code = self._mc_run(handle, self._call_at, self._failure_at)
             if code:
+                self._attention.raise_kept()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
             self._countdown -= 1
             if not self._countdown:
@@ -266,6 +287,8 @@ class NativeCommunicator(Communicator):
     def _end_core(self) -> None:
         if not self._lock.acquire(False):  # another thread is in a call: it shall end
             self.abort()
+            if turn.is_inside(NativeCommunicator._perform.__code__, self):
+                return  # of this thread: a signal handler closes
             if not self._lock.acquire(timeout=_CLOSING_S):
                 return  # the core is still in use, so it cannot be freed
         try:
@@ -313,6 +336,8 @@ class NativeCommunicator(Communicator):
 
     def _wait_for_turn(self) -> None:
         """Another thread is in a call, whose own deadline bounds this wait."""
+        if turn.is_inside(NativeCommunicator._perform.__code__, self):
+            raise self._usage(turn.BETWEEN, turn.FLAG)
         while not self._lock.acquire(timeout=1.0):
             if os.getpid() != self._pid:
                 raise self._forked()
@@ -334,41 +359,6 @@ class NativeCommunicator(Communicator):
         found = error_of(Failure(Code.EFORK), self.name, self.rank, self.size)
         assert isinstance(found, ForkError)
         return found
-
-
-def _create(
-    library: ctypes.CDLL, layout: Layout, timeout_s: float, place: abi.FailurePlace, name: str
-) -> ctypes.c_void_p:
-    nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)
-    raw = abi.McLayout(
-        abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
-        segment_fd=layout.segment_fd, listen_fd=layout.listen_fd, tuning=raw_tuning(layout.tuning),
-    )  # fmt: skip
-    raw.key[:] = layout.key
-    addresses = (abi.McAddress * layout.size)()
-    if layout.addresses:
-        for at, address in zip(addresses, layout.addresses, strict=True):
-            at.family, at.port, at.scope = address.family, address.port, address.scope
-            ctypes.memmove(ctypes.addressof(at) + abi.McAddress.bytes.offset, address.packed,
-                           len(address.packed))  # fmt: skip
-        raw.addresses = ctypes.addressof(addresses)
-    place.clear()
-    handle = ctypes.c_void_p()
-    code = library.mc_create(ctypes.byref(raw), timeout_s, ctypes.byref(handle), place.address)
-    if code:
-        failure = place.read(code)
-        raise error_of(failure, name, layout.rank, layout.size, call="making the group")
-    return handle
-
-
-def raw_tuning(tuning: Tuning) -> abi.McTuning:
-    return abi.McTuning(
-        slot_bytes=tuning.slot_bytes, one_shot_bytes=tuning.one_shot_bytes,
-        chunk_bytes=tuning.chunk_bytes, direct_bytes=tuning.direct_bytes,
-        leader_bytes=tuning.leader_bytes, segment_bytes=tuning.segment_bytes,
-        error_feedback=int(tuning.error_feedback), wire=int(tuning.wire),
-        checked=int(tuning.checked), spin_s=tuning.spin_s,
-    )  # fmt: skip
 
 
 def _numbered(last: Description | None, called: Description) -> Description:

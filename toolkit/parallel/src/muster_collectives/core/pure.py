@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from muster_collectives.core import pure_wire as wire
+from muster_collectives.core import turn
 from muster_collectives.core.buffers import memory_at
 from muster_collectives.core.channel import StrangerError, dial
 from muster_collectives.core.communicator import Communicator
@@ -137,6 +138,8 @@ class PureCommunicator(Communicator):
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         counts = self._counts(verb, in_counts, out_counts)
         self._valid(verb, source, target, count, dtype, op, root, counts)
+        if self._lock.locked() and turn.is_inside(PureCommunicator.run.__code__, self):
+            raise self._usage(turn.BETWEEN, turn.FLAG)
         with self._lock:
             self._ready(Description(0, count, verb, dtype, op, root))
             self._seq += 1
@@ -151,6 +154,9 @@ class PureCommunicator(Communicator):
             except CollectiveError as error:
                 self.journal.note(what, began, error.code)
                 raise self._logged(error) from None
+            except BaseException:  # of a signal handler: the call is not complete, nor will it be
+                self.abort()
+                raise
             self.journal.note(what, began, Code.OK)
 
     def _exchange(
