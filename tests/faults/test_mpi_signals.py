@@ -266,6 +266,24 @@ def test_a_killed_launch_daemon_of_a_follower_is_the_failure(mpi: MakeMpi) -> No
 
 
 @pytest.mark.promise("F17")
+def test_a_rank_that_only_lost_its_daemon_does_not_end_the_job_before_that_is_told(
+    mpi: MakeMpi,
+) -> None:
+    """Its status comes first, and whoever hears of it ends the job."""
+    leaves = "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os._exit(195))\n"
+    job = mpi(leaves + WAITS)
+    job.start()
+    wait_ranks(job, "up", 4)
+    daemon = job.daemon("algo-2")
+    for pid in job.find("algo-2", Path(sys.executable).name, "train.py"):
+        os.kill(pid, signal.SIGUSR1)
+    os.kill(daemon, signal.SIGKILL)
+    (line,) = lines_of(job.wait(20))
+    assert f"the launch daemon {job.open_mpi.daemon} " in line
+    assert "(on algo-2)" in line
+
+
+@pytest.mark.promise("F17")
 def test_a_launch_daemon_counts_also_when_the_ranks_of_its_own_host_have_ended(
     mpi: MakeMpi,
 ) -> None:

@@ -145,8 +145,10 @@ class Launching:
             self._ranks.launcher_gone()
         elif launcher.status < 0 or not self._ranks.all_ran:
             self._tell(launcher)
-        else:  # one that ended well saw no cause: a launch daemon elsewhere may know it
-            settle_s = SETTLE_S if launcher.status else 2 * SETTLE_S
+        else:  # one that ended well saw no cause, and of daemons elsewhere one may be the cause
+            assert self._plan is not None
+            knows = launcher.status and not self._plan.daemon_hosts
+            settle_s = SETTLE_S if knows else 2 * SETTLE_S
             self._loop.after(settle_s, lambda: self._tell(launcher))
 
     @property

@@ -53,6 +53,11 @@ class Rank:
             return False
         return evidence.at_s < (self.signalled_s or 0.0)
 
+    def only_followed(self, lost_statuses: Mapping[int, str]) -> bool:
+        """Whether it ended by a status that says no more than that something else went away."""
+        status = (self.wrapped.status or 0) if self.wrapped is not None else 0
+        return status in lost_statuses and self.watcher.evidence() is None
+
     def end(self) -> RankEnd:
         """How it ended, for the summary."""
         status = self.wrapped.status if self.wrapped is not None else None
@@ -77,7 +82,7 @@ class Rank:
         status = self.wrapped.status or 0
         evidence = self.watcher.evidence()
         at_s = self.ended_s if evidence is None else min(evidence.at_s, self.ended_s)
-        lost = lost_statuses.get(status, "") if evidence is None else ""
+        lost = lost_statuses[status] if self.only_followed(lost_statuses) else ""
         summary = evidence.summary if evidence is not None else lost
         if self.wrapped.failure:
             summary = f"{program} could not be started: {self.wrapped.failure}"

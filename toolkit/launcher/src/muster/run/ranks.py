@@ -12,7 +12,7 @@ from typing import Protocol
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run.companion import LAST_WORDS_S, Companion, launch_trouble, lost_status
-from muster.run.launching import ROLE, Launching
+from muster.run.launching import ROLE, SETTLE_S, Launching
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
 from muster.run.messages import RankEnd, Trouble
@@ -25,6 +25,7 @@ from muster.run.wrapped import Wrapped
 from muster.spec.outcome import RankFailure
 
 FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
+FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is told by then
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
 
 
@@ -76,6 +77,7 @@ class HostRanks:
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
+        self._held: set[int] = set()  # ranks whose failure is told once its cause had the time
         self._released = False
         self._started = False
         told, closing = events.launch_failed, lambda: self._released or self._stopping
@@ -269,9 +271,22 @@ class HostRanks:
     def _tell_failure(self, rank: Rank) -> None:
         if rank.told or rank.wrapped is None or rank.signalled_s is not None:
             return
-        if rank.wrapped.status:
-            rank.told = True
+        if not rank.wrapped.status:
+            return
+        rank.told = True
+        if self._plan is not None and rank.only_followed(self._plan.lost_statuses):
+            # who hears of it ends the job, and what it followed would not be told any more
+            self._held.add(rank.slot.rank)
+            self._loop.after(FOLLOWED_S, lambda: self._tell_held(rank))
+        else:
             self._events.rank_failed(self._failure(rank))
+
+    def _tell_held(self, rank: Rank) -> None:
+        """Nobody has told of what the rank followed."""
+        self._held.discard(rank.slot.rank)
+        if self._over:
+            return
+        self._events.rank_failed(self._failure(rank))
 
     def _rank_gone(self, rank: Rank) -> None:
         rank.gone = True
@@ -288,6 +303,8 @@ class HostRanks:
             for rank in self._ranks:  # it waits for their shims, and we wait for it
                 if rank.wrapped is not None:
                     rank.wrapped.release()
+            return
+        if self._held and not self._stopping:
             return
         self._over = True
         ends = tuple(rank.end() for rank in self._ranks if rank.ended_s)
