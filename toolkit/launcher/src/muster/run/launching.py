@@ -31,6 +31,8 @@ class Launched(Protocol):
     def all_ran(self) -> bool: ...
     @property
     def all_ended(self) -> bool: ...
+    @property
+    def lost_something(self) -> bool: ...
     def launcher_gone(self) -> None: ...
 
 
@@ -167,7 +169,8 @@ class Launching:
         if trouble is None:
             how, words = launcher.how_it_ended(), launcher.words(self._mask)
             if self._ranks.all_ran:
-                when = "after its ranks" if self._ranks.all_ended else "while its ranks ran"
+                after = self._ranks.all_ended and not self._ranks.lost_something
+                when = "after its ranks" if after else "while its ranks ran"
                 what = f"{how} {when} (on {self._host})"
                 code = said_code(launcher.status)
                 trouble = Trouble("UserScriptError", code, what, "see its lines below", words)

@@ -335,6 +335,11 @@ class HostRanks:
     def all_ended(self) -> bool:
         return all(rank.ended_s for rank in self._ranks)
 
+    @property
+    def lost_something(self) -> bool:
+        """Whether a rank has ended for what it lost, and that is to be told before it."""
+        return bool(self._held)
+
     def launcher_gone(self) -> None:
         """The launcher has nothing to tell, and nothing is waited for but what else runs."""
         self._check_gone()
