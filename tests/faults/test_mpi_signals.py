@@ -271,7 +271,7 @@ def test_a_rank_that_only_lost_its_daemon_does_not_end_the_job_before_that_is_to
 ) -> None:
     """Its status comes first, and whoever hears of it ends the job."""
     leaves = "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os._exit(195))\n"
-    job = mpi(leaves + WAITS)
+    job = mpi(f"{leaves}{BEGIN}time.sleep(600)\n")  # in Python, which runs handlers
     job.start()
     wait_ranks(job, "up", 4)
     daemon = job.daemon("algo-2")
