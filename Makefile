@@ -71,7 +71,7 @@ bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open M
 	@$(BIN)/python -m benchmarks.collectives
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod sdk2 sdk3; do \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed sdk2 sdk3; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done

@@ -44,6 +44,8 @@ HOROVOD = Source(
     },
 )
 
+DEEPSPEED = Source("deepspeed==0.19.8", {"DS_BUILD_OPS": "0"})
+
 
 class Start(Protocol):
     """Starts `muster local` on an example, or on a file, with an environment's Python."""
@@ -81,6 +83,14 @@ def horovod_environment() -> Path:
             raise UnavailableError(f"no {tool}: apt-get install cmake g++ make")
     lock = CHECKOUT / "constraints" / "horovod.txt"
     return locked_environment("horovod", lock, LAUNCHER, HOROVOD)
+
+
+@functools.cache
+def deepspeed_packages() -> Path:
+    """A folder with DeepSpeed and what it needs beside torch and numpy. Raises UnavailableError."""
+    lock = CHECKOUT / "constraints" / "deepspeed.txt"
+    place = locked_environment("deepspeed", lock, source=DEEPSPEED)
+    return next((place / "lib").glob("python*/site-packages"))
 
 
 def python_of(environment: Path) -> Path:
