@@ -9,7 +9,7 @@ PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/paral
 TARGET ?= cpu
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives clean
+.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels clean
 .PHONY: image image-name base-image test-image push lock-neuron
 
 help: ## list the targets
@@ -70,8 +70,11 @@ bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, sc
 bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open MPI's (ONLY=sizes,... for some)
 	@$(BIN)/python -m benchmarks.collectives
 
+wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 2.17
+	@scripts/release-wheels
+
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed sdk2 sdk3; do \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed sdk2 sdk3 release; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
