@@ -27,7 +27,7 @@ PLAYS = (
 )  # fmt: skip
 BUILD_S = 900
 
-pytestmark = pytest.mark.timeout(BUILD_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S)]
 
 
 @pytest.fixture(scope="module")
