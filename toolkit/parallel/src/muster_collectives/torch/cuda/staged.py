@@ -6,14 +6,12 @@ of one piece overlap the sum of another. One thread has the sums, in the order o
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from muster_collectives.core.errands import Errands
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.cuda.lanes import Lane, Lanes
 from muster_collectives.torch.cuda.work import HostWork
@@ -42,10 +40,10 @@ class HostStaging:
 
     def __init__(self, sums: HostSum, segment_bytes: int, timeout_s: float) -> None:
         self._sums, self._segment_bytes, self._timeout_s = sums, segment_bytes, timeout_s
-        self._legs: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closing = False
+        self._legs = Errands(
+            "muster-host-staging", _IDLE_S, closed="the device path is closed",
+            busy="a host-staged collective still runs",
+        )  # fmt: skip
 
     def all_reduce(self, lanes: Lanes, tensor: Tensor, op: Any) -> HostWork:
         """In place, contiguous. Begins the copies; the rest happens beside the caller."""
@@ -67,19 +65,12 @@ class HostStaging:
                     # the allocator of pinned memory waits for the copy before it reuses it
             return lanes.out
 
-        self._submit(lambda: work.run(leg))
+        self._legs.submit(lambda: work.run(leg))
         return work
 
-    def close(self, timeout_s: float = 60.0) -> None:
+    def close(self) -> None:
         """Ends the thread once its calls are done. Raises TimeoutError."""
-        with self._changed:
-            self._closing = True
-            thread = self._thread
-            self._changed.notify()
-        if thread is not None:
-            thread.join(timeout_s)
-            if thread.is_alive():
-                raise TimeoutError(f"a host-staged collective still runs after {timeout_s:g} s")
+        self._legs.close()
 
     def _copy_out(self, lane: Lane, piece: Tensor) -> tuple[Tensor, Any]:
         on_device = piece.device.type == "cuda"
@@ -87,27 +78,3 @@ class HostStaging:
         with lane.on():
             host.copy_(piece, non_blocking=True)
             return host, lane.mark()
-
-    def _submit(self, leg: Callable[[], None]) -> None:
-        with self._changed:
-            if self._closing:
-                raise RuntimeError("the device path is closed")
-            self._legs.append(leg)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="muster-host-staging", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                if not self._legs and not self._closing:
-                    self._changed.wait(_IDLE_S)
-                if not self._legs:
-                    self._thread = None
-                    return
-                leg = self._legs.popleft()
-            leg()
-            del leg
