@@ -22,7 +22,7 @@ from benchmarks.table import Bound, Row, under
 from muster.run.loop import Loop
 from muster.run.messages import Message
 from muster.spec.deadlines import Deadlines
-from tests.support.cluster import free_ports
+from tests.support.ports import free_ports
 
 LIMIT_S = 120.0  # of every step
 SPARE_FILES = 100  # beside one connection per host

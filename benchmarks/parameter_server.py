@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, at_least_times
 from benchmarks.timing import interleaved
-from tests.support.cluster import free_ports
+from tests.support.ports import free_ports
 
 SIZE_BYTES = 64 << 20
 ROUNDS = 15

@@ -198,6 +198,13 @@ def interrupted(own: Guilty) -> dict[str, Any]:
         return {"kind": "KeyboardInterrupt", "again": described(raised(own.all_reduce))["kind"]}
 
 
+def cut(own: Guilty) -> dict[str, Any]:
+    """The test cuts the link of a node; nobody has died."""
+    own.meeting.mark(f"ready-{own.rank}")
+    own.meeting.wait_for_mark("cut")
+    return own.told(lambda: own.all_reduce(SHORT_S))
+
+
 def handled(own: Guilty) -> dict[str, Any]:
     """A handler that raises nothing leaves the call as it is; it may not call the group itself."""
     found: list[str] = []
@@ -219,7 +226,7 @@ def handled(own: Guilty) -> dict[str, Any]:
 SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
     each.__name__: each
     for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, forks, straggles,
-                 works, interrupted, handled)
+                 works, interrupted, handled, cut)
 }  # fmt: skip
 
 

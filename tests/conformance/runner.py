@@ -19,9 +19,10 @@ from tests.conformance.isolated import Cluster
 from tests.conformance.launchers import Launcher
 from tests.conformance.processes import MARK, end_all, marked, survivors
 from tests.conformance.scenario import Scenario
-from tests.conformance.surroundings import Place, Ports, environment, free_ports
+from tests.conformance.surroundings import Place, Ports, environment
 from tests.conformance.tools import write_tools
 from tests.conformance.tree import write_tree
+from tests.support.ports import free_ports
 
 _START_LIMIT_S = 30.0  # from the start of `train` to the script's report, loaded machine included
 
@@ -65,7 +66,7 @@ class _Started(NamedTuple):
 
 def run(scenario: Scenario, launcher: Launcher, folder: Path, wheels: Path) -> Run:
     """One run in `folder`, which is empty. No process of it is left when this ends."""
-    mark, ports = uuid.uuid4().hex, free_ports()
+    mark, ports = uuid.uuid4().hex, Ports(*free_ports(2))
     places = [Place(host, folder / host) for host in scenario.hosts]
     given = []
     for place in places:

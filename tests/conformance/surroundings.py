@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +35,6 @@ class Place(NamedTuple):
 class Ports(NamedTuple):
     control: int
     store: int
-
-
-def free_ports() -> Ports:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return Ports(*(one.getsockname()[1] for one in sockets))
 
 
 def environment(

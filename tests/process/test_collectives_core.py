@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import ranks
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "toolkit" / "parallel" / "src"
@@ -180,7 +181,7 @@ def test_missing_ranks_are_named_before_there_is_a_group() -> None:
 
 @pytest.fixture
 def store() -> Iterator[tuple[Rendezvous, int, bytes]]:
-    port = ranks.free_port()
+    port = free_port()
     secret = secret_of(port, 4, "run", b"")
     before = threading.active_count()
     found = join("127.0.0.1", port, 0, 4, secret=secret, timeout_s=20)
@@ -254,7 +255,7 @@ def test_a_key_is_waited_for_until_it_is_there_or_the_deadline(
 
 
 def test_closing_the_store_never_raises_whatever_is_broken() -> None:
-    port = ranks.free_port()
+    port = free_port()
     found = join("127.0.0.1", port, 0, 2, secret=b"s", timeout_s=20)
     service = found._service
     assert service is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from muster.plan.tools import find_tools
 from muster.spec.distribution import Torchrun
 from muster.spec.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.torch
 
@@ -26,12 +26,6 @@ with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "x") as file:
     json.dump(dict(os.environ), file)
 """
 DEVICES = (2, 1)  # per host: two groups, so that torchrun has to sum up unequal counts
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_two_hosts_of_unequal_size_make_the_ranks_of_the_table(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from muster.run.leader import Leader
 from muster.run.loop import Loop
 from muster.run.messages import Message, ToLeader
 from muster.spec.deadlines import Deadlines
-from tests.support.cluster import free_ports
+from tests.support.ports import free_ports
 
 NAMES = ("algo-1", "algo-2", "algo-3")
 SECRET = b"sixteen bytes...."

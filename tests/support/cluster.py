@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,20 +22,19 @@ from typing import NamedTuple
 from muster.spec.deadlines import parse_deadlines
 from tests.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
+from tests.support.ports import free_ports
 from tests.support.traces import Trace, Tree, describe, shared_memory, tree
 
 __all__ = [
     "Cluster",
     "Result",
     "describe",
-    "free_ports",
     "lines",
     "pids",
     "wait_until",
 ]
 
 POLL_S = 0.01
-PORTS = range(12_000, 32_000)  # below those that the kernel hands out
 LOOK_S = 0.5  # between two looks at the processes of a job that is waited for
 GONE_S = 1.0  # how long the last process may take to vanish once every `train` has ended
 KILLED_GONE_S = 5.0  # the same when a `train` was killed: only then its shims kill their trees
@@ -338,21 +336,6 @@ def wait_until(
         if time.monotonic() >= until:
             raise AssertionError(story() if callable(story) else story)
         time.sleep(POLL_S)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now, and that no outgoing connection is given meanwhile."""
-    found: list[int] = []
-    while len(found) < count:
-        port = PORTS.start + secrets.randbelow(len(PORTS))
-        with socket.socket() as sock:
-            try:
-                sock.bind(("", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
 
 
 def pids() -> list[int]:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
+
+from tests.support.ports import free_port
 
 _POLL_S = 0.01
 _GOING_S = 10.0
@@ -168,12 +169,6 @@ def shown(ended: Sequence[Ended]) -> str:
     return "\n".join(
         f"--- rank {rank}: code {each.code}\n{each.output}" for rank, each in enumerate(ended)
     )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _program(argv: Sequence[str]) -> list[str]:

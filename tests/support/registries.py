@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.cluster import free_ports, wait_until
+from tests.support.cluster import wait_until
+from tests.support.ports import free_ports
 from tests.support.venvs import CACHE
 
 __all__ = ["Counter", "Registry", "counted", "docker_registry", "moto", "program"]

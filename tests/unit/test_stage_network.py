@@ -19,6 +19,7 @@ from muster.stage.network import (
     route_source,
 )
 from tests.support.jobs import make_cluster
+from tests.support.ports import free_port
 from tests.support.steps import LogLines
 
 LO = Interface("lo", "127.0.0.1")
@@ -120,9 +121,9 @@ def test_the_way_to_loopback_is_loopback() -> None:
 @pytest.mark.parametrize("held", ["127.0.0.1", "0.0.0.0"])
 def test_the_holder_of_a_port_is_named(held: str, asked: str) -> None:
     with socket.socket() as sock:
-        sock.bind((held, 0))
+        port = free_port()  # none that a connection of another test is given afterwards
+        sock.bind((held, port))
         sock.listen()
-        port = sock.getsockname()[1]
         with open("/proc/self/comm", encoding="utf-8") as file:
             name = file.read().strip()
         assert port_holder(asked, port) == f"PID {os.getpid()} ({name})"
@@ -168,14 +169,13 @@ def test_a_port_can_be_bound_unless_somebody_listens(
     family: socket.AddressFamily, everywhere: bool
 ) -> None:
     """On whatever address: a server of torch listens on all of them."""
-    loopback = "127.0.0.1" if family == socket.AF_INET else "::1"
+    loopback, port = "127.0.0.1" if family == socket.AF_INET else "::1", free_port()
     with socket.socket(family) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("" if everywhere else loopback, 0))
+            sock.bind(("" if everywhere else loopback, port))
         except OSError:
             pytest.skip("this machine has no IPv6")
-        port = sock.getsockname()[1]
         sock.listen(1)
         assert not can_bind(port)
     assert can_bind(port)

@@ -96,13 +96,17 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _service_ports(request: Request) -> dict[str, str]:
-    """Hosts of one machine: a port of its own for each worker and parameter server."""
-    asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
-    servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
-    names = ("MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
-    found = free_ranges(request.hosts, max(request.hosts, servers))
-    return dict(zip(names, map(str, found), strict=False))
+def _ports(request: Request, isolation: str) -> dict[str, str]:
+    """Hosts of one machine share its ports: the leader's two, and as plain processes one for each
+    worker and parameter server. None that a connection is given before it is used, if possible."""
+    sizes = {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
+    if isolation == PROCESS:
+        asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
+        servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
+        sizes["MUSTER_WORKER_PORT"] = request.hosts
+        sizes["MUSTER_PS_PORT"] = max(request.hosts, servers)
+    found = free_ranges(*sizes.values()) or free_ranges(1, 1) or free_ports(2)
+    return dict(zip(sizes, map(str, found), strict=False))
 
 
 def run_variables(
@@ -116,14 +120,8 @@ def run_variables(
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
     }
     if hosts:
-        control, store = free_ports(2)
-        variables.update(
-            MUSTER_HOST_ADDRESSES=",".join(f"{name}={address}" for name, address in hosts.items()),
-            MUSTER_CONTROL_PORT=str(control),
-            MUSTER_STORE_PORT=str(store),
-        )
-    if isolation == PROCESS:
-        variables.update(_service_ports(request))
+        listed = ",".join(f"{name}={address}" for name, address in hosts.items())
+        variables.update(_ports(request, isolation), MUSTER_HOST_ADDRESSES=listed)
     if request.arguments:
         variables["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
     return variables
