@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from pathlib import Path
 
 from benchmarks.software import Software
 from benchmarks.timing import wall, wall_together
+from tests.support.ports import free_port
 
 _SCRIPT = "pass\n"
 
@@ -97,9 +97,7 @@ class TwoHostJob:
 
     def bare(self) -> float:
         """Two torchrun processes with the arguments that the hosts' would have."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         commands = [
             [
                 str(self._bin / "torchrun"), "--nnodes", "2", "--nproc_per_node", "1",

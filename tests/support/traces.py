@@ -194,8 +194,8 @@ def shared_memory() -> frozenset[str]:
     """The names in /dev/shm that a launcher of ours could have made, without those of jobs that
     still run (the pid of their `train` is part of the name) and of pushes of images."""
     try:
-        names = [name for name in os.listdir("/dev/shm") if name.startswith("muster")]
-        names = [name for name in names if not name.startswith("muster-push-")]
+        names = os.listdir("/dev/shm")
     except OSError:
         return frozenset()
+    names = [n for n in names if n.startswith("muster") and not n.startswith("muster-push-")]
     return frozenset(n for n in names if not os.path.exists(f"/proc/{n.split('-')[1]}"))
