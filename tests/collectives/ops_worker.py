@@ -1,9 +1,10 @@
-"""A rank that checks collectives: `ops_worker matrix|few|fuzz|small|direct [STEPS] [SEED]`."""
+"""A rank that checks collectives: `ops_worker WHAT [STEPS] [SEED]`; `main` has the words."""
 
 from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from itertools import count as numbers
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from muster_collectives.core import Communicator, DType, Op, Verb
 from tests.collectives.checks import LIMIT_S, Checker, WrongError
 from tests.collectives.meeting import Meeting
-from tests.collectives.reference import MEMORY, ops_of
+from tests.collectives.reference import MEMORY, Array, ops_of
 
+LARGE_BYTES = 9 << 20  # beyond COLD_BYTES of csrc/kernels.c
 CHUNK_BYTES = 4096  # what the test sets COLLECTIVES_CHUNK_BYTES to
 NAMES = (
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter",
@@ -30,6 +32,7 @@ def main(what: str, steps: int = 0, seed: int = 1) -> None:
         "fuzz": lambda: fuzz(meeting, steps, seed),
         "small": lambda: small(comm, steps),
         "direct": lambda: direct(comm),
+        "large": lambda: large(comm),
     }[what]()
     paths = {path.name.lower(): count for path, count in comm.stats().paths.items()}
     meeting.say(transport=comm.transport, paths=paths, **words)
@@ -133,6 +136,37 @@ def direct(comm: Communicator) -> dict[str, int]:
         del source, target, found  # a region is not released while something looks into it
     region.release()
     other.release()
+    return {}
+
+
+def large(comm: Communicator) -> dict[str, int]:
+    """Results that are written past the cache (csrc/kernels.c), at odd addresses and lengths."""
+    size, rank, each = comm.size, comm.rank, LARGE_BYTES // comm.size + 13
+    given = [
+        np.random.default_rng(one).integers(0, 256, each * size, np.uint8) for one in range(size)
+    ]
+    mine = given[rank]
+    got = np.zeros(each * size + 1, np.uint8)[1:]
+
+    def expect(what: str, parts: Sequence[Array], found: Array) -> None:
+        if not np.array_equal(np.concatenate(parts), found):
+            raise WrongError(f"{what} of {found.size} bytes is wrong")
+        found[:] = 0
+
+    comm.all_gather(got, mine[:each])
+    expect("all_gather", [one[:each] for one in given], got)
+    comm.gather(got if rank == 1 else None, mine[:each], 1)
+    expect("gather", [one[:each] * (rank == 1) for one in given], got)
+    comm.all_to_all(got, mine)
+    expect("all_to_all", [one[rank * each : (rank + 1) * each] for one in given], got)
+    comm.scatter(got[:each], mine if rank == 1 else None, 1)
+    expect("scatter", [given[1][rank * each : (rank + 1) * each]], got[:each])
+    got[:] = given[1] * (rank == 1)
+    comm.broadcast(got, 1)
+    expect("broadcast", [given[1]], got)
+    got[:] = mine
+    comm.all_reduce(got)
+    expect("all_reduce", [sum(given[1:], given[0])], got)
     return {}
 
 

@@ -64,6 +64,14 @@ def test_registered_memory_takes_the_direct_path_and_gives_the_same_bits() -> No
     assert all(each["paths"]["direct"] >= 3 for each in said)
 
 
+@pytest.mark.parametrize("isa", ["", "avx2"])
+def test_results_larger_than_the_cache_are_right_at_odd_places(isa: str) -> None:
+    with job("ops_worker", 2, "large", environ={"COLLECTIVES_ISA": isa}) as started:
+        said = clean(started.ends())
+    if said[0]["transport"] == "native":
+        assert said[0]["paths"]["staged"], said[0]["paths"]
+
+
 def test_random_operations_over_overlapping_groups_are_right() -> None:
     seed = chance().randrange(1, 1 << 30)
     steps = 200 * min(effort(), 20)

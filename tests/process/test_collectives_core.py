@@ -129,6 +129,12 @@ def test_a_forked_child_is_told_and_does_no_harm(env: Mapping[str, str]) -> None
     assert [words[-1]["child"] for words in _run("forked", 2, env)] == [7, 7]
 
 
+def test_an_argument_that_is_no_number_is_refused_and_the_group_goes_on() -> None:
+    _needs_core({})
+    told = ["TypeError"] * 3 + ["OverflowError"] * 2 + ["UsageError"] * 3
+    assert [words[-1]["told"] for words in _run("odd", 2, {})] == [told, told]
+
+
 @pytest.mark.parametrize("env", TRANSPORTS)
 def test_nothing_is_left_after_many_worlds(env: Mapping[str, str]) -> None:
     _needs_core(env)

@@ -276,6 +276,23 @@ def forked(world: Communicator) -> None:
     say(child=os.waitstatus_to_exitcode(status))
 
 
+def odd(world: Communicator) -> None:
+    """Arguments that are no numbers, or none that the core can take, end that call only."""
+    given: dict[str, Any] = {"source": 0, "target": 0, "count": 0, "dtype": DType.U8}
+    wrong: tuple[dict[str, Any], ...] = (
+        {"count": "many"}, {"source": None}, {"timeout_s": "long"}, {"target": -1},
+        {"root": 1 << 64}, {"root": 1 << 32}, {"dtype": 99}, {"timeout_s": float("nan")},
+    )  # fmt: skip
+    told = []
+    for each in wrong:
+        try:
+            world.run(Verb.BARRIER, **{**given, **each})
+        except Exception as error:
+            told.append(type(error).__name__)
+    world.barrier(timeout_s=5)  # a whole number will do
+    say(told=told)
+
+
 def again(world: Communicator) -> None:
     """Descriptors, threads, mappings and files after many worlds, with and without sub-groups."""
     world.close()
@@ -313,7 +330,7 @@ def dies(world: Communicator) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Communicator], None]] = {
-    each.__name__: each for each in (agree, groups, faults, forked, again, dies)
+    each.__name__: each for each in (agree, groups, faults, forked, odd, again, dies)
 }
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t d
 
 int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {
   uint8_t *at[MC_LOCALS], *own = (uint8_t *)out + c->local * bytes;
-  if (c->region_count && bytes && in != own) mc_copy(own, in, bytes);
+  if (c->region_count && bytes && in != own) mc_copy_piece(own, in, bytes, bytes * c->locals);
   int code = ask(c, out, bytes * c->locals, bytes, at, took);
   if (code || !*took) return code;
   for (uint32_t step = 1; step < c->locals; step++) {
     uint32_t local = (c->local + step) % c->locals;
-    mc_copy((uint8_t *)out + local * bytes, at[local] + local * bytes, bytes);
+    mc_copy_piece((uint8_t *)out + local * bytes, at[local] + local * bytes, bytes, bytes * c->locals);
   }
   return mc_round(c); /* others read this rank's piece until then */
 }

@@ -33,6 +33,16 @@ void mc_copy_out(void *dst, const void *src, size_t bytes) {
     mc_kernels_chosen()->copy_out(dst, src, bytes);
 }
 
+/* A result this long is not read again before other memory has driven it out of the cache. */
+#define COLD_BYTES ((size_t)8 << 20)
+
+void mc_copy_piece(void *dst, const void *src, size_t bytes, size_t whole) {
+  if (whole < COLD_BYTES)
+    mc_copy(dst, src, bytes);
+  else
+    mc_copy_out(dst, src, bytes);
+}
+
 size_t mc_packed_bytes(uint32_t wire, size_t count) {
   size_t blocks = count / MC_I8_BLOCK + (count % MC_I8_BLOCK != 0);
   if (wire == MC_WIRE_I8) return blocks * sizeof(float) + count;

@@ -15,7 +15,7 @@ int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t roo
     if (root == c->local && now) mc_copy(mc_in_slot(c, root, round), (uint8_t *)data + done, now);
     int code = mc_round(c);
     if (code) return code;
-    if (root != c->local && now) mc_copy((uint8_t *)data + done, mc_in_slot(c, root, round), now);
+    if (root != c->local && now) mc_copy_piece((uint8_t *)data + done, mc_in_slot(c, root, round), now, bytes);
     done += now;
   } while (done < bytes);
   return MC_OK;
@@ -32,7 +32,8 @@ int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes,
       if (local != root && now) mc_copy(mc_in_slot(c, root, round) + local * piece, from + local * bytes + done, now);
     int code = mc_round(c);
     if (code) return code;
-    if (root != c->local && now) mc_copy((uint8_t *)out + done, mc_in_slot(c, root, round) + c->local * piece, now);
+    if (root != c->local && now)
+      mc_copy_piece((uint8_t *)out + done, mc_in_slot(c, root, round) + c->local * piece, now, bytes);
     done += now;
   } while (done < bytes);
   return MC_OK;
@@ -72,8 +73,8 @@ int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size
   uint8_t *to = out;
   int code = longest_part(c, in_offsets, out_offsets, &longest);
   if (code) return code;
-  size_t own = part(in_offsets, c->local);
-  if (own) mc_copy(to + out_offsets[c->local], from + in_offsets[c->local], own);
+  size_t own = part(in_offsets, c->local), whole = out_offsets[c->locals];
+  if (own) mc_copy_piece(to + out_offsets[c->local], from + in_offsets[c->local], own, whole);
   do {
     uint32_t round = mc_next(c);
     for (uint32_t local = 0; local < c->locals; local++) {
@@ -87,7 +88,8 @@ int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size
       uint32_t local = (c->local + step) % c->locals;
       size_t count = part(out_offsets, local);
       if (done < count)
-        mc_copy(to + out_offsets[local] + done, mc_in_slot(c, local, round) + c->local * piece, at_most(count - done, piece));
+        mc_copy_piece(to + out_offsets[local] + done, mc_in_slot(c, local, round) + c->local * piece,
+                      at_most(count - done, piece), whole);
     }
     done += piece;
   } while (done < longest);

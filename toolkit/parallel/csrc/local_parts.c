@@ -79,24 +79,25 @@ int mc_local_reduce_parts(struct mc_comm *c, const void *in, void *out, size_t c
   return reduce_spans(c, &job, dtype, op);
 }
 
-/* Spans of bytes of `out`; this rank gives `in` (its own span, in place or not). */
+/* Spans of bytes of `out`; this rank gives `in` (its own span, in place or not). A piece is read from memory
+ * once: for the slot, and then, while it is in the cache and the others are on their way, for the own span. */
 static int gather_spans(struct mc_comm *c, const uint8_t *in, uint8_t *out, const struct mc_span *spans, uint32_t parts,
                         size_t longest, int root) {
   size_t piece = c->tuning.chunk_bytes;
   bool gives = c->local < parts, takes = root < 0 || root == (int)c->local;
-  if (gives && takes && in != out + spans[c->local].begin)
-    mc_copy(out + spans[c->local].begin, in, spans[c->local].count);
-  size_t done = 0;
+  size_t whole = longest * parts, done = 0;
   do {
     uint32_t round = mc_next(c);
-    size_t count = gives && root != (int)c->local ? in_piece(spans[c->local], done, piece) : 0;
-    if (count) mc_copy(mc_in_slot(c, c->local, round), in + done, count);
-    int code = mc_round(c);
+    size_t count = gives ? in_piece(spans[c->local], done, piece) : 0;
+    if (count && root != (int)c->local) mc_copy(mc_in_slot(c, c->local, round), in + done, count);
+    mc_publish(c);
+    if (count && takes) mc_copy_piece(out + spans[c->local].begin + done, in + done, count, whole);
+    int code = mc_await(c);
     if (code) return code;
     for (uint32_t step = 1; takes && step < c->locals; step++) { /* not all from the same rank at a time */
       uint32_t part = (c->local + step) % c->locals;
       size_t other = part < parts ? in_piece(spans[part], done, piece) : 0;
-      if (other) mc_copy(out + spans[part].begin + done, mc_in_slot(c, part, round), other);
+      if (other) mc_copy_piece(out + spans[part].begin + done, mc_in_slot(c, part, round), other, whole);
     }
     done += piece;
   } while (done < longest);

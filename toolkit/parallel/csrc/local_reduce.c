@@ -68,11 +68,11 @@ static void sum_part(struct mc_comm *c, const uint8_t *in, uint8_t *out, struct 
   else reduce(given, NULL, sources, c->locals, k.mine.count, mc_divisor(c));
 }
 
-static void copy_out(struct mc_comm *c, uint8_t *out, struct chunk k, size_t size, uint32_t round) {
+static void copy_out(struct mc_comm *c, uint8_t *out, struct chunk k, size_t size, uint32_t round, size_t whole) {
   for (uint32_t step = 1; step < c->locals; step++) {
     uint32_t local = (c->local + step) % c->locals;
     struct mc_span part = mc_part(k.count, size, c->locals, local);
-    mc_copy(out + (k.at + part.begin) * size, mc_out_slot(c, local, round), part.count * size);
+    mc_copy_piece(out + (k.at + part.begin) * size, mc_out_slot(c, local, round), part.count * size, whole);
   }
 }
 
@@ -92,7 +92,7 @@ static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t cou
       copy_in(c, in, next, size, round + 1);
     }
     code = mc_round(c);
-    if (!code && takes(c, root)) copy_out(c, out, k, size, round + 1);
+    if (!code && takes(c, root)) copy_out(c, out, k, size, round + 1, count * size);
     k = next;
   }
   return code;

@@ -1,4 +1,4 @@
-/* The collective core: what a caller may use. C11, Linux, no dependencies; called through ctypes.
+/* The collective core: what a caller may use. C11, Linux, no dependencies; loaded with ctypes.
  *
  * One mc_comm is one group as one rank sees it. A collective is one mc_run, called by every rank of
  * the group in the same order, from one thread at a time; mc_abort, mc_stats and the p2p functions
@@ -10,7 +10,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 2u
+#define MC_ABI 3u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -117,6 +117,21 @@ struct mc_host {
   void *kept[3];                           /* what a handler raised, for PyErr_Restore; NULL: nothing */
 };
 MC_API void mc_attend(struct mc_comm *comm, struct mc_host *host);
+/* mc_run for CPython, as a METH_FASTCALL function of which `self` is the address of a mc_entry (a number).
+ * Arguments: those of mc_call in its order, addresses as numbers. Returns the code, or NULL with CPython's
+ * exception for an argument that is no number. mc_python comes first, once: CPython's stable interface,
+ * by value as above. */
+struct mc_python {
+  uint64_t (*number)(void *); /* PyLong_AsUnsignedLongLong */
+  double (*real)(void *);     /* PyFloat_AsDouble */
+  void *(*error)(void);       /* PyErr_Occurred */
+  void *(*let_go)(void);      /* PyEval_SaveThread */
+  void (*hold)(void *);       /* PyEval_RestoreThread */
+  void *(*code)(long);        /* PyLong_FromLong */
+};
+struct mc_entry { struct mc_comm *comm; struct mc_failure *failure; };
+MC_API void mc_python(const struct mc_python *functions);
+MC_API void *mc_python_run(void *self, void *const *arguments, intptr_t given);
 /* Says good-bye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
 MC_API void mc_close(struct mc_comm *comm);
 

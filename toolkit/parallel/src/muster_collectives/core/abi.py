@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from typing import Any
 
 from muster_collectives.core.types import (
@@ -19,7 +18,7 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 2
+ABI = 3
 RECORDS = 128
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -85,18 +84,24 @@ class McHost(ctypes.Structure):
     )  # fmt: skip
 
 
-# struct mc_call: written as one piece per call, which is faster than field by field
-CALL = struct.Struct("=4I2QQ2Qd")
-assert CALL.size == 64
+class McPython(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ptr) for name in ("number", "real", "error", "let_go", "hold", "code")
+    )  # fmt: skip
+
+
+class McEntry(ctypes.Structure):
+    _fields_ = (("comm", ptr), ("failure", ptr))
+
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_abi": (u32, ()),
     "mc_isa": (ctypes.c_char_p, ()),
     "mc_segment_bytes": (u64, (u32, ptr)),
     "mc_create": (ctypes.c_int, (ptr, f64, ptr, ptr)),
-    "mc_run": (ctypes.c_int, (ptr, ptr, ptr)),
     "mc_abort": (None, (ptr,)),
     "mc_attend": (None, (ptr, ptr)),
+    "mc_python": (None, (ptr,)),
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),

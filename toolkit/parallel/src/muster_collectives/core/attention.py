@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from muster_collectives.core import abi
+from muster_collectives.core import abi, interpreter
 
 _FUNCTIONS = {
     "hold": "PyGILState_Ensure",
@@ -24,10 +24,7 @@ class Attention:
 
     def __init__(self) -> None:
         thread = threading.main_thread().ident or 0  # the only one that runs handlers
-        self._host = abi.McHost(thread=thread, **{
-            field: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
-            for field, name in _FUNCTIONS.items()
-        })  # fmt: skip
+        self._host = interpreter.functions(abi.McHost, _FUNCTIONS, thread=thread)
         self.address = ctypes.addressof(self._host)
         self._restore = ctypes.PYFUNCTYPE(None, abi.ptr, abi.ptr, abi.ptr)(
             ("PyErr_Restore", ctypes.pythonapi)

@@ -1,4 +1,4 @@
-"""A group over the C core. One call costs a lock, one `pack_into` and one foreign call.
+"""A group over the C core. One call costs a lock and a call of a builtin function.
 
 Threads: `run` takes a lock, for the core wants one collective at a time; `abort`, statistics and
 sends may come from any thread meanwhile. `close` waits until no thread is inside any more.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from muster_collectives.core import abi, turn
 from muster_collectives.core.attention import Attention
 from muster_collectives.core.communicator import Communicator, Region
+from muster_collectives.core.entry import Entry
 from muster_collectives.core.errors import ClosedError, CollectiveError, ForkError
 from muster_collectives.core.flight import Flight
 from muster_collectives.core.layout import Layout, Means
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
 _CLOSING_S = 5.0
-_pack_into = abi.CALL.pack_into
 
 
 class NativeCommunicator(Communicator):
@@ -74,12 +74,6 @@ class NativeCommunicator(Communicator):
         self._flight = flight
         self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
         self._failure = abi.FailurePlace(layout.size)
-        self._failure_at = self._failure.address
-        self._call = bytearray(abi.CALL.size)
-        place = (ctypes.c_char * abi.CALL.size).from_buffer(self._call)
-        self._call_at = ctypes.c_void_p(ctypes.addressof(place))
-        self._call_place = place  # so that the bytes can never move
-        self._mc_run = library.mc_run
         self._attention = Attention()
         self._lock = threading.Lock()  # held during a collective
         self._gate = threading.Condition()  # a signal handler may come in between and abort
@@ -92,6 +86,8 @@ class NativeCommunicator(Communicator):
             library, layout, timeout_s if create_s is None else create_s, self._failure, name
         )
         library.mc_attend(self._handle, self._attention.address)
+        self._entry = Entry(library, self._handle.value, self._failure.address.value)
+        self._run_core = self._entry.run
 
     # --- collectives
 
@@ -134,14 +130,11 @@ class NativeCommunicator(Communicator):
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
-            handle = self._handle
-            if handle is None:
+            if self._handle is None:
                 raise self._closed()
-            _pack_into(
-                self._call, 0, verb, dtype, op, root, source, target, count, in_at, out_at,
-                limit_s,
-            )  # fmt: skip
-            code = self._mc_run(handle, self._call_at, self._failure_at)
+            code = self._run_core(
+                verb, dtype, op, root, source, target, count, in_at, out_at, limit_s
+            )
             if code:
                 self._attention.raise_kept()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
