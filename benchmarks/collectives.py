@@ -13,11 +13,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import collectives_lost, collectives_nodes, collectives_sizes, collectives_training
+from benchmarks import (
+    collectives_core,
+    collectives_lost,
+    collectives_nodes,
+    collectives_sizes,
+    collectives_training,
+)
 from benchmarks.report import Beginning, report
 from benchmarks.table import Row
 from muster_collectives.bench.launch import find_mpirun
-from muster_collectives.core import library
 
 RESULTS = Path(__file__).parent / "results" / "collectives.json"
 STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
@@ -34,10 +39,12 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
 
 def main() -> int:
     options = _options()
+    core = collectives_core.choose(os.environ)
+    print(f"bench-collectives: core: {core}", file=sys.stderr)
     began = Beginning.now()
     rows, broken = _measure(options.rows, options.rounds)
     results = None if options.rows else RESULTS
-    more = {"core": _core(), "rounds": options.rounds}
+    more = {"core": core, "rounds": options.rounds}
     return report(
         "bench-collectives", began, rows, broken, results=results, as_json=options.json, more=more
     )
@@ -75,15 +82,6 @@ def _measure(names: Sequence[str], rounds: int) -> tuple[list[Row], dict[str, st
         except (RuntimeError, AssertionError, OSError, ValueError) as error:
             broken[name] = f"{type(error).__name__}: {error}"  # the other figures stand
     return rows, broken
-
-
-def _core() -> str:
-    """Which core was measured: its instruction set, or why there is none."""
-    try:
-        found: bytes = library.load(os.environ.get("COLLECTIVES_CORE", "")).mc_isa()
-    except library.NoCore as error:
-        return f"none: {error}"
-    return found.decode()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from muster_collectives.core.types import Path
 from muster_collectives.torch import memory, stats
 from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
-from muster_collectives.torch.fsdp import use_registered_memory
 from tests.collectives import ranks_hooks
 from tests.support.torch_ranks import Check, World, main
 
@@ -168,6 +167,8 @@ def places_of_a_pool_come_back_when_their_tensors_are_gone(world: World) -> None
 
 
 def fsdp_gathers_and_reduces_in_registered_memory(world: World) -> None:
+    from muster_collectives.torch.fsdp import use_registered_memory  # newer torch only
+
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     made = {}
     for name in ("plain", "registered"):
@@ -196,6 +197,8 @@ def fsdp_gathers_and_reduces_in_registered_memory(world: World) -> None:
 
 
 def fsdp_without_shards_is_refused(world: World) -> None:
+    from muster_collectives.torch.fsdp import use_registered_memory  # newer torch only
+
     del world
     try:
         use_registered_memory(network())

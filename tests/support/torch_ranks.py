@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 __all__ = [
     "Check",
@@ -123,35 +124,33 @@ def run_script(
     if importlib.util.find_spec("muster_collectives") is None:
         base["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *_paths(base)])
     base["PYTHONPATH"] = os.pathsep.join([*_paths(base), str(CHECKOUT)])
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        base |= {
-            "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(door.getsockname()[1]), "CHECKS_DOOR": str(door.fileno()),
-            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-            "COLLECTIVES_TIMEOUT_S": str(GROUP_S),
-        }  # fmt: skip
-        base |= dict(environ or {})
-        started = [
-            subprocess.Popen(
-                [sys.executable, *argv],
-                env={
-                    **base,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    **(environ_of[rank] if environ_of else {}),
-                },
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                pass_fds=[door.fileno()] if rank == 0 else [],
-            )
-            for rank in range(size)
-        ]  # fmt: skip
-        try:
-            return _collect(started, time.monotonic() + limit_s)
-        finally:
-            for process in started:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait(KILL_S)
+    base |= {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "COLLECTIVES_TIMEOUT_S": str(GROUP_S),
+    }  # fmt: skip
+    base |= dict(environ or {})
+    started = [
+        subprocess.Popen(
+            [sys.executable, *argv],
+            env={
+                **base,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                **(environ_of[rank] if environ_of else {}),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        return _collect(started, time.monotonic() + limit_s)
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(KILL_S)
 
 
 def _collect(started: Sequence[subprocess.Popen[str]], end: float) -> list[Ended]:
@@ -215,14 +214,12 @@ Check = Callable[[World], None]
 
 
 def open_store(timeout_s: float = GROUP_S) -> Any:
-    """The job's store; rank 0 serves it on the socket that the test has opened."""
+    """The job's store, which rank 0 serves."""
     import torch.distributed as dist
 
-    rank = int(os.environ["RANK"])
-    more = {"master_listen_fd": int(os.environ["CHECKS_DOOR"])} if rank == 0 else {}
     return dist.TCPStore(
-        "127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=rank == 0,
-        wait_for_workers=False, timeout=timedelta(seconds=timeout_s), **more,
+        "127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=os.environ["RANK"] == "0",
+        wait_for_workers=False, timeout=timedelta(seconds=timeout_s),
     )  # fmt: skip
 
 

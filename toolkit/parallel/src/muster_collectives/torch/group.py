@@ -329,7 +329,8 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> None:
         """A barrier whose error names all the ranks that have not come, on every rank."""
         options = dist.BarrierOptions()
-        options.asyncOp = False
+        if hasattr(options, "asyncOp"):  # older torch's has none
+            options.asyncOp = False
         if timeout is not None and timeout > timedelta(0):
             options.timeout = timeout
         self._call(_VERB["barrier"], (options,), {}, False)
