@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.promise("S01"), pytest.mark.timeout(600)]
 SECRET = {"MUSTER_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
 # whoever does not check who answers
 CARELESS = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
+REAL = "/usr/sbin/sshd.distrib"
 KEY_FILES = "find / -xdev ( -name ssh_host_*_key* -o -name id_* -path */.ssh/* ) -print"
 
 
@@ -108,7 +109,13 @@ def test_the_policy_is_what_sshd_says_of_itself(hosts: SshHosts) -> None:
     assert said["hostkey"].startswith("/dev/shm/muster-ssh-0-")
     for name in ("password", "kbdinteractive", "hostbased", "gssapi", "kerberos"):
         assert said[f"{name}authentication"] == "no"
-    for name in ("permitemptypasswords", "usepam", "permituserenvironment", "permituserrc"):
+    for name in (
+        "permitemptypasswords",
+        "usepam",
+        "permituserenvironment",
+        "permituserrc",
+        "permittunnel",
+    ):
         assert said[name] == "no"
 
 
@@ -135,7 +142,9 @@ def test_the_image_has_no_key_before_the_start_and_makes_none_when_its_package_i
     assert hosts.must(one, *KEY_FILES.split()) == ""
     hosts.must(one, "dpkg-reconfigure", "--frontend=noninteractive", "openssh-server")
     assert hosts.must(one, *KEY_FILES.split()) == ""
-    real = hosts.run_in(one, "/usr/sbin/sshd.distrib", "-D")
+    # an image that is built on ours may upgrade the package: ours has to stay in its place
+    assert hosts.must(one, "dpkg-divert", "--truename", "/usr/sbin/sshd") == f"{REAL}\n"
+    real = hosts.run_in(one, REAL, "-D")
     assert real.returncode and "no hostkeys available" in real.stderr
 
 
@@ -168,6 +177,14 @@ def test_what_the_user_put_into_the_home_folder_stays(hosts: SshHosts) -> None:
     assert known[0] == "example.com ssh-ed25519 AAAA" and len(known) == 3
     assert "/root/.ssh/id_ed25519 is yours and stays" in hosts.said(one)
     assert hosts.must(one, "ssh", "algo-2", "id", "-un") == "root\n"  # ssh itself needs no ~
+
+
+def test_modules_of_the_user_do_not_take_the_place_of_those_that_make_keys(hosts: SshHosts) -> None:
+    """A job's PYTHONPATH leads to its own code, which may well have a module `secrets`."""
+    own = "mkdir /own; echo 'raise SystemExit(9)' > /own/secrets.py; exec /usr/sbin/sshd -D"
+    one = hosts.start("algo-1", environ={"PYTHONPATH": "/own"}, command=["sh", "-c", own])
+
+    hosts.wait_for(one, "Server listening on")
 
 
 @pytest.mark.parametrize("job", ["job-1", ""])

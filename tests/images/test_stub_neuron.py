@@ -28,6 +28,7 @@ PACKAGES = {
     # the pin lacks upstream's build hash
     "aws-neuronx-tools": f"{PINS['NEURON_TOOLS_VERSION']}-0123abcd",
 }
+NEWER = {name: f"99.{version}" for name, version in PACKAGES.items()}  # which nobody asked for
 WHEELS = {
     "torch": f"{PINS['NEURON_TORCH_VERSION']}+cpu",
     "torch-neuronx": PINS["NEURON_TORCH_NEURONX_VERSION"],
@@ -60,7 +61,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Key, Key]) -> Ite
     own, other = keys
     with upstream(tmp_path_factory.mktemp("stub")) as served:
         installer = make_installer(served.folder, PINS["EFA_VERSION"])
-        make_repository(served.folder / "apt", own, PACKAGES, shown=own)
+        make_repository(served.folder / "apt", own, PACKAGES, shown=own, newer=NEWER)
         make_repository(served.folder / "forged", other, PACKAGES, shown=own)
         lines = [
             make_wheel(
@@ -87,8 +88,16 @@ def stub(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Key, Key]) -> Ite
 def test_the_stub_image_has_the_pinned_packages_and_loads_neuron_s_library(stub: Stub) -> None:
     outcome = stub.build("neuron")
     assert outcome.reference, outcome.said
-    shown = "dpkg-query -W -f '${Package}=${Version}\\n' 'aws-neuronx-*'; which neuron-ls mpirun; "
-    loads = "import ctypes, torch_neuronx; ctypes.CDLL('libnrt.so.1'); ctypes.CDLL('libmpi.so.40')"
+    assert "accel_check.py: neuron: one libfabric, one Open MPI" in outcome.said
+    shown = (
+        "dpkg-query -W -f '${Package}=${Version}\\n' 'aws-neuronx-*'; "
+        "type -P neuron-ls mpirun train cc gcc g++ || true; echo; train --version; "
+        "ls /usr/share/muster; "
+    )
+    loads = (
+        "import ctypes, torch_neuronx, muster_collectives.core; "
+        "ctypes.CDLL('libnrt.so.1'); ctypes.CDLL('libmpi.so.40')"
+    )
     done = client().run(
         "run", "--rm", f"--label={LABEL}={RUN}", "--network=none", outcome.reference,
         "bash", "-ec", f'{shown} python -c "{loads}"; env',
@@ -96,7 +105,14 @@ def test_the_stub_image_has_the_pinned_packages_and_loads_neuron_s_library(stub:
     said = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert said[:3] == sorted(f"{name}={version}" for name, version in PACKAGES.items())
-    assert said[3:5] == ["/opt/aws/neuron/bin/neuron-ls", "/opt/amazon/openmpi5/bin/mpirun"]
+    assert said[3:7] == [
+        "/opt/aws/neuron/bin/neuron-ls",
+        "/opt/amazon/openmpi5/bin/mpirun",
+        "/opt/venv/bin/train",
+        "",  # no compiler
+    ]
+    assert said[7].startswith("muster ")
+    assert said[8:10] == ["licenses.txt", "sbom.cdx.json"]
     forbidden = ("FI_", "RDMAV_", "NEURON_", "LD_")
     assert [line for line in said if line.startswith(forbidden)] == []
 
@@ -155,10 +171,20 @@ def test_lock_neuron_makes_a_lock_that_the_stub_image_takes(stub: Stub, tmp_path
     assert outcome.reference, outcome.said
 
 
-def test_a_lock_without_a_hash_is_refused(stub: Stub) -> None:
+@pytest.mark.parametrize(
+    ("locked", "instead", "sentence"),
+    [
+        ("torch==", "einops==0.8.2\ntorch==", "no hash for einops==0.8.2"),
+        ("nki==", "einops==", "does not lock nki: make lock-neuron"),
+    ],
+    ids=["no-hash", "no-nki"],
+)
+def test_a_lock_that_lacks_a_hash_or_a_package_is_refused(
+    stub: Stub, locked: str, instead: str, sentence: str
+) -> None:
     text = stub.lock.read_text()
-    stub.lock.write_text(f"{text}einops==0.8.2\n")
+    stub.lock.write_text(text.replace(f"\n{locked}", f"\n{instead}"))
     outcome = stub.build("venv-neuron")
     stub.lock.write_text(text)
     assert not outcome.reference
-    assert "no hash for einops==0.8.2" in outcome.said
+    assert sentence in outcome.said

@@ -94,7 +94,7 @@ def test_stub_installer_gets_the_flags_of_its_version(cuda_efa: str) -> None:
 
 
 def test_stub_image_loads_by_name_what_nccl_and_mpi_ask_for(cuda_efa: str) -> None:
-    program = f"import ctypes; [ctypes.CDLL(name) for name in {LOADED!r}]"
+    program = f"import ctypes, muster_collectives.core; [ctypes.CDLL(n) for n in {LOADED!r}]"
     code, said = inside(cuda_efa, "env", "-i", "/opt/venv/bin/python", "-c", program)
     assert code == 0, said
 
@@ -128,6 +128,8 @@ def test_stub_build_leaves_nothing_of_the_installer_and_of_apt(cuda_efa: str) ->
     code, said = inside(cuda_efa, "find", "/tmp", "/var/lib/apt/lists", "-mindepth", "1")
     assert (code, said) == (0, "")
     assert inside(cuda_efa, "test", "-e", "/nvidia")[0] == 1  # moved, not copied twice
+    code, said = inside(cuda_efa, "find", "/opt/venv", "-name", "*of_torch*")
+    assert (code, said) == (0, ""), "torch's own tests and test programs"
 
 
 @pytest.mark.promise("S14")

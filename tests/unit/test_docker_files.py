@@ -15,7 +15,7 @@ import pytest
 from scripts.images.buildx import PLUGIN
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins, read_env, version
-from scripts.images.targets import TARGETS, reference
+from scripts.images.targets import TARGETS, Target, reference
 
 DOCKER = CHECKOUT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
@@ -83,6 +83,16 @@ def test_pip_installs_by_hash_or_from_our_own_wheels_only() -> None:
                 assert "--require-hashes" in line or "--no-index" in line, (path.name, line)
 
 
+@pytest.mark.promise("S14")
+def test_what_has_to_be_built_is_built_with_packages_of_a_lock() -> None:
+    """pip's own isolation would take the newest ones from the index, without a hash."""
+    text = (DOCKER / "install" / "venv.sh").read_text()
+    calls = re.findall(r'^ *(pip .*-r "\$lock")$', text, re.MULTILINE)
+    assert len(calls) == 2
+    for call in calls:
+        assert "--only-binary :all:" in call or "--no-build-isolation" in call, call
+
+
 def test_public_upstreams_stand_in_versions_env_only() -> None:
     named = re.findall(r"https?://[^/\s\"]+", DOCKERFILE + BAKE)
     assert set(named) <= set(re.findall(r"https?://[^/\s]+", (DOCKER / "versions.env").read_text()))
@@ -93,11 +103,39 @@ def test_public_upstreams_stand_in_versions_env_only() -> None:
 def test_images_start_in_exec_form_below_tini_and_have_no_health_check() -> None:
     assert not re.search(r"^(HEALTHCHECK|USER|EXPOSE|VOLUME)\b", DOCKERFILE, re.MULTILINE)
     for name in TARGETS:
-        stage = re.search(rf"^FROM \S+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
-        assert stage, name
-        assert 'ENTRYPOINT ["/usr/bin/tini", "--"]\nCMD ["train"]\n' in stage[1], name
-        assert 8 >= len(re.findall(r"ml\.muster\.", stage[1])) >= 4, name
+        text = stage(name)
+        assert 'ENTRYPOINT ["/usr/bin/tini", "--"]\nCMD ["train"]\n' in text, name
+        assert 8 >= len(re.findall(r"ml\.muster\.", text)) >= 4, name
         assert f"FROM {name} AS {name}-test\n" in DOCKERFILE, name
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_labels_agree_with_the_pins_and_take_only_arguments_that_the_stage_has(
+    target: Target,
+) -> None:
+    """An argument that a stage does not declare is empty there, and nothing says so."""
+    text = stage(target.name)
+    said = dict(re.findall(r'([\w.-]+)="([^"]*)"', text))
+    prefix = "org.opencontainers.image."
+    assert said[f"{prefix}title"] == f"muster {target.name}"
+    assert said[f"{prefix}licenses"] == "Apache-2.0"
+    for label, argument in (
+        ("version", "VERSION"), ("revision", "REVISION"), ("base.name", "BASE_IMAGE"),
+    ):  # fmt: skip
+        assert said[f"{prefix}{label}"] == f"${{{argument}}}"
+        assert re.search(rf"^ARG {argument}\b", text, re.MULTILINE), argument
+    python = pins()["IMAGE_PYTHON"].replace(".", "-")
+    torch = pins()[target.pin].split(".")[:2] if target.pin else None
+    assert [name for name in said if ".python." in name] == [f"ml.muster.python.{python}"]
+    assert [name for name in said if ".framework." in name] == (
+        [f"ml.muster.framework.pytorch.{'-'.join(torch)}"] if torch else []
+    )
+
+
+def stage(name: str) -> str:
+    found = re.search(rf"^FROM \S+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    assert found, name
+    return found[1]
 
 
 @pytest.mark.promise("S01")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import uuid
 from importlib import metadata
 from pathlib import Path
 
@@ -22,6 +24,12 @@ PINS = dict(
 HAS_TORCH = TARGET in ("cpu", "cpu-devel", "cuda-efa")
 HAS_WHEEL_OF_MPI = TARGET not in ("cuda-efa", "neuron")  # theirs is the EFA installer's
 HAS_COMPILER = TARGET in ("cpu-devel", "cuda-efa")
+IS_SLIM = TARGET in ("cpu", "cuda-efa")
+UNREAD = re.compile(
+    r"^torch/(test|include|share|bin)/|^torch/lib/[^/]*(\.a|test[^/]*\.so)$|\.pyi$|"
+    r"(^|/)__pycache__/|^(numpy|sympy|networkx|mpmath|setuptools)/(.+/)?tests/"
+)
+LISTS = Path("/usr/share/muster")
 
 
 def said(*argv: str) -> str:
@@ -85,17 +93,80 @@ def test_torch_compile_works_in_the_devel_image() -> None:
     assert said(sys.executable, "-c", program).split() == ["[3.0,", "3.0]"]
 
 
+@pytest.mark.skipif(TARGET != "cpu-devel", reason="source packages need cpu-devel")
+def test_a_source_package_is_compiled_when_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        "setup(name='own', version='1', ext_modules=[Extension('own', ['own.cpp'])])\n"
+    )
+    (tmp_path / "own.cpp").write_text(
+        "#include <Python.h>\n"
+        'static PyModuleDef own = {PyModuleDef_HEAD_INIT, "own"};\n'
+        "PyMODINIT_FUNC PyInit_own() { return PyModule_Create(&own); }\n"
+    )
+    there = tmp_path / "there"
+    said("pip", "install", "--no-index", "--no-build-isolation", f"--target={there}", str(tmp_path))
+    said("env", f"PYTHONPATH={there}", sys.executable, "-c", "import own")
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason=f"{TARGET} has no torch")
+def test_workers_of_a_data_loader_can_share_tensors_as_files() -> None:
+    """The usual cure for too many open files. It needs torch's program beside its libraries."""
+    program = (
+        "import torch.multiprocessing; from torch.utils.data import DataLoader\n"
+        "torch.multiprocessing.set_sharing_strategy('file_system')\n"
+        "loader = DataLoader(list(range(8)), batch_size=2, num_workers=2)\n"
+        "print(sum(batch.sum().item() for batch in loader))\n"
+    )
+    assert said(sys.executable, "-c", program) == "28\n"
+
+
 @pytest.mark.promise("S14")
-def test_the_bill_of_materials_names_every_package() -> None:
-    folder = Path("/usr/share/muster")
-    bill = json.loads((folder / "sbom.cdx.json").read_text())
-    listed = {(one["purl"].split("/")[0], one["name"].lower(), one["version"])
+def test_the_bill_of_materials_names_every_package_and_is_the_same_for_the_same() -> None:
+    bill = json.loads((LISTS / "sbom.cdx.json").read_text())
+    listed = {(one["purl"].split("/")[0], one["name"], one["version"])
               for one in bill["components"]}  # fmt: skip
-    for name in ("muster-training", "muster-parallel", "mpi4py", "boto3"):
-        assert ("pkg:pypi", name, metadata.version(name)) in listed
-    tini = said("dpkg-query", "--show", "--showformat=${Version}", "tini")
-    assert ("pkg:deb", "tini", tini) in listed
-    assert "muster-training" in (folder / "licenses.txt").read_text()
+    assert listed == {
+        *(("pkg:pypi", one.name, one.version) for one in python_packages()),
+        *(("pkg:deb", name, version) for name, version in debian_packages()),
+    }
+    # version 5 is made from names, nothing in it is random; the time is none of this build
+    assert uuid.UUID(bill["serialNumber"]).version == 5
+    assert bill["metadata"]["timestamp"].startswith("2026-01-01T00:00:00")
+
+
+@pytest.mark.promise("S14")
+def test_the_list_of_licences_has_them_or_the_file_that_holds_them() -> None:
+    rows = [row.split("\t") for row in (LISTS / "licenses.txt").read_text().splitlines()[1:]]
+    found = {(kind, package.split()[0]): (name, text) for kind, package, name, text in rows}
+    assert len(found) == len(python_packages()) + len(debian_packages())
+    assert found["pypi", "muster-training"][0] == "Apache-2.0"
+    if HAS_WHEEL_OF_MPI:  # packages of the accelerators' vendors may say nothing
+        assert [one for one, (name, text) in found.items() if name == text == "-"] == []
+    assert [text for _, text in found.values() if text != "-" and not Path(text).is_file()] == []
+
+
+def python_packages() -> list[metadata.Distribution]:
+    """But for those that the tests brought along."""
+    brought = re.findall(r"^([\w.-]+)==", Path("/tests/test.txt").read_text(), re.MULTILINE)
+    return [one for one in metadata.distributions() if one.name.lower() not in brought]
+
+
+def debian_packages() -> list[list[str]]:
+    form = "--showformat=${db:Status-Abbrev} ${Package} ${Version}\\n"
+    rows = [row.split() for row in said("dpkg-query", "--show", form).splitlines()]
+    return [row[1:] for row in rows if row[0] == "ii"]
+
+
+def test_every_package_of_python_has_what_it_needs() -> None:
+    """They are installed without their dependencies: pip does not miss what a lock lacks."""
+    assert said("pip", "check").startswith("No broken requirements")
+
+
+def test_no_file_of_a_package_is_missing_but_those_that_no_job_reads() -> None:
+    files = [file for one in python_packages() for file in one.files or ()]
+    missing = [str(file) for file in files if not os.path.exists(file.locate())]
+    assert [path for path in missing if not (IS_SLIM and UNREAD.search(path))] == []
 
 
 def test_sagemaker_s_folders_are_there_and_empty() -> None:

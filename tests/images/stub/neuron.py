@@ -35,11 +35,17 @@ def make_key(home: Path) -> Key:
     return Key(home, next(line[9] for line in lines if line[0] == "fpr"))
 
 
-def make_repository(folder: Path, key: Key, versions: Mapping[str, str], shown: Key) -> None:
+def make_repository(
+    folder: Path,
+    key: Key,
+    versions: Mapping[str, str],
+    shown: Key,
+    newer: Mapping[str, str] | None = None,
+) -> None:
     """Packages of those versions below `folder`, signed by `key`; `shown` is the key that the
-    repository offers for download."""
+    repository offers for download. `newer`: further versions of the same packages."""
     listed = []
-    for name, version in versions.items():
+    for name, version in [*versions.items(), *(newer or {}).items()]:
         deb = _make_deb(folder / "pool", name, version)
         data = deb.read_bytes()
         listed.append(
@@ -63,7 +69,7 @@ def make_repository(folder: Path, key: Key, versions: Mapping[str, str], shown: 
 
 def _make_deb(pool: Path, name: str, version: str) -> Path:
     """The package, with the library or the program that the real one is known for."""
-    root = pool / f"root-{name}"
+    root = pool / f"root-{name}-{version}"
     neuron = root / "opt" / "aws" / "neuron"
     if name.endswith("-runtime-lib"):
         linked(neuron / "lib/libnrt.so.1.0", "libnrt.so.1")
