@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_SWITCH = "mcbs"
+SWITCH = "mcbs"
 _LIMIT_S = 20.0
 # what of a link's rate is payload: headers of Ethernet, IP and TCP with time stamps
 PAYLOAD = 0.95
@@ -38,6 +38,11 @@ def interface(number: int) -> str:
     return f"mcbv{number}"
 
 
+def far_end(number: int) -> str:
+    """The other end of a node's link, in the namespace SWITCH."""
+    return f"mcbp{number}"
+
+
 def address(number: int) -> str:
     return f"10.79.0.{number + 1}"
 
@@ -47,9 +52,9 @@ def links(nodes: int) -> Iterator[None]:
     """`nodes` namespaces that reach each other. Raises LinksError."""
     _remove(nodes)
     try:
-        _ip("netns", "add", _SWITCH)
-        _inside(_SWITCH, "ip", "link", "add", "br0", "type", "bridge")
-        _inside(_SWITCH, "ip", "link", "set", "br0", "up")
+        _ip("netns", "add", SWITCH)
+        _inside(SWITCH, "ip", "link", "add", "br0", "type", "bridge")
+        _inside(SWITCH, "ip", "link", "set", "br0", "up")
         for number in range(nodes):
             _add(number)
         yield
@@ -61,23 +66,23 @@ def shape(nodes: int, mbit_per_s: int) -> None:
     """Both directions of every link. Raises LinksError."""
     rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "30ms"]
     for number in range(nodes):
-        for where, end in ((node(number), interface(number)), (_SWITCH, f"mcbp{number}")):
+        for where, end in ((node(number), interface(number)), (SWITCH, far_end(number))):
             _inside(where, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
 
 
 def _add(number: int) -> None:
-    name, near, far = node(number), interface(number), f"mcbp{number}"
+    name, near, far = node(number), interface(number), far_end(number)
     _ip("netns", "add", name)
-    _ip("link", "add", near, "netns", name, "type", "veth", "peer", "name", far, "netns", _SWITCH)
+    _ip("link", "add", near, "netns", name, "type", "veth", "peer", "name", far, "netns", SWITCH)
     _inside(name, "ip", "addr", "add", f"{address(number)}/24", "dev", near)
     for end in (near, "lo"):
         _inside(name, "ip", "link", "set", end, "up")
-    _inside(_SWITCH, "ip", "link", "set", far, "master", "br0")
-    _inside(_SWITCH, "ip", "link", "set", far, "up")
+    _inside(SWITCH, "ip", "link", "set", far, "master", "br0")
+    _inside(SWITCH, "ip", "link", "set", far, "up")
 
 
 def _remove(nodes: int) -> None:
-    for name in (*map(node, range(nodes)), _SWITCH):
+    for name in (*map(node, range(nodes)), SWITCH):
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False,
                        timeout=_LIMIT_S)  # fmt: skip
 

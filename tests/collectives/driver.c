@@ -151,7 +151,7 @@ static const struct { const char *name; act *what; } plays[] = {
 
 int main(int count, char **words) {
   if (count < 3) return 2;
-  if (!strcmp(words[1], "wire")) return play_wire(words[2]) ? 1 : 0;
+  if (!strncmp(words[1], "wire", 4)) return play_wire(words[2], !strcmp(words[1], "wire-messages")) ? 1 : 0;
   for (unsigned i = 0; i < sizeof plays / sizeof *plays; i++) {
     if (strcmp(words[1], plays[i].name)) continue;
     struct scene scene;

@@ -56,5 +56,5 @@ uint32_t draw(struct rank *self, uint32_t below); /* the same row of numbers on 
 /* The plays, by name. */
 act play_ops, play_small, play_direct, play_messages, play_messages_beside, play_timeout, play_mismatch,
     play_abort, play_leave;
-int play_wire(const char *nodes); /* a proxy flips a byte: driver_wire.c */
+int play_wire(const char *nodes, bool messages); /* a proxy flips a byte: driver_wire.c */
 #endif

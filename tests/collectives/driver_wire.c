@@ -16,6 +16,7 @@
 static struct {
   int listener;
   struct sockaddr_in target;
+  uint32_t behind; /* the rank that is reached through it */
   atomic_bool flip; /* one byte is still to be flipped */
   atomic_bool over;
   atomic_ulong carried;
@@ -83,7 +84,27 @@ static void play(struct rank *self) {
   CHECK(self, right);
 }
 
-static int one(const char *nodes, bool flip) {
+/* Who sends a message connects, so this one goes through the proxy. The receive alone tells: the message
+ * had left its sender whole. */
+static void play_message(struct rank *self) {
+  static const uint32_t tag = 3;
+  bool receives = self->rank == proxy.behind, right = true;
+  uint8_t *data = malloc(COUNT * 4u);
+  struct mc_status status = {0};
+  uint64_t request;
+  memset(data, receives ? 0 : 0x5a, COUNT * 4u);
+  int code = mc_post(self->comm, receives ? MC_RECV : MC_SEND, 1 - (int32_t)self->rank, tag, data, COUNT * 4u, 20.0, &request);
+  self->failure = (struct mc_failure){.marks = self->marks};
+  if (!code) code = mc_wait(self->comm, request, WAIT_S, &status, &self->failure);
+  if (!code) code = status.code;
+  for (uint32_t i = 0; i < COUNT * 4u && !flipping; i++) right = right && data[i] == 0x5a;
+  free(data);
+  CHECK(self, status.done);
+  if (receives) CHECK(self, code == (flipping ? MC_ECHECK : MC_OK));
+  CHECK(self, right);
+}
+
+static int one(const char *nodes, act *what, bool flip) {
   struct scene scene;
   struct mc_address address;
   struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -103,12 +124,13 @@ static int one(const char *nodes, bool flip) {
     if (turn == (getenv("DRIVER_BEHIND_LAST") ? 1 : 0)) break;
   }
   scene.addresses[behind].port = ntohs(here.sin_port);
+  proxy.behind = behind;
   atomic_store(&proxy.over, false);
   atomic_store(&proxy.flip, flip);
   atomic_store(&proxy.carried, 0);
   flipping = flip;
   if (pthread_create(&thread, NULL, serve, NULL)) return 2;
-  int wrong = scene_play(&scene, play);
+  int wrong = scene_play(&scene, what);
   atomic_store(&proxy.over, true);
   pthread_join(thread, NULL);
   close(proxy.listener);
@@ -120,7 +142,8 @@ static int one(const char *nodes, bool flip) {
   return wrong;
 }
 
-int play_wire(const char *nodes) {
-  int wrong = one(nodes, false);
-  return wrong ? wrong : one(nodes, true);
+int play_wire(const char *nodes, bool messages) {
+  act *what = messages ? play_message : play;
+  int wrong = one(nodes, what, false);
+  return wrong ? wrong : one(nodes, what, true);
 }

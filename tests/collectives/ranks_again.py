@@ -108,6 +108,8 @@ def a_rank_that_does_not_come_is_named_by_all_who_wait(world: World) -> None:
 
 
 def different_calls_are_an_error_on_every_rank(world: World) -> None:
+    """And each rank's last calls are written down for whoever looks for the cause."""
+    os.environ["COLLECTIVES_FLIGHT_DIR"] = str(world.folder / "flight")
     world.start()
     for ours, theirs in (
         (lambda group: dist.all_reduce(torch.ones(4), group=group),
@@ -126,6 +128,15 @@ def different_calls_are_an_error_on_every_rank(world: World) -> None:
             raise AssertionError("ranks that differ went on")
         dist.destroy_process_group(group)
     world.drop()
+    del os.environ["COLLECTIVES_FLIGHT_DIR"]
+    logs = [
+        json.loads(path.read_text())
+        for path in (world.folder / "flight").glob(f"*rank{world.rank}.json")
+    ]
+    assert [log["error"]["kind"] for log in logs] == ["MismatchError"] * 3, logs
+    assert all(
+        log["operations"][-1]["verb"] in ("all_reduce", "broadcast", "barrier") for log in logs
+    )
 
 
 def an_error_of_an_asynchronous_call_comes_with_its_wait(world: World) -> None:

@@ -62,6 +62,21 @@ def test_the_modules_hold_names_and_no_logic() -> None:
             assert is_name or is_text or says == "register()", f"{module}: {says}"
 
 
+def test_tensorflow_s_names_are_those_of_the_library() -> None:
+    """Both packages name them; TensorFlow need not be there to compare."""
+
+    def names(package: Path) -> set[str]:
+        for statement in ast.parse((package / "__init__.py").read_text()).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+                return set(ast.literal_eval(statement.value))
+        raise AssertionError(f"{package} has no __all__")
+
+    ours = names(SOURCES[1] / "muster_collectives" / "tensorflow")
+    theirs = names(SOURCES[0] / "smdistributed" / "dataparallel" / "tensorflow")
+    assert ours - theirs == {"is_initialized"}  # the legacy API had none
+    assert theirs <= ours
+
+
 @pytest.mark.torch
 def test_a_script_of_the_legacy_torch_api_runs_unchanged() -> None:
     environ = {**LEGACY, **UNSET, "PYTHONPATH": PATHS}

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from benchmarks.collectives_links import LinksError, interface, links, node, shape, why_not
-from tests.collectives.fault_worker import SHORT_S
+from benchmarks.collectives_links import (
+    SWITCH,
+    LinksError,
+    far_end,
+    interface,
+    links,
+    node,
+    shape,
+    why_not,
+)
+from tests.collectives.fault_worker import LONG_S, SHORT_S
 from tests.collectives.jobs import clean, job
 from tests.collectives.test_faults import SLACK_S
 from tests.collectives.test_nodes import TUNED, assert_alike
 
 MBIT_PER_S = 200
 CUT_S = 20.0
+SILENT_S = 15.0 + 2.0  # MC_SILENT_MS of csrc/net_link.h, which is looked at once a second
 
 
 @pytest.fixture
@@ -40,6 +51,14 @@ def placed(nodes: str) -> Callable[[int], Sequence[str]]:
         return ["ip", "netns", "exec", node(number), "env", name]
 
     return words
+
+
+def silence(number: int) -> None:
+    """The far end of the node's cable, so that the node itself is told nothing."""
+    subprocess.run(
+        ["ip", "netns", "exec", SWITCH, "ip", "link", "set", far_end(number), "down"],
+        check=True, timeout=CUT_S,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("nodes", ["aabb", "abab"])
@@ -71,3 +90,18 @@ def test_a_cut_link_is_a_timeout_that_names_those_behind_it_on_both_sides(slow: 
         assert each["kind"] == "CollectiveTimeout", each
         assert each["took_s"] < SHORT_S + SLACK_S, each
         assert set(each["ranks"]) <= others and each["ranks"], each
+
+
+@pytest.mark.promise("F40")
+def test_a_host_that_falls_silent_amid_data_is_told_long_before_the_deadline(slow: None) -> None:
+    """Neither its data nor its probes are acknowledged: the deadline of the sum is LONG_S."""
+    with job("fault_worker", 2, "killed_inside", "1", nodes="ab", prefix=placed("ab")) as started:
+        for rank in range(2):
+            started.wait_for(f"busy-{rank}")
+        silence(1)
+        cut = time.monotonic()
+        said = clean(started.ends())
+    for rank, each in enumerate(said):
+        assert each["kind"] == "PeerError", each
+        assert each["ranks"] == [1 - rank], each
+        assert each["failed_at"] - cut < SILENT_S + SLACK_S < LONG_S, each

@@ -100,3 +100,4 @@ def test_a_byte_flipped_on_the_wire_is_noticed_in_checked_mode(
     if "nothing went through the proxy" in done.stderr:
         pytest.skip(f"the {which} rank is the one that connects")
     sound(done)
+    sound(memory.play("wire-messages ab"))

@@ -56,7 +56,8 @@ static int lose(struct mc_chan *ch, const struct mc_link *l, int error, uint8_t 
 static int look_at(struct mc_chan *ch, struct mc_link *l, uint64_t now) {
   const bool awaited = l->want_first || l->first;
   if (mc_dial_gone(l, now) && awaited) return lose(ch, l, ECONNREFUSED, MC_DEAD);
-  if (l->state == MC_LINK_UP && l->first && now - l->probed_ns > 1000000000u) {
+  /* also where all has been handed to the kernel: it sends no probes while data is unacknowledged */
+  if (l->state == MC_LINK_UP && awaited && now - l->probed_ns > 1000000000u) {
     l->probed_ns = now;
     if (mc_socket_silent(l->fd)) mc_link_lost(l, ETIMEDOUT);
   }

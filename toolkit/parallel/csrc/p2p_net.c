@@ -111,7 +111,7 @@ void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now) {
     if (l->broken) mc_link_lost(l, EPROTO);
     if (p->peers[l->peer].gone == MC_HERE && mc_dial_gone(l, now)) {
       mc_peer_gone(p, l->peer, MC_DEAD, MC_EPEER, ECONNREFUSED);
-    } else if (l->state == MC_LINK_UP && l->first && now - l->probed_ns > 1000000000u) {
+    } else if (l->state == MC_LINK_UP && now - l->probed_ns > 1000000000u) {
       l->probed_ns = now;
       if (mc_socket_silent(l->fd)) mc_link_lost(l, ETIMEDOUT);
     }
