@@ -134,9 +134,21 @@ def direct(comm: Communicator) -> dict[str, int]:
         if found.tobytes() != result.tobytes():
             raise WrongError(f"{verb.name}: registered memory gives other bits")
         del source, target, found  # a region is not released while something looks into it
+    _over_its_input(comm, region.address, np.frombuffer(region.view, np.float32, count * comm.size))
     region.release()
     other.release()
     return {}
+
+
+def _over_its_input(comm: Communicator, address: int, memory: Array) -> None:
+    """The result of a reduce-scatter at the front of its input, where others still read."""
+    count = memory.size // comm.size
+    for turn in range(20):
+        memory[:] = np.repeat(np.arange(comm.size), count) + comm.rank * turn
+        _float_sum(comm, Verb.REDUCE_SCATTER, address, address, count)
+        due = comm.size * comm.rank + turn * comm.size * (comm.size - 1) / 2
+        if not (memory[:count] == due).all():
+            raise WrongError(f"reduce-scatter onto its own input: {memory[:count]}, not {due}")
 
 
 def large(comm: Communicator) -> dict[str, int]:
@@ -164,6 +176,12 @@ def large(comm: Communicator) -> dict[str, int]:
     got[:] = given[1] * (rank == 1)
     comm.broadcast(got, 1)
     expect("broadcast", [given[1]], got)
+    for kind in (np.uint8, np.float32):  # whole numbers, so that sums of floats are exact
+        inputs = [one.astype(kind) for one in given]
+        part = np.zeros(each + 1, kind)[1:]
+        comm.reduce_scatter(part, inputs[rank])
+        own = slice(rank * each, (rank + 1) * each)
+        expect("reduce_scatter", [sum((one[own] for one in inputs[1:]), inputs[0][own])], part)
     got[:] = mine
     comm.all_reduce(got)
     expect("all_reduce", [sum(given[1:], given[0])], got)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import threading
 import warnings
 from datetime import timedelta
@@ -19,6 +20,7 @@ from muster_collectives.core.errors import (
     CollectiveError,
     CollectiveTimeout,
     MismatchError,
+    UsageError,
 )
 from muster_collectives.torch import stats
 from tests.support.torch_ranks import World
@@ -137,6 +139,36 @@ def different_calls_are_an_error_on_every_rank(world: World) -> None:
     assert all(
         log["operations"][-1]["verb"] in ("all_reduce", "broadcast", "barrier") for log in logs
     )
+
+
+def a_signal_handler_amid_a_call_is_refused_the_group_and_the_call_goes_on(world: World) -> None:
+    """It interrupts whoever would have to give way to it."""
+    told: list[str] = []
+
+    def handle(number: int, frame: object) -> None:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except UsageError as error:
+            told.append(str(error))
+        world.store.set("handled", "1")
+
+    for way in ("lazy", "lane"):
+        os.environ["COLLECTIVES_ASYNC"] = way
+        world.start()
+        dist.all_reduce(torch.ones(1), async_op=True).wait()  # from now on through the lane
+        if world.rank == 0:
+            before = signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            dist.barrier()
+            signal.signal(signal.SIGALRM, before)
+            assert len(told) == 1 and "signal handler" in told.pop(), told
+            world.store.delete_key("handled")
+        else:
+            world.store.wait(["handled"])
+            dist.barrier()
+        dist.barrier()
+        world.drop()
+    del os.environ["COLLECTIVES_ASYNC"]
 
 
 def an_error_of_an_asynchronous_call_comes_with_its_wait(world: World) -> None:
@@ -259,6 +291,7 @@ CHECKS = (
     a_name_that_comes_back_has_its_new_members,
     a_rank_that_does_not_come_is_named_by_all_who_wait,
     different_calls_are_an_error_on_every_rank,
+    a_signal_handler_amid_a_call_is_refused_the_group_and_the_call_goes_on,
     an_error_of_an_asynchronous_call_comes_with_its_wait,
     an_abort_ends_what_is_under_way,
     timeouts_of_groups_and_calls_are_kept,

@@ -64,9 +64,9 @@ def test_registered_memory_takes_the_direct_path_and_gives_the_same_bits() -> No
     assert all(each["paths"]["direct"] >= 3 for each in said)
 
 
-@pytest.mark.parametrize("isa", ["", "avx2"])
-def test_results_larger_than_the_cache_are_right_at_odd_places(isa: str) -> None:
-    with job("ops_worker", 2, "large", environ={"COLLECTIVES_ISA": isa}) as started:
+@pytest.mark.parametrize(("ranks", "isa"), [(2, ""), (2, "avx2"), (3, "")])
+def test_results_larger_than_the_cache_are_right_at_odd_places(ranks: int, isa: str) -> None:
+    with job("ops_worker", ranks, "large", environ={"COLLECTIVES_ISA": isa}) as started:
         said = clean(started.ends())
     if said[0]["transport"] == "native":
         assert said[0]["paths"]["staged"], said[0]["paths"]

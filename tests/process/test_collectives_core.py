@@ -136,6 +136,15 @@ def test_an_argument_that_is_no_number_is_refused_and_the_group_goes_on() -> Non
 
 
 @pytest.mark.parametrize("env", TRANSPORTS)
+def test_one_rank_alone_is_refused_what_does_not_fit_and_its_bytes_are_counted(
+    env: Mapping[str, str],
+) -> None:
+    _needs_core(env)
+    (((said,)),) = _run("alone", 1, env)
+    assert (said["out"], said["bytes"]) == ("1234", 4)
+
+
+@pytest.mark.parametrize("env", TRANSPORTS)
 def test_nothing_is_left_after_many_worlds(env: Mapping[str, str]) -> None:
     _needs_core(env)
     files = set(os.listdir("/dev/shm"))

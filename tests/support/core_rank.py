@@ -293,6 +293,16 @@ def odd(world: Communicator) -> None:
     say(told=told)
 
 
+def alone(world: Communicator) -> None:
+    """What a rank sends itself must fit: there is nobody to compare with."""
+    out, given = bytearray(4), bytearray(b"12345678")
+    try:
+        world.all_to_all(out, given, in_counts=[8], out_counts=[4])
+    except UsageError:
+        world.all_to_all(out, given[:4], in_counts=[4], out_counts=[4])
+    say(out=out.decode(), bytes=world.stats().bytes[Verb.ALL_TO_ALL])
+
+
 def again(world: Communicator) -> None:
     """Descriptors, threads, mappings and files after many worlds, with and without sub-groups."""
     world.close()
@@ -330,7 +340,7 @@ def dies(world: Communicator) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Communicator], None]] = {
-    each.__name__: each for each in (agree, groups, faults, forked, odd, again, dies)
+    each.__name__: each for each in (agree, groups, faults, forked, odd, alone, again, dies)
 }
 
 if __name__ == "__main__":

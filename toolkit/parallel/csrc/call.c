@@ -24,7 +24,8 @@ static bool valid(const struct mc_comm *c, const struct mc_call *call) {
   if (reduces(call->verb) && (call->op >= MC_OPS || !mc_reducer(call->dtype, call->op))) return false;
   if (!call->in_counts != !call->out_counts) return false;
   if (call->in_counts)
-    return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in_counts, size) && valid_counts(c, call->out_counts, size);
+    return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in_counts, size) && valid_counts(c, call->out_counts, size) &&
+           (c->size > 1 || call->in_counts[0] == call->out_counts[0]); /* of several, ranks compare what they send */
   if (!call->count || call->verb == MC_BARRIER) return true;
   bool root = call->root == c->rank;
   bool gives = call->verb != MC_BROADCAST && (call->verb != MC_SCATTER || root);
@@ -72,10 +73,17 @@ static void add_s(double *figure, uint64_t ns) {
   __atomic_store(figure, &sum, __ATOMIC_RELAXED);
 }
 
+static size_t sum(const uint64_t *counts, uint32_t n) {
+  size_t all = 0;
+  for (uint32_t i = 0; i < n; i++) all += counts[i];
+  return all;
+}
+
 static void end(struct mc_comm *c, int code) {
   uint64_t took = mc_now_ns() - c->began_ns;
   uint32_t verb = c->call.verb;
-  uint64_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
+  uint64_t count = c->call.in_counts ? sum(c->call.in_counts, c->size) : c->call.count;
+  uint64_t bytes = count * mc_dtype_bytes(c->call.dtype);
   add(&c->stats.calls[verb], 1);
   add(&c->stats.bytes[verb], bytes);
   add(&c->stats.paths[c->path], 1);
@@ -84,12 +92,6 @@ static void end(struct mc_comm *c, int code) {
   c->waited_ns = 0;
   c->records[c->seq % MC_RECORDS] = (struct mc_record){
       .what = c->desc, .began_s = (double)c->began_ns / 1e9, .took_s = (double)took / 1e9, .code = code, .path = c->path};
-}
-
-static size_t sum(const uint64_t *counts, uint32_t n) {
-  size_t all = 0;
-  for (uint32_t i = 0; i < n; i++) all += counts[i];
-  return all;
 }
 
 static int alone(struct mc_comm *c) {

@@ -26,7 +26,7 @@ struct mc_rank_block { /* one per local rank, in the segment */
   int32_t pid;
 };
 struct mc_verdict { /* the first failure of the node, written once */
-  _Atomic uint32_t state; /* 0 none, 1 being written, 2 there */
+  _Atomic uint32_t state; /* fail.c */
   int32_t code, sys_errno, rank, told_by;
   struct mc_desc mine, other;
   uint8_t marks[4096]; /* by world rank; larger groups: ranks beyond are not marked */

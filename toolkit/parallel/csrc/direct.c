@@ -80,8 +80,11 @@ int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t by
 int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op,
                              bool *took) {
   size_t size = mc_dtype_bytes(dtype);
+  const uint8_t *from = in, *to = out;
+  /* others still read what this rank would write, unless it is its own part; staged, their copies are taken first */
+  const bool overlaps = to != from + c->local * count * size && to < from + c->locals * count * size && from < to + count * size;
   uint8_t *at[MC_LOCALS];
-  int code = ask(c, in, count * size * c->locals, count * size, at, took);
+  int code = ask(c, overlaps ? NULL : in, count * size * c->locals, count * size, at, took);
   if (code || !*took) return code;
   const void *sources[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) sources[local] = at[local] + c->local * count * size;

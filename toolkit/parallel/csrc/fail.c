@@ -5,6 +5,7 @@
 #include "comm.h"
 #include "net.h"
 
+enum { NONE, WRITTEN = 2, WRITING }; /* of a verdict; WRITING and above: which local rank does */
 #define WRITE_NS 200000000u /* a rank that dies while it writes the verdict is not waited for longer */
 
 static void wake_all(struct mc_comm *c) {
@@ -54,32 +55,38 @@ static int take(struct mc_comm *c) {
 }
 
 static bool there(struct mc_comm *c) {
-  return atomic_load_explicit(&c->segment->verdict.state, memory_order_acquire) == 2;
+  return atomic_load_explicit(&c->segment->verdict.state, memory_order_acquire) == WRITTEN;
+}
+
+/* Whether this rank is the one that writes the verdict; if not it is there on return. Where its writer died in
+ * the middle one of those who wait takes its place, for what it knows is as good. */
+static bool writes(struct mc_comm *c) {
+  _Atomic uint32_t *state = &c->segment->verdict.state;
+  uint32_t mine = WRITING + c->local, seen = NONE;
+  if (atomic_compare_exchange_strong(state, &seen, mine)) return true;
+  uint64_t began = mc_now_ns();
+  while (seen != WRITTEN) {
+    uint32_t writer = seen;
+    if (mc_now_ns() - began > WRITE_NS && atomic_compare_exchange_strong(state, &seen, mine)) return true;
+    seen = atomic_load_explicit(state, memory_order_acquire);
+    if (seen != writer) began = mc_now_ns();
+  }
+  return false;
 }
 
 static void write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
   struct mc_verdict *verdict = &c->segment->verdict;
-  uint32_t none = 0;
-  if (atomic_compare_exchange_strong(&verdict->state, &none, 1)) {
-    verdict->code = what->code;
-    verdict->sys_errno = what->sys_errno;
-    verdict->rank = what->rank;
-    verdict->told_by = what->told_by;
-    verdict->mine = what->mine;
-    verdict->other = what->other;
-    memset(verdict->marks, 0, sizeof verdict->marks);
-    if (marks) memcpy(verdict->marks, marks, marked(c));
-    atomic_store_explicit(&verdict->state, 2, memory_order_release);
-    wake_all(c);
-    return;
-  }
-  uint64_t began = mc_now_ns();
-  while (!there(c))
-    if (mc_now_ns() - began > WRITE_NS) { /* its writer died in the middle: what this rank knows is as good */
-      atomic_store(&verdict->state, 0);
-      write_down(c, what, marks);
-      return;
-    }
+  if (!writes(c)) return;
+  verdict->code = what->code;
+  verdict->sys_errno = what->sys_errno;
+  verdict->rank = what->rank;
+  verdict->told_by = what->told_by;
+  verdict->mine = what->mine;
+  verdict->other = what->other;
+  memset(verdict->marks, 0, sizeof verdict->marks);
+  if (marks) memcpy(verdict->marks, marks, marked(c));
+  atomic_store_explicit(&verdict->state, WRITTEN, memory_order_release);
+  wake_all(c);
 }
 
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other) {

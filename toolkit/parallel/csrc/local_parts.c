@@ -30,12 +30,33 @@ struct job {
   size_t longest, element_bytes;
 };
 
+#define BLOCK_BYTES ((size_t)16 << 10) /* summed, then copied on while they are in the first cache */
+
+/* The own piece. A long result is summed where the own part of the own slot would be, which nobody reads, and
+ * copied past the cache from there: the sums themselves would have the target read first. */
+static void sum_piece(struct mc_comm *c, const struct job *job, mc_reduce_fn *reduce, size_t done, size_t count,
+                      size_t piece, uint32_t round) {
+  size_t size = job->element_bytes, whole = job->longest * job->parts * size, step = BLOCK_BYTES / size;
+  size_t begin = c->local * piece * size;
+  uint8_t *scratch = mc_in_slot(c, c->local, round) + begin, *out = job->out + done * size;
+  const uint8_t *own = job->in + (job->spans[c->local].begin + done) * size;
+  bool is_cold = mc_is_cold(whole);
+  if (!is_cold) step = count;
+  for (size_t at = 0; at < count; at += step) {
+    size_t now = at_most(count - at, step);
+    const void *sources[MC_LOCALS];
+    for (uint32_t local = 0; local < c->locals; local++) sources[local] = mc_in_slot(c, local, round) + begin + at * size;
+    sources[c->local] = own + at * size;
+    reduce(is_cold ? scratch : out + at * size, NULL, sources, c->locals, now, mc_divisor(c));
+    if (is_cold) mc_copy_out(out + at * size, scratch, now * size);
+  }
+}
+
 static int reduce_spans(struct mc_comm *c, const struct job *job, uint32_t dtype, uint32_t op) {
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
   size_t size = job->element_bytes;
   size_t piece = c->tuning.chunk_bytes / job->parts / 64 * 64 / size;
   bool mine = c->local < job->parts;
-  const void *sources[MC_LOCALS];
   size_t done = 0;
   do { /* an empty vector still is a round: a barrier, and the comparison of the calls */
     uint32_t round = mc_next(c);
@@ -48,12 +69,7 @@ static int reduce_spans(struct mc_comm *c, const struct job *job, uint32_t dtype
     int code = mc_round(c);
     if (code) return code;
     size_t count = mine ? in_piece(job->spans[c->local], done, piece) : 0;
-    if (count) {
-      for (uint32_t local = 0; local < c->locals; local++)
-        sources[local] = mc_in_slot(c, local, round) + c->local * piece * size;
-      sources[c->local] = job->in + (job->spans[c->local].begin + done) * size;
-      reduce(job->out + done * size, NULL, sources, c->locals, count, mc_divisor(c));
-    }
+    if (count) sum_piece(c, job, reduce, done, count, piece, round);
     done += piece;
   } while (done < job->longest);
   return MC_OK;

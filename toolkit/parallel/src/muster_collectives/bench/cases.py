@@ -13,7 +13,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     "int64": 8,
 }  # fmt: skip
 # ours through torch.distributed, ours called without torch, ours on registered memory, ours with
-# as many float32; the peers; what reading and writing the memory in place takes by itself
+# as many float32; the peers; what reading and writing the memory takes by itself
 OURS, CORE, DIRECT, WIDE = "muster", "core", "direct", "float32"
 GLOO, MPI, LIMIT = "gloo", "mpi", "limit"
 NAMES = (OURS, CORE, DIRECT, WIDE, GLOO, MPI, LIMIT)

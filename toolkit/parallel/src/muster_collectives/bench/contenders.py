@@ -79,8 +79,7 @@ def _buffers(group: Group, case: Case, dtype: str, count: int | None = None) -> 
 def _call(group: Group, case: Case, name: str, buffers: Buffers, made: Prepared) -> Call:
     """Raises LookupError with the reason where there is no such contender here."""
     if name == cases.LIMIT:
-        longer = max((buffers.given, buffers.result), key=len)
-        return lambda: longer.mul_(1)
+        return _memory_alone(group, case, buffers)
     if name == cases.WIDE:
         if case.dtype == "float32":
             raise LookupError("the case is float32 itself")
@@ -100,6 +99,16 @@ def _call(group: Group, case: Case, name: str, buffers: Buffers, made: Prepared)
         raise LookupError(f"no contender {name}; there are {', '.join(cases.NAMES)}")
     _check(group, case, name, buffers, call)
     return call
+
+
+def _memory_alone(group: Group, case: Case, buffers: Buffers) -> Call:
+    """Without a word between ranks: the longer buffer read and written in place. A gather writes
+    what it has not read, so there every part of the result is copied from this rank's input."""
+    if case.verb == "all_gather":
+        parts = buffers.result.view(group.size, buffers.count)
+        return lambda: parts.copy_(buffers.given)
+    longer = max((buffers.given, buffers.result), key=len)
+    return lambda: longer.mul_(1)
 
 
 def _through_torch(group: Group, verb: str, buffers: Buffers, where: Any) -> Call:

@@ -75,7 +75,10 @@ class NativeCommunicator(Communicator):
         self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
         self._failure = abi.FailurePlace(layout.size)
         self._attention = Attention()
-        self._lock = threading.Lock()  # held during a collective
+        # held during a collective; reentrant, so that what an interrupt leaves locked is this
+        # thread's own, and a signal handler can be told instead of waiting for itself
+        self._lock = threading.RLock()
+        self._is_busy = False
         self._gate = threading.Condition()  # a signal handler may come in between and abort
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
@@ -130,11 +133,17 @@ class NativeCommunicator(Communicator):
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
+            if self._is_busy:
+                raise self._usage(turn.BETWEEN, turn.FLAG)
             if self._handle is None:
                 raise self._closed()
-            code = self._run_core(
-                verb, dtype, op, root, source, target, count, in_at, out_at, limit_s
-            )
+            try:
+                self._is_busy = True
+                code = self._run_core(
+                    verb, dtype, op, root, source, target, count, in_at, out_at, limit_s
+                )
+            finally:
+                self._is_busy = False
             if code:
                 self._attention.raise_kept()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
@@ -222,6 +231,8 @@ class NativeCommunicator(Communicator):
         array = (ctypes.c_void_p * len(bases))(*bases)
         number = ctypes.c_uint32()
         with self._lock:
+            if self._is_busy:
+                raise self._usage(turn.BETWEEN, turn.FLAG)
             if self._handle is None:
                 raise self._closed()
             code = self.library.mc_region_add(
@@ -233,6 +244,8 @@ class NativeCommunicator(Communicator):
 
     def region_drop(self, number: int) -> None:
         with self._lock:
+            if self._is_busy:
+                raise self._usage(turn.BETWEEN, turn.FLAG)
             if self._handle is not None and os.getpid() == self._pid:
                 self.library.mc_region_drop(self._handle, number)
 
@@ -280,11 +293,12 @@ class NativeCommunicator(Communicator):
     def _end_core(self) -> None:
         if not self._lock.acquire(False):  # another thread is in a call: it shall end
             self.abort()
-            if turn.is_inside(NativeCommunicator._perform.__code__, self):
-                return  # of this thread: a signal handler closes
             if not self._lock.acquire(timeout=_CLOSING_S):
                 return  # the core is still in use, so it cannot be freed
         try:
+            if self._is_busy:  # of this thread: a signal handler closes
+                self.abort()
+                return
             with self._gate:
                 handle, self._handle = self._handle, None
                 free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
@@ -329,8 +343,6 @@ class NativeCommunicator(Communicator):
 
     def _wait_for_turn(self) -> None:
         """Another thread is in a call, whose own deadline bounds this wait."""
-        if turn.is_inside(NativeCommunicator._perform.__code__, self):
-            raise self._usage(turn.BETWEEN, turn.FLAG)
         while not self._lock.acquire(timeout=1.0):
             if os.getpid() != self._pid:
                 raise self._forked()

@@ -149,15 +149,16 @@ class PureCommunicator(Communicator):
             )  # fmt: skip
             began = time.monotonic()
             self._mine = what
+            moved = sum(counts[0]) if counts else count
             try:
                 self._exchange(what, source, target, counts, limit_s)
             except CollectiveError as error:
-                self.journal.note(what, began, error.code)
+                self.journal.note(what, began, error.code, moved)
                 raise self._logged(error) from None
             except BaseException:  # of a signal handler: the call is not complete, nor will it be
                 self.abort()
                 raise
-            self.journal.note(what, began, Code.OK)
+            self.journal.note(what, began, Code.OK, moved)
 
     def _exchange(
         self, what: Description, source: int, target: int,
@@ -364,6 +365,11 @@ class PureCommunicator(Communicator):
         if verb is not Verb.ALL_TO_ALL:
             raise self._usage(f"{verb.name.lower()} has no counts", "all_to_all alone has")
         assert in_counts is not None and out_counts is not None
+        if self.size == 1 and in_counts[0] != out_counts[0]:  # of several, ranks compare
+            raise self._usage(
+                f"{in_counts[0]} elements go to this rank itself, {out_counts[0]} are to come",
+                "give the same count in both",
+            )
         return in_counts, out_counts
 
     def _valid(

@@ -30,11 +30,12 @@ class Journal:
         self.sends = 0
         self.receives = 0
 
-    def note(self, what: Description, began_s: float, code: Code) -> None:
+    def note(self, what: Description, began_s: float, code: Code, moved: int) -> None:
+        """`moved`: elements that this rank gave, also where they differ by rank."""
         took_s = time.monotonic() - began_s
         self._records.append(Record(what, began_s, took_s, code, self._path))
         self._calls[what.verb] += 1
-        self._bytes[what.verb] += what.count * DTYPE_BYTES[what.dtype]
+        self._bytes[what.verb] += moved * DTYPE_BYTES[what.dtype]
         self._paths[self._path] += 1
         self._time_s += took_s
 

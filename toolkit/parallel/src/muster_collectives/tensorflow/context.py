@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from muster_collectives import core
 from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.turn import Turn
 
 _T = TypeVar("_T")
 
@@ -16,7 +16,7 @@ class _Process:
     """TensorFlow runs Python from several threads, and a group takes one call at a time."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.turn = Turn()
         self.world: Communicator | None = None
 
 
@@ -28,14 +28,14 @@ def init(timeout_s: float | None = None) -> None:
 
     Once; again it does nothing. Raises CollectiveError if the others do not come.
     """
-    with _process.lock:
+    with _process.turn:
         if _process.world is None:
             _process.world = core.init() if timeout_s is None else core.init(timeout_s=timeout_s)
 
 
 def shutdown() -> None:
     """Leaves the group; nothing if there is none. `init` may be called again."""
-    with _process.lock:
+    with _process.turn:
         world, _process.world = _process.world, None
         if world is not None:
             world.close()
@@ -69,7 +69,7 @@ def local_rank() -> int:
 
 def with_world(action: Callable[[Communicator], _T]) -> _T:
     """Runs `action` while no other thread uses the group."""
-    with _process.lock:
+    with _process.turn:
         return action(_world())
 
 

@@ -1,7 +1,7 @@
 """The order of a group's operations, and on which thread each of them runs.
 
-One lock: the core takes one call of a group at a time. One queue: what was begun with async_op and
-not run yet. Whoever holds the lock runs the queue first, so operations run in the order in which
+One turn: the core takes one call of a group at a time. One queue: what was begun with async_op and
+not run yet. Whoever has the turn runs the queue first, so operations run in the order in which
 they were begun, on whatever thread. Three threads may do so: one that makes a synchronous call, one
 that waits for a queued operation, and the group's lane thread.
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from muster_collectives.core.turn import Turn
 from muster_collectives.torch.work import Pending
 
 __all__ = ["GRACE_S", "Lane"]
@@ -33,7 +34,7 @@ class Lane:
     """The operations of one group."""
 
     def __init__(self, name: str, eager: bool) -> None:
-        self.lock = threading.Lock()
+        self.turn = Turn()
         self.queue: deque[Pending] = deque()
         self.eager = eager
         self.is_used = False  # until the first submit no other thread of ours uses the core
@@ -48,7 +49,7 @@ class Lane:
         while True:
             if self.queue:
                 self.advance()
-            with self.lock:
+            with self.turn:
                 if not self.queue:
                     action()
                     return
@@ -59,7 +60,7 @@ class Lane:
         while True:
             if self.queue:
                 self.advance()
-            with self.lock:
+            with self.turn:
                 if not self.queue:
                     yield
                     return
@@ -81,7 +82,7 @@ class Lane:
     def advance(self, until: Pending | None = None) -> None:
         """Runs what is queued, in order; with `until`, up to this one."""
         while self.queue and not (until is not None and until.is_completed()):
-            with self.lock:
+            with self.turn:
                 if not self.queue:
                     return
                 work = self.queue.popleft()
