@@ -129,6 +129,7 @@ def test_what_a_killed_holder_leaves_is_named_by_the_next_run_and_its_command_re
     run = start(home, forever(base))
     run.wait_ready(2)
     [holder] = run.alive("muster.local.holder")
+    os.kill(run.process.pid, signal.SIGSTOP)  # else it may see the holder's end before its own
     os.kill(holder, signal.SIGKILL)
     os.kill(run.process.pid, signal.SIGKILL)
     run.check_nothing_left()

@@ -131,11 +131,6 @@ int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size
 /* A vector cut into `parts`: borders at multiples of 64 bytes where it is long enough. */
 struct mc_span { size_t begin, count; };
 struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which);
-/* The same vector on all local ranks, cut by mc_part in at most as many parts as there are local ranks: local
- * rank i ends with the sum of part i in out + its begin (out may be in; the rest of out stays as it was) ... */
-int mc_local_reduce_parts(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, uint32_t parts);
-/* ... and the other way: local rank i has part i in place, all end with the whole. */
-int mc_local_gather_parts(struct mc_comm *c, void *data, size_t count, size_t element_bytes, uint32_t parts);
 /* --- direct.c: the three below take registered memory where all ranks have it, after a round that asks.
  * *took false: they did nothing but that round (none where the group has no region). */
 int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
