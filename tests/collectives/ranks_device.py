@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -107,6 +108,62 @@ def few_bytes_on_the_rail_stay_near_the_sum(world: World) -> None:
                 assert path.calls["all_reduce:world"] == 1, path.calls
 
 
+class Scaling:
+    """A gloo group that can do PREMUL_SUM, as NCCL can. `sums` counts what is reduced there, by
+    operation."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.sums: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._group, name)
+        if name not in ("allreduce", "reduce_scatter_single", "_reduce_scatter_base"):
+            return method
+
+        def reduced(*arguments: Any) -> Any:
+            options = arguments[-1]
+            kind, factor = options.reduceOp.__getstate__()
+            self.sums[kind.name] += 1
+            if kind != dist.ReduceOp.PREMUL_SUM:
+                return method(*arguments)
+            options.reduceOp = SUM
+            if name == "allreduce":
+                arguments[0][0].mul_(factor)
+                return method(*arguments)
+            return method(arguments[0], arguments[1] * factor, options)
+
+        return reduced
+
+
+def a_factor_before_the_sum_is_multiplied_once_in_the_world_group(world: World) -> None:
+    """FSDP2's gradient divide factor is such a reduction."""
+    found = groups_of(world, (0, 0, 1, 1), "premul")
+    third = dist._make_nccl_premul_sum(1 / 3)
+
+    def untouched(tensor: Tensor, op: Any) -> None:
+        raise AssertionError("what sums on the host has no such reduction")
+
+    for host, settings in (
+        (None, {"all_reduce": "hierarchical", "reduce_scatter": "hierarchical"}),
+        (None, {"all_reduce": "hierarchical", "reduce_scatter": "hierarchical", "wire": "bf16"}),
+        (None, {"wire": "int8", "error_feedback": True}),
+        (untouched, {"all_reduce": "host"}),
+    ):
+        levels = [Scaling(each) for each in (found.world, found.intra, found.inter)]
+        with path_of(InnerGroups(found.layout, *levels), host, **settings) as path:
+            tensor = values(world, 4096)
+            total = exact_sum(found, tensor)
+            path.all_reduce(tensor, third).wait()
+            torch.testing.assert_close(tensor.double(), total / 3, rtol=1e-5, atol=1e-5)
+            many, mine = values(world, world.size * 4096), torch.empty(4096)
+            part = exact_sum(found, many).view(world.size, -1)[world.rank]
+            path.reduce_scatter_single(mine, many, third).wait()
+            torch.testing.assert_close(mine.double(), part / 3, rtol=1e-5, atol=1e-5)
+            assert path.calls == {"all_reduce:world": 1, "reduce_scatter:world": 1}, path.calls
+        assert [each.sums for each in levels] == [{"PREMUL_SUM": 2}, {}, {}], settings
+
+
 def error_feedback_makes_repeated_sums_right_on_average(world: World) -> None:
     groups = groups_of(world, (0, 0, 1, 1), "feedback")
     tensor = values(world, 20_001)
@@ -114,13 +171,33 @@ def error_feedback_makes_repeated_sums_right_on_average(world: World) -> None:
     off = {}
     for feedback in (True, False):
         with path_of(groups, wire="int8", error_feedback=feedback) as path:
-            mean = torch.zeros_like(tensor)
+            mean, bucket = torch.zeros_like(tensor), torch.empty_like(tensor)
             for _ in range(16):
-                again = tensor.clone()
-                path.all_reduce(again, SUM).wait()
-                mean += again / 16
+                bucket.copy_(tensor)  # as DDP does: the same memory in every step
+                path.all_reduce(bucket, SUM).wait()
+                mean += bucket / 16
             off[feedback] = float((mean - total).abs().max() / total.abs().max())
     assert off[True] < off[False] / 3, off
+
+
+def buckets_of_one_length_keep_their_own_errors(world: World) -> None:
+    groups = groups_of(world, (0, 0, 1, 1), "buckets")
+    small = values(world, 20_001)
+    large = small.flip(0) * 1000
+    total = exact_sum(groups, small)
+    off = {}
+    for alone in (True, False):
+        with path_of(groups, wire="int8", error_feedback=True) as path:
+            memory = torch.empty(2, small.numel())  # both in one storage, as views of a bucket are
+            mean = torch.zeros_like(small)
+            for _ in range(16):
+                memory.copy_(torch.stack((small, large)))
+                if not alone:
+                    path.all_reduce(memory[1], SUM).wait()
+                path.all_reduce(memory[0], SUM).wait()
+                mean += memory[0] / 16
+            off[alone] = float((mean - total).abs().max())
+    assert off[False] == off[True], off
 
 
 def gathers_and_scatters_in_two_levels_are_those_of_the_world(world: World) -> None:
@@ -215,7 +292,9 @@ def small_calls_and_odd_layouts_take_the_world(world: World) -> None:
 CHECKS = (
     two_levels_give_the_sum_of_all,
     few_bytes_on_the_rail_stay_near_the_sum,
+    a_factor_before_the_sum_is_multiplied_once_in_the_world_group,
     error_feedback_makes_repeated_sums_right_on_average,
+    buckets_of_one_length_keep_their_own_errors,
     gathers_and_scatters_in_two_levels_are_those_of_the_world,
     sums_through_the_host_are_those_of_the_group_there,
     an_error_of_the_host_sum_comes_out_of_the_wait,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from muster_collectives.core.types import Verb
 from muster_collectives.torch import stats
 from tests.support.torch_ranks import World
 
@@ -36,6 +39,16 @@ def same(ours: Any, theirs: Any, what: object = "") -> None:
 def core_calls() -> int:
     found = stats()
     return 0 if found.core is None else sum(found.core.calls.values())
+
+
+@contextmanager
+def by_the_core(verb: Verb, calls: int = 1) -> Iterator[None]:
+    """What is called inside comes to so many calls of the core, and to none of gloo."""
+    before = stats()
+    yield
+    after = stats()
+    made = after.calls(verb) - before.calls(verb)
+    assert (made, after.fallback) == (calls, before.fallback), (verb.name, made, after.fallback)
 
 
 def all_reduce_of_every_dtype_and_operation_is_what_gloo_gives(world: World) -> None:
@@ -134,6 +147,29 @@ def tensors_that_are_not_contiguous_are_read_and_written_in_place(world: World) 
     same(part.contiguous(), reference[world.rank * 6 : world.rank * 6 + 6] * world.size)
 
 
+def views_that_are_negated_are_reduced_as_what_they_say(world: World) -> None:
+    # gloo takes the numbers as they lie there, so it is no reference
+    each = [torch.tensor([3.0, -1.0, 2.0]) * (rank + 1) for rank in range(world.size)]
+    stacked = -torch.stack(each)
+    for op, expected in (
+        (SUM, stacked.sum(0)), (AVG, stacked.mean(0)), (MIN, stacked.amin(0)),
+        (MAX, stacked.amax(0)), (PROD, stacked.prod(0)),
+    ):  # fmt: skip
+        for async_op in (False, True):
+            view = torch._neg_view(each[world.rank].clone())
+            assert view.is_neg() and view.is_contiguous()
+            with by_the_core(Verb.ALL_REDUCE):
+                work = dist.all_reduce(view, op, async_op=async_op)
+                if work is not None:
+                    work.wait()
+            torch.testing.assert_close(view.resolve_neg(), expected, msg=f"{op} {async_op}")
+            assert view.is_neg()  # written in place: the tensor behind it has the negatives
+    one = torch.complex(torch.zeros(1), torch.tensor([world.rank + 1.0])).conj().imag
+    assert one.is_neg()
+    dist.all_reduce(one, MAX)
+    assert one.tolist() == [-1.0]
+
+
 def parameters_that_need_gradients_can_be_written(world: World) -> None:
     parameter = torch.nn.Parameter(torch.full((5,), float(world.rank + 1)))
     dist.broadcast(parameter, src=0)
@@ -217,34 +253,46 @@ def both_spellings_of_a_verb_are_one(world: World) -> None:
     whole = torch.cat([torch.full((4,), float(each + 1)) for each in range(size)])
     for spelling in ("all_gather_single", "_allgather_base"):
         out = torch.zeros(4 * size)
-        getattr(group, spelling)(out, mine, dist.distributed_c10d.AllgatherOptions()).wait()
+        with by_the_core(Verb.ALL_GATHER):
+            getattr(group, spelling)(out, mine, dist.distributed_c10d.AllgatherOptions()).wait()
         same(out, whole, spelling)
     for spelling in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
         outs = [torch.zeros(4 * size), torch.zeros(8 * size)]
-        getattr(group, spelling)(outs, [mine, mine.repeat(2)]).wait()
+        with by_the_core(Verb.ALL_GATHER, 2):
+            getattr(group, spelling)(outs, [mine, mine.repeat(2)]).wait()
         same(outs[0], whole, spelling)
+        same(outs[1], whole.view(size, 4).repeat(1, 2).view(-1), spelling)
     options = dist.ReduceScatterOptions()
     for spelling in ("reduce_scatter_single", "_reduce_scatter_base"):
         out = torch.zeros(4)
-        getattr(group, spelling)(out, whole, options).wait()
+        with by_the_core(Verb.REDUCE_SCATTER):
+            getattr(group, spelling)(out, whole, options).wait()
         same(out, mine * size, spelling)
     for spelling in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
         outs = [torch.zeros(4), torch.zeros(4)]
-        getattr(group, spelling)(outs, [whole, whole * 2], options).wait()
+        with by_the_core(Verb.REDUCE_SCATTER, 2):
+            getattr(group, spelling)(outs, [whole, whole * 2], options).wait()
+        same(outs[0], mine * size, spelling)
         same(outs[1], mine * size * 2, spelling)
     for spelling in ("all_to_all_single", "alltoall_base"):
         out = torch.zeros(size)
         given = torch.full((size,), float(rank))
-        getattr(group, spelling)(out, given, [], [], dist.AllToAllOptions()).wait()
+        with by_the_core(Verb.ALL_TO_ALL):
+            getattr(group, spelling)(out, given, [], [], dist.AllToAllOptions()).wait()
         assert out.tolist() == [float(each) for each in range(size)]
     # the short forms, without options
     short = mine.clone()
-    group.allreduce(short, SUM).wait()
+    with by_the_core(Verb.ALL_REDUCE):
+        group.allreduce(short, SUM).wait()
     same(short, torch.full((4,), float(sum(range(1, size + 1)))))
-    group.broadcast(short, 0).wait()
-    group.barrier().wait()
+    with by_the_core(Verb.BROADCAST):
+        group.broadcast(short, 0).wait()
+    with by_the_core(Verb.BARRIER):
+        group.barrier().wait()
     out_lists = [[torch.zeros(4), torch.zeros(2)] for _ in range(size)]
-    group.allgather_coalesced(out_lists, [mine, mine[:2].clone()]).wait()
+    with by_the_core(Verb.ALL_GATHER, 2):
+        group.allgather_coalesced(out_lists, [mine, mine[:2].clone()]).wait()
+    same(out_lists[size - 1][0], torch.full((4,), float(size)))
     same(out_lists[size - 1][1], torch.full((2,), float(size)))
 
 
@@ -282,6 +330,7 @@ CHECKS = (
     what_the_core_does_not_do_goes_to_gloo_and_is_counted,
     any_dtype_can_be_moved,
     tensors_that_are_not_contiguous_are_read_and_written_in_place,
+    views_that_are_negated_are_reduced_as_what_they_say,
     parameters_that_need_gradients_can_be_written,
     lists_are_gathered_scattered_and_exchanged_as_gloo_does,
     lists_of_different_sizes_are_gathered_and_scattered,

@@ -10,6 +10,7 @@ from tests.support.torch_ranks import Job, run_checks
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("ranks_device.py")
+CHECKOUT = Path(__file__).resolve().parents[2]
 ON_GPU = Path(__file__).with_name("ranks_device_gpu.py")
 
 
@@ -62,18 +63,81 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
     read = read_settings(
         {
             "COLLECTIVES_DEVICE_ALL_REDUCE": "hierarchical",
-            "COLLECTIVES_DEVICE_LEAST_BYTES": "65536",
-            "COLLECTIVES_WIRE": "bf16",
-            "COLLECTIVES_ERROR_FEEDBACK": "0",
+            "COLLECTIVES_DEVICE_LEAST_BYTES": "64K",
+            "SMDDP_INTER_DTYPE": "BF16",
+            "COLLECTIVES_ERROR_FEEDBACK": "yes",
         },
         60.0,
     )
     assert (read.all_reduce, read.least_bytes, read.wire) == ("hierarchical", 65536, "bf16")
-    assert (read.error_feedback, read.timeout_s) == (False, 60.0)
+    assert (read.error_feedback, read.timeout_s) == (True, 60.0)
     with pytest.raises(ValueError, match="COLLECTIVES_DEVICE_SEGMENT_BYTES"):
         read_settings({"COLLECTIVES_DEVICE_SEGMENT_BYTES": "many"})
     with pytest.raises(ValueError, match="all_gather is 'host'"):
         read_settings({"COLLECTIVES_DEVICE_ALL_GATHER": "host"})
+
+
+def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
+    from muster_collectives.core.tuning import Tuning, parse_bytes
+    from muster_collectives.torch.cuda import DeviceSettings
+
+    rows: dict[str, str] = {}
+    for line in (CHECKOUT / "docs" / "collectives.md").read_text().splitlines():
+        if line.startswith("| `COLLECTIVES_"):
+            names, default, _ = [cell.strip() for cell in line.strip("|").split("|")]
+            for name in names.split(", "):
+                rows[name.strip("`").removeprefix("COLLECTIVES_")] = default
+    defaults = DeviceSettings()
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert rows[f"DEVICE_{name.upper()}"] == getattr(defaults, name)
+    for name in ("least_bytes", "segment_bytes"):
+        said = parse_bytes(rows[f"DEVICE_{name.upper()}"].replace(" ", ""), name)
+        assert said == getattr(defaults, name)
+    assert rows["WIRE"] == defaults.wire
+    # one variable has both: the core's must be the same
+    assert rows["ERROR_FEEDBACK"] == str(int(defaults.error_feedback)) == "0"
+    assert Tuning().error_feedback == defaults.error_feedback
+
+
+def test_only_what_may_be_reduced_level_by_level_is() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from muster_collectives.torch.cuda.hierarchy import is_of_levels
+
+    ops = dist.ReduceOp
+    floats, whole = torch.ones(3), torch.ones(3, dtype=torch.int32)
+    for op in (ops.SUM, ops.MIN, ops.MAX, ops.PRODUCT):
+        assert is_of_levels(floats, op) and is_of_levels(whole, op)
+        assert is_of_levels(floats, ops(op))  # as it comes out of an options object
+    assert is_of_levels(floats, ops.AVG) and is_of_levels(floats.to(torch.complex64), ops.AVG)
+    assert not is_of_levels(whole, ops.AVG)  # torch does not divide it; NCCL does
+    for factor in (0.5, 1.0):
+        assert not is_of_levels(floats, dist._make_nccl_premul_sum(factor))
+
+
+def test_rounding_errors_are_of_a_tensor_and_not_of_an_address() -> None:
+    import torch
+
+    from muster_collectives.torch.cuda.feedback import Feedback
+
+    kept, made = Feedback(), []
+
+    def make() -> torch.Tensor:
+        made.append(torch.zeros(8))
+        return made[-1]
+
+    memory = torch.zeros(16)
+    first = kept.of(memory[:8], make)
+    assert kept.of(memory[:8].view(2, 4), make) is first
+    assert kept.of(memory[8:], make) is not first and kept.of(memory[:7], make) is not first
+    assert len(made) == len(kept) == 3
+    for _ in range(20):  # temporaries, which the allocator puts in the same place
+        kept.of(torch.zeros(16)[:8], make)
+    assert len(made) == 23  # none got the error of one before
+    del memory
+    kept.of(torch.zeros(3), make)
+    assert len(kept) == 1  # and none is kept longer than its tensor
 
 
 def test_two_levels_are_chosen_from_where_they_gain() -> None:

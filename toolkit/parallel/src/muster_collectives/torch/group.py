@@ -181,14 +181,23 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # --- verbs
 
     def allreduce(self, tensors: Any, opts: Any = None, *rest: Any, **named: Any) -> Any:
-        """The path of DDP and of small sums: everything that costs a microsecond is left out."""
+        """The path of DDP and of small sums: everything that costs a microsecond is left out.
+
+        A view that says "negated" is not read as it lies there, so it is none of these: the largest
+        of numbers is not the largest of their negatives.
+        """
         sums = self._sums
         if sums is not None and opts is not None and tensors.__class__ is list and not rest:
             tensor: Any = tensors[0] if len(tensors) == 1 else None
             kind = None
             if tensor.__class__ in _PLAIN and tensor.is_cpu:
                 kind = _FAST.get(tensor.dtype, _NO_SUMS).get(hash(opts.reduceOp))
-            if kind is not None and tensor.layout is _STRIDED and tensor.is_contiguous():
+            if (
+                kind is not None
+                and tensor.layout is _STRIDED
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
                 later = opts.asyncOp if _SAYS_ASYNC else True
                 if not (
                     later

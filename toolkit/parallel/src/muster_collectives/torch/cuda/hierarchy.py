@@ -13,10 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from muster_collectives.core.types import Op
+from muster_collectives.torch.arguments import op_of
 from muster_collectives.torch.compress import exchange, verbs
 from muster_collectives.torch.compress.wires import Wire
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.lanes import Lanes
+from muster_collectives.torch.plan import reducible
 
 SUM: Any = dist.ReduceOp.SUM
 
@@ -24,6 +27,17 @@ SUM: Any = dist.ReduceOp.SUM
 def is_sum(op: Any) -> bool:
     """A sum or an average. (`in` would say no to a ReduceOp object: the enum compares first.)"""
     return bool(op == SUM or op == dist.ReduceOp.AVG)  # noqa: PLR1714
+
+
+def is_of_levels(tensor: Tensor, op: Any) -> bool:
+    """Whether a reduction of reductions is the reduction. Not so where each level would do
+    something of its own to its inputs: PREMUL_SUM would multiply twice.
+
+    An average is a sum, then a division by the ranks of all nodes, for types that torch divides:
+    that of integers, which NCCL can do, is left to the world.
+    """
+    which = op_of(op)
+    return which is not None and (which is not Op.AVG or reducible(tensor, which) is not None)
 
 
 def all_reduce(

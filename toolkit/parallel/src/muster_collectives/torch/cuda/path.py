@@ -9,21 +9,25 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from muster_collectives.torch.arguments import op_of
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
+from muster_collectives.torch.cuda.feedback import Feedback
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.lanes import Lanes
 from muster_collectives.torch.cuda.settings import DeviceSettings
 from muster_collectives.torch.cuda.staged import HostStaging, HostSum
 from muster_collectives.torch.cuda.work import LaneWork
+from muster_collectives.torch.plan import reducible
 
 Work = Any  # dist.Work, ours or that of the inner group
 
 
 class DevicePath:
     """The device tensors of one group. Calls come in the same order on all ranks, from one thread
-    at a time, and return works whose `wait` makes the current stream wait.
+    at a time, and return works whose `wait` makes the current stream wait. Reductions that cannot
+    be composed (PREMUL_SUM, averages of integers) are the world group's, whatever the settings say.
 
     `host_sum`: what sums in host memory; without it "host" in the settings is refused. `calls`
     counts by "<verb>:<path>" which path was taken.
@@ -38,7 +42,7 @@ class DevicePath:
         self.calls: Counter[str] = Counter()
         self._wire = wire_of(settings.wire)
         self._lanes: dict[torch.device, Lanes] = {}
-        self._errors: dict[tuple[torch.device, int], Tensor] = {}
+        self._feedback = Feedback()
         self._staging: HostStaging | None = None
         if host_sum is not None:
             self._staging = HostStaging(host_sum, settings.segment_bytes, settings.timeout_s)
@@ -80,6 +84,8 @@ class DevicePath:
         sums = source.dtype == torch.float32 and hierarchy.is_sum(op)
         wanted = self.settings.reduce_scatter
         chosen = "hierarchical" if self._wire is not None and sums else wanted
+        if not hierarchy.is_of_levels(source, op):
+            chosen = "world"
         path = self._two_level_path(chosen, source.nbytes, output, source)
         self.calls[f"reduce_scatter:{path}"] += 1
         if path == "world":
@@ -98,7 +104,7 @@ class DevicePath:
         """Ends what runs beside the caller. The inner groups are the caller's."""
         if self._staging is not None:
             self._staging.close()
-        self._errors.clear()
+        self._feedback.clear()
 
     def _settle(self, tensor: Tensor) -> None:
         """What is "auto" is measured once. Collective: all ranks' first call is the same."""
@@ -112,7 +118,11 @@ class DevicePath:
     def _all_reduce_path(self, tensor: Tensor, op: Any) -> str:
         chosen = self.settings.all_reduce
         if chosen == "host":
-            return "host" if tensor.is_contiguous() and tensor.numel() else "world"
+            # what sums there is the core, or gloo, which has fewer reductions than NCCL
+            summed = reducible(tensor, op_of(op)) is not None
+            return "host" if summed and tensor.is_contiguous() and tensor.numel() else "world"
+        if not hierarchy.is_of_levels(tensor, op):
+            return "world"
         if self._wire is not None and tensor.dtype == torch.float32 and hierarchy.is_sum(op):
             chosen = "hierarchical"
         return self._two_level_path(chosen, tensor.nbytes, tensor)
@@ -138,12 +148,11 @@ class DevicePath:
     def _error_of(self, tensor: Tensor, lanes: Lanes) -> Tensor | None:
         if self.settings.wire != "int8" or not self.settings.error_feedback:
             return None
-        key = (tensor.device, tensor.numel())
-        found = self._errors.get(key)
-        if found is None:
+
+        def zeros() -> Tensor:
             locals_ = self.groups.layout.locals
             count = sum(hierarchy.shard_counts(tensor, locals_, self.settings.segment_bytes))
             with lanes.far.on():  # where it is used
-                found = torch.zeros(count, dtype=torch.float32, device=tensor.device)
-            self._errors[key] = found
-        return found
+                return torch.zeros(count, dtype=torch.float32, device=tensor.device)
+
+        return self._feedback.of(tensor, zeros)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from muster_collectives.core import variables
+from muster_collectives.core.tuning import parse_bytes, parse_switch
 from muster_collectives.torch.compress import wires
 
 _MIB = 1 << 20
 # Each path, and what it is for
 ALL_REDUCE = ("auto", "world", "hierarchical", "host")
 TWO_LEVEL = ("auto", "world", "hierarchical")
-_PREFIX = "COLLECTIVES_"
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class DeviceSettings:
     below `least_bytes`, and layouts without two levels, take the world. `segment_bytes`: pieces
     whose legs overlap. `wire`: form of float32 sums between nodes, one of compress.wires.NAMES;
     other than "same" it makes large float32 sums hierarchical. `error_feedback`: int8 keeps what
-    rounding lost for the next call of that size. `timeout_s`: of a host-staged call.
+    rounding lost for the next all-reduce of the same memory. `timeout_s`: of a host-staged call.
     """
 
     all_reduce: str = "world"
     all_gather: str = "world"
     reduce_scatter: str = "world"
     wire: str = "same"
-    error_feedback: bool = True
+    error_feedback: bool = False
     least_bytes: int = _MIB
     segment_bytes: int = 32 * _MIB
     timeout_s: float = 1800.0
@@ -49,24 +50,23 @@ class DeviceSettings:
 
 def read_settings(environ: Mapping[str, str], timeout_s: float = 1800.0) -> DeviceSettings:
     """COLLECTIVES_DEVICE_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _LEAST_BYTES and _SEGMENT_BYTES,
-    COLLECTIVES_WIRE and _ERROR_FEEDBACK. Raises ValueError that names the variable."""
+    COLLECTIVES_WIRE and _ERROR_FEEDBACK, written as for the core. Raises ValueError that names the
+    variable."""
+    said = variables.read(environ)
     values: dict[str, object] = {"timeout_s": timeout_s}
     for field in fields(DeviceSettings):
         own = field.name in ("wire", "error_feedback")
-        variable = f"{_PREFIX}{'' if own else 'DEVICE_'}{field.name.upper()}"
-        text = environ.get(variable, "").strip()
-        if not text or field.name == "timeout_s":
-            continue
-        values[field.name] = _value(variable, field.name, text)
+        name = f"{'' if own else 'DEVICE_'}{field.name.upper()}"
+        text = said.get(name)
+        if text and field.name != "timeout_s":
+            values[field.name] = _value(variables.PREFIX + name, field.name, text)
     return DeviceSettings(**values)  # type: ignore[arg-type]
 
 
 def _value(variable: str, name: str, text: str) -> object:
     if name.endswith("_bytes"):
-        if not text.isdecimal():
-            raise ValueError(f"{variable} is {text!r}: a number of bytes, such as 1048576")
-        return int(text)
-    return text == "1" if name == "error_feedback" else text.lower()
+        return parse_bytes(text, variable)
+    return parse_switch(text, variable) if name == "error_feedback" else text.lower()
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
