@@ -20,8 +20,8 @@ setup: $(STAMP) ## make .venv with everything development and the demo need
 $(STAMP): constraints/dev.txt docker/versions.env scripts/setup $(PACKAGES)
 	@scripts/setup
 
-demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine
-	@$(BIN)/python examples/digits/demo.py
+demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine (DISTRIBUTION=... chooses how)
+	@$(BIN)/python examples/digits/demo.py $(if $(DISTRIBUTION),--distribution "$(DISTRIBUTION)")
 
 check: $(STAMP) ## format, lint, types, import layers, unit tests (under 60 s)
 	@$(TIMED) check 60 scripts/check

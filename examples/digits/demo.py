@@ -1,5 +1,7 @@
 """What `make demo` runs: trains the digits on two hosts of this machine and checks every rank.
 
+    make demo DISTRIBUTION=smdistributed.dataparallel    # over the backend smddp, under mpirun
+
 Its last line is `demo: ok accuracy=0.9722 hosts=2 ranks=2 seconds=41.3`, or `demo: failed: why`
 with a non-zero exit code.
 """
@@ -10,13 +12,21 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, one_of
+from muster.contract.distribution import SMDDP
+from muster.sdk.distribution import to_hyperparameters
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 HOSTS = 2
 ENOUGH = 0.95
+DEFAULT = "torch_distributed"
+# the options under which both hosts train one model together
+DISTRIBUTIONS = (DEFAULT, "torchrun", "mpi", "pytorchddp", "smdistributed.dataparallel", "smddp")
 
 
 class DemoError(Exception):
@@ -29,15 +39,23 @@ class RankResult(NamedTuple):
     world_size: int
     accuracy: float
     seconds: float
+    backend: str
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
+    try:
+        distribution = parse(argv)
+    except HelpShown:
+        return 0
+    except UsageError as error:
+        print(f"demo: {error.message}", file=sys.stderr)
+        return USAGE_EXIT_CODE
     began = time.monotonic()
     folder = CHECKOUT / "muster-runs" / time.strftime("demo-%Y%m%d-%H%M%S")
     try:
-        train(folder)
+        train(folder, distribution)
         ranks = read_ranks(folder)
-        accuracy = check(folder, ranks)
+        accuracy = check(folder, ranks, distribution)
     except DemoError as failure:
         print(f"demo: failed: {failure}")
         return 1
@@ -50,11 +68,21 @@ def main() -> int:
     return 0
 
 
-def train(folder: Path) -> None:
+def parse(argv: Sequence[str]) -> str:
+    """The distribution that is asked for. Raises UsageError and HelpShown."""
+    parser = Parser("examples/digits/demo.py", "Train the digits on two hosts of this machine.")
+    parser.add_argument(
+        "--distribution", metavar="NAME", type=one_of(*DISTRIBUTIONS), default=DEFAULT,
+        help=f"one of {', '.join(DISTRIBUTIONS)} (default {DEFAULT})",
+    )  # fmt: skip
+    return str(parser.parse(argv).distribution)
+
+
+def train(folder: Path, distribution: str) -> None:
     """Runs the job with its output passed through live."""
     command = [
         sys.executable, "-m", "muster", "local", str(SCRIPT),
-        "--hosts", str(HOSTS), "--distribution", "torch_distributed", "--output", str(folder),
+        "--hosts", str(HOSTS), "--distribution", distribution, "--output", str(folder),
     ]  # fmt: skip
     code = subprocess.run(command, cwd=CHECKOUT, check=False).returncode
     if code != 0:
@@ -72,7 +100,7 @@ def read_ranks(folder: Path) -> list[RankResult]:
     return sorted(ranks, key=lambda result: result.rank)
 
 
-def check(folder: Path, ranks: list[RankResult]) -> float:
+def check(folder: Path, ranks: list[RankResult], distribution: str = DEFAULT) -> float:
     """The accuracy that all ranks agree on. Raises DemoError for anything that is not right."""
     outcome = json.loads((folder / "summary.json").read_text()).get("outcome")
     result = outcome.get("result") if isinstance(outcome, dict) else outcome
@@ -84,6 +112,9 @@ def check(folder: Path, ranks: list[RankResult]) -> float:
         raise DemoError(f"ranks saw world sizes {sorted({one.world_size for one in ranks})}")
     if len({result.host for result in ranks}) != HOSTS:
         raise DemoError("the ranks were not on different hosts")
+    backends = {result.backend for result in ranks}
+    if SMDDP in to_hyperparameters(distribution) and backends != {"smddp"}:
+        raise DemoError(f"{distribution} is to train over smddp, ranks used {sorted(backends)}")
     accuracies = {result.accuracy for result in ranks}
     if len(accuracies) != 1:
         raise DemoError(f"ranks measured different accuracies: {sorted(accuracies)}")
@@ -96,11 +127,11 @@ def check(folder: Path, ranks: list[RankResult]) -> float:
 
 
 def show(folder: Path, ranks: list[RankResult]) -> None:
-    print(f"\n{'host':<8} {'rank':>4} {'world size':>10} {'accuracy':>9} {'training':>9}")
+    print(f"\n{'host':<8} {'rank':>4} {'world size':>10} {'accuracy':>9} {'training':>9}  backend")
     for one in ranks:
         print(
             f"{one.host:<8} {one.rank:>4} {one.world_size:>10} {one.accuracy:>9.4f} "
-            f"{one.seconds:>7.1f} s"
+            f"{one.seconds:>7.1f} s  {one.backend}"
         )
     print(f"\nmodel:  {shown(model(folder))}\nrecord: {shown(folder)}\n")
 
@@ -114,4 +145,4 @@ def shown(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

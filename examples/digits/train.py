@@ -1,6 +1,7 @@
 """Trains a small network on scikit-learn's bundled digits: 1,797 handwritten digits of 8 x 8.
 
-The same script runs alone and, under torchrun, with DistributedDataParallel over all ranks.
+The same script runs alone and, under torchrun or mpirun, with DistributedDataParallel over all
+ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HELD_OUT = 360  # of 1,797 digits; never trained on
 
 def main() -> None:
     options = parse()
-    rank, world_size, device = start()
+    rank, world_size, device = start(options)
     train(options, rank, world_size, device)
     leave()
 
@@ -55,7 +56,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
             progress = f"epoch={epoch + 1}/{options.epochs} loss={loss_sum / seen:.4f}"
             print(f"{progress} accuracy={accuracy:.4f}", flush=True)
 
-    require_equal_on_all_ranks(accuracy)
+    require_equal_on_all_ranks(accuracy, device)
     save(network, options, rank, world_size, accuracy, time.monotonic() - began)
 
 
@@ -77,20 +78,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--batch-size", type=int, default=64, help="over all ranks")
+    parser.add_argument("--backend", choices=("gloo", "nccl", "smddp"), help="else as the job asks")
     return parser.parse_args()
 
 
-def start() -> tuple[int, int, torch.device]:
+def backend_of(options: argparse.Namespace) -> str:
+    """smddp when the job's distribution is smdistributed.dataparallel; --backend comes first."""
+    if options.backend:
+        return str(options.backend)
+    job = json.loads(os.environ.get("SM_FRAMEWORK_PARAMS", "{}"))
+    if job.get("sagemaker_distributed_dataparallel_enabled"):
+        return "smddp"
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def start(options: argparse.Namespace) -> tuple[int, int, torch.device]:
     """Joins the process group when a launcher started several ranks: rank, world size, device."""
     if "RANK" not in os.environ:
         return 0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return dist.get_rank(), dist.get_world_size(), torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    backend, device = backend_of(options), torch.device("cpu")
+    if backend == "smddp":
+        import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401 - makes it known to torch
+    if torch.cuda.is_available() and backend != "gloo":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+    if dist.get_rank() == 0:
+        print(f"ranks={dist.get_world_size()} backend={dist.get_backend()}", flush=True)
     return dist.get_rank(), dist.get_world_size(), device
 
 
@@ -123,11 +138,10 @@ def evaluate(network: nn.Module, digits: torch.Tensor, labels: torch.Tensor) -> 
     return int(right.sum()) / len(digits)
 
 
-def require_equal_on_all_ranks(accuracy: float) -> None:
+def require_equal_on_all_ranks(accuracy: float, device: torch.device) -> None:
     """Raises RuntimeError when a rank measured another accuracy: the copies drifted apart."""
     if not dist.is_initialized():
         return
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     measured = [
         torch.zeros(1, dtype=torch.float64, device=device) for _ in range(dist.get_world_size())
     ]
@@ -154,6 +168,7 @@ def save(
         "accuracy": accuracy,
         "seconds": round(seconds, 3),
         **vars(options),
+        "backend": dist.get_backend() if dist.is_initialized() else None,
     }
     write_json(
         Path(os.environ.get("SM_OUTPUT_DATA_DIR", "output"), f"metrics-rank{rank}.json"), metrics

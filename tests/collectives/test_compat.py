@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from muster_collectives.core.environment import for_torch
 from tests.support import ranks
+from tests.support.mpi import chosen
 from tests.support.venvs import CHECKOUT, build_wheel
 
 COMPAT = CHECKOUT / "toolkit" / "compat"
@@ -99,6 +101,49 @@ def test_ranks_are_found_where_torch_does_not_look() -> None:
     }  # fmt: skip
     found = start_options({**OPEN_MPI[1], "MASTER_ADDR": "fe80::1", "MASTER_PORT": "77"})
     assert found == {"init_method": "tcp://[fe80::1]:77", "rank": 1, "world_size": 2}
+
+
+@pytest.mark.torch
+@pytest.mark.dev
+@pytest.mark.parametrize("version", ["5.0.11", "4.1.4"])
+def test_the_current_api_starts_under_mpirun_alone_behind_smddprun(version: str) -> None:
+    """init_process_group("smddp") reads torchrun's variables, and mpirun sets none of them."""
+    program = (
+        "import os, torch, torch.distributed as dist\n"
+        "import smdistributed.dataparallel.torch.torch_smddp\n"
+        "dist.init_process_group('smddp')\n"
+        "value = torch.full((1000,), dist.get_rank() + 1.0)\n"
+        "dist.all_reduce(value)\n"
+        "said = [dist.get_backend(), dist.get_world_size(), value[0].item()]\n"
+        "said.append(os.environ['LOCAL_RANK'])\n"
+        "os.write(1, f'{said}\\n'.encode())\n"
+        "dist.destroy_process_group()\n"
+    )
+    wrapper = "import sys; from muster_collectives.wrappers import smddprun; sys.exit(smddprun())"
+    unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run(
+        [chosen(version).mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+         "-n", "2", sys.executable, "-c", wrapper, sys.executable, "-c", program],
+        env={**environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"['smddp', 2, 3.0, '{rank}']" for rank in (0, 1)]
+
+
+def test_the_wrappers_fill_in_only_what_mpirun_alone_leaves_unset() -> None:
+    one = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    job = {"PMIX_NAMESPACE": "prterun-host-77@1"}
+    filled = for_torch({**OPEN_MPI[1], **job})
+    port = filled.pop("MASTER_PORT")
+    assert filled == {**one, "MASTER_ADDR": "127.0.0.1"}
+    assert for_torch({**OPEN_MPI[0], **job})["MASTER_PORT"] == port  # all ranks name the same
+    assert for_torch({**OPEN_MPI[1], "MASTER_ADDR": "h", "MASTER_PORT": "1"}) == one
+    assert for_torch({**OPEN_MPI[1], **one, "MASTER_ADDR": "h", "MASTER_PORT": "1"}) == {}
+    assert for_torch({"PATH": "/bin", **job}) == {}  # not a rank: alone, or torchrun's
+    several = {**OPEN_MPI[1], "OMPI_COMM_WORLD_SIZE": "4"}
+    assert "MASTER_ADDR" not in for_torch(several)  # on several hosts nobody can know it
 
 
 @pytest.fixture

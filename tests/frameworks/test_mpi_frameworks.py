@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,16 @@ dist.all_reduce(values)
 print(f"final rank={dist.get_rank()} sum={values[0]:.0f} count={values[1]:.0f}", flush=True)
 dist.destroy_process_group()
 """
-# How a request may ask for DDP: --distribution, and options for a key of the SDK before 2.232.
-DATA_PARALLEL: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "pytorchddp": (json.dumps({"pytorchddp": {"enabled": True}}), ()),
-    "smdistributed": (json.dumps({"smdistributed": {"dataparallel": {"enabled": True}}}), ()),
-    "old key": ("none", ("--hyperparameter", "sagemaker_pytorch_ddp_enabled=true")),
-}
+# How a request may ask for DDP: --distribution, options for a key of the SDK before 2.232, and the
+# backend that the example takes for it. The SDK of today sends the same for the first two.
+DATA_PARALLEL: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "pytorchddp": (json.dumps({"pytorchddp": {"enabled": True}}), (), "smddp"),
+    "smdistributed": (
+        json.dumps({"smdistributed": {"dataparallel": {"enabled": True}}}), (), "smddp",
+    ),
+    "old key": ("none", ("--hyperparameter", "sagemaker_pytorch_ddp_enabled=true"), "gloo"),
+}  # fmt: skip
+COUNTERS = "output/data/collectives"  # below /opt/ml: what each rank's group did
 
 
 def start_mpi(
@@ -101,22 +106,53 @@ def test_pytorch_finds_its_process_group_in_the_environment(
 )
 def test_the_data_parallel_options_train_with_ddp(start: Start, how: str, hosts: int) -> None:
     """The script is the one of `make demo`, which fails when ranks do not agree."""
-    distribution, options = DATA_PARALLEL[how]
+    distribution, options, backend = DATA_PARALLEL[how]
     run = start(
         Path(sys.executable), "digits", distribution, hosts,
-        "--processes-per-host", str(RANKS), *options, epochs=8,
+        "--processes-per-host", str(RANKS), *options,
+        "--env", f"COLLECTIVES_SUMMARY_DIR=/opt/ml/{COUNTERS}", epochs=8,
     )  # fmt: skip
     result = ended_well(run)
+    assert f"ranks={hosts * RANKS} backend={backend}" in result.out
     accuracies = [float(found) for found in re.findall(r"accuracy=([\d.]+)", result.out)]
     assert len(accuracies) == 8 and accuracies[-1] > 0.9
-    metrics = [
-        json.loads(path.read_text())
-        for place in range(hosts)
-        for path in run.base(f"algo-{place + 1}").glob("output/data/metrics-rank*.json")
-    ]
+    metrics = written(run, hosts, "output/data/metrics-rank*.json")
     assert sorted(one["rank"] for one in metrics) == list(range(hosts * RANKS))
     assert {one["world_size"] for one in metrics} == {hosts * RANKS}
     assert len({one["accuracy"] for one in metrics}) == 1
+    assert {one["backend"] for one in metrics} == {backend}
+    groups = written(run, hosts, f"{COUNTERS}/*.json")
+    assert sorted(one["rank"] for one in groups) == (
+        list(range(hosts * RANKS)) if backend == "smddp" else []
+    )
+    for one in groups:  # the gradients went through our core, and nothing through gloo
+        assert one["verbs"]["all_reduce"]["calls"] > 100, one
+        assert one["transport"] == "native" and not one["why"] and one["fallback"] == {}, one
+        assert len(set(one["nodes"])) == hosts, one
+
+
+@pytest.mark.torch
+def test_data_parallel_trains_where_nothing_was_compiled_and_says_what_it_uses(
+    start: Start,
+) -> None:
+    run = start(
+        Path(sys.executable), "digits", "smdistributed.dataparallel", 1,
+        "--processes-per-host", str(RANKS), "--env", "COLLECTIVES_CORE=/no/such/core.so", epochs=2,
+    )  # fmt: skip
+    result = ended_well(run)
+    said = result.out + result.err
+    assert f"ranks={RANKS} backend=smddp" in result.out
+    assert said.count("/no/such/core.so is not there") == 1, said[-5000:]
+    assert said.count("CPU tensors go to gloo") == 1
+
+
+def written(run: LocalRun, hosts: int, pattern: str) -> list[dict[str, Any]]:
+    """The JSON files of all hosts that match, below each one's /opt/ml."""
+    return [
+        json.loads(path.read_text())
+        for place in range(hosts)
+        for path in run.base(f"algo-{place + 1}").glob(pattern)
+    ]
 
 
 def test_an_example_that_did_not_learn_fails(start: Start, mxnet: Path) -> None:

@@ -1,7 +1,9 @@
 """`smddprun` and `smddpmprun`: they start their arguments, and nothing else.
 
 Scripts and containers of the SageMaker data parallel library call them before the program. Here a
-launcher has set up everything already, so their own options are read and have no effect.
+launcher has set up everything already, so their own options are read and have no effect. Where
+that launcher is mpirun alone, the program gets the variables that torch.distributed looks for, so
+that `init_process_group("smddp")` needs no more there than elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+
+from muster_collectives.core import environment
 
 _USAGE = 2
 _NOT_FOUND = 127
@@ -48,7 +52,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvp(program[0], program)
+        os.execvpe(program[0], program, {**os.environ, **environment.for_torch(os.environ)})
     except FileNotFoundError:
         print(f"{name}: {program[0]} is not there", file=sys.stderr)
         return _NOT_FOUND

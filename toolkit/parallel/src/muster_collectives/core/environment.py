@@ -14,6 +14,12 @@ from muster_collectives.core.errors import SettingsError
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_TORCH_FROM_OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
 _MAX_WORLD = 1 << 20
 DEFAULT_PORT = 29500
 
@@ -64,6 +70,20 @@ def read(environ: Mapping[str, str]) -> Where:
     )
 
 
+def for_torch(environ: Mapping[str, str]) -> dict[str, str]:
+    """What torch.distributed reads and a rank of mpirun alone lacks; {} for any other process.
+
+    What is set stays. MASTER_ADDR is known only where all ranks are on one host.
+    """
+    if not environ.get("OMPI_COMM_WORLD_RANK"):
+        return {}
+    found = {name: environ.get(source, "") for name, source in _TORCH_FROM_OPEN_MPI.items()}
+    if _is_one_host(environ, environ.get("OMPI_COMM_WORLD_SIZE", "")):
+        found["MASTER_ADDR"] = "127.0.0.1"
+    found["MASTER_PORT"] = str(_port_of(environ))
+    return {name: text for name, text in found.items() if text and not environ.get(name)}
+
+
 def _job_of(environ: Mapping[str, str]) -> str:
     """Open MPI's name of the job, the same on all its ranks: both 4.1 and 5.0 have one."""
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"):
@@ -80,7 +100,7 @@ def _port_of(environ: Mapping[str, str]) -> int:
     return 20000 + 8 * (zlib.crc32(job.encode()) % 1000)
 
 
-def _is_one_host(environ: Mapping[str, str], size: int) -> bool:
+def _is_one_host(environ: Mapping[str, str], size: int | str) -> bool:
     return environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", environ.get("LOCAL_WORLD_SIZE")) == str(size)
 
 

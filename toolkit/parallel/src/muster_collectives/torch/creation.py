@@ -7,6 +7,7 @@ reason is said once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -64,7 +65,10 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
     life, words = meet(store, rank, size, name, problem, timeout_s)
     _raise_settings(words, name, rank)
     if any(words):
-        return Made(None, life, _said("the core cannot be used", words))
+        why = _said("the core cannot be used", words)
+        if rank == 0:
+            _tell_once(why)
+        return Made(None, life, why)
     try:
         from muster_collectives.core import connect
 
@@ -111,6 +115,12 @@ def _raise_settings(words: tuple[str, ...], name: str, rank: int) -> None:
             f"group {name!r}: rank {wrong[0]}: {words[wrong[0]].removeprefix('settings: ')}",
             "mend the variable and start again", group=name, rank=rank, ranks=wrong,
         )  # fmt: skip
+
+
+@functools.cache
+def _tell_once(why: str) -> None:
+    """Every group of a process lacks the core for the same reason: the first one says so."""
+    _log.warning("%s; CPU tensors go to gloo", why)
 
 
 def _said(what: str, words: tuple[str, ...]) -> str:
