@@ -2,7 +2,7 @@
 
 Prints one table (or JSON with `--json`) and ends with 1 when a bound is missed. A run of all rows
 writes `benchmarks/results/collectives.json`; `ONLY=sizes,ddp` or the names as words measure a few.
-Bounds are ratios within one run, of medians or of best rounds, whichever is larger.
+Bounds are medians of the ratios within rounds: collectives_gates.py says how a row is judged.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import (
+    collectives_checked,
     collectives_core,
+    collectives_deepspeed,
     collectives_lost,
     collectives_nodes,
     collectives_sizes,
     collectives_training,
 )
 from benchmarks.report import Beginning, report
+from benchmarks.stolen import read_times, stolen_percent
 from benchmarks.table import Row
 from muster_collectives.bench.launch import find_mpirun
 
@@ -31,9 +34,13 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "shards": collectives_sizes.shards,
     "calls": collectives_sizes.calls,
     "ddp": collectives_training.ddp,
-    "fsdp": collectives_training.fsdp,
+    "sharded": collectives_training.sharded,
+    "hooks": collectives_training.hooks,
+    "deepspeed": collectives_deepspeed.rows,
+    "checked": collectives_checked.rows,
     "lost": lambda rounds: collectives_lost.rows(max(3, rounds // 2)),
-    "nodes": collectives_nodes.rows,
+    "lost-nodes": lambda rounds: collectives_lost.between_nodes(max(3, rounds // 3)),
+    "nodes": lambda rounds: collectives_nodes.rows(max(3, rounds // 2)),
 }
 
 
@@ -42,9 +49,10 @@ def main() -> int:
     core = collectives_core.choose(os.environ)
     print(f"bench-collectives: core: {core}", file=sys.stderr)
     began = Beginning.now()
-    rows, broken = _measure(options.rows, options.rounds)
+    stolen: dict[str, float | None] = {}
+    rows, broken = _measure(options.rows, options.rounds, stolen)
     results = None if options.rows else RESULTS
-    more = {"core": core, "rounds": options.rounds}
+    more = {"core": core, "rounds": options.rounds, "stolen_percent": stolen}
     return report(
         "bench-collectives", began, rows, broken, results=results, as_json=options.json, more=more
     )
@@ -68,19 +76,25 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _measure(names: Sequence[str], rounds: int) -> tuple[list[Row], dict[str, str]]:
-    """The rows, and why a group of them broke off, by its name."""
+def _measure(
+    names: Sequence[str], rounds: int, stolen: dict[str, float | None]
+) -> tuple[list[Row], dict[str, str]]:
+    """The rows, and why a group of them broke off, by its name. `stolen` receives for each group
+    what share of the processors this machine wanted and its host gave to others meanwhile."""
     rows: list[Row] = []
     broken: dict[str, str] = {}
     for name, step in STEPS.items():
         if names and name not in names:
             continue
+        before = read_times()
         try:
             for row in step(rounds):
                 print(f"bench-collectives: {row.what} done", file=sys.stderr)
                 rows.append(row)
         except (RuntimeError, AssertionError, OSError, ValueError) as error:
             broken[name] = f"{type(error).__name__}: {error}"  # the other figures stand
+        stolen[name] = stolen_percent(before, read_times())
+        print(f"bench-collectives: {name}: {stolen[name]} % stolen", file=sys.stderr)
     return rows, broken
 
 

@@ -1,21 +1,30 @@
 """Nodes on one machine: network namespaces on a bridge, each with a link of a given rate.
 
 Needs root and `ip` and `tc`. All that is made is taken away at the end of the block, also after an
-error; names begin with `mcb`, and what an earlier run has left is taken away first.
+error. Names have the number of this process, so that runs beside each other do not meet; what a
+killed run has left is taken away by the next.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-SWITCH = "mcbs"
+_MINE = f"mcb{os.getpid()}"
+SWITCH = f"{_MINE}s"
+_NAMES = re.compile(r"mcb(\d+)(?:s|n\d+)")
 _LIMIT_S = 20.0
 # what of a link's rate is payload: headers of Ethernet, IP and TCP with time stamps
 PAYLOAD = 0.95
+BLOCK, CYCLIC = "block", "cyclic"
+# the variable that tells a rank which namespace to enter
+NAMESPACE = "BENCH_NAMESPACE"
+_NEW_NETWORK = 0x40000000
 
 
 class LinksError(RuntimeError):
@@ -31,7 +40,7 @@ def why_not() -> str:
 
 
 def node(number: int) -> str:
-    return f"mcbn{number}"
+    return f"{_MINE}n{number}"
 
 
 def interface(number: int) -> str:
@@ -50,7 +59,7 @@ def address(number: int) -> str:
 @contextmanager
 def links(nodes: int) -> Iterator[None]:
     """`nodes` namespaces that reach each other. Raises LinksError."""
-    _remove(nodes)
+    _remove(_left())
     try:
         _ip("netns", "add", SWITCH)
         _inside(SWITCH, "ip", "link", "add", "br0", "type", "bridge")
@@ -59,7 +68,7 @@ def links(nodes: int) -> Iterator[None]:
             _add(number)
         yield
     finally:
-        _remove(nodes)
+        _remove([*map(node, range(nodes)), SWITCH])
 
 
 def shape(nodes: int, mbit_per_s: int) -> None:
@@ -68,6 +77,29 @@ def shape(nodes: int, mbit_per_s: int) -> None:
     for number in range(nodes):
         for where, end in ((node(number), interface(number)), (SWITCH, far_end(number))):
             _inside(where, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
+
+
+def placed(nodes: int, local: int, order: str = BLOCK) -> list[dict[str, str]]:
+    """Variables of each rank: ranks node after node (BLOCK), or in turns over nodes (CYCLIC)."""
+    places = [rank // local if order == BLOCK else rank % nodes for rank in range(nodes * local)]
+    return [
+        {
+            NAMESPACE: node(place), "MASTER_ADDR": address(places[0]),
+            "GLOO_SOCKET_IFNAME": interface(place), "COLLECTIVES_INTERFACE": interface(place),
+            "COLLECTIVES_NODE": node(place),  # they share a kernel, and could find that out
+        }
+        for place in places
+    ]  # fmt: skip
+
+
+def enter(namespace: str) -> None:
+    """This process into a network namespace. Before any thread is started. Raises OSError."""
+    handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(handle, _NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+    finally:
+        os.close(handle)
 
 
 def _add(number: int) -> None:
@@ -81,8 +113,15 @@ def _add(number: int) -> None:
     _inside(SWITCH, "ip", "link", "set", far, "up")
 
 
-def _remove(nodes: int) -> None:
-    for name in (*map(node, range(nodes)), SWITCH):
+def _left() -> list[str]:
+    """Namespaces of runs whose process is gone."""
+    names = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+    owners = {name: found[1] for name in names if (found := _NAMES.fullmatch(name))}
+    return [name for name, owner in owners.items() if not os.path.exists(f"/proc/{owner}")]
+
+
+def _remove(names: Sequence[str]) -> None:
+    for name in names:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False,
                        timeout=_LIMIT_S)  # fmt: skip
 

@@ -1,21 +1,24 @@
-"""One rank of a job that loses another: `collectives_lost_rank BACKEND waiting|inside FOLDER`."""
+"""One rank of a job that loses another: `collectives_lost_rank BACKEND waiting|inside VICTIM`."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from datetime import timedelta
 
+from benchmarks.collectives_links import NAMESPACE, enter
 from muster_collectives.bench.group import place
 
-VICTIM = 1
 LARGE = 16 << 20  # elements
 MINUTES = 2.0
 
 
-def main(backend: str, state: str) -> None:
+def main(backend: str, state: str, victim: int) -> None:
+    if NAMESPACE in os.environ:
+        enter(os.environ[NAMESPACE])
     import torch
     import torch.distributed as dist
 
@@ -29,7 +32,7 @@ def main(backend: str, state: str) -> None:
     data = torch.ones(LARGE if state == "inside" else 1024)
     dist.all_reduce(data)
     print("busy", flush=True)
-    if state == "waiting" and rank == VICTIM:
+    if state == "waiting" and rank == victim:
         signal.pause()  # until it is killed
     try:
         while True:
@@ -41,4 +44,4 @@ def main(backend: str, state: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

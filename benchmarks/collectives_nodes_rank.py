@@ -1,67 +1,72 @@
-"""One rank between nodes: `collectives_nodes_rank SIZES ROUNDS OUTPUT`; rank 0 writes."""
+"""One rank between nodes: `collectives_nodes_rank SPEC OUTPUT`; rank 0 writes.
+
+The contenders of a case are gloo and groups of our core that differ in one setting, each over the
+same tensor.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from muster_collectives.bench.cases import Case, Result, encode_result
+from benchmarks.collectives_links import NAMESPACE, enter
+from muster_collectives.bench.cases import Result, decode_spec, encode_result
 from muster_collectives.bench.group import LIMIT_S, Group, SharedStore, place
 from muster_collectives.bench.measure import measure
-from muster_collectives.core import DType, Op, Tuning, Verb, Wire, connect
+from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
 
-_NEW_NETWORK = 0x40000000
-WIRES = {"muster": Wire.SAME, "bf16": Wire.BF16, "int8": Wire.I8}
-BUDGET_S = 2.0
+_BASE = replace(Tuning(), spin_s=0.0)  # more ranks than processors
+GROUPS: Mapping[str, Tuning] = {
+    "muster": _BASE,
+    "bf16": replace(_BASE, wire=Wire.BF16),
+    "int8": replace(_BASE, wire=Wire.I8),
+    "default": Tuning(),
+    "checked": replace(Tuning(), checked=True),
+}
 _EXACT = 0.02  # what 8-bit blocks may lose of a value
 
 
-def main(sizes: list[int], rounds: int, output: str) -> None:
-    enter(os.environ["BENCH_NAMESPACE"])
+def main(spec_path: str, output: str) -> None:
+    if NAMESPACE in os.environ:
+        enter(os.environ[NAMESPACE])
+    with open(spec_path, encoding="utf-8") as file:
+        spec = decode_spec(json.load(file))
     group = Group(*place())
     store = SharedStore(group.dist.PrefixStore("wires", group.store))
+    asked = dict.fromkeys(name for case in spec.cases for name in case.names if name in GROUPS)
     comms = {
         name: connect(store, group.rank, group.size, name=name, timeout_s=LIMIT_S,
-                      tuning=replace(Tuning(), wire=wire, spin_s=0.0))
-        for name, wire in WIRES.items()
+                      tuning=GROUPS[name])
+        for name in asked
     }  # fmt: skip
-    for size in sizes:
-        data = group.torch.zeros(size // 4)
-        calls: dict[str, Callable[[], object]] = {
-            "gloo": lambda data=data: group.dist.all_reduce(data, group=group.gloo)  # type: ignore[misc]
-        }
-        for name, comm in comms.items():
-            calls[name] = lambda run=comm.run, data=data: run(  # type: ignore[misc]
-                Verb.ALL_REDUCE, source=data.data_ptr(), target=data.data_ptr(), count=len(data),
-                dtype=DType.F32, op=Op.SUM,
-            )  # fmt: skip
+    for case in spec.cases:
+        data = group.torch.zeros(case.size_bytes // 4)
+        calls = {name: _call(group, comms.get(name), data) for name in case.names}
         _check(group, data, calls)
-        series = measure(group, calls, rounds, BUDGET_S)
+        series = measure(group, calls, spec.rounds, spec.budget_s)
         if group.rank == 0:
-            result = Result(Case("all_reduce", "float32", size, ()), group.size, series, {})
             with open(output, "a", encoding="utf-8") as file:
-                file.write(json.dumps(encode_result(result)) + "\n")
+                file.write(json.dumps(encode_result(Result(case, group.size, series, {}))) + "\n")
     for comm in comms.values():
         comm.close()
     group.close()
 
 
-def enter(namespace: str) -> None:
-    """This process into a network namespace. Before any thread is started. Raises OSError."""
-    handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(handle, _NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), f"setns {namespace}")
-    finally:
-        os.close(handle)
+def _call(group: Group, comm: Communicator | None, data: Any) -> Callable[[], object]:
+    """Over gloo where there is no group of ours."""
+    if comm is None:
+        return lambda: group.dist.all_reduce(data, group=group.gloo)
+    run, address, count = comm.run, data.data_ptr(), len(data)
+    return lambda: run(
+        Verb.ALL_REDUCE, source=address, target=address, count=count, dtype=DType.F32, op=Op.SUM
+    )
 
 
-def _check(group: Group, data: Any, calls: dict[str, Callable[[], object]]) -> None:
+def _check(group: Group, data: Any, calls: Mapping[str, Callable[[], object]]) -> None:
     """Raises ValueError where a sum is wrong; leaves zeros."""
     expected = group.size * (group.size + 1) / 2
     for name, call in calls.items():
@@ -74,4 +79,4 @@ def _check(group: Group, data: Any, calls: dict[str, Callable[[], object]]) -> N
 
 
 if __name__ == "__main__":
-    main([int(size) for size in sys.argv[1].split(",")], int(sys.argv[2]), sys.argv[3])
+    main(*sys.argv[1:])

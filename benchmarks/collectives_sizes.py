@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.collectives_gates import Gate, row
+from benchmarks.collectives_gates import Gate, row, settled
 from benchmarks.table import Row, at_least_times, under
 from muster_collectives.bench.cases import (
     CORE,
@@ -29,12 +29,13 @@ OVERHEAD_US = 6.0
 
 def sizes(rounds: int) -> Iterator[Row]:
     """All-reduce of float32: two ranks at every size, four and eight at some."""
-    for result in _run([Case("all_reduce", "float32", size, ALL) for size in SIZES], 2, rounds):
-        yield row(result, OURS, gates_of(result.case.size_bytes))
+    cases = [Case("all_reduce", "float32", size, ALL) for size in SIZES]
+    yield from _rows(cases, 2, rounds, lambda case: gates_of(case.size_bytes))
     crowded = [Case("all_reduce", "float32", size, ALL) for size in CROWDED]
     for ranks in (4, 8):
-        for result in _run(crowded, ranks, max(3, rounds // 2)):
-            yield row(result, OURS, (Gate(GLOO, OURS, 5), Gate(MPI, CORE, 2)))
+        yield from _rows(
+            crowded, ranks, rounds, lambda _: (Gate(GLOO, OURS, 5), Gate(MPI, CORE, 2))
+        )
 
 
 def gates_of(size_bytes: int) -> tuple[Gate, ...]:
@@ -59,8 +60,7 @@ def types(rounds: int) -> Iterator[Row]:
     """16-bit types: beside gloo, and beside our own float32 of the same number of elements."""
     names = (OURS, WIDE, GLOO, LIMIT)
     cases = [Case("all_reduce", dtype, 16 * MIB, names) for dtype in ("bfloat16", "float16")]
-    for result in _run(cases, 2, rounds):
-        yield row(result, OURS, (Gate(GLOO, OURS, 8), Gate(WIDE, OURS, 1.7)))
+    yield from _rows(cases, 2, rounds, lambda _: (Gate(GLOO, OURS, 8), Gate(WIDE, OURS, 1.7)))
 
 
 def shards(rounds: int) -> Iterator[Row]:
@@ -71,8 +71,7 @@ def shards(rounds: int) -> Iterator[Row]:
         "reduce_scatter": (Gate(GLOO, OURS, 5), Gate(MPI, CORE, 2.5), Gate(LIMIT, CORE, 0.4)),
     }
     cases = [Case(verb, "float32", size, ALL) for verb in gates for size in chosen]
-    for result in _run(cases, 2, rounds):
-        yield row(result, OURS, gates[result.case.verb])
+    yield from _rows(cases, 2, rounds, lambda case: gates[case.verb])
 
 
 def calls(rounds: int) -> Iterator[Row]:
@@ -88,9 +87,18 @@ def calls(rounds: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def _run(
-    cases: Sequence[Case], ranks: int, rounds: int, mpirun: bool = True
-) -> list[Result]:  # fmt: skip
+def _rows(
+    cases: Sequence[Case], ranks: int, rounds: int, gates: Callable[[Case], tuple[Gate, ...]]
+) -> Iterator[Row]:
+    def measured(chosen: Sequence[Case]) -> list[Result]:
+        return _run(chosen, ranks, rounds)
+
+    found = settled(measured(cases), lambda result: gates(result.case), measured)
+    for result in found:
+        yield row(result, OURS, gates(result.case))
+
+
+def _run(cases: Sequence[Case], ranks: int, rounds: int, mpirun: bool = True) -> list[Result]:
     """Raises RunError. Where Open MPI cannot be had its figures are missing, and rows say so."""
     program = find_mpirun()[0] if mpirun else ""
     return run(Spec(tuple(cases), rounds), ranks, program)

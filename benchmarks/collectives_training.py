@@ -1,64 +1,103 @@
-"""Rows of training steps: DDP and FSDP2 over our group and over gloo's, in the same processes."""
+"""Rows of training steps on one machine: over our group and over gloo's, in the same processes."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.table import Bound, Row
-from muster_collectives.bench.cases import Result, decode_result
+from benchmarks.collectives_gates import Gate, judged, settled
+from benchmarks.table import Row
+from muster_collectives.bench.cases import Case, Result, decode_result
 from muster_collectives.bench.launch import start
 
+# our group, gloo's, a step without communication; our group with gradients or shards in registered
+# memory; torch's own hook over our group; a step over gloo that sends float32
 OURS, GLOO, ALONE = "muster", "gloo", "alone"
-STEP_TIMES, SHARE_TIMES = 1.5, 3.0  # at 12 MiB of gradients
+REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
+# `Case.verb` of a step says what is trained how
+DDP, DDP_REGISTERED = "DDP", "DDP, gradients in registered memory"
+FSDP1, FSDP2, TENSOR = "FSDP1", "FSDP2", "DTensor"
+FP16, BF16, INT8 = "DDP fp16 hook", "DDP bf16 hook", "DDP int8 hook"
 MIB = 1 << 20
+LARGE = 12  # MiB of gradients for which section 9 asks
+FASTER = 1.1
+
+_FASTER = (Gate(GLOO, OURS, FASTER, "a step"),)
+_STEP = (Gate(GLOO, OURS, 1.5, "a step"), Gate(GLOO, OURS, 3, beyond=ALONE))
+_GRADIENTS = "{mib:.1f} MiB of gradients"
+_PARAMETERS = "{mib:.0f} MiB of parameters"
 
 
-class Share(NamedTuple):
-    """How many times longer gloo's step takes, and how many times more it adds to a step alone."""
+class Kind(NamedTuple):
+    """What a row of this kind must do, how its size is said, whom it stands beside; `shown`: whose
+    time it shows."""
 
-    step: float
-    added: float
+    gates: tuple[Gate, ...]
+    words: str
+    detail: str = ""
+    shown: str = OURS
+
+
+_KINDS: Mapping[str, Kind] = {
+    DDP: Kind((Gate(GLOO, OURS, 1, "a step"),), _GRADIENTS),
+    DDP_REGISTERED: Kind(
+        tuple(gate._replace(faster=REGISTERED) for gate in _STEP), _GRADIENTS, shown=REGISTERED
+    ),
+    FSDP1: Kind(_FASTER, _PARAMETERS),
+    FSDP2: Kind((*_FASTER, Gate(GLOO, REGISTERED, FASTER, "a step")), _PARAMETERS),
+    TENSOR: Kind(_FASTER, "MLPs split in columns and rows, {mib:.0f} MiB of activations"),
+    FP16: Kind(
+        _FASTER, _GRADIENTS, "gloo and stock: torch's own hook, over gloo and over our group"
+    ),
+    BF16: Kind(
+        _FASTER,
+        _GRADIENTS,
+        "gloo and stock: torch's own hook, over gloo and over our group, under another name, "
+        "for DDP refuses it on processors",
+    ),
+    INT8: Kind(
+        _FASTER,
+        _GRADIENTS,
+        "gloo: our hook over gloo, for torch has none that runs on processors; float32: no hook, "
+        "over gloo",
+    ),
+}
 
 
 def ddp(rounds: int) -> Iterator[Row]:
-    for result in _run("ddp", rounds):
-        medians = _share(*(result.series[name].median for name in (GLOO, OURS, ALONE)))
-        best = _share(*(result.series[name].best for name in (GLOO, OURS, ALONE)))
-        mib = result.case.size_bytes / MIB
-        step, added = max(medians.step, best.step), max(medians.added, best.added)
-        bounds = (
-            (Bound(f"step {STEP_TIMES:g}x faster", step >= STEP_TIMES),
-             Bound(f"adds {SHARE_TIMES:g}x less to a step", added >= SHARE_TIMES))
-            if round(mib) == 12 else (Bound("no slower", step >= 1),)
-        )  # fmt: skip
-        yield Row(
-            f"DDP step, {mib:.1f} MiB of gradients, 2 ranks", "ms",
-            result.series[OURS].median * 1e3,
-            {name: result.series[name].median * 1e3 for name in (GLOO, ALONE)}, bounds,
-            f"step {medians.step:.2f}x median, {best.step:.2f}x best; communication adds "
-            f"{medians.added:.1f}x median, {best.added:.1f}x best less than gloo's",
-        )  # fmt: skip
+    return _rows("ddp", rounds)
 
 
-def fsdp(rounds: int) -> Iterator[Row]:
-    for result in _run("fsdp", rounds):
-        times = result.times(GLOO, OURS)
-        assert times is not None
-        yield Row(
-            "FSDP2 step, two layers of 1024 x 1024, 2 ranks", "ms",
-            result.series[OURS].median * 1e3, {GLOO: result.series[GLOO].median * 1e3},
-            (Bound("no slower", max(times) >= 1),),
-            f"{times[0]:.2f}x median, {times[1]:.2f}x best",
-        )  # fmt: skip
+def sharded(rounds: int) -> Iterator[Row]:
+    """FSDP1, FSDP2 and tensor parallelism."""
+    return _rows("sharded", rounds)
 
 
-def _share(gloo: float, ours: float, alone: float) -> Share:
-    # ours may add less than the clock can tell
-    return Share(gloo / ours, max(0.0, gloo - alone) / max(1e-5, ours - alone))
+def hooks(rounds: int) -> Iterator[Row]:
+    return _rows("hooks", rounds)
+
+
+def gates_of(result: Result) -> tuple[Gate, ...]:
+    case = result.case
+    if case.verb == DDP and round(case.size_bytes / MIB) == LARGE:
+        return _STEP
+    return _KINDS[case.verb].gates
+
+
+def _rows(what: str, rounds: int) -> Iterator[Row]:
+    def again(cases: Sequence[Case]) -> list[Result]:
+        """All of the part, for its ranks do not take a choice."""
+        more = {each.case: each for each in _run(what, rounds)}
+        return [more[case] for case in cases]
+
+    for result in settled(_run(what, rounds), gates_of, again, 1):
+        case, kind = result.case, _KINDS[result.case.verb]
+        words = kind.words.format(mib=case.size_bytes / MIB)
+        name = f"{case.verb} step, {words}, {result.ranks} ranks"
+        yield judged(result, kind.shown, gates_of(result), name, "ms", detail=kind.detail)
 
 
 def _run(what: str, rounds: int) -> list[Result]:

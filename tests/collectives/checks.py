@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,13 +19,21 @@ class WrongError(AssertionError):
     """A result that is not what the reference says."""
 
 
+def private(bytes_: int) -> Array:
+    """Memory that nobody has registered."""
+    return np.empty(bytes_, np.uint8)
+
+
 class Room:
     """Memory for a result, with a guard behind it; `odd` begins it beside any alignment."""
 
-    def __init__(self, dtype: DType, count: int, odd: bool) -> None:
+    def __init__(
+        self, dtype: DType, count: int, odd: bool, memory: Callable[[int], Array] = private
+    ) -> None:
         kind = np.dtype(MEMORY[dtype])
-        whole = np.full((count + GUARD + 1) * kind.itemsize, _FILL, np.uint8).view(kind)
-        self._whole = whole[int(odd) :]
+        whole = memory((count + GUARD + 1) * kind.itemsize)
+        whole[:] = _FILL
+        self._whole = whole.view(kind)[int(odd) :]
         self.array: Array = self._whole[:count]
 
     @property
@@ -45,6 +53,7 @@ class Checker:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.calls = 0
+        self.memory = private  # gives the bytes of every input and result
         self.same = 0  # of what all ranks must hold alike
         self.own = 0  # of all that this rank got
         self._seed = seed
@@ -54,7 +63,10 @@ class Checker:
     def all_reduce(self, dtype: DType, op: Op, count: int, salt: int) -> None:
         """Twice, beside the input and in its place: the same bits."""
         inputs = self._inputs(dtype, op, count, salt)
-        given, out = self._copy(dtype, inputs[self.rank].memory, salt), Room(dtype, count, False)
+        given, out = (
+            self._copy(dtype, inputs[self.rank].memory, salt),
+            self._room(dtype, count, False),
+        )
         self._run(Verb.ALL_REDUCE, given.address, out, count, dtype, op)
         self._check(Verb.ALL_REDUCE, dtype, op, out.array, inputs)
         self._keep(out.array, alike=True)
@@ -65,7 +77,10 @@ class Checker:
     def reduce(self, dtype: DType, op: Op, count: int, salt: int) -> None:
         root = salt % self.size
         inputs = self._inputs(dtype, op, count, salt)
-        given, out = self._copy(dtype, inputs[self.rank].memory, salt), Room(dtype, count, False)
+        given, out = (
+            self._copy(dtype, inputs[self.rank].memory, salt),
+            self._room(dtype, count, False),
+        )
         before = out.array.copy()
         self._run(Verb.REDUCE, given.address, out, count, dtype, op, root)
         if self.rank == root:
@@ -76,7 +91,10 @@ class Checker:
 
     def reduce_scatter(self, dtype: DType, op: Op, count: int, salt: int) -> None:
         inputs = self._inputs(dtype, op, count * self.size, salt)
-        given, out = self._copy(dtype, inputs[self.rank].memory, salt), Room(dtype, count, True)
+        given, out = (
+            self._copy(dtype, inputs[self.rank].memory, salt),
+            self._room(dtype, count, True),
+        )
         self._run(Verb.REDUCE_SCATTER, given.address, out, count, dtype, op)
         part = slice(self.rank * count, (self.rank + 1) * count)
         parts = [Pool(each.memory[part], each.value[part]) for each in inputs]
@@ -94,7 +112,7 @@ class Checker:
     def all_gather(self, dtype: DType, count: int, salt: int) -> None:
         """Odd salts have the input in its own place of the output."""
         inputs = self._inputs(dtype, Op.SUM, count, salt)
-        out = Room(dtype, count * self.size, False)
+        out = self._room(dtype, count * self.size, False)
         if salt % 2:
             out.array[self.rank * count : (self.rank + 1) * count] = inputs[self.rank].memory
             source = out.address + self.rank * count * out.array.itemsize
@@ -109,7 +127,7 @@ class Checker:
         root = salt % self.size
         inputs = self._inputs(dtype, Op.SUM, count, salt)
         given = self._copy(dtype, inputs[self.rank].memory, salt)
-        out = Room(dtype, count * self.size if self.rank == root else 0, True)
+        out = self._room(dtype, count * self.size if self.rank == root else 0, True)
         self._run(Verb.GATHER, given.address, out, count, dtype, root=root)
         if self.rank == root:
             self._equal(Verb.GATHER, out.array, np.concatenate([i.memory for i in inputs]))
@@ -119,7 +137,7 @@ class Checker:
         root = salt % self.size
         whole = self._inputs(dtype, Op.SUM, count * self.size, salt)[root].memory
         given = self._copy(dtype, whole if self.rank == root else whole[:0], salt)
-        out = Room(dtype, count, True)
+        out = self._room(dtype, count, True)
         self._run(Verb.SCATTER, given.address, out, count, dtype, root=root)
         self._equal(Verb.SCATTER, out.array, whole[self.rank * count : (self.rank + 1) * count])
         self._keep(out.array)
@@ -127,7 +145,7 @@ class Checker:
     def all_to_all(self, dtype: DType, count: int, salt: int) -> None:
         inputs = self._inputs(dtype, Op.SUM, count * self.size, salt)
         given = self._copy(dtype, inputs[self.rank].memory, salt)
-        out = Room(dtype, count * self.size, True)
+        out = self._room(dtype, count * self.size, True)
         self._run(Verb.ALL_TO_ALL, given.address, out, count, dtype)
         mine = slice(self.rank * count, (self.rank + 1) * count)
         self._equal(Verb.ALL_TO_ALL, out.array, np.concatenate([i.memory[mine] for i in inputs]))
@@ -144,7 +162,7 @@ class Checker:
         inputs = [self._pool(dtype, Op.SUM).take(i, salt, sum(table[i])).memory for i in everyone]
         given = self._copy(dtype, inputs[self.rank], salt)
         receives = [table[i][self.rank] for i in everyone]
-        out = Room(dtype, sum(receives), True)
+        out = self._room(dtype, sum(receives), True)
         self._call(
             Verb.ALL_TO_ALL, given.address, out.address, 0, dtype,
             in_counts=table[self.rank], out_counts=receives,
@@ -188,8 +206,11 @@ class Checker:
         whole = self._pool(dtype, op)
         return [whole.take(rank, salt, count) for rank in range(self.size)]
 
+    def _room(self, dtype: DType, count: int, odd: bool) -> Room:
+        return Room(dtype, count, odd, self.memory)
+
     def _copy(self, dtype: DType, memory: Array, salt: int) -> Room:
-        room = Room(dtype, len(memory), bool(salt & 2))
+        room = self._room(dtype, len(memory), bool(salt & 2))
         room.array[:] = memory
         return room
 

@@ -1,4 +1,4 @@
-/* driver PLAY NODES [ROUNDS]: sets the scene, plays, ends with 1 when a rank saw something wrong. */
+/* driver PLAY NODES [ROUNDS [SEED]]: sets the scene, plays, ends with 1 when a rank saw something wrong. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,13 +11,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "driver.h"
+#undef mmap /* the system's: to all other files driver_mmap goes by its name */
+#undef munmap
+void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+int munmap(void *at, size_t bytes);
 
 static void die(const char *what) {
   perror(what);
   exit(2);
 }
 
-/* The core is compiled with -Dmmap=driver_mmap: one mapping per file, whoever asks for it. */
+/* All is compiled with -Dmmap=driver_mmap: one mapping per file, whoever asks for it. */
 static struct { dev_t device; ino_t inode; size_t bytes; void *at; } mapped[64];
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
@@ -45,6 +49,19 @@ void *driver_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
   return found;
 }
 
+void *shared_memory(uint32_t which, size_t bytes) {
+  static struct { void *at; size_t bytes; } pools[SHARED];
+  pthread_mutex_lock(&mapping);
+  if (!pools[which].at) {
+    pools[which].at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pools[which].bytes = bytes;
+  }
+  void *found = pools[which].at;
+  pthread_mutex_unlock(&mapping);
+  if (found == MAP_FAILED || pools[which].bytes != bytes) exit(2);
+  return found;
+}
+
 int driver_munmap(void *at, size_t bytes) {
   for (unsigned i = 0; i < 64; i++)
     if (mapped[i].at == at) return 0; /* others look at it still; the process's end takes it */
@@ -63,7 +80,7 @@ static int listener(struct mc_address *address) {
   return fd;
 }
 
-void scene_open(struct scene *scene, const char *nodes) {
+void scene_open(struct scene *scene, const char *nodes, tune *other) {
   memset(scene, 0, sizeof *scene);
   scene->size = (uint32_t)strlen(nodes);
   if (scene->size < 1 || scene->size > RANKS) exit(2);
@@ -75,6 +92,7 @@ void scene_open(struct scene *scene, const char *nodes) {
   scene->tuning = (struct mc_tuning){
       .slot_bytes = 8192, .one_shot_bytes = 2048, .chunk_bytes = 4096, .direct_bytes = 1024,
       .leader_bytes = 2048, .segment_bytes = 8192, .spin_s = 20e-6};
+  if (other) other(&scene->tuning);
   for (uint32_t node = 0; node < scene->nodes; node++) {
     scene->segments[node] = memfd_create("driver", MFD_CLOEXEC);
     uint64_t bytes = mc_segment_bytes(scene->locals[node], &scene->tuning);
@@ -143,20 +161,35 @@ uint32_t draw(struct rank *self, uint32_t below) {
   return (uint32_t)(self->chance >> 33) % below;
 }
 
-static const struct { const char *name; act *what; } plays[] = {
-    {"ops", play_ops},           {"small", play_small},       {"direct", play_direct},
-    {"messages", play_messages}, {"beside", play_messages_beside},
-    {"timeout", play_timeout},   {"mismatch", play_mismatch}, {"abort", play_abort},
-    {"leave", play_leave}};
+static const struct { const char *name; act *what; tune *other; } plays[] = {
+    {"ops", play_ops, NULL},           {"small", play_small, NULL},
+    {"direct", play_direct, NULL},     {"messages", play_messages, NULL},
+    {"timeout", play_timeout, NULL},   {"beside", play_messages_beside, NULL},
+    {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL},
+    {"leave", play_leave, NULL},       {"mix", play_mix, NULL},
+    {"types", play_types, NULL},       {"large", play_large, tune_large},
+    {"legs-f16", play_legs, tune_f16}, {"large-direct", play_large_direct, tune_large},
+    {"legs-i8", play_legs, tune_i8},   {"legs-bf16", play_legs, tune_bf16}};
+
+/* What is played must be what the test means to play. */
+static void demand_isa(void) {
+  const char *due = getenv("DRIVER_ISA");
+  if (!due || !strcmp(due, mc_isa())) return;
+  fprintf(stderr, "the kernels are %s, not %s\n", mc_isa(), due);
+  exit(3);
+}
 
 int main(int count, char **words) {
   if (count < 3) return 2;
+  demand_isa();
+  uint32_t rounds = count > 3 ? (uint32_t)atoi(words[3]) : 100;
   if (!strncmp(words[1], "wire", 4)) return play_wire(words[2], !strcmp(words[1], "wire-messages")) ? 1 : 0;
+  if (!strcmp(words[1], "kernels")) return play_kernels(rounds);
   for (unsigned i = 0; i < sizeof plays / sizeof *plays; i++) {
     if (strcmp(words[1], plays[i].name)) continue;
     struct scene scene;
-    scene_open(&scene, words[2]);
-    scene.rounds = count > 3 ? (uint32_t)atoi(words[3]) : 100;
+    scene_open(&scene, words[2], plays[i].other);
+    scene.rounds = rounds;
     scene.seed = count > 4 ? (uint64_t)atoll(words[4]) : 1;
     int wrong = scene_play(&scene, plays[i].what);
     scene_close(&scene);

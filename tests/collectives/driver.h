@@ -34,8 +34,11 @@ struct rank {
 };
 typedef void act(struct rank *self);
 
-/* `nodes`: a letter for each rank ("aab"). Ends the process where the machine refuses something. */
-void scene_open(struct scene *scene, const char *nodes);
+typedef void tune(struct mc_tuning *tuning);
+
+/* `nodes`: a letter for each rank ("aab"); `other`: what differs from a tuning of small pieces, or NULL. Ends
+ * the process where the machine refuses something. */
+void scene_open(struct scene *scene, const char *nodes, tune *other);
 void scene_close(struct scene *scene);
 /* A thread for each rank runs `what` between mc_create and mc_close. Returns how many were wrong. */
 int scene_play(struct scene *scene, act *what);
@@ -43,6 +46,11 @@ int scene_play(struct scene *scene, act *what);
 int run(struct rank *self, uint32_t verb, uint32_t dtype, uint32_t op, uint32_t root, const void *in, void *out,
         uint64_t count, double timeout_s);
 uint32_t draw(struct rank *self, uint32_t below); /* the same row of numbers on every rank */
+/* Memory that all ranks see at one address, zeroed at first, to the process's end; all ask for the same size. */
+#define SHARED 8u
+void *shared_memory(uint32_t which, size_t bytes);
+/* Registers `bytes` of each rank there. Returns this rank's, NULL: refused. */
+uint8_t *region_of(struct rank *self, uint32_t which, size_t bytes, uint32_t *region);
 #define CHECK(self, holds)                                                                                   \
   do {                                                                                                       \
     if (!(holds)) {                                                                                          \
@@ -55,6 +63,8 @@ uint32_t draw(struct rank *self, uint32_t below); /* the same row of numbers on 
 
 /* The plays, by name. */
 act play_ops, play_small, play_direct, play_messages, play_messages_beside, play_timeout, play_mismatch,
-    play_abort, play_leave;
+    play_abort, play_leave, play_types, play_large, play_large_direct, play_legs, play_mix;
+tune tune_large, tune_f16, tune_bf16, tune_i8;
 int play_wire(const char *nodes, bool messages); /* a proxy flips a byte: driver_wire.c */
+int play_kernels(uint32_t rounds);               /* no ranks: driver_kernels.c */
 #endif

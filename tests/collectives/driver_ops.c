@@ -1,9 +1,7 @@
 /* Plays in which all goes well: each verb at drawn sizes, registered memory, messages. */
 #define _GNU_SOURCE
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include "driver.h"
 
 /* What element i of rank r's input is: small enough that fp32 sums of 16 ranks are exact. */
@@ -82,17 +80,19 @@ void play_small(struct rank *self) {
 
 #define REGION (1u << 20)
 
-void play_direct(struct rank *self) {
-  static _Atomic(char *) shared; /* one region per rank, one mapping for all */
-  char *whole = NULL, *made = mmap(NULL, (size_t)REGION * RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (atomic_compare_exchange_strong(&shared, &whole, made)) whole = made;
-  else munmap(made, (size_t)REGION * RANKS);
+uint8_t *region_of(struct rank *self, uint32_t which, size_t bytes, uint32_t *region) {
+  uint8_t *whole = shared_memory(which, bytes * RANKS);
   void *bases[RANKS];
-  uint32_t region, local = 0;
+  uint32_t local = 0;
   for (uint32_t rank = 0; rank < self->size; rank++)
-    if (self->scene->node_of[rank] == self->scene->node_of[self->rank]) bases[local++] = whole + (size_t)rank * REGION;
-  CHECK(self, mc_region_add(self->comm, bases, REGION, &region) == MC_OK);
-  void *mine = whole + (size_t)self->rank * REGION;
+    if (self->scene->node_of[rank] == self->scene->node_of[self->rank]) bases[local++] = whole + rank * bytes;
+  return mc_region_add(self->comm, bases, bytes, region) == MC_OK ? whole + self->rank * bytes : NULL;
+}
+
+void play_direct(struct rank *self) {
+  uint32_t region;
+  uint8_t *mine = region_of(self, 0, REGION, &region);
+  CHECK(self, mine);
   for (uint32_t round = 0; round < self->scene->rounds; round++) {
     uint64_t count = 1000 + 777 * draw(self, 8);
     fill(mine, true, self->rank, count);

@@ -110,7 +110,7 @@ static int one(const char *nodes, act *what, bool flip) {
   struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t length = sizeof here;
   pthread_t thread;
-  scene_open(&scene, nodes);
+  scene_open(&scene, nodes, NULL);
   scene.tuning.checked = 1;
   proxy.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (bind(proxy.listener, (struct sockaddr *)&here, sizeof here) || listen(proxy.listener, 64)) return 2;

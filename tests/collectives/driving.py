@@ -19,22 +19,26 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "toolkit" / "parallel" / "csrc"
-DRIVER = ("driver.c", "driver_ops.c", "driver_faults.c", "driver_wire.c")
-ONE_MAPPING = ("-Dmmap=driver_mmap", "-Dmunmap=driver_munmap")
-OTHER_KERNELS = ("kernels_avx2", "kernels_avx512", "kernels_neon")  # not run by the plain core
+COMPILING = ("-std=c11", "-g", "-O1", f"-I{CORE}", "-Dmmap=driver_mmap", "-Dmunmap=driver_munmap")
+# what the system says of a processor with each instruction set, as csrc/isa_choose.c asks for it
+ISA_FLAGS = {
+    "plain": (),
+    "avx2": ("avx2", "f16c"),
+    "avx512": ("avx2", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"),
+}
 COMPILE_S, PLAY_S = 300, 100
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Build(NamedTuple):
     """`flags` go to every source and to the linker, `environ` to the program, which `runner`
-    starts; `plain`: the kernels of other instruction sets will not run, which saves time."""
+    starts; `at_once`: the compiler takes all sources together and sees to its own processes."""
 
     flags: tuple[str, ...]
     environ: Mapping[str, str] = _NOTHING
     compiler: tuple[str, ...] = ()
     runner: tuple[str, ...] = ()
-    plain: bool = False
+    at_once: bool = False
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -47,12 +51,25 @@ class Driver(NamedTuple):
     path: Path
     build: Build
 
-    def play(self, words: str) -> subprocess.CompletedProcess[str]:
+    def play(
+        self, words: str, isa: str = "", limit_s: float = PLAY_S
+    ) -> subprocess.CompletedProcess[str]:
+        """`isa`: the instruction set of the kernels; the driver refuses to play with another."""
         environ = {**os.environ, **self.build.environ}
+        if isa:
+            environ |= {"COLLECTIVES_ISA": isa, "DRIVER_ISA": isa}
         return subprocess.run(
             [*self.build.runner, str(self.path), *words.split()], env=environ,
-            capture_output=True, text=True, timeout=PLAY_S, check=False,
+            capture_output=True, text=True, timeout=limit_s, check=False,
         )  # fmt: skip
+
+
+def demand_isa(isa: str) -> None:
+    """Skips where the processor lacks it: /proc/cpuinfo knows."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    missing = [flag for flag in ISA_FLAGS[isa] if flag not in flags]
+    if missing:
+        pytest.skip(f"/proc/cpuinfo of this machine has no {', '.join(missing)}")
 
 
 def sound(done: subprocess.CompletedProcess[str]) -> None:
@@ -71,7 +88,9 @@ def built(folder: Path, build: Build) -> Driver:
     )  # fmt: skip
     if tried.returncode:
         pytest.skip(f"{build.command[0]} lacks {build.flags[0]}: {tried.stderr.strip()[-200:]}")
-    sources = [*sorted(CORE.glob("*.c")), *(HERE / name for name in DRIVER)]
+    sources = [*sorted(CORE.glob("*.c")), *sorted(HERE.glob("driver*.c"))]
+    if build.at_once:
+        return Driver(linked(build, sources, folder / "driver"), build)
     objects = [folder / f"{path.stem}.o" for path in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(partial(compiled, build), sources, objects))
@@ -79,15 +98,14 @@ def built(folder: Path, build: Build) -> Driver:
 
 
 def compiled(build: Build, source: Path, target: Path) -> None:
-    how = ["-O1", *build.flags, *(() if source.parent == HERE else ONE_MAPPING)]
-    if build.plain and source.stem in OTHER_KERNELS:
-        how = ["-O0", *ONE_MAPPING]
-    run([*build.command, "-std=c11", "-g", f"-I{CORE}", *how, "-c", str(source), "-o", str(target)])
+    run([*build.command, *COMPILING, *build.flags, "-c", str(source), "-o", str(target)])
 
 
-def linked(build: Build, objects: Sequence[Path], target: Path) -> Path:
-    names = map(str, objects)
-    run([*build.command, *build.flags, *names, "-o", str(target), "-lm", "-pthread"])
+def linked(build: Build, parts: Sequence[Path], target: Path) -> Path:
+    """`parts`: objects or sources."""
+    names = map(str, parts)
+    how = [*COMPILING, *build.flags]
+    run([*build.command, *how, *names, "-o", str(target), "-lm", "-pthread"])
     return target
 
 

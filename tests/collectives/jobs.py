@@ -89,11 +89,13 @@ def job(
     environ: Mapping[str, str] = _NOTHING,
     nodes: Sequence[str] = (),
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+    python: str = sys.executable,
 ) -> Iterator[Job]:
     """Runs `python -m tests.collectives.<worker>` once for each rank while the block lasts.
 
     `nodes`: the name of each rank's node; `prefix`: words before the command line of a rank
-    (`unshare ...`). After the block no process of the job is left, however it ended.
+    (`unshare ...`); `python`: which one runs them. After the block no process of the job is left,
+    however it ended.
     """
     with tempfile.TemporaryDirectory(prefix="collectives-job-") as name:
         folder = Path(name)
@@ -104,7 +106,8 @@ def job(
                 given = _environ(folder, rank, ranks, environ)
                 if nodes:
                     given["COLLECTIVES_NODE"] = nodes[rank]
-                processes.append(_start(worker, arguments, folder, rank, given, prefix(rank)))
+                words = [*prefix(rank), python]
+                processes.append(_start(worker, arguments, folder, rank, given, words))
             yield Job(folder, processes)
         finally:
             _end_all(processes)
@@ -140,9 +143,9 @@ def _environ(folder: Path, rank: int, ranks: int, more: Mapping[str, str]) -> di
 
 def _start(
     worker: str, arguments: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str],
-    prefix: Sequence[str],
+    begin: Sequence[str],
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    argv = [*prefix, sys.executable, "-m", f"tests.collectives.{worker}", *arguments]
+    argv = [*begin, "-m", f"tests.collectives.{worker}", *arguments]
     with (folder / f"out-{rank}").open("wb") as out, (folder / f"err-{rank}").open("wb") as err:
         return subprocess.Popen(
             argv, env=environ, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=out, stderr=err,

@@ -161,7 +161,7 @@ def a_signal_handler_amid_a_call_is_refused_the_group_and_the_call_goes_on(world
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             dist.barrier()
             signal.signal(signal.SIGALRM, before)
-            assert len(told) == 1 and "signal handler" in told.pop(), told
+            assert len(told) == 1 and "group 'world': a signal handler" in told.pop(), told
             world.store.delete_key("handled")
         else:
             world.store.wait(["handled"])
@@ -264,7 +264,10 @@ def a_summary_is_written_when_a_group_ends(world: World) -> None:
     assert len(mine) == 1
     found = mine[0]
     assert (found["rank"], found["size"], found["group"]) == (world.rank, world.size, "world")
-    assert found["verbs"]["all_reduce"] == {"calls": 5, "bytes": 5 * 1024}
+    assert (found["layer"], found["global_ranks"]) == ("torch", list(range(world.size)))
+    sums = found["verbs"]["all_reduce"]
+    assert (sums["calls"], sums["bytes"]) == (5, 5 * 1024)
+    assert 0 < sums["time_s"] <= found["time_s"]
     assert len(found["waits_s"]) == world.size
     assert 0 <= found["wait_s"] <= found["time_s"] + 1e-3
     assert found["ended_s"] >= found["began_s"]

@@ -302,6 +302,47 @@ def half_gradients_are_summed_as_halves_and_overflow_is_seen_by_all(
     agreed(ddp.module, world.gloo)
 
 
+@in_both_ways
+def an_overflow_on_one_rank_skips_the_step_of_all_and_the_next_goes_on(
+    world: World, mine: Any
+) -> None:
+    """By DDP's own reduction: the gradient is infinite on one rank before it is summed."""
+    last = world.size - 1
+    for flags in ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}):
+        torch.manual_seed(9)
+        model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 3)).half()
+        ddp = DistributedDataParallel(model, process_group=mine, **flags)  # type: ignore[arg-type]
+        masters = [each.detach().float().requires_grad_() for each in ddp.parameters()]
+        optimizer = torch.optim.SGD(masters, lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        for step in range(5):
+            given, wanted = batch(world, step)
+            ddp.zero_grad()
+            loss = nn.functional.mse_loss(ddp(given.half()).float(), wanted)
+            overflows = step in (1, 3)
+            if overflows and world.rank == last:
+                loss = loss * 1e30  # float32 holds it, the gradients in float16 do not
+            scaler.scale(loss).backward()
+            for parameter, master in zip(ddp.parameters(), masters, strict=True):
+                assert parameter.grad is not None
+                assert bool(parameter.grad.isfinite().all()) != overflows, (step, world.rank)
+                master.grad = parameter.grad.float()
+            before = [master.detach().clone() for master in masters]
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            for old, master in zip(before, masters, strict=True):
+                assert torch.equal(old, master) == overflows, step
+            assert scaler.get_scale() == (scale / 2 if overflows else scale)
+            with torch.no_grad():
+                for parameter, master in zip(ddp.parameters(), masters, strict=True):
+                    parameter.copy_(master)
+            agreed(ddp.module, world.gloo)
+        scales: list[Any] = [None] * world.size
+        dist.all_gather_object(scales, scaler.get_scale(), group=mine)
+        assert scales == [256.0] * world.size, scales
+
+
 CHECKS = (
     every_flag_trains_as_with_gloo,
     gradients_that_are_delayed_to_one_sum_train_as_without,
@@ -310,6 +351,7 @@ CHECKS = (
     python_hooks_get_their_futures,
     bfloat16_autocast_loses_little,
     half_gradients_are_summed_as_halves_and_overflow_is_seen_by_all,
+    an_overflow_on_one_rank_skips_the_step_of_all_and_the_next_goes_on,
 )
 
 if __name__ == "__main__":

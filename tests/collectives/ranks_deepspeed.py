@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from muster_collectives.core.types import Verb
-from muster_collectives.torch import stats
+from muster_collectives.torch import MusterProcessGroup, stats
+from tests.support.ports import free_port
 from tests.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
@@ -84,10 +85,33 @@ def zero_3_trains_as_over_gloo(world: World) -> None:
     trains(world, 3, Verb.REDUCE_SCATTER)
 
 
+def deepspeed_itself_makes_our_group_by_both_names(world: World) -> None:
+    """As a script does that knows DeepSpeed alone: by the variables of its launcher."""
+    import deepspeed
+
+    if world.backend == "gloo":
+        return  # what it would be is known already
+    known = json.loads((Path(os.environ["REFERENCE"]) / f"2-{world.rank}.json").read_text())
+    verbs = (Verb.ALL_REDUCE, Verb.REDUCE, Verb.REDUCE_SCATTER)
+    for name in ("smddp", "muster"):
+        deepspeed.comm.destroy_process_group()
+        assert not dist.is_initialized()
+        if world.rank == 0:
+            world.store.set(f"port {name}", str(free_port()))
+        os.environ["MASTER_PORT"] = world.store.get(f"port {name}").decode()
+        deepspeed.init_distributed(dist_backend=name)
+        assert isinstance(dist.group.WORLD, MusterProcessGroup)
+        assert dist.get_backend() == name and dist.get_world_size() == world.size
+        ours = losses_of(world, 2)
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(known), rtol=1e-5, atol=1e-6)
+        assert calls(verbs) >= STEPS, "the sums did not go through the core"
+
+
 CHECKS = (
     zero_1_trains_as_over_gloo,
     zero_2_trains_as_over_gloo,
     zero_3_trains_as_over_gloo,
+    deepspeed_itself_makes_our_group_by_both_names,
 )
 
 if __name__ == "__main__":

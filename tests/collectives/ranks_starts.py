@@ -1,5 +1,6 @@
-"""A backend that has to start in poor places, after ranks_again.py in the same job; run by
-test_starts.py. Each check makes its groups itself, in the environment that it is about."""
+"""A backend that has to start in poor places, after ranks_again.py and ranks_later.py in the same
+job; run by test_starts.py. Each check makes its groups itself, in the environment that it is
+about."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from muster_collectives.core.errors import SettingsError
 from muster_collectives.torch import MusterProcessGroup, stats
-from tests.collectives import ranks_again
+from tests.collectives import ranks_again, ranks_later
 from tests.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
@@ -144,4 +145,4 @@ CHECKS = (
 )
 
 if __name__ == "__main__":
-    main((*ranks_again.CHECKS, *CHECKS), start=False)
+    main((*ranks_again.CHECKS, *ranks_later.CHECKS, *CHECKS), start=False)

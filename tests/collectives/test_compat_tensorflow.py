@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from muster_collectives.summary import read_folders
 from tests.collectives.test_compat import LEGACY, OPEN_MPI, PATHS, UNSET
 from tests.support import ranks
 from tests.support.frameworks import framework_environment, python_of
@@ -17,14 +18,20 @@ JOB_S = 240.0  # TensorFlow alone takes ten seconds to import on busy processors
 WORKER = Path(__file__).with_name("tensorflow_worker.py")
 
 
-def test_the_legacy_tensorflow_api_trains_on_two_ranks() -> None:
+def test_the_legacy_tensorflow_api_trains_on_two_ranks(tmp_path: Path) -> None:
     try:
         python = python_of(framework_environment("tensorflow"))
     except UnavailableError as reason:
         pytest.skip(f"tensorflow cannot be installed here: {reason}")
-    environ = {**LEGACY, **UNSET, "PYTHONPATH": PATHS, "TF_NUM_INTRAOP_THREADS": "1"}
+    environ = {**LEGACY, **UNSET, "PYTHONPATH": PATHS, "TF_NUM_INTRAOP_THREADS": "1",
+               "COLLECTIVES_SUMMARY_DIR": str(tmp_path)}  # fmt: skip
     ended = ranks.run(
         2, [str(python), str(WORKER)], env=environ, each_env=OPEN_MPI, timeout_s=JOB_S
     )
     assert [each.code for each in ended] == [0, 0], ranks.shown(ended)
     assert all("done" in each.output for each in ended), ranks.shown(ended)
+    found = read_folders([tmp_path]).found
+    assert sorted((each.layer, each.group, each.rank) for each in found) == [
+        ("tensorflow", "world", 0), ("tensorflow", "world", 1),
+    ]  # fmt: skip
+    assert all(each.verbs["all_reduce"].calls > 10 for each in found)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.torch_ranks import Job, run_checks
+from tests.support.torch_ranks import Job, names_of, run_checks
+
+if TYPE_CHECKING:
+    from muster_collectives.torch.compress.wires import BlockWire
 
 pytestmark = pytest.mark.torch
-SCRIPT = Path(__file__).with_name("ranks_device.py")
+SCRIPT = Path(__file__).with_name("ranks_device_numbers.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 ON_GPU = Path(__file__).with_name("ranks_device_gpu.py")
-
-
-def names_of(script: Path) -> list[str]:
-    lines = script.read_text().split("CHECKS = (")[1].split(")")[0].splitlines()
-    return [line.strip(" ,") for line in lines if line.strip()]
-
-
-NAMES = names_of(SCRIPT)
+NAMES = [*names_of(SCRIPT.with_name("ranks_device.py")), *names_of(SCRIPT)]
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +79,12 @@ def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
     from muster_collectives.torch.cuda import DeviceSettings
 
     rows: dict[str, str] = {}
-    for line in (CHECKOUT / "docs" / "collectives.md").read_text().splitlines():
-        if line.startswith("| `COLLECTIVES_"):
-            names, default, _ = [cell.strip() for cell in line.strip("|").split("|")]
-            for name in names.split(", "):
-                rows[name.strip("`").removeprefix("COLLECTIVES_")] = default
+    manual = (CHECKOUT / "docs" / "collectives.md").read_text()
+    table = manual.partition("| Variable | Default | Meaning |\n| --- | --- | --- |\n")[2]
+    for line in table.partition("\n\n")[0].splitlines():
+        names, default, _ = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in names.split(", "):
+            rows[name.strip("`").removeprefix("COLLECTIVES_")] = default
     defaults = DeviceSettings()
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         assert rows[f"DEVICE_{name.upper()}"] == getattr(defaults, name)
@@ -114,6 +112,33 @@ def test_only_what_may_be_reduced_level_by_level_is() -> None:
     assert not is_of_levels(whole, ops.AVG)  # torch does not divide it; NCCL does
     for factor in (0.5, 1.0):
         assert not is_of_levels(floats, dist._make_nccl_premul_sum(factor))
+
+
+def test_what_an_average_sums_is_never_larger_than_its_largest_value() -> None:
+    import math
+
+    import torch
+
+    from muster_collectives.torch.cuda.averages import factors_of
+    from muster_collectives.torch.cuda.layout import plan_layout
+
+    half, single = torch.float16, torch.float32
+    for locals_ in range(2, 10):
+        for nodes in range(2, 10):
+            layout = plan_layout(0, [node for node in range(nodes) for _ in range(locals_)])
+            assert factors_of(layout, half, False, False) == (1, 1, 1)
+            assert factors_of(layout, single, True, False) == (1, 1, layout.size)
+            node, rail, divisor = factors_of(layout, half, True, False)
+            assert node * locals_ <= 1 and rail * nodes <= 1
+            assert node * rail / divisor == 1 / layout.size  # so it is the average
+            wire = factors_of(layout, single, True, True)
+            assert wire.node == 1 and wire.rail * locals_ <= 1
+            for factor in (node, rail, wire.rail):
+                assert math.frexp(factor)[0] == 0.5  # no digit of a value changes
+            largest = torch.full((locals_, nodes), 65504.0, dtype=half)
+            sums = (largest * node).float().sum(0).half()
+            mean = ((sums * rail).float().sum().half() / divisor).item()
+            assert 65504 * (1 - 3 * 2**-11) <= mean <= 65504  # rounded three times
 
 
 def test_rounding_errors_are_of_a_tensor_and_not_of_an_address() -> None:
@@ -162,25 +187,85 @@ def test_variables_of_the_device_path_are_known_to_the_core() -> None:
     assert {f"COLLECTIVES_DEVICE_{name.upper()}" for name in names} <= set(KNOWN)
 
 
-def test_int8_blocks_are_off_by_half_a_step_and_show_what_is_not_finite() -> None:
+@pytest.mark.parametrize("kernels", [False, True])
+def test_int8_blocks_are_off_by_half_a_step_and_show_what_is_not_finite(kernels: bool) -> None:
     import torch
 
-    from muster_collectives.torch.compress import blocks
-
+    wire = block_wire(kernels)
     rows = torch.randn(3, 1024, generator=torch.Generator().manual_seed(1))
     rows[0, :256] = 0
-    packed = blocks.pack(rows)
-    assert packed.shape == (3, blocks.packed_bytes(1024)) and packed.dtype == torch.uint8
-    back = blocks.unpack(packed, 1024)
+    packed = wire.pack(rows)
+    assert packed.shape == (3, 4 * 260) and packed.dtype == torch.uint8
+    back = wire.unpack(packed, 1024)
     steps = rows.view(3, 4, 256).abs().amax(dim=2) / 127
     assert bool(((back - rows).view(3, 4, 256).abs().amax(dim=2) <= steps / 2 + 1e-7).all())
     assert bool((back[0, :256] == 0).all())
     for bad in (float("inf"), float("nan")):
         rows[1, 300] = bad
-        back = blocks.unpack(blocks.pack(rows), 1024)
+        error = torch.zeros_like(rows)
+        back = wire.unpack(wire.pack(rows, error), 1024)
         assert bool(back[1, 256:512].isnan().all()) and bool(back[0].isfinite().all())
+        assert bool((error[1, 256:512] == 0).all()) and bool(error.isfinite().all())
     with pytest.raises(ValueError, match="pad them"):
-        blocks.pack(torch.zeros(1, 100))
+        wire.pack(torch.zeros(1, 100))
+
+
+def test_int8_blocks_of_the_core_and_of_torch_are_the_same_form() -> None:
+    """A rank without a core may share a group with ranks that have one."""
+    import torch
+
+    ours, plain = block_wire(True), block_wire(False)
+    rows = torch.randn(5, 2048, generator=torch.Generator().manual_seed(2)) * 3
+    errors = [torch.randn(5, 2048, generator=torch.Generator().manual_seed(3)) for _ in range(2)]
+    before = errors[0].clone()
+    packed = [wire.pack(rows, error) for wire, error in zip((ours, plain), errors, strict=True)]
+    steps = (rows + before).view(5, 8, 256).abs().amax(dim=2, keepdim=True) / 127
+    for each, error in zip(packed, errors, strict=True):
+        assert torch.equal(ours.unpack(each, 2048), plain.unpack(each, 2048))
+        back = ours.unpack(each, 2048)
+        torch.testing.assert_close(back + error, rows + before)
+        assert bool((error.view(5, 8, 256).abs() <= steps / 2 + 1e-6).all())
+        torch.testing.assert_close(ours.sum(each, 2048), back.sum(dim=0))
+        torch.testing.assert_close(plain.sum(each, 2048), back.sum(dim=0))
+    differing = (packed[0] != packed[1]).float().mean()
+    assert float(differing) < 0.01  # a value half-way between two steps may go either way
+    # what the kernels cannot read goes through torch
+    turned = rows.t().contiguous().t()
+    assert torch.equal(ours.pack(turned), plain.pack(turned))
+
+
+def block_wire(kernels: bool) -> BlockWire:
+    from muster_collectives.torch.compress import core_blocks
+    from muster_collectives.torch.compress.wires import BlockWire
+
+    if not kernels:
+        return BlockWire(kernels=None)
+    found = core_blocks.of_this_process()
+    assert found is not None, "these tests need the compiled core"
+    return BlockWire(kernels=found)
+
+
+@pytest.mark.parametrize("parts", [(0, 512), (512, 512), (512, 100)])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_sum_in_int8_keeps_what_both_roundings_lost(
+    kernels: bool, parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one rank, so that the sum is the vector: what came out and what is kept make it whole."""
+    import torch
+
+    from muster_collectives.torch.compress import exchange, verbs
+
+    def copied(group: object, output: torch.Tensor, source: torch.Tensor) -> None:
+        output.copy_(source)
+
+    monkeypatch.setattr(verbs, "all_to_all", copied)
+    monkeypatch.setattr(verbs, "all_gather", copied)
+    vector = torch.randn(sum(parts), generator=torch.Generator().manual_seed(4))
+    error = torch.full_like(vector, 0.01)
+    values = vector.clone()
+    exchange.sum_over(None, 0, 1, values, block_wire(kernels), error, scale=0.5)
+    torch.testing.assert_close(values * 2 + error, vector + 0.01)
+    assert 0 < float(error.abs().max()) < 0.05
 
 
 def test_warm_up_and_selection_are_the_same_everywhere() -> None:

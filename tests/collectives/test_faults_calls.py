@@ -104,7 +104,10 @@ def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(place: st
         started.mark("told")
         said = clean(started.ends())
     assert all(each["right"] for each in said), said
-    assert [each["handler"] for each in said] == [[], ["UsageError"], []], said
+    assert [len(each["handler"]) for each in said] == [0, 1, 0], said
+    told = said[1]["handler"][0]
+    assert (told["kind"], told["group"]) == ("UsageError", "world"), told
+    assert "group 'world', rank 1 of 3: a signal handler" in told["text"], told
 
 
 def placed(place: str) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.collectives.jobs import clean, job
+from tests.collectives.jobs import JOB_S, clean, job
 from tests.collectives.ops_worker import CHUNK_BYTES
 from tests.support.effort import chance, effort
 
@@ -23,12 +23,13 @@ TUNED = {
 
 
 def run(
-    ranks: int, *arguments: str, nodes: Sequence[str] = (), **variables: str
+    ranks: int, *arguments: str, nodes: Sequence[str] = (), worker: str = "ops_worker",
+    limit_s: float = JOB_S, **variables: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What the ranks say of a job in which every check was right."""
     given = {**TUNED, **variables}
-    with job("ops_worker", ranks, *arguments, environ=given, nodes=nodes) as started:
-        return clean(started.ends())
+    with job(worker, ranks, *arguments, environ=given, nodes=nodes) as started:
+        return clean(started.ends(limit_s))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
@@ -64,7 +65,7 @@ def test_registered_memory_takes_the_direct_path_and_gives_the_same_bits() -> No
     assert all(each["paths"]["direct"] >= 3 for each in said)
 
 
-@pytest.mark.parametrize(("ranks", "isa"), [(2, ""), (2, "avx2"), (3, "")])
+@pytest.mark.parametrize(("ranks", "isa"), [(2, ""), (2, "avx2"), (3, ""), (5, "")])
 def test_results_larger_than_the_cache_are_right_at_odd_places(ranks: int, isa: str) -> None:
     with job("ops_worker", ranks, "large", environ={"COLLECTIVES_ISA": isa}) as started:
         said = clean(started.ends())
@@ -72,11 +73,19 @@ def test_results_larger_than_the_cache_are_right_at_odd_places(ranks: int, isa: 
         assert said[0]["paths"]["staged"], said[0]["paths"]
 
 
-def test_random_operations_over_overlapping_groups_are_right() -> None:
-    seed = chance().randrange(1, 1 << 30)
-    steps = 200 * min(effort(), 20)
-    said = run(5, "fuzz", str(steps), str(seed))
+@pytest.mark.effort
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("nodes", ["", "ababb", "aabbc"])
+def test_random_calls_messages_and_registered_memory_of_overlapping_groups_are_right(
+    nodes: str,
+) -> None:
+    seed, steps = chance().randrange(1, 1 << 30), 300 * min(effort(), 40)
+    given = (str(steps), str(seed))
+    said = run(5, *given, nodes=list(nodes), worker="fuzz_worker", limit_s=500)
     assert sum(each["calls"] for each in said) > steps
+    assert all(each["messages"] for each in said), said
+    if not nodes and said[0]["transport"] == "native":
+        assert sum(each["direct"] for each in said) > steps / 10, said
 
 
 @pytest.mark.effort

@@ -1,13 +1,12 @@
 """The wheels of a release: made for two processors, old systems, and the same bits.
 
-The core of the other processor plays below an emulator.
+The core of the other processor plays in test_aarch64.py.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,16 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.driving import COMPILE_S, PLAY_S, Build, Driver, built, sound
-
 CHECKOUT = Path(__file__).resolve().parents[2]
-TOOLS = CHECKOUT / ".cache" / "release" / "bin" / "python"  # made by scripts/release-wheels
 CORE = "muster_collectives/_native/libmuster_core.so"
 MACHINES = ("x86_64", "aarch64")
-PLAYS = (
-    "ops aa 10", "ops aaa 6", "small aaa 100", "direct aaa 5", "messages aa 10", "ops ab 6",
-    "small ab 40", "messages aab 6", "mismatch aaa", "leave aab",
-)  # fmt: skip
 BUILD_S = 900
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S)]
@@ -41,18 +33,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"no compiler of releases here: {done.stderr.strip()[-300:]}")
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
-
-
-@pytest.fixture(scope="module")
-def emulated(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """The driver for aarch64, which needs nothing of a system: it runs in an emulator."""
-    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-    if emulator is None:
-        pytest.skip("no qemu-aarch64: apt-get install qemu-user-static")
-    compiler = (str(TOOLS), "-m", "ziglang", "cc", "-target", "aarch64-linux-musl")
-    flags = ("-static", "-fno-sanitize=all")
-    build = Build(flags, compiler=compiler, runner=(emulator,))
-    return built(tmp_path_factory.mktemp("aarch64"), build)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -87,9 +67,3 @@ def test_the_core_of_a_release_has_the_bits_of_the_kernels_tests(
         check=False, timeout=BUILD_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-@pytest.mark.timeout(BUILD_S + COMPILE_S + PLAY_S)
-@pytest.mark.parametrize("words", PLAYS)
-def test_the_core_plays_on_aarch64_below_an_emulator(emulated: Driver, words: str) -> None:
-    sound(emulated.play(words))

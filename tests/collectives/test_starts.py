@@ -11,6 +11,7 @@ from tests.support.torch_ranks import Job, names_of, run_checks
 
 pytestmark = pytest.mark.torch
 AGAIN = Path(__file__).with_name("ranks_again.py")
+LATER = Path(__file__).with_name("ranks_later.py")
 STARTS = Path(__file__).with_name("ranks_starts.py")
 
 
@@ -28,6 +29,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.mark.parametrize("name", names_of(AGAIN))
 def test_groups_end_and_are_made_again(job: Job, name: str) -> None:
+    job.require(name)
+
+
+@pytest.mark.parametrize("name", names_of(LATER))
+def test_a_failure_of_a_later_call_and_those_in_an_earlier_one(job: Job, name: str) -> None:
     job.require(name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from tests.support.torch_ranks import Job, names_of, run_checks
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("ranks_works.py")
-
+COMPILED = Path(__file__).with_name("ranks_compiled.py")
+QUICK = names_of(COMPILED)[:3]  # what is compiled by the third takes no C++
+COMPILE_S = 240.0
 
 NAMES = [*names_of(SCRIPT.with_name("ranks_verbs.py")), *names_of(SCRIPT)]
 SLOW = (  # the compiler takes its time even to be imported: in one job
@@ -42,3 +46,26 @@ def test_on_three_ranks(three_ranks: Job, name: str) -> None:
 @pytest.mark.parametrize("name", ["start", *NAMES, "stop"])
 def test_on_two_ranks_with_a_lane_thread(two_ranks: Job, name: str) -> None:
     two_ranks.require(name)
+
+
+def compiled(folder: Path, names: list[str]) -> Job:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"the inductor compiles C++ for processors, and there is no {compiler} here")
+    return run_checks(COMPILED, 2, folder, only=names, limit_s=COMPILE_S)
+
+
+@pytest.mark.timeout(COMPILE_S + 60)
+def test_in_compiled_code(tmp_path: Path) -> None:
+    job = compiled(tmp_path, QUICK)
+    for name in QUICK:
+        job.require(name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(COMPILE_S + 60)
+def test_in_more_compiled_code(tmp_path: Path) -> None:
+    names = [name for name in names_of(COMPILED) if name not in QUICK]
+    job = compiled(tmp_path, names)
+    for name in names:
+        job.require(name)

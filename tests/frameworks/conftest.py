@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import effort
 from tests.support.frameworks import (
     Start,
     framework_environment,
@@ -36,6 +37,8 @@ def mxnet() -> Path:
 
 @pytest.fixture(scope="session")
 def horovod() -> Path:
+    if effort() == 1:
+        pytest.skip("building Horovod takes minutes of both processors: make test-long does")
     try:
         return python_of(horovod_environment())
     except UnavailableError as reason:

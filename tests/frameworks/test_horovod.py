@@ -47,6 +47,7 @@ MPI.Finalize()
 """
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_job_that_calls_horovod_trains(start: Start, horovod: Path, hosts: int) -> None:
     run = start(horovod, "horovod", "horovod", hosts, "--processes-per-host", str(RANKS), *given())

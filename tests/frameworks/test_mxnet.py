@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
 EXAMPLE = "parameter_server_mxnet"
 SERVER, SCHEDULER = "server", "scheduler"
 PROGRAM = "import mxnet"
+# Half batches may take other kernels of the processor's than whole ones: after 150 steps up to 3e-5
+# were seen. A step that is lost makes 6e-3, an image of each batch 0.1.
+CLOSE = 5e-4
 ENDED_S = 60.0  # a job of 5 s, on a machine that others keep busy
 DIFFERENCE = """
 import sys, numpy
@@ -46,7 +49,7 @@ def test_synchronous_workers_do_what_one_process_does(
     assert said[0]["weights"] == said[1]["weights"]  # to the bit
     (together,) = run.base("algo-1").glob("model/weights-worker*.npz")
     alone = train_alone(mxnet, tmp_path)
-    assert difference(mxnet, together, alone) < 1e-5
+    assert difference(mxnet, together, alone) < CLOSE
 
 
 def test_asynchronous_workers_learn_and_end_with_the_same_weights(

@@ -16,7 +16,7 @@ import pytest
 from scripts.images.pins import CHECKOUT, pins
 from tests.images.stub.builds import Outcome, Upstream, upstream
 from tests.images.stub.efa import make_installer
-from tests.images.stub.neuron import Key, make_key, make_repository
+from tests.images.stub.neuron import Key, made_key, make_repository
 from tests.images.stub.wheels import make_wheel, real_lock, stub_packages
 from tests.support.images import LABEL, RUN, client
 
@@ -49,10 +49,11 @@ class Stub(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Key, Key]:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Key, Key]]:
     """The repository's key, and a stranger's."""
     folder = tmp_path_factory.mktemp("keys")
-    return make_key(folder / "own"), make_key(folder / "other")
+    with made_key(folder / "own") as own, made_key(folder / "other") as other:
+        yield own, other
 
 
 @pytest.fixture(scope="module")

@@ -160,14 +160,18 @@ class LocalRun:
         return found
 
     def check_nothing_left(self, limit_s: float = LEFT_S) -> None:
-        """No process of the run is alive. Fails with their command lines."""
+        """No process of the run is alive or waits to be reaped. Fails with their command lines.
 
-        def lines() -> str:
-            return "\n".join(
-                Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.alive()
-            )
+        One that is about to end shows no environment any more: the trace knows those too.
+        """
 
-        wait_until(lambda: not self.alive(), limit_s, lines)
+        def left() -> list[str]:
+            self.process.poll()  # reaps it: the rest is not ours to reap
+            alive = {*self.alive(), *self.trace.alive()}
+            lines = [f"survivor: {describe(pid)}" for pid in sorted(alive)]
+            return lines + [f"zombie: {pid}" for pid in self.trace.zombies()]
+
+        wait_until(lambda: not left(), limit_s, lambda: "\n".join(left()))
 
     def base(self, name: str) -> Path:
         """The host's /opt/ml."""
@@ -238,14 +242,12 @@ class LocalRun:
         return wrong
 
     def _left_behind(self, lefts: Sequence[Left]) -> list[str]:
-        """Processes and files that are nobody's now. Hosts that were killed cannot tidy up."""
-        wrong = [f"survivor: {describe(pid)}" for pid in self.trace.alive()]
-        wrong += [f"zombie: {pid}" for pid in self.trace.zombies()]
+        """Files that are nobody's now. Hosts that were killed cannot tidy up."""
         tidy = [left for left in lefts if left.ended_by_itself]
         files = [file for left in tidy for file in left.base.rglob(f"{OURS}*")]
         if tidy == lefts:
             files += self.temp.glob("muster-*")
-        return wrong + [f"left over: {file}" for file in sorted(files)]
+        return [f"left over: {file}" for file in sorted(files)]
 
     def _shown(self, declared: Declared) -> list[str]:
         """Where a secret can be read. What scripts print lies in the logs beside."""

@@ -78,7 +78,6 @@ def run_checks(
     folder: Path,
     *,
     environ: Mapping[str, str] | None = None,
-    environ_of: Sequence[Mapping[str, str]] = (),
     backend: str = "muster",
     only: Sequence[str] = (),
     limit_s: float = LIMIT_S,

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "toolkit" / "parallel" / "src"))
 
 from muster_collectives.core import claims as c
-from muster_collectives.core import environment, machine, machine_file, variables
+from muster_collectives.core import environment, machine, variables
 from muster_collectives.core.errors import (
     SettingsError,
 )
@@ -121,24 +121,6 @@ def test_tuning_survives_the_store_and_differences_are_named() -> None:
     assert decode(json.loads(json.dumps(encode(one)))) == one
     said = differences(Tuning(leader_bytes=1), Tuning())
     assert said == "COLLECTIVES_LEADER_BYTES is 262144 and not 1"
-
-
-def test_the_machine_s_file_counts_for_that_machine_alone(tmp_path: Path) -> None:
-    document = {
-        "version": 1, "processors": 8, "machine": "x86_64",
-        "tuning": {"chunk_bytes": 65536, "colour": 1},
-    }  # fmt: skip
-    text = json.dumps(document)
-    tuning, notes = machine_file.read(text, Tuning(), 8, "x86_64")
-    assert tuning.chunk_bytes == 65536 and "colour" in notes[0]
-    tuning, notes = machine_file.read(text, Tuning(), 2, "x86_64")
-    assert tuning == Tuning() and "8 processors" in notes[0]
-    path = tmp_path / "collectives.json"
-    for broken in ("{", "[]", '{"version": 2}', json.dumps({**document, "tuning": 1})):
-        path.write_text(broken)
-        tuning, notes = machine_file.apply(str(path), Tuning(), 8)
-        assert tuning == Tuning() and "ignored" in notes[0]
-    assert machine_file.apply(str(tmp_path / "none"), Tuning(), 8) == (Tuning(), ())
 
 
 def test_a_quota_of_processors_is_read() -> None:

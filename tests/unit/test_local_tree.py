@@ -16,6 +16,7 @@ from muster.local.request import Group
 from muster.local.runfolder import MARK, discard, job_name, link_latest, make_run_folder
 from muster.spec.distribution import Torchrun
 from tests.support.local_runs import make_request
+from tests.support.nobody import NOBODY, home_of_nobody
 
 
 def test_a_plain_resource_config_has_no_instance_groups() -> None:
@@ -189,3 +190,31 @@ def test_earlier_runs_inside_the_source_folder_are_not_packed(tmp_path: Path) ->
     (tmp_path / "out1" / MARK).write_text("a-job\n")
     (tmp_path / "out1" / "algo-1" / "model.pt").write_text("big")
     assert list(find_files(str(tmp_path), "/elsewhere")) == [str(tmp_path / "train.py")]
+
+
+@pytest.mark.parametrize("kept", ["secret.key", "private"])
+def test_what_cannot_be_read_beside_the_script_is_named(tmp_path: Path, kept: str) -> None:
+    def refuse() -> None:
+        with pytest.raises(UsageError, match=f"{kept} .*cannot be read: Permission denied"):
+            sourcecode.pack(str(code), str(code.parent / "out/a.tar.gz"), "/elsewhere")
+
+    if os.getuid():
+        code = fill(tmp_path)
+        (code / kept).chmod(0)
+        refuse()
+        return
+    with home_of_nobody(fill) as home:  # root may read everything
+        code = home / "src"
+        (code / kept).chmod(0)
+        os.seteuid(NOBODY)
+        try:
+            refuse()
+        finally:
+            os.seteuid(0)
+
+
+def fill(home: Path) -> Path:
+    (home / "src" / "private").mkdir(parents=True)
+    for name in ("train.py", "secret.key", "private/notes"):
+        (home / "src" / name).write_text("pass")
+    return home / "src"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from typing import NamedTuple
@@ -23,16 +24,21 @@ class Key(NamedTuple):
     fingerprint: str
 
 
-def make_key(home: Path) -> Key:
+@contextmanager
+def made_key(home: Path) -> Iterator[Key]:
     """A signing key in a GNUPGHOME of its own. Skips the test where there is no gpg."""
     if shutil.which("gpg") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("gpg and dpkg-deb are needed to make the stub repository")
     home.mkdir(mode=0o700, parents=True)
     name = "Stub of a test <stub@localhost>"
-    _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign", "1d")
-    listed = _gpg(home, "--with-colons", "--list-keys").decode()
-    lines = [line.split(":") for line in listed.splitlines()]
-    return Key(home, next(line[9] for line in lines if line[0] == "fpr"))
+    try:
+        _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign", "1d")
+        listed = _gpg(home, "--with-colons", "--list-keys").decode()
+        lines = [line.split(":") for line in listed.splitlines()]
+        yield Key(home, next(line[9] for line in lines if line[0] == "fpr"))
+    finally:  # gpg has started an agent, which would stay
+        argv = ["gpgconf", "--homedir", str(home), "--kill", "gpg-agent"]
+        subprocess.run(argv, check=True, capture_output=True, timeout=TOOL_S)
 
 
 def make_repository(

@@ -88,6 +88,7 @@ static void end(struct mc_comm *c, int code) {
   add(&c->stats.bytes[verb], bytes);
   add(&c->stats.paths[c->path], 1);
   add_s(&c->stats.time_s, took);
+  add_s(&c->stats.times_s[verb], took);
   add_s(&c->stats.wait_s, c->waited_ns);
   c->waited_ns = 0;
   c->records[c->seq % MC_RECORDS] = (struct mc_record){

@@ -12,6 +12,7 @@
 #include "muster_core.h"
 
 #define MC_LOCALS 256u /* ranks of one node */
+#define MC_BLOCK_BYTES ((size_t)16 << 10) /* of a sum: summed, then copied on while they are in the first cache */
 
 struct mc_rank_block { /* one per local rank, in the segment */
   /* first line: all that a round needs */
@@ -19,11 +20,11 @@ struct mc_rank_block { /* one per local rank, in the segment */
   _Atomic uint32_t sleepers;
   uint64_t sign[2];    /* by parity: hash of the descriptor, 0: no new call begins in this round */
   uint64_t where[2];   /* by parity: (region + 1) << 48 | offset of registered memory, 0: none */
-  uint64_t spare[2];
+  uint64_t away_ns[2]; /* by parity: how long the rank has waited for other nodes since its last round */
   /* second: rarely read */
   _Alignas(64) struct mc_desc desc[2]; /* by parity of the round in which the call began */
   _Alignas(64) _Atomic uint32_t state; /* 0 not yet, 1 attached, 2 left */
-  int32_t pid;
+  uint64_t process; /* segment.c; written before the state */
 };
 struct mc_verdict { /* the first failure of the node, written once */
   _Atomic uint32_t state; /* fail.c */
@@ -62,6 +63,7 @@ struct mc_comm {
   struct mc_call call;          /* in progress */
   struct mc_desc desc;
   uint64_t deadline_ns, began_ns, waited_ns;
+  uint64_t away_ns;             /* waited for other nodes, not published yet */
   _Atomic uint32_t aborted;
   struct mc_failure broken;     /* code MC_OK: the group works; marks points to broken_marks */
   uint8_t *broken_marks;        /* [size] */

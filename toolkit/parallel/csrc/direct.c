@@ -4,9 +4,8 @@
  * one, they work straight in each other's memory and a second round says that all are done. */
 #include <string.h>
 #include "comm.h"
+#include "fault_point.h"
 #include "kernels.h"
-
-#define BLOCK 16384u /* bytes summed, then copied on while they are in the first cache */
 
 static uint64_t find(const struct mc_comm *c, const void *at, size_t bytes) {
   const uint8_t *begin = at;
@@ -40,6 +39,7 @@ static int ask(struct mc_comm *c, const void *mine, size_t bytes, size_t least, 
   }
   *took = true;
   c->path = MC_PATH_DIRECT;
+  MC_FAULT_POINT(direct_agreed);
   return MC_OK;
 }
 
@@ -51,8 +51,8 @@ int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t d
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
   struct mc_span mine = mc_part(count, size, c->locals, c->local);
   uint32_t other = (c->local + 1) % c->locals;
-  for (size_t done = 0; done < mine.count; done += BLOCK / size) {
-    size_t now = mine.count - done < BLOCK / size ? mine.count - done : BLOCK / size;
+  for (size_t done = 0; done < mine.count; done += MC_BLOCK_BYTES / size) {
+    size_t now = mine.count - done < MC_BLOCK_BYTES / size ? mine.count - done : MC_BLOCK_BYTES / size;
     size_t begin = (mine.begin + done) * size;
     const void *sources[MC_LOCALS];
     for (uint32_t local = 0; local < c->locals; local++) sources[local] = at[local] + begin;
@@ -61,6 +61,7 @@ int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t d
       uint32_t local = (c->local + step) % c->locals;
       memcpy(at[local] + begin, at[c->local] + begin, now * size);
     }
+    MC_FAULT_POINT(direct_writing);
   }
   return mc_round(c);
 }
@@ -74,6 +75,7 @@ int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t by
     uint32_t local = (c->local + step) % c->locals;
     mc_copy_piece((uint8_t *)out + local * bytes, at[local] + local * bytes, bytes, bytes * c->locals);
   }
+  MC_FAULT_POINT(direct_gathered);
   return mc_round(c); /* others read this rank's piece until then */
 }
 
@@ -89,5 +91,6 @@ int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_
   const void *sources[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) sources[local] = at[local] + c->local * count * size;
   mc_reducer(dtype, op)(out, NULL, sources, c->locals, count, mc_divisor(c));
+  MC_FAULT_POINT(direct_scattered);
   return mc_round(c);
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include "comm.h"
+#include "fault_point.h"
 #include "net.h"
 
 enum { NONE, WRITTEN = 2, WRITING }; /* of a verdict; WRITING and above: which local rank does */
@@ -43,12 +44,15 @@ static int take(struct mc_comm *c) {
   if (c->broken.code == MC_OK) {
     c->broken = written;
     c->broken.mine = c->desc;
+    /* Who gave up a later call may accuse this rank, which is still in the one before: then that call is told, too. */
+    if (verdict->code == MC_ETIMEOUT && verdict->mine.seq > c->desc.seq) c->broken.other = verdict->mine;
     c->broken.marks = c->broken_marks;
     memcpy(c->broken_marks, verdict->marks, marked(c));
     if (verdict->code == MC_EMISMATCH) see_difference(c, verdict);
   }
   if (c->net && !c->told) {
     c->told = true;
+    MC_FAULT_POINT(verdict_taken);
     mc_net_tell(c, &written);
   }
   return c->broken.code;
@@ -77,6 +81,7 @@ static bool writes(struct mc_comm *c) {
 static void write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
   struct mc_verdict *verdict = &c->segment->verdict;
   if (!writes(c)) return;
+  MC_FAULT_POINT(verdict_claimed);
   verdict->code = what->code;
   verdict->sys_errno = what->sys_errno;
   verdict->rank = what->rank;
@@ -85,7 +90,9 @@ static void write_down(struct mc_comm *c, const struct mc_failure *what, const u
   verdict->other = what->other;
   memset(verdict->marks, 0, sizeof verdict->marks);
   if (marks) memcpy(verdict->marks, marks, marked(c));
+  MC_FAULT_POINT(verdict_filled);
   atomic_store_explicit(&verdict->state, WRITTEN, memory_order_release);
+  MC_FAULT_POINT(verdict_written);
   wake_all(c);
 }
 
@@ -139,8 +146,8 @@ static int look_at_peers(struct mc_comm *c, const uint8_t *missing) {
 #define GRACE_NS 2000000000u
 
 static bool is_here(struct mc_comm *c, uint32_t local) {
-  struct mc_rank_block *block = mc_block(c, local);
-  return block->desc[0].seq == c->seq || block->desc[1].seq == c->seq;
+  const struct mc_desc *desc = mc_block(c, local)->desc;
+  return __atomic_load_n(&desc[0].seq, __ATOMIC_RELAXED) == c->seq || __atomic_load_n(&desc[1].seq, __ATOMIC_RELAXED) == c->seq;
 }
 
 static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {

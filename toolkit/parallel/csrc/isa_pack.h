@@ -1,6 +1,7 @@
 /* fp32 to the wire's form and back, once for all instruction sets. Included after isa_reduce.h.
  * With error feedback the value packed is src + error, and error becomes what of it was lost; where
- * that is no finite number (an infinity went out) nothing is kept: it would poison every later sum. */
+ * that is no finite number (an infinity went out, or 127 steps of int8 are one next to the largest float)
+ * nothing is kept: it would poison every later sum. */
 #define LANES (sizeof(v_f32) / sizeof(float))
 
 MC_INLINE v_f32 finite_or_0(v_f32 v) { return float_of(bits_f32(v) & MASK(v_u32, v - v == 0)); }
@@ -105,7 +106,7 @@ MC_INLINE void pack_block(char *to, const char *from, char *error) {
     v_f32 v = load_v_f32(from + i * sizeof(v_f32));
     v_f32 near = rounded(v * by) + ROUNDER; /* within +-127 by itself: the quotient is off by 2^-22 at most */
     store_v_byte(to + sizeof scale + i * LANES, narrow_byte((v_s32)(bits_f32(near) - ROUNDER_BITS)));
-    if (error) store_v_f32(error + i * sizeof(v_f32), v - rounded((near - ROUNDER) * back));
+    if (error) store_v_f32(error + i * sizeof(v_f32), finite_or_0(v - rounded((near - ROUNDER) * back)));
   }
 }
 

@@ -4,6 +4,7 @@
  * rounds that double what each has, so that a rank sends log2(nodes) messages and not nodes - 1. Either
  * way all end with the same blocks and sum them in the same order. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define MESH_NODES 4u
 #define DOUBLING_BYTES 32768u
@@ -16,8 +17,10 @@ static int mesh(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *o
     int code = mc_leg_recv(c, receives, mc_leg_owner(c, from, local), all + offsets[from], offsets[from + 1] - offsets[from]);
     if (!code) code = mc_leg_send(c, sends, mc_leg_owner(c, to, local), all + offsets[self], offsets[self + 1] - offsets[self]);
     if (code) return code;
+    MC_FAULT_POINT(mesh_posted);
   }
   int code = mc_leg_await_all(c, receives);
+  MC_FAULT_POINT(mesh_received);
   return code ? code : mc_leg_await_all(c, sends);
 }
 
@@ -43,8 +46,10 @@ static int doubling(struct mc_comm *c, uint32_t local, uint8_t *all, const size_
       if (!code) code = mc_leg_send(c, sends, mc_leg_owner(c, to, local), all + mine[i].begin, mine[i].bytes);
       if (code) return code;
     }
+    MC_FAULT_POINT(doubling_posted);
     int code = mc_leg_await_all(c, receives);
     if (code) return code;
+    MC_FAULT_POINT(doubling_received);
   }
   return mc_leg_await_all(c, sends);
 }

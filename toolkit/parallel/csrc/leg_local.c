@@ -1,6 +1,7 @@
 /* Between nodes: the legs within the node. As local_parts.c, but of streams with many places, and the
  * messages of other nodes are moved on after every round. */
 #include "leg.h"
+#include "fault_point.h"
 
 struct cursor { uint32_t span; size_t inside; };
 
@@ -68,9 +69,11 @@ int mc_leg_reduce(struct mc_comm *c, const void *in, void *out, const struct mc_
     uint32_t round = mc_next(c);
     for (uint32_t local = 0; local < owners; local++)
       if (local != c->local) collect(mc_in_slot(c, c->local, round) + local * piece, in, &streams[local], &at[local], piece);
+    MC_FAULT_POINT(leg_reduce_in);
     int code = mc_leg_round(c);
     if (code) return code;
     sum_own(c, &sum, &streams[c->local], &at[c->local], round, c->local * piece, piece);
+    MC_FAULT_POINT(leg_reduce_summed);
     code = mc_net_progress(c, 0);
     if (code) return code;
     done += piece;
@@ -86,12 +89,14 @@ int mc_leg_share(struct mc_comm *c, void *data, const struct mc_stream *streams,
   do {
     uint32_t round = mc_next(c);
     if (gives) collect(mc_in_slot(c, c->local, round), data, &streams[c->local], &at[c->local], piece);
+    MC_FAULT_POINT(leg_share_in);
     int code = mc_leg_round(c);
     if (code) return code;
     for (uint32_t step = 1; takes && step < c->locals; step++) { /* not all from the same rank at a time */
       uint32_t local = (c->local + step) % c->locals;
       spread(data, mc_in_slot(c, local, round), &streams[local], &at[local], piece);
     }
+    MC_FAULT_POINT(leg_share_spread);
     code = mc_net_progress(c, 0);
     if (code) return code;
     done += piece;
@@ -103,6 +108,7 @@ int mc_leg_compare(struct mc_comm *c, const struct mc_span *in_spans, const stru
   uint32_t round = mc_next(c);
   uint64_t *told = (uint64_t *)(void *)mc_in_slot(c, c->local, round);
   for (uint32_t local = 0; local < c->locals; local++) told[local] = in_spans[local].count;
+  MC_FAULT_POINT(leg_counted);
   int code = mc_leg_round(c);
   if (code) return code;
   *longest = 0;
@@ -132,6 +138,7 @@ int mc_leg_pairs(struct mc_comm *c, const void *in, const struct mc_span *in_spa
       if (local != c->local && done < in_spans[local].count)
         mc_copy(mc_in_slot(c, c->local, round) + local * piece, from + in_spans[local].begin + done,
                 mc_leg_less(in_spans[local].count - done, piece));
+    MC_FAULT_POINT(leg_pairs_in);
     int code = mc_leg_round(c);
     if (code) return code;
     for (uint32_t step = 1; step < c->locals; step++) {
@@ -140,6 +147,7 @@ int mc_leg_pairs(struct mc_comm *c, const void *in, const struct mc_span *in_spa
         mc_copy(to + out_spans[local].begin + done, mc_in_slot(c, local, round) + c->local * piece,
                 mc_leg_less(out_spans[local].count - done, piece));
     }
+    MC_FAULT_POINT(leg_pairs_out);
     code = mc_net_progress(c, 0);
     if (code) return code;
     done += piece;

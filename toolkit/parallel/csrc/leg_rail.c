@@ -5,6 +5,7 @@
  * Compressed (fp32 sums only): one rounding in each phase. The owner of a part keeps the rounded sum that
  * it sends, so that all ranks have the same bits. */
 #include "leg.h"
+#include "fault_point.h"
 
 static struct mc_posts *sends_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->between->slots[rail->slot].sends; }
 static struct mc_posts *receives_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->between->slots[rail->slot].receives; }
@@ -53,6 +54,7 @@ int mc_rail_begin(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_
     size_t bytes = mc_rail_bytes(plan, part_of(c, plan, rail, to).count);
     code = mc_leg_send(c, sends_of(c, rail), mc_leg_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
   }
+  MC_FAULT_POINT(rail_begun);
   return code ? code : mc_net_progress(c, 0);
 }
 
@@ -68,6 +70,7 @@ int mc_rail_turn(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_r
   int code = mc_leg_await_all(c, receives_of(c, rail));
   if (!code) code = mc_rail_sum(c, plan, sum, sum, rail->received, plan->step, own.count);
   if (code) return code;
+  MC_FAULT_POINT(rail_summed);
   const uint8_t *form = wire_form(c, plan, rail, c->node);
   if (plan->wire != MC_WIRE_SAME) mc_unpack(plan->wire, (float *)(void *)sum, form, own.count);
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
@@ -78,11 +81,13 @@ int mc_rail_turn(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_r
     if (!code && (plan->root < 0 || plan->root == (int)to))
       code = mc_leg_send(c, sends_of(c, rail), mc_leg_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
   }
+  MC_FAULT_POINT(rail_turned);
   return code ? code : mc_net_progress(c, 0);
 }
 
 int mc_rail_end(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   int code = mc_leg_await_all(c, receives_of(c, rail));
+  MC_FAULT_POINT(rail_ended);
   if (code || plan->wire == MC_WIRE_SAME || (plan->root >= 0 && plan->root != (int)c->node)) return code;
   for (uint32_t node = 0; node < c->nodes; node++) {
     struct mc_span part = part_of(c, plan, rail, node);

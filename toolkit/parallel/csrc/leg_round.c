@@ -5,6 +5,7 @@
  * wait for the node is cut in slices, and between them the net is moved on. */
 #include <sched.h>
 #include "leg.h"
+#include "fault_point.h"
 
 #define SLICE_NS 200000u  /* what the sockets' buffers bridge */
 #define LOOK_NS 50000000u /* deaths, verdicts, deadlines */
@@ -34,6 +35,7 @@ static void sleep_a_slice(struct mc_comm *c, uint32_t local) {
   struct mc_rank_block *block = mc_block(c, local);
   __atomic_fetch_add(&c->stats.sleeps, 1, __ATOMIC_RELAXED);
   atomic_fetch_add_explicit(&block->sleepers, 1, memory_order_seq_cst);
+  MC_FAULT_POINT(leg_slept);
   uint32_t seen = atomic_load_explicit(&block->flag, memory_order_seq_cst);
   if ((int32_t)(seen - c->round) < 0) mc_futex_sleep(&block->flag, seen, SLICE_NS);
   atomic_fetch_sub_explicit(&block->sleepers, 1, memory_order_seq_cst);

@@ -1,6 +1,7 @@
 /* Within the node: verbs that only move bytes. */
 #include <string.h>
 #include "comm.h"
+#include "fault_point.h"
 #include "kernels.h"
 
 static size_t at_most(size_t left, size_t piece) { return left < piece ? left : piece; }
@@ -13,8 +14,10 @@ int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t roo
     uint32_t round = mc_next(c);
     size_t now = at_most(bytes - done, piece);
     if (root == c->local && now) mc_copy(mc_in_slot(c, root, round), (uint8_t *)data + done, now);
+    MC_FAULT_POINT(broadcast_copied_in);
     int code = mc_round(c);
     if (code) return code;
+    MC_FAULT_POINT(broadcast_reading);
     if (root != c->local && now) mc_copy_piece((uint8_t *)data + done, mc_in_slot(c, root, round), now, bytes);
     done += now;
   } while (done < bytes);
@@ -30,8 +33,10 @@ int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes,
     size_t now = at_most(bytes - done, piece);
     for (uint32_t local = 0; root == c->local && local < c->locals; local++)
       if (local != root && now) mc_copy(mc_in_slot(c, root, round) + local * piece, from + local * bytes + done, now);
+    MC_FAULT_POINT(scatter_copied_in);
     int code = mc_round(c);
     if (code) return code;
+    MC_FAULT_POINT(scatter_reading);
     if (root != c->local && now)
       mc_copy_piece((uint8_t *)out + done, mc_in_slot(c, root, round) + c->local * piece, now, bytes);
     done += now;
@@ -53,6 +58,7 @@ static int longest_part(struct mc_comm *c, const size_t *in_offsets, const size_
   uint32_t round = mc_next(c);
   uint64_t *told = (uint64_t *)(void *)mc_in_slot(c, c->local, round);
   for (uint32_t local = 0; local < c->locals; local++) told[local] = part(in_offsets, local);
+  MC_FAULT_POINT(pairs_counted);
   int code = mc_round(c);
   if (code) return code;
   for (uint32_t local = 0; local < c->locals; local++) {
@@ -82,8 +88,10 @@ int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size
       if (local != c->local && done < count)
         mc_copy(mc_in_slot(c, c->local, round) + local * piece, from + in_offsets[local] + done, at_most(count - done, piece));
     }
+    MC_FAULT_POINT(pairs_copied_in);
     code = mc_round(c);
     if (code) return code;
+    MC_FAULT_POINT(pairs_reading);
     for (uint32_t step = 1; step < c->locals; step++) {
       uint32_t local = (c->local + step) % c->locals;
       size_t count = part(out_offsets, local);

@@ -3,6 +3,7 @@
  * A round moves a piece of every part at once, so that all ranks work at the same time. */
 #include <string.h>
 #include "comm.h"
+#include "fault_point.h"
 #include "kernels.h"
 
 struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which) {
@@ -15,8 +16,6 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
 }
 
 static size_t at_most(size_t left, size_t piece) { return left < piece ? left : piece; }
-
-#define BLOCK_BYTES ((size_t)16 << 10) /* summed, then copied on while they are in the first cache */
 
 struct job { /* every rank gives `count` elements for each */
   const uint8_t *in;
@@ -33,7 +32,7 @@ static void sum_piece(struct mc_comm *c, const struct job *job, mc_reduce_fn *re
   uint8_t *scratch = mc_in_slot(c, c->local, round) + begin, *out = job->out + done * size;
   const uint8_t *own = job->in + (c->local * job->count + done) * size;
   bool is_cold = mc_is_cold(job->count * size * c->locals);
-  size_t step = is_cold ? BLOCK_BYTES / size : count;
+  size_t step = is_cold ? MC_BLOCK_BYTES / size : count;
   for (size_t at = 0; at < count; at += step) {
     size_t now = at_most(count - at, step);
     const void *sources[MC_LOCALS];
@@ -54,9 +53,11 @@ int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t
     size_t now = at_most(count - done, piece);
     for (uint32_t part = 0; part < c->locals; part++)
       if (part != c->local && now) mc_copy(slot + part * piece * size, job.in + (part * count + done) * size, now * size);
+    MC_FAULT_POINT(parts_copied_in);
     int code = mc_round(c);
     if (code) return code;
     if (now) sum_piece(c, &job, reduce, done, now, round);
+    MC_FAULT_POINT(parts_summed);
     done += now;
   } while (done < count);
   return MC_OK;
@@ -71,10 +72,13 @@ static int gather(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t byt
     uint32_t round = mc_next(c);
     size_t now = at_most(bytes - done, piece);
     if (now && root != (int)c->local) mc_copy(mc_in_slot(c, c->local, round), in + done, now);
+    MC_FAULT_POINT(gather_copied_in);
     mc_publish(c);
+    MC_FAULT_POINT(gather_published);
     if (now && takes) mc_copy_piece(out + c->local * bytes + done, in + done, now, whole);
     int code = mc_await(c);
     if (code) return code;
+    MC_FAULT_POINT(gather_reading);
     for (uint32_t step = 1; now && takes && step < c->locals; step++) { /* not all from the same rank at a time */
       uint32_t local = (c->local + step) % c->locals;
       mc_copy_piece(out + local * bytes + done, mc_in_slot(c, local, round), now, whole);

@@ -10,7 +10,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 3u
+#define MC_ABI 4u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -77,7 +77,7 @@ enum mc_wire { MC_WIRE_SAME, MC_WIRE_F16, MC_WIRE_BF16, MC_WIRE_I8 }; /* fp32 su
 struct mc_tuning {
   uint64_t slot_bytes;      /* one staging slot; a rank has several of them */
   uint64_t one_shot_bytes;  /* local ranks x bytes at most this: one-shot */
-  uint64_t chunk_bytes;     /* of the piped algorithms; at most slot_bytes */
+  uint64_t chunk_bytes;     /* of the piped algorithms; at most slot_bytes. Sums of more than four ranks take less */
   uint64_t direct_bytes;    /* registered buffers of at least this: direct */
   uint64_t leader_bytes;    /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;   /* between nodes, larger: pieces of this overlap their legs */
@@ -156,12 +156,15 @@ enum mc_path { MC_PATH_ALONE, MC_PATH_ONE_SHOT, MC_PATH_STAGED, MC_PATH_DIRECT, 
 struct mc_stats { /* since the group was made */
   uint64_t calls[MC_VERBS], bytes[MC_VERBS], paths[MC_PATHS];
   uint64_t sent_bytes, received_bytes;  /* between nodes, frames included */
-  uint64_t sends, receives;             /* p2p */
+  uint64_t sends, receives;             /* p2p, as posted */
+  uint64_t sends_bytes, receives_bytes; /* of those that ended well, within nodes and between */
   uint64_t sleeps;                      /* waits that gave the processor away */
   double time_s, wait_s;                /* in calls; of it waiting */
+  double times_s[MC_VERBS];             /* time_s by verb */
 };
 MC_API void mc_stats_read(struct mc_comm *comm, struct mc_stats *stats);
-/* wait_s[size]: for how long this rank has waited for each rank of its node last of all (stragglers). */
+/* wait_s[size]: for how long this rank has waited for each rank of its node last of all, without what that one
+ * itself waited for other nodes (stragglers). */
 MC_API void mc_waits_read(struct mc_comm *comm, double *wait_s);
 struct mc_record { struct mc_desc what; double began_s, took_s; int32_t code; uint32_t path; };
 /* The flight log: the last operations, oldest first; began_s on CLOCK_MONOTONIC. Returns how many. */

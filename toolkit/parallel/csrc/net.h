@@ -25,6 +25,6 @@ int mc_net_await(struct mc_comm *c, uint64_t ticket);
 /* For long waits inside the node (mc_look): reads words of other nodes, says "I am here, these local ranks
  * are not" to the peers that may wait for this rank. Never blocks. */
 int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
-/* Tells the verdict to all connected peers; never blocks. */
+/* Tells the verdict to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure);
 #endif

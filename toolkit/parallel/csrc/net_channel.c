@@ -77,7 +77,7 @@ uint64_t mc_channel_due(struct mc_chan *ch, uint64_t now) {
 static short events_of(const struct mc_link *l) {
   switch (l->state) {
     case MC_LINK_CONNECTING: return POLLOUT;
-    case MC_LINK_ANSWER: case MC_LINK_WELCOME: return POLLIN;
+    case MC_LINK_ANSWER: case MC_LINK_WELCOME: case MC_LINK_WATCHED: return POLLIN;
     case MC_LINK_UP:
       return (short)(POLLRDHUP | (l->phase == MC_HELD || l->broken ? 0 : POLLIN) | (l->first ? POLLOUT : 0));
     default: return 0;

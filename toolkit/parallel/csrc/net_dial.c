@@ -1,10 +1,15 @@
-/* The connecting side of a hello, tried again until the caller's deadline. */
+/* The connecting side of a hello, tried again until the caller's deadline.
+ *
+ * A rank that is to connect may die before it does. Who waits for it connects to where it listens and says
+ * nothing: that connection ends with the process, and the next one is refused (MC_LINK_WATCHED). It is
+ * kept open, for many short ones would fill the backlog of a rank that is only late. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 #define FIRST_PAUSE_NS 10000000u
 #define LONGEST_PAUSE_NS 400000000u
@@ -32,6 +37,7 @@ static void connect_now(struct mc_chan *ch, struct mc_link *l) {
   l->fd = mc_socket_connect(&ch->net->addresses[l->peer], ch->net->buffer_bytes, &error);
   if (l->fd < 0) again(l, error);
   else l->state = MC_LINK_CONNECTING;
+  MC_FAULT_POINT(dial_connecting);
 }
 
 /* A hello is smaller than any empty socket buffer: sent whole or not at all. */
@@ -69,6 +75,10 @@ static void greet(struct mc_chan *ch, struct mc_link *l) {
     return;
   }
   if (getpeername(l->fd, (struct sockaddr *)&peer, &peer_bytes) != 0) return; /* not connected yet */
+  if (l->accepted) {
+    l->state = MC_LINK_WATCHED;
+    return;
+  }
   struct mc_greeting *hello = &l->hello.greeting;
   *hello = (struct mc_greeting){.magic = MC_HELLO_MAGIC, .abi = MC_ABI, .channel = ch->which,
                                 .rank = ch->c->rank, .to_rank = l->peer};
@@ -78,6 +88,7 @@ static void greet(struct mc_chan *ch, struct mc_link *l) {
     return;
   }
   if (send_all(l, hello, sizeof *hello)) l->state = MC_LINK_ANSWER;
+  MC_FAULT_POINT(dial_greeted);
 }
 
 static void answered(struct mc_chan *ch, struct mc_link *l) {
@@ -93,6 +104,7 @@ static void answered(struct mc_chan *ch, struct mc_link *l) {
   }
   mc_closing_proof(ch->c, &l->hello, proof);
   if (send_all(l, proof, sizeof proof)) l->state = MC_LINK_WELCOME;
+  MC_FAULT_POINT(dial_proved);
 }
 
 static void welcomed(struct mc_chan *ch, struct mc_link *l) {
@@ -104,8 +116,18 @@ static void welcomed(struct mc_chan *ch, struct mc_link *l) {
     return;
   }
   const int fd = l->fd;
+  MC_FAULT_POINT(dial_welcomed);
   mc_link_up(ch, l, fd, &l->hello);
   ch->moved = true;
+}
+
+/* Its door lets nobody stay who says nothing, so an end is not yet a death. */
+static void watch(struct mc_link *l) {
+  uint8_t nothing;
+  const ssize_t got = recv(l->fd, &nothing, 1, MSG_DONTWAIT);
+  if (got < 0 && (errno == EINTR || mc_would_block(errno))) return;
+  l->pause_ns = LONGEST_PAUSE_NS;
+  again(l, got < 0 ? errno : ECONNRESET);
 }
 
 void mc_dial_move(struct mc_chan *ch, struct mc_link *l) {
@@ -113,4 +135,5 @@ void mc_dial_move(struct mc_chan *ch, struct mc_link *l) {
   if (l->state == MC_LINK_CONNECTING) greet(ch, l);
   if (l->state == MC_LINK_ANSWER) answered(ch, l);
   if (l->state == MC_LINK_WELCOME) welcomed(ch, l);
+  if (l->state == MC_LINK_WATCHED) watch(l);
 }

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 struct mc_pending {
   int fd; /* -1: free */
@@ -77,6 +78,7 @@ static void let_in(struct mc_net *n) {
     const int fd = accept4(door->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return;
+    MC_FAULT_POINT(door_let_in);
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
     struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - door->pending)}};
@@ -104,7 +106,9 @@ static bool answer(struct mc_net *n, struct mc_pending *p) {
   if (!mc_random(mine->nonce, sizeof mine->nonce)) return false;
   mc_answer_proof(n->c, &p->hello, mine->proof);
   p->answered = true, p->got = 0;
-  return send_all(p->fd, mine, sizeof *mine);
+  const bool sent = send_all(p->fd, mine, sizeof *mine);
+  MC_FAULT_POINT(door_answered);
+  return sent;
 }
 
 /* The proof is there: the socket goes to the channel it asked for. */
@@ -119,6 +123,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
     free(handed);
     return false;
   }
+  MC_FAULT_POINT(door_handed);
   epoll_ctl(n->door.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
   struct mc_chan *ch = &n->channels[p->hello.greeting.channel];
   *handed = (struct mc_handed){.next = ch->handed, .fd = p->fd, .hello = p->hello};
@@ -165,6 +170,15 @@ void mc_door_look(struct mc_net *n) {
   pthread_mutex_unlock(&door->lock);
 }
 
+bool mc_door_busy(struct mc_net *n) {
+  struct epoll_event event;
+  pthread_mutex_lock(&n->door.lock);
+  bool busy = epoll_wait(n->door.poll_fd, &event, 1, 0) > 0;
+  for (uint32_t i = 0; i < MC_PENDING && !busy; i++) busy = n->door.pending[i].fd >= 0;
+  pthread_mutex_unlock(&n->door.lock);
+  return busy;
+}
+
 int mc_door_fetch(struct mc_chan *ch) {
   if (!__atomic_load_n(&ch->handed, __ATOMIC_ACQUIRE)) return MC_OK;
   pthread_mutex_lock(&ch->net->door.lock);
@@ -183,6 +197,7 @@ int mc_door_fetch(struct mc_chan *ch) {
     if (!l || l->state >= MC_LINK_UP) close(handed->fd);
     else mc_link_up(ch, l, handed->fd, &handed->hello), ch->moved = true;
     free(handed);
+    MC_FAULT_POINT(door_taken);
   }
   return code;
 }

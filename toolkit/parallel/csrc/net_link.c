@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 #define BATCH 8              /* frames of one system call */
 #define VISIT (8u << 20)     /* bytes of one visit: others have a turn as well */
@@ -23,6 +24,7 @@ struct mc_link *mc_link_new(struct mc_chan *ch, uint32_t peer, bool accepted) {
 }
 
 void mc_link_up(struct mc_chan *ch, struct mc_link *l, int fd, const struct mc_hello *hello) {
+  if (l->fd >= 0 && l->fd != fd) close(l->fd); /* it was watched */
   l->fd = fd, l->state = MC_LINK_UP, l->why = 0, l->refused_ns = 0;
   if (l->accepted) mc_frame_keys(ch->c, hello, l->recv_key, l->send_key);
   else mc_frame_keys(ch->c, hello, l->send_key, l->recv_key);
@@ -149,6 +151,8 @@ void mc_link_send(struct mc_chan *ch, struct mc_link *l) {
     }
     visit += (uint64_t)sent;
     ch->moved = true;
+    if ((uint64_t)sent < asked) MC_FAULT_POINT(frames_part_sent);
+    else MC_FAULT_POINT(frames_sent);
     __atomic_fetch_add(&ch->c->stats.sent_bytes, (uint64_t)sent, __ATOMIC_RELAXED);
     finish_sent(ch, l, (uint64_t)sent);
     if ((uint64_t)sent < asked) return; /* full */

@@ -19,6 +19,7 @@
 #define MC_UNASKED_NS 1000000000u       /* the same for a rank that nothing is awaited from at the moment */
 #define MC_GRACE_NS 1000000000u         /* beyond the deadline, for the verdict of the node that is late */
 #define MC_WORD_NS 200000000u           /* between two PRESENT words to the same peers */
+#define MC_TELL_NS 300000000u           /* for connections that are being made, so that the verdict reaches their ends */
 #define MC_REACH_NS 1000000000u         /* a wait this long is worth connections that the call has no use for */
 #define MC_QUIET_NS 1500000000u         /* a rank that waits in a call speaks more often than that */
 #define MC_SILENT_MS 15000u             /* unacknowledged data, not even probes answered: the host is gone */
@@ -40,7 +41,8 @@ struct mc_want { /* a posted receive of the collective channel */
 };
 
 enum mc_link_state {
-  MC_LINK_NONE, MC_LINK_DIAL, MC_LINK_CONNECTING, MC_LINK_ANSWER, MC_LINK_WELCOME, MC_LINK_UP, MC_LINK_GONE
+  MC_LINK_NONE, MC_LINK_DIAL, MC_LINK_CONNECTING, MC_LINK_ANSWER, MC_LINK_WELCOME, MC_LINK_WATCHED, MC_LINK_UP,
+  MC_LINK_GONE
 };
 enum mc_phase { MC_HEADER, MC_HELD, MC_PAYLOAD };
 #define MC_AHEAD 16384u
@@ -148,10 +150,11 @@ bool mc_would_block(int error);
 int mc_door_open(struct mc_net *n, int listen_fd);
 void mc_door_close(struct mc_net *n);
 void mc_door_look(struct mc_net *n);
+bool mc_door_busy(struct mc_net *n); /* somebody is being let in */
 /* Takes what was handed to the channel into its links. */
 int mc_door_fetch(struct mc_chan *ch);
 /* --- net_dial.c */
-void mc_dial(struct mc_link *l);                              /* wants a connection, from now on */
+void mc_dial(struct mc_link *l);                              /* wants a connection, from now on; the other end makes it: watches that one */
 void mc_dial_move(struct mc_chan *ch, struct mc_link *l);  /* one step of connecting and the hello */
 bool mc_dial_gone(const struct mc_link *l, uint64_t now);     /* refused for too long */
 /* --- net_link.c */

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 #define DIRECT 8192u         /* payloads with more than this to come are read past `ahead` */
 #define SCRATCH 65536u
@@ -34,6 +35,7 @@ static void header(struct mc_chan *ch, struct mc_link *l) {
   }
   l->left = frame->bytes;
   if (word && !l->word && !(l->word = malloc(MC_WORD_BYTES))) mc_link_fault(ch, l, MC_EMEM);
+  MC_FAULT_POINT(header_read);
   l->phase = word ? MC_PAYLOAD : MC_HELD;
   l->to = word ? l->word : NULL;
 }
@@ -110,6 +112,7 @@ static ssize_t receive(struct mc_chan *ch, struct mc_link *l) {
   if (l->to && direct) l->to += past;
   if (direct) l->left -= past;
   l->ahead_end += (size_t)((uint64_t)got - past);
+  if (past < direct) MC_FAULT_POINT(payload_part_read);
   __atomic_fetch_add(&ch->c->stats.received_bytes, (uint64_t)got, __ATOMIC_RELAXED);
   return got;
 }

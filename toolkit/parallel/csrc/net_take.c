@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 static void differs(struct mc_chan *ch, const struct mc_link *l) {
   if (ch->fault.code != MC_OK) return;
@@ -32,6 +33,7 @@ static enum mc_taking begin(struct mc_chan *ch, struct mc_link *l) {
 
 static void landed(struct mc_chan *ch, struct mc_link *l) {
   struct mc_want *want = l->want_first;
+  MC_FAULT_POINT(frame_landed);
   l->want_first = want->next;
   if (!l->want_first) l->want_last = NULL;
   mc_ticket_done(ch, want->ticket);

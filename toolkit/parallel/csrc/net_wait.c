@@ -1,7 +1,9 @@
 /* Waiting on the net: until what was posted is done, with the names of those who have not come. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
+#include <time.h>
 #include "net_link.h"
 #include "p2p.h"
 
@@ -40,7 +42,7 @@ static int too_late(struct mc_chan *ch) {
   for (const struct mc_link *l = ch->links; l; l = l->next) {
     if (!awaited(l)) continue;
     if (first < 0) ch->marks[l->peer] = MC_MISSING; /* all are here, these are slow */
-    if (l->state < MC_LINK_UP && l->why && l->why != ECONNREFUSED) { /* never reached at all */
+    if (l->state < MC_LINK_UP && !l->accepted && l->why && l->why != ECONNREFUSED) { /* never reached at all */
       code = MC_ENET, error = l->why, ch->marks[l->peer] = MC_MISSING, first = (int)l->peer;
     }
   }
@@ -72,8 +74,9 @@ static bool may_speak(const struct mc_chan *ch, uint64_t now) {
   return now - since >= MC_WORD_NS;
 }
 
-/* A rank that is kept waiting makes the connections over which others will ask where it is, and
- * over which a verdict can reach them: to those of its own place in the other nodes. */
+/* A rank that is kept waiting makes the connections over which others will ask where it is, and over which a
+ * verdict can reach them: to those of its own place in the other nodes. Those it awaits and that have made
+ * none may be dead: it watches them. */
 static void reach_out(struct mc_chan *ch, uint64_t now) {
   const struct mc_comm *c = ch->c;
   const uint64_t waited = now - c->began_ns;
@@ -85,6 +88,8 @@ static void reach_out(struct mc_chan *ch, uint64_t now) {
     struct mc_link *l = mc_link_new(ch, peer, false);
     if (l) mc_dial(l);
   }
+  for (struct mc_link *l = ch->links; l; l = l->next)
+    if (l->accepted && awaited(l)) mc_dial(l);
 }
 
 static int wait_for(struct mc_comm *c, uint64_t ticket) {
@@ -108,7 +113,9 @@ static int wait_for(struct mc_comm *c, uint64_t ticket) {
     }
     if (code == MC_OK && c->deadline_ns && now > c->deadline_ns + MC_GRACE_NS) code = too_late(ch);
   }
-  c->waited_ns += mc_now_ns() - start;
+  const uint64_t took = mc_now_ns() - start;
+  c->waited_ns += took;
+  c->away_ns += took;
   return code;
 }
 
@@ -131,9 +138,28 @@ int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals) {
   return MC_OK;
 }
 
+static bool being_made(struct mc_chan *ch) {
+  for (const struct mc_link *l = ch->links; l; l = l->next)
+    if (awaited(l) && l->state < MC_LINK_UP) return true;
+  return mc_door_busy(ch->net) || __atomic_load_n(&ch->handed, __ATOMIC_ACQUIRE);
+}
+
+/* Who is just connecting has not heard of the failure: it would wait, or take this rank for the dead one. */
+static void finish_connecting(struct mc_chan *ch) {
+  const uint64_t until = mc_now_ns() + MC_TELL_NS;
+  const struct timespec slice = {.tv_nsec = 5000000};
+  while (being_made(ch) && mc_now_ns() < until) {
+    mc_channel_push(ch);
+    const uint32_t count = mc_channel_polls(ch);
+    if (!count || ppoll(ch->polls, count, &slice, NULL) < 0) return;
+    mc_channel_polled(ch);
+  }
+}
+
 void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure) {
   struct mc_chan *ch = &c->net->channels[MC_NET_COLLECTIVE];
   if (ch->told) return;
   ch->told = true;
+  finish_connecting(ch);
   mc_word_fail(ch, failure);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include "net_link.h"
+#include "fault_point.h"
 
 static bool say(struct mc_chan *ch, struct mc_link *l, uint8_t kind, const void *payload, size_t bytes,
                 bool of_call) {
@@ -32,6 +33,7 @@ void mc_word_present(struct mc_chan *ch, const uint8_t *marks) {
     if (l->state != MC_LINK_UP || l->word_queued) continue;
     l->word_queued = true; /* cleared when it is out; before `say`, which may send it at once */
     if (!say(ch, l, MC_PRESENT, runs, count * sizeof runs[0], true)) l->word_queued = false;
+    MC_FAULT_POINT(present_said);
   }
 }
 
@@ -47,6 +49,7 @@ void mc_word_fail(struct mc_chan *ch, const struct mc_failure *failure) {
     if (l->state != MC_LINK_UP) continue;
     mc_link_drop_queue(ch, l, false);
     const bool said = say(ch, l, MC_FAIL, &payload, bytes, false);
+    MC_FAULT_POINT(verdict_told);
     if (l->state == MC_LINK_UP && (!said || l->first)) { /* no room: the end of the connection must tell */
       shutdown(l->fd, SHUT_WR);
       mc_link_drop_queue(ch, l, true);
@@ -57,7 +60,7 @@ void mc_word_fail(struct mc_chan *ch, const struct mc_failure *failure) {
 
 void mc_word_bye(struct mc_chan *ch) {
   for (struct mc_link *l = ch->links; l; l = l->next)
-    if (l->state == MC_LINK_UP) say(ch, l, MC_BYE, NULL, 0, false);
+    if (l->state == MC_LINK_UP && say(ch, l, MC_BYE, NULL, 0, false)) MC_FAULT_POINT(bye_said);
 }
 
 static void take_verdict(struct mc_chan *ch, const struct mc_link *l, const uint8_t *payload) {

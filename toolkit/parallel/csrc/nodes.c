@@ -1,5 +1,6 @@
 /* Between nodes: which verb, and the barrier. */
 #include "leg.h"
+#include "fault_point.h"
 
 bool mc_nodes_small(const struct mc_comm *c, size_t bytes) { return bytes <= c->tuning.leader_bytes; }
 
@@ -12,7 +13,9 @@ static int barrier(struct mc_comm *c) {
   words[c->node] = 0;
   c->path = MC_PATH_LEADERS;
   int code = mc_local_barrier(c);
+  MC_FAULT_POINT(barrier_node_in);
   if (!code && c->local == 0) code = mc_leg_exchange(c, 0, words, borders);
+  MC_FAULT_POINT(barrier_nodes_in);
   return code ? code : mc_local_barrier(c);
 }
 

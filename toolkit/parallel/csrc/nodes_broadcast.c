@@ -4,6 +4,7 @@
  * Large: a chain of nodes in pieces over all rails, so that every node receives and sends the vector
  * once, and hands it out in the node meanwhile. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define LEAST_PIECE 262144u
 #define LEAST_SEGMENT 4096u
@@ -24,7 +25,9 @@ static uint32_t peer_at(const struct mc_comm *c, uint32_t place, uint32_t local)
 static int from_parent(struct mc_comm *c, uint32_t parent, size_t bytes) {
   struct mc_posts *receives = &c->between->slots[0].receives;
   int code = mc_leg_recv(c, receives, peer_at(c, parent, c->local_of[c->call.root]), c->call.out, bytes);
-  return code ? code : mc_leg_await_all(c, receives);
+  if (!code) code = mc_leg_await_all(c, receives);
+  MC_FAULT_POINT(tree_received);
+  return code;
 }
 
 static int to_child(struct mc_comm *c, uint32_t child, size_t bytes) {
@@ -56,6 +59,7 @@ static int small(struct mc_comm *c, size_t bytes) {
   if (c->local == speaker) {
     code = c->nodes <= FLAT_NODES && bytes <= FLAT_BYTES ? flat(c, bytes) : down_the_tree(c, bytes);
     if (!code) code = mc_net_progress(c, 0);
+    MC_FAULT_POINT(tree_sent);
   }
   if (!code) code = mc_local_broadcast(c, c->call.out, bytes, speaker);
   c->path = MC_PATH_LEADERS;
@@ -98,7 +102,9 @@ static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
     if (code) return code;
   }
   int code = mc_leg_send(c, sends, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
-  return code ? code : mc_net_progress(c, 0);
+  if (!code) code = mc_net_progress(c, 0);
+  MC_FAULT_POINT(chain_passed);
+  return code;
 }
 
 /* The node gets a piece: from its rails, or (the root's node) from the root. */
@@ -111,7 +117,9 @@ static int share(struct mc_comm *c, const struct job *job, uint32_t k) {
     if (!job->place && local == c->local_of[c->call.root]) spans[local] = whole;
     streams[local] = (struct mc_stream){&spans[local], 1};
   }
-  return mc_leg_share(c, job->out, streams, -1);
+  int code = mc_leg_share(c, job->out, streams, -1);
+  MC_FAULT_POINT(chain_shared);
+  return code;
 }
 
 static int piece_from_root(struct mc_comm *c, const struct job *job, uint32_t k) {
@@ -122,6 +130,7 @@ static int piece_from_root(struct mc_comm *c, const struct job *job, uint32_t k)
 static int piece_from_before(struct mc_comm *c, const struct job *job, uint32_t k) {
   int code = expect(c, job, k + WINDOW);
   if (!code && job->on_rail && part_of(c, job, k, c->local).count) code = mc_leg_await(c, &c->between->slots[0].receives, 1);
+  MC_FAULT_POINT(chain_received);
   if (!code) code = pass_on(c, job, k);
   return code ? code : share(c, job, k);
 }

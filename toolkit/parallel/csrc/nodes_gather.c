@@ -3,6 +3,7 @@
  * All-gather: every rank sends its block once to each other node, to the rank there that speaks for it;
  * these hand out in the node what they received. Blocks go straight to their places in the order of ranks. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define LEAST_MESSAGE 65536u
 #define LEAST_SEGMENT 4096u
@@ -34,7 +35,9 @@ static int post(struct mc_comm *c, const struct job *job, uint32_t k) {
     uint32_t to = mc_leg_owner(c, mc_leg_node(c, c->nodes - distance), c->local);
     if (!code) code = mc_leg_send(c, sends, to, job->out + c->rank * job->bytes + begin, length);
   }
-  return code ? code : mc_net_progress(c, 0);
+  if (!code) code = mc_net_progress(c, 0);
+  MC_FAULT_POINT(blocks_posted);
+  return code;
 }
 
 /* The blocks of nodes at these distances have come, or are the own node's: the node gets them. */
@@ -43,6 +46,7 @@ static int hand_out(struct mc_comm *c, const struct job *job, uint32_t k, uint32
   uint32_t remote = end > c->nodes ? c->nodes : end;
   int code = mc_leg_await(c, receives, mc_leg_owned(c, c->local, from, remote, job->ranks));
   if (code) return code;
+  MC_FAULT_POINT(blocks_arrived);
   const struct mc_stream *streams = mc_leg_streams(c, from, end, job->bytes, k * job->piece, length_of(job, k));
   return streams ? mc_leg_share(c, job->out, streams, -1) : mc_check(c);
 }
@@ -98,8 +102,10 @@ static int gather_together(struct mc_comm *c, size_t bytes) {
   }
   if (!code) code = mc_local_gather(c, call->in, ordered + c->first_of[c->node] * bytes, bytes, speaker);
   c->path = MC_PATH_LEADERS;
+  MC_FAULT_POINT(gather_node_in);
   if (!code && !root && c->local == speaker)
     code = mc_leg_send(c, sends, call->root, ordered + c->first_of[c->node] * bytes, c->locals * bytes);
+  MC_FAULT_POINT(gather_node_sent);
   if (!code) code = mc_leg_await_all(c, receives);
   for (uint32_t i = 0; root && i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
   return code;
@@ -111,6 +117,7 @@ static int gather_apart(struct mc_comm *c, size_t bytes) {
   struct mc_posts *sends = &c->between->slots[0].sends, *receives = &c->between->slots[0].receives;
   if (c->node_of[call->root] != c->node) { /* the round only compares what the ranks of the node called */
     int code = mc_leg_send(c, sends, call->root, call->in, bytes);
+    MC_FAULT_POINT(gather_apart_posted);
     return code ? code : mc_local_barrier(c);
   }
   struct mc_span ins[MC_LOCALS] = {{0, 0}}, outs[MC_LOCALS] = {{0, 0}};

@@ -1,5 +1,6 @@
 /* Between nodes, small: the node sums to its leader, leaders talk, the leader tells the node. Few messages. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define ONE_PHASE_BYTES 32768u /* more than the least bytes, if that saves a message's time */
 
@@ -51,7 +52,9 @@ static int one_phase(struct mc_comm *c, const struct job *job) {
   uint8_t *own = all + c->node * job->bytes;
   int code = mc_local_reduce(c, call->in, own, call->count, call->dtype, job->op, job->leader);
   if (code || !job->leads) return code;
+  MC_FAULT_POINT(leaders_summed);
   code = collect(c, job, all);
+  MC_FAULT_POINT(leaders_collected);
   if (code || (job->plan.root >= 0 && job->plan.root != (int)c->node)) return code;
   struct mc_rail_plan exact = job->plan;
   exact.wire = MC_WIRE_SAME;
@@ -67,9 +70,11 @@ static int two_phases(struct mc_comm *c, struct job *job) {
   if (code || !job->leads) return code;
   if (job->plan.wire != MC_WIRE_SAME) code = mc_leg_errors(c, call->count, &rail.error);
   if (!code) code = mc_rail_room(c, &job->plan, call->count);
+  MC_FAULT_POINT(leaders_halved);
   if (!code) code = mc_rail_begin(c, &job->plan, &rail);
   if (!code) code = mc_rail_turn(c, &job->plan, &rail);
   if (!code) code = mc_rail_end(c, &job->plan, &rail);
+  MC_FAULT_POINT(leaders_joined);
   return code ? code : mc_leg_await_all(c, &c->between->slots[0].sends); /* before the leader waits for its node */
 }
 
@@ -97,7 +102,9 @@ static int trade(struct mc_comm *c, const struct job *job, const uint8_t *whole,
                          mc_leg_locals(c, to) * job->bytes);
     if (code) return code;
   }
+  MC_FAULT_POINT(leaders_trade_posted);
   int code = mc_leg_await_all(c, receives);
+  MC_FAULT_POINT(leaders_traded);
   const uint8_t *mine = ordered + c->first_of[c->node] * job->bytes;
   return code ? code : mc_rail_sum(c, &job->plan, sum, mine, received, own, c->locals * c->call.count);
 }
@@ -124,7 +131,9 @@ int mc_leaders_all_gather(struct mc_comm *c) {
   for (uint32_t node = 0; node <= c->nodes; node++) borders[node] = c->first_of[node] * bytes;
   int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, 0);
   if (!code && c->local == 0) {
+    MC_FAULT_POINT(leaders_gathered);
     code = mc_leg_exchange(c, 0, ordered, borders);
+    MC_FAULT_POINT(leaders_exchanged);
     for (uint32_t i = 0; i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
   }
   if (!code) code = mc_local_broadcast(c, out, c->size * bytes, 0);

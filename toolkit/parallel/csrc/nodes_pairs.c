@@ -1,6 +1,7 @@
 /* Between nodes: all-to-all. Ranks of other nodes are sent to straight, by distance so that nobody is
  * sent to by all at once; those of the node get theirs in its rounds meanwhile. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define WINDOW 16u /* distances that are posted ahead */
 
@@ -58,7 +59,9 @@ int mc_nodes_all_to_all(struct mc_comm *c) {
   uint32_t distance = 1;
   for (; distance < c->size && distance <= WINDOW / 2 && !code; distance++) code = post(c, &job, distance);
   if (!code) code = mc_net_progress(c, 0);
+  MC_FAULT_POINT(nodes_pairs_posted);
   if (!code) code = in_the_node(c, &job);
+  MC_FAULT_POINT(nodes_pairs_in_node);
   for (; distance < c->size && !code; distance++) code = post(c, &job, distance);
   return code ? code : mc_leg_await_all(c, &c->between->slots[0].receives);
 }

@@ -4,6 +4,7 @@
  * the node. These three overlap: while the wire has one piece, the node works on the next. Every
  * rank posts the messages of all pieces in the same order: begin k + 1, turn k, begin k + 2, ... */
 #include "leg.h"
+#include "fault_point.h"
 
 #define LEAST_MESSAGE 65536u
 #define LEAST_SEGMENT 4096u
@@ -57,6 +58,7 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   struct mc_span mine = streams.spans[c->local];
   uint8_t *data = base_of(job, k) + mine.begin;
   int code = mc_leg_reduce(c, job->in + k * job->piece * job->size, data, streams.of, job->plan.dtype, mc_leg_op(job->plan.op));
+  MC_FAULT_POINT(segment_reduced);
   if (code || !job->on_rail) return code;
   struct mc_rail *rail = &job->rails[k % MC_LEG_SLOTS];
   *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_LEG_SLOTS,
@@ -66,6 +68,7 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
 
 static int end(struct mc_comm *c, struct job *job, uint32_t k) {
   int code = job->on_rail ? mc_rail_end(c, &job->plan, &job->rails[k % MC_LEG_SLOTS]) : MC_OK;
+  MC_FAULT_POINT(segment_arrived);
   bool rooted = job->plan.root >= 0;
   if (code || (rooted && job->plan.root != (int)c->node)) return code;
   struct streams streams;

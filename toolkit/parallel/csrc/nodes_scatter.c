@@ -3,6 +3,7 @@
  * Reduce-scatter: the node sums every rank's block (local rank i those it speaks for), sends it to its
  * rank, and that one sums what the nodes have sent it. */
 #include "leg.h"
+#include "fault_point.h"
 
 #define LEAST_MESSAGE 65536u
 #define LEAST_SEGMENT 4096u
@@ -52,12 +53,15 @@ static int begin(struct mc_comm *c, const struct job *job, uint32_t k) {
   }
   for (uint32_t i = 0; i + 1 < job->blocks && !code; i++) /* the last is this rank's own */
     code = mc_leg_send(c, sends, job->ranks[i], wire_form(job, k, i), travels);
-  return code ? code : mc_net_progress(c, 0);
+  if (!code) code = mc_net_progress(c, 0);
+  MC_FAULT_POINT(sums_sent);
+  return code;
 }
 
 static int end(struct mc_comm *c, const struct job *job, uint32_t k) {
   size_t length = length_of(job, k);
   int code = mc_leg_await_all(c, &c->between->slots[k & 1].receives);
+  MC_FAULT_POINT(sums_arrived);
   const uint8_t *own = sums_of(job, k) + (job->blocks - 1) * length;
   const uint8_t *received = job->received + (k & 1) * (size_t)c->nodes * job->plan.step;
   uint8_t *out = (uint8_t *)c->call.out + k * job->piece;
@@ -113,9 +117,11 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
                        mc_leg_locals(c, node) * bytes);
   }
   if (!code) code = mc_net_progress(c, 0);
+  MC_FAULT_POINT(scatter_nodes_sent);
   if (!code && c->node_of[call->root] != c->node && c->local == speaker) {
     code = mc_leg_recv(c, receives, call->root, mine, c->locals * bytes);
     if (!code) code = mc_leg_await_all(c, receives);
+    MC_FAULT_POINT(scatter_node_arrived);
   }
   if (!code) code = mc_local_scatter(c, mine, call->out, bytes, speaker);
   c->path = MC_PATH_LEADERS;
@@ -127,6 +133,7 @@ static int scatter_apart(struct mc_comm *c, size_t bytes) {
   struct mc_posts *sends = &c->between->slots[0].sends, *receives = &c->between->slots[0].receives;
   if (c->node_of[call->root] != c->node) {
     int code = mc_leg_recv(c, receives, call->root, call->out, bytes);
+    MC_FAULT_POINT(scatter_apart_posted);
     if (!code) code = mc_local_barrier(c);
     return code ? code : mc_leg_await_all(c, receives);
   }

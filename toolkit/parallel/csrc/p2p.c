@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "p2p_state.h"
+#include "fault_point.h"
 
 #define SLOT_BITS 24
 
@@ -163,6 +164,7 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (r->remote) p->pending_remote++;
   if (r->near) p->pending_near++;
   *request = r->id;
+  MC_FAULT_POINT(post_begun);
   if (way == MC_SEND) code = begin_send(p, r);
   else begin_receive(p, r);
   if (code != MC_OK) {

@@ -12,6 +12,11 @@ void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_er
   p->pending--;
   if (r->remote) p->pending_remote--;
   if (r->near) p->pending_near--;
+  if (code == MC_OK) {
+    struct mc_stats *stats = &p->c->stats;
+    __atomic_fetch_add(r->way == MC_SEND ? &stats->sends_bytes : &stats->receives_bytes,
+                       r->way == MC_SEND ? r->bytes : r->got, __ATOMIC_RELAXED);
+  }
   if (p->waiters) mc_bell_ring(mc_own_bell(p)); /* it may be another thread's */
 }
 

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include "p2p_state.h"
+#include "fault_point.h"
 
 static enum mc_taking begin(struct mc_chan *ch, struct mc_link *l) {
   struct mc_message *m = mc_message_arrives(ch->c->p2p, l->peer, l->frame.root, l->frame.bytes);
   if (!m) return MC_HOLD;
   l->to = m->to, l->incoming = m;
+  MC_FAULT_POINT(message_arriving);
   return MC_TAKE;
 }
 
@@ -16,6 +18,7 @@ static void landed(struct mc_chan *ch, struct mc_link *l) {
   struct mc_message *m = l->incoming;
   l->incoming = NULL;
   m->got = m->bytes;
+  MC_FAULT_POINT(message_landed);
   mc_message_whole(ch->c->p2p, m);
 }
 
@@ -24,6 +27,7 @@ static void sent(struct mc_chan *ch, struct mc_link *l, struct mc_out *out) {
   (void)l;
   if (!r) return;
   r->out = NULL;
+  MC_FAULT_POINT(message_sent);
   mc_request_end(ch->c->p2p, r, MC_OK, 0);
 }
 
@@ -43,6 +47,7 @@ int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
   mc_dial(l);
   out->frame.root = r->tag, out->owner = r, r->out = out;
   mc_link_queue(l, out);
+  MC_FAULT_POINT(message_queued);
   if (l->state == MC_LINK_UP) mc_link_send(p->ch, l);
   if (!r->done) mc_p2p_kick(p);
   return MC_OK;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "p2p_state.h"
+#include "fault_point.h"
 
 struct head { uint64_t bytes; uint32_t tag, magic; };
 #define HEAD_MAGIC 0x6d637032u
@@ -38,6 +39,7 @@ static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes,
     const struct head head = {s->bytes, s->tag, HEAD_MAGIC};
     copy_in(bytes, size, tail, (const uint8_t *)&head, sizeof head);
     tail += sizeof head, room -= sizeof head, s->begun = true;
+    MC_FAULT_POINT(ring_head_written);
   }
   while (s->moved < s->bytes && room) {
     uint64_t part = s->bytes - s->moved;
@@ -46,6 +48,7 @@ static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes,
     copy_in(bytes, size, tail, s->data + s->moved, part);
     s->moved += part, tail += padded(part), room -= padded(part);
     atomic_store_explicit(&ring->tail, tail, memory_order_release);
+    MC_FAULT_POINT(ring_piece_written);
   }
   atomic_store_explicit(&ring->tail, tail, memory_order_release);
   return s->moved == s->bytes;
@@ -76,11 +79,14 @@ static void push(struct mc_p2p *p, uint32_t rank) {
   if (!push_all(p, rank, ring, bytes)) {
     /* The word first, then a second look: the reader frees, then looks at the word. */
     atomic_store(&ring->starved, 1);
+    MC_FAULT_POINT(ring_starved);
     if (push_all(p, rank, ring, bytes)) atomic_store(&ring->starved, 0);
   }
   if (atomic_load_explicit(&ring->tail, memory_order_relaxed) == before) return;
+  MC_FAULT_POINT(ring_filled);
   struct mc_bell *bell = &p->area.bells[local];
   atomic_fetch_or(&bell->news[self / 64], (uint64_t)1 << (self % 64));
+  MC_FAULT_POINT(ring_noted);
   mc_bell_ring(bell);
 }
 
@@ -112,6 +118,7 @@ static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, cons
     if (peer->held) return false;
     head += sizeof header, here -= sizeof header;
     atomic_store(&ring->head, head);
+    MC_FAULT_POINT(ring_head_read);
   }
   struct mc_message *m = peer->current;
   while (m->got < m->bytes && here) {
@@ -121,6 +128,7 @@ static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, cons
     if (m->to) copy_out(bytes, size, head, m->to + m->got, part);
     m->got += part, head += padded(part), here -= padded(part);
     atomic_store(&ring->head, head);
+    MC_FAULT_POINT(ring_piece_read);
   }
   if (m->got < m->bytes) return false;
   peer->current = NULL;

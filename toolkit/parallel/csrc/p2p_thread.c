@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 #include "p2p_state.h"
+#include "fault_point.h"
 
 #define LINGER 2u             /* slices before it sleeps without end: posts in a row need not wake it */
 #define BOTH_NS 1000000u      /* in poll it does not hear the node's bell */
@@ -53,6 +54,7 @@ static void *run(void *of) {
   pthread_mutex_lock(&p->lock);
   while (!p->stop) {
     if (!p->waiters) mc_rings_move(p);
+    MC_FAULT_POINT(thread_moved);
     mc_p2p_sweep(p, false);
     if (p->ch && p->pending_remote) {
       idle_for = 0;

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "comm.h"
+#include "fault_point.h"
+#include "net_hash.h"
 
 #define MAGIC 0x6d633031u
 #define PAGE 4096u
@@ -38,6 +40,19 @@ static struct flock byte_of(uint32_t local, short type) {
 static bool holds_lock(const struct mc_comm *c, uint32_t local) {
   struct flock lock = byte_of(local, F_WRLCK);
   return fcntl(c->segment_fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Ranks that are threads of one process (tests) cannot see each other's locks, so each rank says which process
+ * it is. Its number alone would not do: containers with process namespaces of their own have the same ones. */
+static uint64_t this_process(void) {
+  static _Atomic uint64_t known;
+  uint64_t seen = atomic_load(&known), pid = (uint32_t)getpid();
+  while ((uint32_t)seen != pid) { /* the first time, and in a forked child */
+    uint32_t salt;
+    if (!mc_random(&salt, sizeof salt)) salt = (uint32_t)mc_now_ns();
+    if (atomic_compare_exchange_strong(&known, &seen, (uint64_t)salt << 32 | pid)) return (uint64_t)salt << 32 | pid;
+  }
+  return seen;
 }
 
 bool mc_local_alive(struct mc_comm *c, uint32_t local) {
@@ -80,26 +95,30 @@ int mc_segment_attach(struct mc_comm *c, int fd, uint64_t deadline_ns) {
   c->segment_fd = fd;
   int failed = map(c, fd);
   if (failed) return failed;
+  MC_FAULT_POINT(attach_mapped);
   if (fd >= 0) {
     struct flock lock = byte_of(c->local, F_WRLCK);
     if (fcntl(fd, F_SETLK, &lock)) return errno;
   }
+  MC_FAULT_POINT(attach_locked);
   struct mc_rank_block *mine = mc_block(c, c->local);
-  mine->pid = (int32_t)getpid();
+  mine->process = this_process();
   if (c->local == 0) {
     c->segment->magic = MAGIC;
     c->segment->locals = c->locals;
     c->segment->slot_bytes = c->tuning.slot_bytes;
   }
   atomic_store(&mine->state, 1);
+  MC_FAULT_POINT(attach_told);
   mc_futex_wake(&mine->state);
   failed = await_attached(c, deadline_ns);
   if (failed) return failed;
+  MC_FAULT_POINT(attach_all_told);
   if (c->segment->magic != MAGIC || c->segment->locals != c->locals || c->segment->slot_bytes != c->tuning.slot_bytes)
     return EPROTO;
-  /* Ranks that are threads of one process (tests) cannot see each other's locks. */
+  /* Not whether it holds its lock by now: it may have died since it said that it is here. */
   for (uint32_t local = 0; local < c->locals; local++)
-    c->watched[local] = fd >= 0 && local != c->local && holds_lock(c, local);
+    c->watched[local] = fd >= 0 && mc_block(c, local)->process != mine->process;
   return 0;
 }
 
@@ -107,6 +126,7 @@ void mc_segment_detach(struct mc_comm *c) {
   bool mine = c->pid == (int)getpid(); /* a forked child only lets go */
   if (c->segment && mine) {
     atomic_store(&mc_block(c, c->local)->state, 2);
+    MC_FAULT_POINT(detach_left);
     mc_futex_wake(&mc_block(c, c->local)->flag);
   }
   if (c->segment) munmap(c->segment, c->segment_bytes);

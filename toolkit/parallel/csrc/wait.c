@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "comm.h"
+#include "fault_point.h"
 
 #define LOOK_NS 50000000u /* how long a sleep may overlook a death, a verdict, an abort */
 #define PAUSE_NS 3000u    /* then others may have the processor: two ranks may share it */
@@ -34,15 +35,29 @@ static inline bool reached(struct mc_rank_block *block, uint32_t round) {
   return (int32_t)(atomic_load_explicit(&block->flag, memory_order_acquire) - round) >= 0;
 }
 
+/* The number may be read at any time (fail.c: who is in this call), the rest only after the flag. */
+static void describe(struct mc_desc *place, const struct mc_desc *desc) {
+  __atomic_store_n(&place->seq, desc->seq, __ATOMIC_RELAXED);
+  place->count = desc->count;
+  place->verb = desc->verb;
+  place->dtype = desc->dtype;
+  place->op = desc->op;
+  place->root = desc->root;
+}
+
 void mc_publish(struct mc_comm *c) {
   uint32_t round = ++c->round, parity = round & 1;
   struct mc_rank_block *mine = mc_block(c, c->local);
   mine->sign[parity] = c->sign;
   mine->where[parity] = c->where;
-  if (c->sign) mine->desc[parity] = c->desc;
+  mine->away_ns[parity] = c->away_ns;
+  c->away_ns = 0;
+  if (c->sign) describe(&mine->desc[parity], &c->desc);
+  MC_FAULT_POINT(round_signed);
   /* The store and the load must not pass each other (and those of a waiter neither), else a waiter
    * that goes to sleep at this moment would be missed: sequential consistency on all four. */
   atomic_store_explicit(&mine->flag, round, memory_order_seq_cst);
+  MC_FAULT_POINT(round_raised);
   if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) mc_futex_wake(&mine->flag);
 }
 
@@ -69,6 +84,7 @@ static int sleep_for(struct mc_comm *c, struct mc_rank_block *block, uint32_t ro
   for (;;) {
     __atomic_fetch_add(&c->stats.sleeps, 1, __ATOMIC_RELAXED);
     atomic_fetch_add_explicit(&block->sleepers, 1, memory_order_seq_cst);
+    MC_FAULT_POINT(wait_counted);
     uint32_t seen = atomic_load_explicit(&block->flag, memory_order_seq_cst);
     if ((int32_t)(seen - round) < 0) {
       uint64_t now = mc_now_ns();
@@ -119,8 +135,12 @@ int mc_await(struct mc_comm *c) {
     }
     if (block->sign[parity] != mine) return differs(c, local, parity);
   }
-  /* Whoever was waited for last came last. */
-  if (last != c->local) c->waits_ns[mc_rank_of(c, last)] += c->waited_ns - waited;
+  MC_FAULT_POINT(round_all_come);
+  /* Whoever was waited for last came last; but what it waited for another node is not its own delay. */
+  if (last != c->local) {
+    uint64_t away = mc_block(c, last)->away_ns[parity], delay = c->waited_ns - waited;
+    c->waits_ns[mc_rank_of(c, last)] += delay > away ? delay - away : 0;
+  }
   c->sign = c->where = 0;
   return MC_OK;
 }

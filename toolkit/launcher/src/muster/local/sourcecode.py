@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from muster.commands.arguments import UsageError
 from muster.local.runfolder import MARK, RUNS
@@ -24,7 +25,7 @@ def pack(
 ) -> None:
     """Writes the archive, calling `check` before each file.
 
-    Raises UsageError when the folder is too large to be code.
+    Raises UsageError when the folder is too large to be code, or part of it cannot be read.
     """
     import tarfile
 
@@ -33,21 +34,23 @@ def pack(
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path in find_files(source_dir, run_folder):
             check()
-            size += os.path.getsize(path)
-            count += 1
-            if size > MAX_BYTES or count > MAX_FILES:
-                raise UsageError(
-                    f"{source_dir} holds over {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB,"
-                    " too much to be code",
-                    "put the script into a folder of its own, or name one with --source-dir",
-                )
-            tar.add(path, os.path.relpath(path, source_dir), recursive=False)
+            with _reading(path, source_dir):
+                size += os.path.getsize(path)
+                count += 1
+                if size > MAX_BYTES or count > MAX_FILES:
+                    raise UsageError(
+                        f"{source_dir} holds over {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB,"
+                        " too much to be code",
+                        "put the script into a folder of its own, or name one with --source-dir",
+                    )
+                tar.add(path, os.path.relpath(path, source_dir), recursive=False)
 
 
 def find_files(folder: str, run_folder: str) -> Iterator[str]:
-    """Readable regular files below the folder, links followed, in a fixed order.
+    """Regular files below the folder, links followed, in a fixed order.
 
     Left out: earlier runs, the run's own folder, virtual environments, version control, caches.
+    Raises UsageError for a folder that cannot be read.
     """
     seen: set[str] = set()
     stack = [folder]
@@ -57,7 +60,8 @@ def find_files(folder: str, run_folder: str) -> Iterator[str]:
         if real in seen or real == run_folder:
             continue
         seen.add(real)
-        entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        with _reading(here, folder):
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         if here != folder and any(entry.name in (ENVIRONMENT_MARK, MARK) for entry in entries):
             continue
         for entry in entries:
@@ -65,3 +69,16 @@ def find_files(folder: str, run_folder: str) -> Iterator[str]:
                 stack.append(entry.path)
             elif entry.is_file():
                 yield entry.path
+
+
+@contextmanager
+def _reading(path: str, source_dir: str) -> Iterator[None]:
+    """What the system refuses about `path` is an error of the user's folder. A full disk is not."""
+    try:
+        yield
+    except (PermissionError, FileNotFoundError) as error:
+        raise UsageError(
+            f"{path} belongs to the code in {source_dir} and cannot be read: {error.strerror}",
+            "make it readable or move it elsewhere; or put the script into a folder of its own,"
+            " or name one with --source-dir",
+        ) from error

@@ -16,17 +16,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from muster_collectives.autotune.rank import BUDGET_S, LARGE_BYTES, LEAST_LARGE_BYTES, ROUNDS
 from muster_collectives.bench.launch import RunError, start
-from muster_collectives.core import machine, machine_file
+from muster_collectives.core import SettingsError, machine, machine_file
 from muster_collectives.core.settings import current
-from muster_collectives.core.tuning import encode
+from muster_collectives.core.tuning import encode, parse_bytes
 
 
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="mc-tune-") as name:
         output = Path(name) / "found.json"
-        argv = ["-m", "muster_collectives.autotune.rank", str(output)]
+        words = (output, options.rounds, options.budget_s, options.large_bytes)
+        argv = ["-m", "muster_collectives.autotune.rank", *map(str, words)]
         try:
             start(argv, options.ranks, Path(name), limit_s=options.limit_s)
         except RunError as error:
@@ -67,10 +69,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=max(2, machine.processors()),
                         help="as jobs on this machine have; default: its processors")  # fmt: skip
     parser.add_argument("--limit-s", type=float, default=600.0, help="seconds for the whole run")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns; default {ROUNDS}")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S,
+                        help=f"seconds per size and way; default {BUDGET_S}")  # fmt: skip
+    parser.add_argument("--large-bytes", default=str(LARGE_BYTES),
+                        help="of the sum by which the piece is chosen; default 32M")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="measure and write nothing")
     options = parser.parse_args()
-    if options.ranks < 2:
-        parser.error("at least 2 ranks")
+    try:
+        options.large_bytes = parse_bytes(options.large_bytes, "--large-bytes")
+    except SettingsError as error:
+        parser.error(error.message)
+    if options.ranks < 2 or options.rounds < 1 or options.large_bytes < LEAST_LARGE_BYTES:
+        parser.error(f"at least 2 ranks, 1 round and {LEAST_LARGE_BYTES} large bytes")
     return options
 
 

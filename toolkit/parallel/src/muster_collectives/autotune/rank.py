@@ -1,4 +1,5 @@
-"""One rank of the measuring: `python -m muster_collectives.autotune.rank OUTPUT`; rank 0 writes.
+"""One rank of the measuring, rank 0 writes:
+`python -m muster_collectives.autotune.rank OUTPUT ROUNDS BUDGET_S LARGE_BYTES`.
 
 The same calls in groups whose sizes differ, in turns, so that a busy machine slows all alike.
 """
@@ -22,7 +23,7 @@ KIB, MIB = 1 << 10, 1 << 20
 ONE_SHOT_SIZES = tuple(KIB << step for step in range(2, 9))  # 4 KiB to 256 KiB of each rank
 CHUNKS = tuple(64 * KIB << step for step in range(6))  # 64 KiB to 2 MiB
 DIRECT_SIZES = tuple(4 * KIB << step for step in range(9))  # 4 KiB to 1 MiB
-LARGE_BYTES = 32 * MIB
+LARGE_BYTES, LEAST_LARGE_BYTES = 32 * MIB, 1 * MIB
 NEVER_BYTES = 1 << 62
 ROUNDS, BUDGET_S = 7, 0.15
 LIMIT_S = 120.0
@@ -35,6 +36,9 @@ class Bench:
     team: Team
     address: int
     base: Tuning
+    rounds: int
+    budget_s: float
+    large_bytes: int
 
     def group(self, name: str, **sizes: int) -> Communicator:
         """Collective."""
@@ -46,15 +50,18 @@ class Bench:
         )  # fmt: skip
 
     def medians(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        series = measure(self.team, calls, ROUNDS, BUDGET_S)
+        series = measure(self.team, calls, self.rounds, self.budget_s)
         return {name: each.median for name, each in series.items()}
 
 
-def main(output: str) -> None:
+def main(output: str, rounds: int, budget_s: float, large_bytes: int) -> None:
     world = init(timeout_s=LIMIT_S)
-    memory = mmap.mmap(-1, LARGE_BYTES)
+    if world.transport != "native":
+        sys.exit("there is no compiled core here, so there are no sizes to find")
+    memory = mmap.mmap(-1, max(large_bytes, ONE_SHOT_SIZES[-1]))
     place = c_char.from_buffer(memory)
-    bench = Bench(Team(world), addressof(place), current().tuning)
+    base = current().tuning
+    bench = Bench(Team(world), addressof(place), base, rounds, budget_s, large_bytes)
     found = {
         "one_shot_bytes": one_shot(bench),
         **chunk(bench),
@@ -93,7 +100,7 @@ def chunk(bench: Bench) -> dict[str, int]:
         for size in CHUNKS
         if size >= 64 * bench.team.size
     }
-    calls = {str(s): _sum(comm, bench.address, LARGE_BYTES) for s, comm in groups.items()}
+    calls = {str(s): _sum(comm, bench.address, bench.large_bytes) for s, comm in groups.items()}
     medians = bench.medians(calls)
     for comm in groups.values():
         comm.close()
@@ -127,4 +134,4 @@ def _sum(comm: Communicator, address: int, bytes_: int) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -13,12 +13,14 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster_collectives.bench import cases
-from muster_collectives.bench.cases import DTYPE_BYTES, VERBS, Case, Spec, encode_result
+from muster_collectives.bench.cases import DTYPE_BYTES, VERBS, Case, Result, Spec
 from muster_collectives.bench.launch import RunError, find_mpirun, run
 from muster_collectives.bench.plot import svg
+from muster_collectives.bench.recorded import encode, load
 from muster_collectives.bench.report import table
 from muster_collectives.core.errors import SettingsError
 from muster_collectives.core.tuning import parse_bytes
@@ -29,38 +31,45 @@ PEERS = (cases.GLOO, cases.MPI)
 
 def main() -> int:
     options = _options()
+    try:
+        results = load(options.recorded) if options.recorded else _measure(options)
+        print(table(results))
+        _keep(results, options)
+    except RunError as error:
+        print(f"bench: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"bench: {error.filename}: {error.strerror}", file=sys.stderr)
+    except ValueError as error:
+        print(f"bench: {options.recorded or 'the picture'}: {error}", file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+def _measure(options: argparse.Namespace) -> list[Result]:
+    """Raises RunError."""
     if importlib.util.find_spec("torch") is None:
-        print(
-            "bench: torch is not installed; it brings gloo\n  Fix: pip install torch",
-            file=sys.stderr,
-        )
-        return 1
+        raise RunError("torch is not installed; it brings gloo\n  Fix: pip install torch")
     mpirun, missing = find_mpirun() if cases.MPI in options.peers else ("", "")
     if missing:
         print(f"bench: without Open MPI: {missing}", file=sys.stderr)
-    names = tuple(
-        name for name in (cases.OURS, cases.CORE, cases.DIRECT, *options.peers, cases.LIMIT)
-    )
+    names = (cases.OURS, cases.CORE, cases.DIRECT, *options.peers, cases.LIMIT)
     spec = Spec(
         tuple(Case(verb, dtype, size, names) for verb in options.verbs for dtype in options.types
               for size in options.sizes),
         options.rounds, options.budget_s,
     )  # fmt: skip
-    try:
-        results = run(spec, options.ranks, mpirun, options.limit_s)
-    except RunError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    print(table(results))
+    return run(spec, options.ranks, mpirun, options.limit_s)
+
+
+def _keep(results: Sequence[Result], options: argparse.Namespace) -> None:
+    """Raises OSError, ValueError. The figures before the picture: they cannot be drawn again."""
     if options.json:
-        report = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs", "ranks": options.ranks,
-            "results": [encode_result(result) for result in results],
-        }  # fmt: skip
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        machine = f"{platform.machine()}, {os.cpu_count()} CPUs"
+        report = json.dumps(encode(results, machine, options.ranks), indent=1)
+        Path(options.json).write_text(report + "\n", encoding="utf-8")
     if options.plot:
         Path(options.plot).write_text(svg(results), encoding="utf-8")
-    return 0
 
 
 def _options() -> argparse.Namespace:
@@ -79,7 +88,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=1200.0, help="seconds for the whole run")
     parser.add_argument("--json", metavar="FILE", help="every round's figures")
     parser.add_argument("--plot", metavar="FILE", help="bus bandwidth over size, SVG")
+    parser.add_argument("--from", dest="recorded", metavar="FILE", type=Path,
+                        help="a run's --json: show and plot it again, measure nothing")  # fmt: skip
     options = parser.parse_args()
+    if options.recorded and options.json:
+        parser.error("--from measures nothing that --json could write")
     for name, known in (("verbs", VERBS), ("types", tuple(DTYPE_BYTES)), ("peers", PEERS)):
         chosen = tuple(word for word in getattr(options, name).split(",") if word)
         unknown = [word for word in chosen if word not in known]

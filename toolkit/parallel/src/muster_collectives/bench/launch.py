@@ -107,10 +107,9 @@ def _commands(
 def _wait(children: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
     """Until all have ended, or one has failed: the others would wait for it."""
     limit = time.monotonic() + limit_s
-    while any(child.poll() is None for child in children):
-        if any(child.returncode for child in children):
-            return
-        if time.monotonic() > limit:
+    while time.monotonic() < limit:
+        codes = [child.poll() for child in children]
+        if None not in codes or any(codes):
             return
         time.sleep(_POLL_S)
 

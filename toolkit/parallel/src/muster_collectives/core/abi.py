@@ -18,7 +18,7 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 3
+ABI = 4
 RECORDS = 128
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -69,7 +69,8 @@ class McStats(ctypes.Structure):
     _fields_ = (
         ("calls", u64 * _VERBS), ("bytes", u64 * _VERBS), ("paths", u64 * _PATHS),
         ("sent_bytes", u64), ("received_bytes", u64), ("sends", u64), ("receives", u64),
-        ("sleeps", u64), ("time_s", f64), ("wait_s", f64),
+        ("sends_bytes", u64), ("receives_bytes", u64), ("sleeps", u64), ("time_s", f64),
+        ("wait_s", f64), ("times_s", f64 * _VERBS),
     )  # fmt: skip
 
 
@@ -113,6 +114,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_kernel_reduce": (ctypes.c_int, (u32, u32, ptr, ptr, u32, u64)),
     "mc_kernel_pack": (ctypes.c_int, (u32, ptr, ptr, u64, ptr)),
     "mc_kernel_unpack": (ctypes.c_int, (u32, ptr, ptr, u64)),
+    "mc_kernel_unpack_add": (ctypes.c_int, (u32, ptr, ptr, u64)),
     "mc_kernel_packed_bytes": (u64, (u32, u64)),
     "mc_kernel_copy": (None, (ptr, ptr, u64)),
 }
@@ -191,9 +193,12 @@ def stats(raw: McStats) -> Stats:
         received_bytes=int(raw.received_bytes),
         sends=int(raw.sends),
         receives=int(raw.receives),
+        sends_bytes=int(raw.sends_bytes),
+        receives_bytes=int(raw.receives_bytes),
         sleeps=int(raw.sleeps),
         time_s=float(raw.time_s),
         wait_s=float(raw.wait_s),
+        times_s={verb: float(raw.times_s[verb]) for verb in Verb},
     )
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from muster_collectives.core.buffers import Buffer, Span, span_of
 from muster_collectives.core.errors import UsageError
 from muster_collectives.core.store import Store
+from muster_collectives.core.summary import Figures, Summary
 from muster_collectives.core.types import (
     DTYPE_BYTES,
     DTYPE_NAMES,
@@ -72,10 +73,13 @@ class Communicator(abc.ABC):
     transport: str
     timeout_s: float
     why: tuple[str, ...]
+    global_ranks: tuple[int, ...] = ()  # of its ranks in the world
     # of groups that `init` and `new_group` made: where their children meet, and what ends with them
     store: Store | None = None
     children: int = 0
     on_close: Callable[[], None] | None = None
+    # of groups whose summary is theirs to write
+    summary: Summary | None = None
 
     # --- pointer level
 
@@ -297,6 +301,13 @@ class Communicator(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def write_summary(self) -> None:
+        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says. Never raises; `close` and
+        the end of the interpreter do it."""
+        summary, self.summary = self.summary, None
+        if summary is not None:
+            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
 
     def _end_store(self) -> None:
         end, self.on_close = self.on_close, None

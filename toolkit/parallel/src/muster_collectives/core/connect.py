@@ -22,8 +22,10 @@ from muster_collectives.core.locality import Place, alone, find_place
 from muster_collectives.core.settings import Settings
 from muster_collectives.core.settings import read as read_settings
 from muster_collectives.core.store import LocalStore, PrefixStore, Store
+from muster_collectives.core.summary import Identity, Summary, write_at_exit
 from muster_collectives.core.tuning import Tuning, differences
 
+_LIFE_DIGITS = 16  # of a digest of the group's secret, which does not lead back to it
 _log = logging.getLogger("muster_collectives")
 
 
@@ -37,14 +39,17 @@ def connect(
     tuning: Tuning | None = None,
     settings: Settings | None = None,
     environ: Mapping[str, str] | None = None,
+    global_ranks: Sequence[int] | None = None,
+    layer: str | None = "core",
 ) -> Communicator:
     """The group `name` of `size` ranks, called by all of them; the keys in `store` begin with its
     name, so a name may be used once per store.
 
     `settings` are read from `environ` (the process's) unless given; `tuning` takes the place of
     theirs, and rank 0's counts for all. `timeout_s` bounds this call and is the deadline of calls
-    that give none. Raises CollectiveTimeout that names who has not come, SettingsError,
-    RendezvousError, ResourceError.
+    that give none. `global_ranks` (its own numbers without it) and `layer` are for the summary of
+    the run; `layer` None: the caller writes that itself. Raises CollectiveTimeout that names who
+    has not come, SettingsError, RendezvousError, ResourceError.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} of {size} cannot be", "a rank from 0 to the size less one")
@@ -69,6 +74,13 @@ def connect(
         else:
             made = _pure(council, plan, key, rank, size, name, limit_s, settings, listener)
         listener = None
+        members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
+        made.global_ranks = members
+        if layer is not None and settings.summary_dir:
+            life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
+            made.summary = Summary(Identity(name, rank, size, members, life, layer),
+                                   settings.summary_dir)  # fmt: skip
+            write_at_exit(made)
         return made
     finally:
         if listener is not None:

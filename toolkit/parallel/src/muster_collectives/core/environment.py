@@ -84,6 +84,13 @@ def for_torch(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if text and not environ.get(name)}
 
 
+def run_of(environ: Mapping[str, str]) -> str:
+    """The run's name, the same on all its ranks, from who has started it; "" where nobody says."""
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    named = "" if elastic == "none" else elastic  # torchrun's word for no name
+    return environ.get("TRAINING_JOB_NAME", "") or named or _job_of(environ)
+
+
 def _job_of(environ: Mapping[str, str]) -> str:
     """Open MPI's name of the job, the same on all its ranks: both 4.1 and 5.0 have one."""
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"):

@@ -8,7 +8,7 @@ import os
 
 from muster_collectives.core import abi
 
-_INSTALLED = os.path.join(
+INSTALLED = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native", "libmuster_core.so"
 )
 
@@ -19,7 +19,7 @@ class NoCore(Exception):  # noqa: N818
 
 def load(path: str = "") -> ctypes.CDLL:
     """The core at `path`, or the installed one. Raises NoCore with the reason."""
-    return _load(path or _INSTALLED)
+    return _load(path or INSTALLED)
 
 
 @functools.lru_cache(maxsize=8)

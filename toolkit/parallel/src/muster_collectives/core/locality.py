@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster_collectives.core import proof
 from muster_collectives.core.claims import (
@@ -79,7 +79,7 @@ def _offer(
     try:
         fd, words = proof.offer(means, bytes_)
     except OSError as error:
-        council.leave(f"offer{turn}/{mine.leader}", {})
+        council.leave(f"offer{turn}/{mine.leader}", {"failed": str(error.strerror)})
         return Proof(means, False, f"{means.value}: {error.strerror}"), {}
     held[means] = fd
     council.leave(f"offer{turn}/{mine.leader}", words)
@@ -90,8 +90,8 @@ def _accept(
     council: Council, mine: Candidates, means: Means, turn: int, held: dict[Means, int]
 ) -> Proof:
     words = council.read(f"offer{turn}/{mine.leader}", f"rank {mine.leader}'s offer of memory")
-    if not words:
-        return Proof(means, False, f"{means.value}: rank {mine.leader} has none")
+    if "failed" in words:
+        return Proof(means, False, f"{means.value} of rank {mine.leader}: {words['failed']}")
     try:
         held[means] = proof.accept(means, words)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -108,7 +108,7 @@ def _decide(plan: Plan, turn: int, all_: Sequence[Said], before: Said | None) ->
         for each in plan.candidates:
             best = better(each, first, proofs) if each.leader in before["again"] else first
             for rank in each.members:
-                first[rank] = best[rank]
+                first[rank] = _both(best[rank], first[rank], proofs[rank], each, before)
         return {"proofs": [encode_proof(each) for each in first], "again": []}
     again = [
         each.leader
@@ -118,6 +118,14 @@ def _decide(plan: Plan, turn: int, all_: Sequence[Said], before: Said | None) ->
     return {"proofs": list(all_), "again": again}
 
 
+def _both(chosen: Proof, first: Proof, second: Proof, of: Candidates, before: Said) -> Proof:
+    """The chosen try, and why the other was no good, so that both reasons can be read."""
+    other = first if chosen is second else second
+    if of.leader not in before["again"] or other.is_shared or not other.why:
+        return chosen
+    return replace(chosen, why=f"{chosen.why}; {other.why}")
+
+
 def _why(rank: int, other: int, leaders: Sequence[int], proofs: Sequence[Proof], plan: Plan) -> str:
     if rank == other:
         return "itself"
@@ -125,9 +133,13 @@ def _why(rank: int, other: int, leaders: Sequence[int], proofs: Sequence[Proof],
         said = proofs[other] if other != leaders[other] else proofs[rank]
         return f"shared memory ({said.why})"
     if plan.of(rank) is plan.of(other):
-        failed = proofs[other].why or proofs[rank].why
+        alone = [each.why for each in (proofs[other], proofs[rank]) if not each.is_shared]
+        failed = next(filter(None, alone), proofs[other].why)
         return f"TCP, on one machine but nothing is shared ({failed})"
-    return f"TCP to {plan.addresses[other]}, another machine or COLLECTIVES_NODE"
+    return (
+        f"TCP to {plan.addresses[other]}: another machine or COLLECTIVES_NODE, or neither "
+        "processes nor /dev/shm in common"
+    )
 
 
 def alone(plan: Plan, size: int) -> Place:

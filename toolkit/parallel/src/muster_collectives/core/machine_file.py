@@ -11,7 +11,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from muster_collectives.core.errors import CollectiveError
+from muster_collectives.core.errors import SettingsError
 from muster_collectives.core.tuning import Tuning, decode, encode
 
 VERSION = 1
@@ -28,27 +28,44 @@ def path_of(environ: Mapping[str, str]) -> str:
 def apply(path: str, base: Tuning, processors: int) -> tuple[Tuning, tuple[str, ...]]:
     """`base` with what the file says, and what is to be said of it. Never raises."""
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_BYTES)
-    except OSError:
+        with open(path, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
         return base, ()
+    except OSError as error:
+        return base, (f"{path} cannot be read and is ignored: {error.strerror}",)
     try:
-        return read(text, base, processors, platform.machine())
-    except (ValueError, TypeError, KeyError, AttributeError, CollectiveError) as error:
+        return read(content, path, base, processors, platform.machine())
+    except SettingsError as error:
+        return base, (f"{path} cannot be used and is ignored: {error.message}",)
+    except (ValueError, RecursionError) as error:
         return base, (f"{path} cannot be used and is ignored: {error}",)
 
 
-def read(text: str, base: Tuning, processors: int, machine: str) -> tuple[Tuning, tuple[str, ...]]:
-    """The same for the file's text (pure). Raises ValueError, TypeError, CollectiveError."""
-    document = json.loads(text)
-    if document["version"] != VERSION:
-        raise ValueError(f"it has version {document['version']}, and {VERSION} is known")
-    if document["processors"] != processors or document["machine"] != machine:
-        found = f"{document['processors']} processors of {document['machine']}"
-        return base, (f"the tuned sizes are for {found} and are not used here",)
-    given = document["tuning"]
-    known = encode(base)
+def read(
+    content: bytes, path: str, base: Tuning, processors: int, machine: str
+) -> tuple[Tuning, tuple[str, ...]]:
+    """The same for the file's content (pure). Raises ValueError, RecursionError, SettingsError."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    document = json.loads(content)
+    if not isinstance(document, dict) or not isinstance(document.get("tuning"), dict):
+        raise ValueError("it is none that autotune wrote")
+    if document.get("version") != VERSION:
+        raise ValueError(f"it has version {document.get('version')}, and {VERSION} is known")
+    if (document.get("processors"), document.get("machine")) != (processors, machine):
+        found = f"{document.get('processors')} processors of {document.get('machine')}"
+        return base, (f"{path}: the tuned sizes are for {found} and are not used here",)
+    given, known = document["tuning"], encode(base)
     unknown = sorted(set(given) - set(known))
-    notes = (f"the tuned sizes name {', '.join(unknown)}, which is not known",) if unknown else ()
-    merged = {**known, **{name: given[name] for name in given if name in known}}
-    return decode(merged), notes
+    notes = (f"{path}: the tuned sizes name {', '.join(unknown)}, which is not known",)
+    merged = {**known, **{name: _number(name, given[name]) for name in given if name in known}}
+    return decode(merged), notes if unknown else ()
+
+
+def _number(name: str, value: object) -> object:
+    """Sizes are whole numbers, switches true or false, spin_s seconds."""
+    kinds = {"spin_s": (int, float), "checked": (bool,), "error_feedback": (bool,)}
+    if type(value) not in kinds.get(name, (int,)):
+        raise ValueError(f"{name} is {json.dumps(value)}")
+    return value

@@ -96,7 +96,7 @@ def _what(failure: Failure, rank: int) -> str:
     after = f", after {failure.waited_s:.2f} s{told}"
     who = ranks_text(named) if named else "another rank"
     if failure.code is Code.ETIMEOUT:
-        return f"{who} {'has' if len(named) < 2 else 'have'} not come{after}"
+        return f"{who} {'has' if len(named) < 2 else 'have'} not come{_given_up(failure)}{after}"
     if failure.code is Code.EPEER:
         return f"{who} {_gone(failure, named)}{after}"
     if failure.code is Code.EMISMATCH:
@@ -124,6 +124,12 @@ _OWN = {
     Code.EFORK: "this process is a child of the one that made the group",
     Code.ECLOSED: "the group is closed",
 }
+
+
+def _given_up(failure: Failure) -> str:
+    """Where the finder was in a later call than this rank."""
+    other = failure.other
+    return f" to operation {other.seq}, {other}" if other is not None and other.seq else ""
 
 
 def _gone(failure: Failure, named: Sequence[int]) -> str:

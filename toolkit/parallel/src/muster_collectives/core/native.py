@@ -287,6 +287,7 @@ class NativeCommunicator(Communicator):
         if os.getpid() != self._pid:
             self._handle = None  # the parent's: its flags and sockets are not the child's to touch
             return
+        self.write_summary()
         self._end_core()
         self._end_store()
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from muster_collectives.core import pure_wire as wire
-from muster_collectives.core import turn
 from muster_collectives.core.buffers import memory_at
 from muster_collectives.core.channel import StrangerError, dial
 from muster_collectives.core.communicator import Communicator
@@ -30,6 +29,7 @@ from muster_collectives.core.pure_mail import Mail, PureRequest
 from muster_collectives.core.pure_region import PureRegion, register
 from muster_collectives.core.pure_verbs import counts_head, sent_bytes
 from muster_collectives.core.service import Service
+from muster_collectives.core.turn import Turn
 from muster_collectives.core.types import (
     DTYPE_BYTES,
     REDUCING,
@@ -76,7 +76,7 @@ class PureCommunicator(Communicator):
         self._pid = os.getpid()
         self._flight = flight
         self.journal = Journal(layout.size)
-        self._lock = threading.Lock()  # held during a collective
+        self._turn = Turn(self._usage)
         self._changed = threading.Condition()
         self._seq = 0
         self._mine: Description | None = None
@@ -138,10 +138,10 @@ class PureCommunicator(Communicator):
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         counts = self._counts(verb, in_counts, out_counts)
         self._valid(verb, source, target, count, dtype, op, root, counts)
-        if self._lock.locked() and turn.is_inside(PureCommunicator.run.__code__, self):
-            raise self._usage(turn.BETWEEN, turn.FLAG)
-        with self._lock:
-            self._ready(Description(0, count, verb, dtype, op, root))
+        called = Description(0, count, verb, dtype, op, root)
+        self._ready(called)  # a forked child must not wait for a thread that it has not
+        with self._turn:
+            self._ready(called)
             self._seq += 1
             what = Description(
                 self._seq, 0 if counts else count, verb, dtype,
@@ -291,6 +291,7 @@ class PureCommunicator(Communicator):
         self._is_closed = True
         if os.getpid() != self._pid:
             return
+        self.write_summary()
         if self.size > 1:
             with suppress(OSError):
                 self._channel.send(wire.BYE, timeout_s=_LINGER_S)

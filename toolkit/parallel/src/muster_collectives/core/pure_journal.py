@@ -25,10 +25,12 @@ class Journal:
         self._calls = dict.fromkeys(Verb, 0)
         self._bytes = dict.fromkeys(Verb, 0)
         self._paths = dict.fromkeys(Path, 0)
-        self._time_s = 0.0
+        self._times_s = dict.fromkeys(Verb, 0.0)
         self._wait_s = 0.0
         self.sends = 0
         self.receives = 0
+        self.sends_bytes = 0
+        self.receives_bytes = 0
 
     def note(self, what: Description, began_s: float, code: Code, moved: int) -> None:
         """`moved`: elements that this rank gave, also where they differ by rank."""
@@ -37,7 +39,7 @@ class Journal:
         self._calls[what.verb] += 1
         self._bytes[what.verb] += moved * DTYPE_BYTES[what.dtype]
         self._paths[self._path] += 1
-        self._time_s += took_s
+        self._times_s[what.verb] += took_s
 
     def waited(self, wait_s: float) -> None:
         self._wait_s += wait_s
@@ -48,5 +50,7 @@ class Journal:
     def stats(self) -> Stats:
         return Stats(
             calls=dict(self._calls), bytes=dict(self._bytes), paths=dict(self._paths),
-            sends=self.sends, receives=self.receives, time_s=self._time_s, wait_s=self._wait_s,
+            sends=self.sends, receives=self.receives, sends_bytes=self.sends_bytes,
+            receives_bytes=self.receives_bytes, time_s=sum(self._times_s.values()),
+            wait_s=self._wait_s, times_s=dict(self._times_s),
         )  # fmt: skip

@@ -28,19 +28,21 @@ class Mail:
     def send(self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float) -> PureRequest:
         message = Message(self._group.rank, peer, tag)
         request = PureRequest(self, address, bytes_, peer, tag, timeout_s, is_send=True)
+        self._group.journal.sends += 1
         data = memory_at(address, bytes_)
         if peer == self._group.rank:
             self.arrived(message, bytearray(data))
         else:
             self._group.forward(message, data)
         request.end = Status(peer, tag, bytes_)  # the hub has it: the memory is free again
-        self._group.journal.sends += 1
+        self._group.journal.sends_bytes += bytes_
         return request
 
     def receive(
         self, address: int, bytes_: int, peer: int | None, tag: int, timeout_s: float
     ) -> PureRequest:
         request = PureRequest(self, address, bytes_, peer, tag, timeout_s, is_send=False)
+        self._group.journal.receives += 1
         with self._changed:
             for index, (message, body) in enumerate(self._early):
                 if request.takes(message):
@@ -103,7 +105,7 @@ class Mail:
             return
         memory_at(request.address, len(body))[:] = body
         request.end = Status(message.source, message.tag, len(body))
-        self._group.journal.receives += 1
+        self._group.journal.receives_bytes += len(body)
 
     def _late(self, request: PureRequest, waited_s: float) -> Failure:
         rank = -1 if request.peer is None else request.peer

@@ -38,6 +38,7 @@ class Settings:
     interface: str = ""
     key: bytes = field(default=b"", repr=False)
     flight_dir: str = ""
+    summary_dir: str = ""
     timeout_s: float = TIMEOUT_S
     straggler_s: float = PERIOD_S
     notes: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
         interface=variables.get("INTERFACE"),
         key=_key(variables.get("KEY")),
         flight_dir=variables.get("FLIGHT_DIR"),
+        summary_dir=variables.get("SUMMARY_DIR"),
         timeout_s=_seconds(timeout, "TIMEOUT_S", TIMEOUT_S),
         straggler_s=_seconds(straggler, "STRAGGLER_S", PERIOD_S),
         notes=(*variables.notes, *notes),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 PERIOD_S = 60.0
-_LEAST_FACTOR = 1.25  # below, it is jitter
+LEAST_FACTOR = 1.25  # below, it is jitter
 _FAR_LONGER = 4.0
 _log = logging.getLogger("muster_collectives")
 
@@ -34,7 +34,7 @@ def find(waited_s: Mapping[int, float], period_s: float) -> Straggler | None:
     if others and worst < _FAR_LONGER * statistics.median(others):
         return None
     factor = period_s / (period_s - worst)
-    return Straggler(rank, factor) if factor >= _LEAST_FACTOR else None
+    return Straggler(rank, factor) if factor >= LEAST_FACTOR else None
 
 
 class Stragglers:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Verb(enum.IntEnum):
@@ -171,8 +171,9 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Counters since the group was made. `sent_bytes` and `received_bytes` count what went between
-    nodes, frames included; `sleeps` the waits that gave the processor away; `time_s` the time in
-    calls and `wait_s` how much of it was waiting."""
+    nodes, frames included; `sends` and `receives` what was posted, and their `_bytes` what of it
+    has ended well, within nodes and between; `sleeps` the waits that gave the processor away;
+    `time_s` the time in calls, by verb in `times_s`, and `wait_s` how much of it was waiting."""
 
     calls: Mapping[Verb, int]
     bytes: Mapping[Verb, int]
@@ -181,9 +182,12 @@ class Stats:
     received_bytes: int = 0
     sends: int = 0
     receives: int = 0
+    sends_bytes: int = 0
+    receives_bytes: int = 0
     sleeps: int = 0
     time_s: float = 0.0
     wait_s: float = 0.0
+    times_s: Mapping[Verb, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

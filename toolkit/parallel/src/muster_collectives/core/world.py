@@ -20,13 +20,16 @@ WORLD = "world"
 
 
 def init(
-    *, timeout_s: float | None = None, environ: Mapping[str, str] | None = None
+    *,
+    timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+    layer: str = "core",
 ) -> Communicator:
     """The group of all ranks of the job, from what torchrun, mpirun or muster have set.
 
     `timeout_s` bounds the meeting and is the deadline of calls that give none
     (COLLECTIVES_TIMEOUT_S, 1800 s). Closing it closes rank 0's store as well. A process without a
-    launcher is a world of one.
+    launcher is a world of one. `layer`: who calls, for the summary of the run.
     Raises SettingsError, RendezvousError, CollectiveTimeout that names who has not come.
     """
     environ = os.environ if environ is None else environ
@@ -35,10 +38,10 @@ def init(
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     if where.size == 1:
         alone = connect(LocalStore(), 0, 1, name=WORLD, timeout_s=limit_s, settings=settings,
-                        environ=environ)  # fmt: skip
+                        environ=environ, layer=layer)  # fmt: skip
         alone.store = LocalStore()
         return alone
-    return _meet(where, limit_s, settings, environ)
+    return _meet(where, limit_s, settings, environ, layer)
 
 
 def new_group(
@@ -63,13 +66,14 @@ def new_group(
     made = connect(
         parent.store, ranks.index(parent.rank), len(ranks), name=name,
         timeout_s=parent.timeout_s if timeout_s is None else timeout_s,
+        global_ranks=[parent.global_ranks[each] for each in ranks],
     )  # fmt: skip
     made.store = parent.store
     return made
 
 
 def _meet(
-    where: Where, limit_s: float, settings: Settings, environ: Mapping[str, str]
+    where: Where, limit_s: float, settings: Settings, environ: Mapping[str, str], layer: str
 ) -> Communicator:
     began = time.monotonic()
     secret = rendezvous.secret_of(where.port, where.size, where.run, settings.key)
@@ -80,7 +84,7 @@ def _meet(
     try:
         left_s = max(1.0, limit_s - (time.monotonic() - began))
         made = connect(store, where.rank, where.size, name=WORLD, timeout_s=left_s,
-                       settings=settings, environ=environ)  # fmt: skip
+                       settings=settings, environ=environ, layer=layer)  # fmt: skip
         try:
             # rank 0 may close, and its store with it, once nobody needs it for this any more
             Council(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).hear()

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from muster_collectives import core
 from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.errors import UsageError
 from muster_collectives.core.turn import Turn
+from muster_collectives.core.world import WORLD
 
 _T = TypeVar("_T")
 
@@ -16,8 +18,13 @@ class _Process:
     """TensorFlow runs Python from several threads, and a group takes one call at a time."""
 
     def __init__(self) -> None:
-        self.turn = Turn()
+        self.turn = Turn(self._refusal)
         self.world: Communicator | None = None
+
+    def _refusal(self, what: str, fix: str) -> UsageError:
+        rank = -1 if self.world is None else self.world.rank
+        where = f"group {WORLD!r}" if rank < 0 else f"group {WORLD!r}, rank {rank}"
+        return UsageError(f"{where}: {what}", fix, group=WORLD, rank=rank)
 
 
 _process = _Process()
@@ -30,7 +37,7 @@ def init(timeout_s: float | None = None) -> None:
     """
     with _process.turn:
         if _process.world is None:
-            _process.world = core.init() if timeout_s is None else core.init(timeout_s=timeout_s)
+            _process.world = core.init(timeout_s=timeout_s, layer="tensorflow")
 
 
 def shutdown() -> None:

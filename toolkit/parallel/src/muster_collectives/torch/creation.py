@@ -72,7 +72,9 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
     try:
         from muster_collectives.core import connect
 
-        communicator = connect(TorchStore(store, life), rank, size, name=name, timeout_s=timeout_s)
+        communicator = connect(
+            TorchStore(store, life), rank, size, name=name, timeout_s=timeout_s, layer=None
+        )
         failed = ""
     except (CollectiveError, OSError) as error:
         communicator, failed = None, str(error) or type(error).__name__

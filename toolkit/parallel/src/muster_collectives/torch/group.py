@@ -24,6 +24,7 @@ from muster_collectives.torch.arguments import OPS, canonical, timeout_of
 from muster_collectives.torch.parts import Parts
 from muster_collectives.torch.plan import Plan, plain, reducible
 from muster_collectives.torch.reports import GroupStats
+from muster_collectives.torch.untraced import leave_alone
 from muster_collectives.torch.verbs import VERBS, Verb
 from muster_collectives.torch.work import Finished, Joined, Posted
 
@@ -313,10 +314,10 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _elsewhere(self, tensor: torch.Tensor, verb: str, *args: Any) -> Any:
         self._require_open()
-        side = self._parts.device if tensor.is_cuda else self._parts.fallback
-        group = side.world() if tensor.is_cuda else side.group  # type: ignore[union-attr]
-        side.calls[verb] += 1
-        return getattr(group, verb)(*args)
+        if tensor.is_cuda:
+            return self._parts.device.transfer(verb, tensor, *args[1:])
+        self._parts.fallback.calls[verb] += 1
+        return getattr(self._parts.fallback.group, verb)(*args)
 
     def _keep(self, work: Posted) -> None:
         """A send whose work nobody keeps must keep its memory until it is done."""
@@ -382,3 +383,4 @@ def _spell() -> None:
 
 
 _spell()
+leave_alone(MusterProcessGroup)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from muster_collectives.torch import views
 from muster_collectives.torch.arguments import Arguments, Row
-from muster_collectives.torch.work import Joined
+from muster_collectives.torch.work import Finished, Joined
 
 __all__ = ["Device", "Fallback", "forward"]
 
@@ -70,7 +72,15 @@ class Fallback:
         """A c10d work; raises what gloo raises."""
         group = self.group
         self.calls[row.name] += 1
-        return forward(group, row, arguments)
+        if not views.has_views(arguments.tensors):
+            return forward(group, row, arguments)
+        tensors, written = views.resolved(arguments.tensors)
+        forward(group, row, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
+        with torch.no_grad():
+            for view, plain in written:
+                view.copy_(plain)
+        outputs = arguments.tensors[0]
+        return Finished(outputs if isinstance(outputs, list) else [outputs])
 
     def set_timeout(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -125,22 +135,17 @@ class Device:
         """A c10d work whose wait orders streams."""
         path = self.path
         self.calls[row.name] += 1
-        tensors, options = arguments.tensors, arguments.options
-        if row.name == "allreduce" and len(tensors[0]) == 1 and not tensors[0][0].is_sparse:
-            return path.all_reduce(tensors[0][0], options.reduceOp)
-        if row.name == "all_gather_single":
-            return path.all_gather_single(tensors[0], tensors[1])
-        if row.name == "reduce_scatter_single":
-            return path.reduce_scatter_single(tensors[0], tensors[1], options.reduceOp)
-        return forward(path.groups.world, row, arguments)
+        return path.call(row, arguments)
+
+    def transfer(self, verb: str, tensor: Any, *rest: Any) -> Any:
+        """A send or a receive."""
+        path = self.path
+        self.calls[verb] += 1
+        return path.transfer(verb, tensor, *rest)
 
     @property
     def is_made(self) -> bool:
         return self._path is not None
-
-    def world(self) -> Any:
-        """The group of all ranks, for sends and receives."""
-        return self.path.groups.world
 
     def abort(self) -> None:
         for group in self._groups():

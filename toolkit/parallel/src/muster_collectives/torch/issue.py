@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from muster_collectives.core.errors import UsageError
 from muster_collectives.core.turn import Turn
 from muster_collectives.torch.work import Pending
 
@@ -34,7 +35,7 @@ class Lane:
     """The operations of one group."""
 
     def __init__(self, name: str, eager: bool) -> None:
-        self.turn = Turn()
+        self.turn = Turn(lambda what, fix: UsageError(f"group {name!r}: {what}", fix, group=name))
         self.queue: deque[Pending] = deque()
         self.eager = eager
         self.is_used = False  # until the first submit no other thread of ours uses the core

@@ -3,14 +3,13 @@ destroyed it (at the end of the interpreter) does not keep it alive."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 from dataclasses import dataclass, field
 
 from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.errors import AbortedError, ClosedError, CollectiveError
+from muster_collectives.core.errors import AbortedError, ClosedError
+from muster_collectives.core.summary import FOLDER, Identity, Summary
 from muster_collectives.core.types import Code
 from muster_collectives.torch import reports
 from muster_collectives.torch.inner import Device, Fallback
@@ -18,22 +17,22 @@ from muster_collectives.torch.issue import Lane
 
 __all__ = ["Parts"]
 
-_log = logging.getLogger("muster_collectives")
-
 
 @dataclass
 class Parts:
-    identity: reports.Identity
+    identity: Identity
     communicator: Communicator | None
     why: str
     lane: Lane
     fallback: Fallback
     device: Device
-    began_s: float = field(default_factory=time.time)
     pid: int = field(default_factory=os.getpid)
     _ending: threading.Lock = field(default_factory=threading.Lock)
     _ended: bool = False
     _aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self._summary = Summary(self.identity, os.environ.get(FOLDER, "").strip())
 
     def stats(self) -> reports.GroupStats:
         return reports.take(self.communicator, self.why, self.fallback.calls, self.device.calls)
@@ -65,19 +64,9 @@ class Parts:
             group=self.identity.name, rank=self.identity.rank, code=Code.ECLOSED,
         )  # fmt: skip
         self.lane.close(error, finish=not self._aborted)
-        self._write_summary()
+        nodes = self.communicator.nodes if self.communicator is not None else ()
+        self._summary.write(lambda: reports.figures(self.stats(), nodes))
         if self.communicator is not None:
             self.communicator.close()
         self.fallback.close()
         self.device.close()
-
-    def _write_summary(self) -> None:
-        folder = os.environ.get(reports.FOLDER, "").strip()
-        if not folder:
-            return
-        nodes = self.communicator.nodes if self.communicator is not None else ()
-        try:
-            content = reports.summary(self.identity, self.stats(), tuple(nodes), self.began_s)
-            reports.write(folder, self.identity, content)
-        except (OSError, CollectiveError) as error:
-            _log.warning("no summary of group %r: %s", self.identity.name, error)

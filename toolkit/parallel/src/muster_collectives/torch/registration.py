@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from muster_collectives.core import machine
 from muster_collectives.core.errors import SettingsError
+from muster_collectives.core.summary import Identity
 from muster_collectives.torch.creation import Made, group_timeout_s, make_communicator, member_text
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.inner import Device, Fallback
 from muster_collectives.torch.issue import Lane
 from muster_collectives.torch.parts import Parts
-from muster_collectives.torch.reports import Identity
 
 __all__ = ["NAMES", "create", "register"]
 
@@ -65,7 +65,7 @@ def make_group(
         return cuda.GroupSum(make_group(inside, rank, size, named, members, timeout_s))
 
     parts = Parts(
-        Identity(name, rank, size, tuple(members), made.life),
+        Identity(name, rank, size, tuple(members), made.life, "torch"),
         made.communicator,
         made.why,
         Lane(name, is_eager(made, rank)),

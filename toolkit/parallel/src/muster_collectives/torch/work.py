@@ -20,6 +20,7 @@ from torch.futures import Future
 from muster_collectives.core.communicator import Request
 from muster_collectives.core.errors import CollectiveTimeout, MismatchError
 from muster_collectives.core.types import Code
+from muster_collectives.torch.untraced import leave_alone
 
 __all__ = ["Finished", "Joined", "Pending", "Posted", "limit_s"]
 
@@ -312,3 +313,6 @@ class Joined(dist._Work):  # type: ignore[misc]
                 lambda done: [tensor for part in done.value() for tensor in part.value()]
             )
         return self._future
+
+
+leave_alone(Finished, Pending, Posted, Joined)

@@ -24,7 +24,8 @@ def sum_over(
     group: verbs.Group, rank: int, ranks: int, values: Tensor, wire: Wire,
     error: Tensor | None = None, scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """`values` (float32, contiguous, 1-d) becomes `scale` times the sum over all ranks.
+    """`values` (float32, contiguous, 1-d) becomes `scale` times the sum over all ranks. The sum is
+    scaled before it is rounded, so that an average is never beyond a form that can hold it.
 
     `error`, of the same length, is added before and receives what both roundings lost (Karimireddy
     et al. 2019): hand in the same one for the same vector next time, zeros at first. What is not
@@ -32,25 +33,24 @@ def sum_over(
     """
     count = values.numel()
     part = padded_part(count, ranks, wire.grain)
-    padded = torch.zeros(ranks * part, dtype=torch.float32, device=values.device)
-    padded[:count].copy_(values)
-    if error is not None:
-        padded[:count] += error
-    packed = wire.pack(padded.view(ranks, part))
-    if error is not None:
-        lost = padded - wire.unpack(packed, part).view(-1)
-        error.copy_(_finite(lost[:count]))
+    kept = _rows(error, ranks, part) if error is not None else None
+    packed = wire.pack(_rows(values, ranks, part), kept)
     received = torch.empty_like(packed)
     verbs.all_to_all(group, received, packed)
-    own = wire.unpack(received, part).sum(dim=0)
-    second = wire.pack(own.view(1, part))
-    if error is not None:
-        _keep(error, rank * part, _finite(own - wire.unpack(second, part).view(-1)))
+    own = wire.sum(received, part)
+    if scale != 1.0:
+        own.mul_(scale)
+    lost = torch.zeros_like(own) if kept is not None else None
+    second = wire.pack(own.view(1, part), lost.view(1, part) if lost is not None else None)
+    if error is not None and kept is not None and lost is not None:
+        # the owner adds what the sum lost to what it sends next time, in the measure of what is
+        # sent: it counts once in the next sum
+        kept[rank] += _finite(lost / scale)
+        if kept.data_ptr() != error.data_ptr():
+            error.copy_(kept.view(-1)[:count])
     gathered = torch.empty_like(packed)
     verbs.all_gather(group, gathered, second)
     values.copy_(wire.unpack(gathered, part).view(-1)[:count])
-    if scale != 1.0:
-        values.mul_(scale)
 
 
 def reduce_scatter_over(group: verbs.Group, rows: Tensor, output: Tensor, wire: Wire) -> None:
@@ -65,14 +65,15 @@ def reduce_scatter_over(group: verbs.Group, rows: Tensor, output: Tensor, wire: 
     packed = wire.pack(rows.contiguous())
     received = torch.empty_like(packed)
     verbs.all_to_all(group, received, packed)
-    output.copy_(wire.unpack(received, part).sum(dim=0)[:count])
+    output.copy_(wire.sum(received, part)[:count])
+
+
+def _rows(values: Tensor, ranks: int, part: int) -> Tensor:
+    """[ranks, part] of a vector: itself where it is as long, else a copy that ends with zeros."""
+    missing = ranks * part - values.numel()
+    whole = torch.nn.functional.pad(values, (0, missing)) if missing else values
+    return whole.view(ranks, part)
 
 
 def _finite(values: Tensor) -> Tensor:
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _keep(error: Tensor, begin: int, lost: Tensor) -> None:
-    # the owner adds what the sum lost to what it sends next time: it counts once in the next sum
-    own = error[begin : begin + lost.numel()]
-    own += lost[: own.numel()]

@@ -17,6 +17,7 @@ from muster_collectives.core.types import Op
 from muster_collectives.torch.arguments import op_of
 from muster_collectives.torch.compress import exchange, verbs
 from muster_collectives.torch.compress.wires import Wire
+from muster_collectives.torch.cuda.averages import Factors, factors_of
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.lanes import Lanes
 from muster_collectives.torch.plan import reducible
@@ -53,12 +54,15 @@ def all_reduce(
     layout, intra = groups.layout, groups.intra
     average = op == dist.ReduceOp.AVG
     inner_op = SUM if average else op
+    factors = factors_of(layout, tensor.dtype, average, wire is not None)
     flat = tensor.view(-1)
     previous: tuple[Tensor, Tensor, Tensor] | None = None
     begin = error_begin = 0
     for shard_count in shard_counts(tensor, layout.locals, segment_bytes):
         piece = flat[begin : begin + shard_count * layout.locals]
         with lanes.near.on():
+            if factors.node != 1.0:
+                piece.mul_(factors.node)
             whole = _padded(piece, shard_count * layout.locals)
             shard = torch.empty(shard_count, dtype=tensor.dtype, device=tensor.device)
             verbs.reduce_scatter(intra, shard, whole, inner_op)
@@ -67,9 +71,7 @@ def all_reduce(
         lanes.far.follow(lanes.near)
         with lanes.far.on():
             kept = error[error_begin : error_begin + shard_count] if error is not None else None
-            _over_rail(groups, shard, inner_op, wire, kept)
-            if average:
-                shard.div_(layout.size)
+            _over_rail(groups, shard, inner_op, factors, wire, kept)
         previous = (piece, whole, shard)
         # the rail reads it in a lane other than the one that has its memory
         lanes.far.uses((shard,))
@@ -119,8 +121,12 @@ def reduce_scatter(
     layout, intra, inter = groups.layout, groups.intra, groups.inter
     average = op == dist.ReduceOp.AVG
     inner_op = SUM if average else op
+    wired = wire is not None and is_sum(op)
+    factors = factors_of(layout, source.dtype, average, wired)
     with lanes.near.on():
         parts = source.view(layout.size, -1)
+        if factors.node != 1.0:
+            parts = parts * factors.node  # the caller keeps the source
         if not layout.node_major:
             parts = parts[torch.tensor(layout.by_node, device=source.device)]
         parts = parts.view(layout.nodes, -1)
@@ -130,22 +136,30 @@ def reduce_scatter(
     lanes.far.follow(lanes.near)
     lanes.far.uses((sums,))
     with lanes.far.on():
-        if wire is not None and is_sum(op):
+        if factors.rail != 1.0:
+            sums.mul_(factors.rail)
+        if wire is not None and wired:
             exchange.reduce_scatter_over(inter, sums, output.view(-1), wire)
         else:
             verbs.reduce_scatter(inter, output.view(-1), sums.view(-1), inner_op)
-        if average:
-            output.div_(layout.size)
+        if factors.divisor != 1.0:
+            output.div_(factors.divisor)
 
 
 def _over_rail(
-    groups: InnerGroups, shard: Tensor, op: Any, wire: Wire | None, error: Tensor | None
-) -> None:
+    groups: InnerGroups, shard: Tensor, op: Any, factors: Factors, wire: Wire | None,
+    error: Tensor | None,
+) -> None:  # fmt: skip
     layout = groups.layout
+    if factors.rail != 1.0:
+        shard.mul_(factors.rail)
     if wire is None:
         verbs.all_reduce(groups.inter, shard, op)
+        if factors.divisor != 1.0:
+            shard.div_(factors.divisor)
     else:
-        exchange.sum_over(groups.inter, layout.node, layout.nodes, shard, wire, error)
+        scale = 1.0 / factors.divisor
+        exchange.sum_over(groups.inter, layout.node, layout.nodes, shard, wire, error, scale)
 
 
 def _gather_back(

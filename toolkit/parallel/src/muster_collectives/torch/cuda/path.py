@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from muster_collectives.torch.arguments import op_of
+from muster_collectives.torch import views
+from muster_collectives.torch.arguments import Arguments, Row, op_of
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
@@ -19,6 +20,7 @@ from muster_collectives.torch.cuda.lanes import Lanes
 from muster_collectives.torch.cuda.settings import DeviceSettings
 from muster_collectives.torch.cuda.staged import HostStaging, HostSum
 from muster_collectives.torch.cuda.work import LaneWork
+from muster_collectives.torch.inner import forward
 from muster_collectives.torch.plan import reducible
 
 Work = Any  # dist.Work, ours or that of the inner group
@@ -47,6 +49,20 @@ class DevicePath:
         if host_sum is not None:
             self._staging = HostStaging(host_sum, settings.segment_bytes, settings.timeout_s)
 
+    def call(self, row: Row, arguments: Arguments) -> Work:
+        """Any verb of c10d, on tensors that may be views that say "negated" or "conjugated"."""
+        if not views.has_views(arguments.tensors) or self._is_of_host(row, arguments):
+            return self._issue(row, arguments)
+        tensors, written = views.resolved(arguments.tensors)
+        work = self._issue(row, Arguments(tensors, arguments.options))
+        return self._copied_back(work, written, arguments.tensors[0])
+
+    def transfer(self, verb: str, tensor: Tensor, *rest: Any) -> Work:
+        """`send` or `recv` of one tensor, which may be such a view, by the world group."""
+        (plain,), written = views.resolved((tensor,))
+        work = getattr(self.groups.world, verb)([plain], *rest)
+        return self._copied_back(work, written if verb == "recv" else [], [tensor])
+
     def all_reduce(self, tensor: Tensor, op: Any) -> Work:
         """In place, contiguous; reductions of all that the inner groups can reduce."""
         self._settle(tensor)
@@ -62,7 +78,8 @@ class DevicePath:
         wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
         error = self._error_of(tensor, lanes) if wire is not None else None
         segment_bytes = self.settings.segment_bytes
-        hierarchy.all_reduce(self.groups, lanes, tensor, op, segment_bytes, wire, error)
+        with torch.no_grad():  # a parameter may be written, as c10d does
+            hierarchy.all_reduce(self.groups, lanes, tensor, op, segment_bytes, wire, error)
         return LaneWork(lanes.end(), [tensor])
 
     def all_gather_single(self, output: Tensor, source: Tensor) -> Work:
@@ -75,7 +92,8 @@ class DevicePath:
             gather = verbs.one_of(self.groups.world, "all_gather_single", "_allgather_base")
             return gather(output, source, c10d.AllgatherOptions())
         lanes = self._begin(output, source)
-        hierarchy.all_gather(self.groups, lanes, output, source)
+        with torch.no_grad():
+            hierarchy.all_gather(self.groups, lanes, output, source)
         return LaneWork(lanes.end(), [output])
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, op: Any) -> Work:
@@ -97,7 +115,8 @@ class DevicePath:
             return scatter(output, source, options)
         lanes = self._begin(output, source)
         wire = self._wire if sums else None
-        hierarchy.reduce_scatter(self.groups, lanes, output, source, op, wire)
+        with torch.no_grad():
+            hierarchy.reduce_scatter(self.groups, lanes, output, source, op, wire)
         return LaneWork(lanes.end(), [output])
 
     def close(self) -> None:
@@ -105,6 +124,35 @@ class DevicePath:
         if self._staging is not None:
             self._staging.close()
         self._feedback.clear()
+
+    def _issue(self, row: Row, arguments: Arguments) -> Work:
+        tensors, options = arguments.tensors, arguments.options
+        if row.name == "allreduce" and len(tensors[0]) == 1 and not tensors[0][0].is_sparse:
+            return self.all_reduce(tensors[0][0], options.reduceOp)
+        if row.name == "all_gather_single":
+            return self.all_gather_single(tensors[0], tensors[1])
+        if row.name == "reduce_scatter_single":
+            return self.reduce_scatter_single(tensors[0], tensors[1], options.reduceOp)
+        return forward(self.groups.world, row, arguments)
+
+    def _is_of_host(self, row: Row, arguments: Arguments) -> bool:
+        """Whether the host sums it: copies there and back say what a view says as it is."""
+        if row.name != "allreduce" or len(arguments.tensors[0]) != 1:
+            return False
+        return self._all_reduce_path(arguments.tensors[0][0], arguments.options.reduceOp) == "host"
+
+    def _copied_back(self, work: Work, written: views.Pairs, outputs: Any) -> Work:
+        """The work, and after it what was written copied to the views that asked for it."""
+        if not written:
+            return work
+        lane = self._lanes_of(written[0][0]).out
+        lane.follow()
+        lane.uses(each for pair in written for each in pair)
+        with lane.on(), torch.no_grad():
+            work.wait()
+            for view, plain in written:
+                view.copy_(plain)
+        return LaneWork(lane, outputs if isinstance(outputs, list) else [outputs])
 
     def _settle(self, tensor: Tensor) -> None:
         """What is "auto" is measured once. Collective: all ranks' first call is the same."""
