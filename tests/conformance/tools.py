@@ -96,7 +96,8 @@ def finish(ranks):
 """
 )
 
-# Starts every rank of its own host, and asks the agent, if there is one, for daemons elsewhere.
+# Asks the agent, if there is one, for daemons elsewhere and starts its own host's ranks when those
+# were passed on: as the real one, of which no rank runs before every daemon has called home.
 MPIRUN = (
     _PARSE_MPI
     + """\
@@ -104,15 +105,14 @@ if sys.argv[1:] == ["--version"]:
     sys.stdout.write("mpirun (Open MPI) 4.1.4\\n")
     sys.exit(0)
 hosts, counts, agent, given, command = parse(sys.argv[1:])
-ranks = start(0, counts, given, command)
 asked = {"ess": "env", "ess_base_jobid": "1", "ess_base_num_procs": str(len(hosts)),
          "orte_node_regex": "x", "orte_hnp_uri": "1.0;tcp://" + hosts[0] + ":1"}
 for place, host in enumerate(hosts[1:], 1):
     words = [word for pair in {**asked, "ess_base_vpid": str(place)}.items()
              for word in ("-mca", *pair)]
     if agent:
-        ranks.append(subprocess.Popen([*agent.split(), host, "orted", *words]))
-finish(ranks)
+        subprocess.run([*agent.split(), host, "orted", *words], check=True)
+finish(start(0, counts, given, command))
 """
 )
 
