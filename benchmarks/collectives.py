@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import (
     collectives_checked,
@@ -49,8 +50,7 @@ def main() -> int:
     core = collectives_core.choose(os.environ)
     print(f"bench-collectives: core: {core}", file=sys.stderr)
     began = Beginning.now()
-    stolen: dict[str, float | None] = {}
-    rows, broken = _measure(options.rows, options.rounds, stolen)
+    rows, broken, stolen = _measure(options.rows, options.rounds)
     results = None if options.rows else RESULTS
     more = {"core": core, "rounds": options.rounds, "stolen_percent": stolen}
     return report(
@@ -76,13 +76,19 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _measure(
-    names: Sequence[str], rounds: int, stolen: dict[str, float | None]
-) -> tuple[list[Row], dict[str, str]]:
-    """The rows, and why a group of them broke off, by its name. `stolen` receives for each group
-    what share of the processors this machine wanted and its host gave to others meanwhile."""
+class Measured(NamedTuple):
+    """The rows; by group of rows why it `broke` off, and what share of the processors that this
+    machine wanted meanwhile its host gave to others (`stolen_percent`)."""
+
+    rows: list[Row]
+    broken: dict[str, str]
+    stolen_percent: dict[str, float | None]
+
+
+def _measure(names: Sequence[str], rounds: int) -> Measured:
     rows: list[Row] = []
     broken: dict[str, str] = {}
+    stolen: dict[str, float | None] = {}
     for name, step in STEPS.items():
         if names and name not in names:
             continue
@@ -95,7 +101,7 @@ def _measure(
             broken[name] = f"{type(error).__name__}: {error}"  # the other figures stand
         stolen[name] = stolen_percent(before, read_times())
         print(f"bench-collectives: {name}: {stolen[name]} % stolen", file=sys.stderr)
-    return rows, broken
+    return Measured(rows, broken, stolen)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_a_killed_rank_leaves_nothing_and_the_reader_names_it(tmp_path: Path) ->
     [run] = runs_of(read_folders([tmp_path]).found)
     assert run.groups[0].missing == (2,)
     text = tool("summary", str(tmp_path))
-    assert "run job-7: 1 group\n" in text and "no summary of ranks 2" in text
+    assert "run job-7: 1 group\n" in text and "no summary of rank 2: killed" in text
     words = json.loads(tool("summary", "--json", str(tmp_path)))
     assert words["runs"][0]["groups"][0]["missing"] == [2]
 

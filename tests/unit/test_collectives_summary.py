@@ -143,7 +143,7 @@ def test_runs_and_lives_are_apart_and_missing_ranks_are_named() -> None:
     assert [run.name for run in runs] == ["a", "b"]
     assert [each.missing for each in runs[0].groups] == [(2, 3), (1, 2, 3)]
     text = as_text(runs, Files((), ()))
-    assert "run a: 2 groups" in text and "no summary of ranks 2, 3" in text
+    assert "run a: 2 groups" in text and "no summary of ranks 2 and 3: killed" in text
     json.dumps(as_json(runs, Files((), ())))
 
 

@@ -36,13 +36,14 @@ def pack(
             check()
             with _reading(path, source_dir):
                 size += os.path.getsize(path)
-                count += 1
-                if size > MAX_BYTES or count > MAX_FILES:
-                    raise UsageError(
-                        f"{source_dir} holds over {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB,"
-                        " too much to be code",
-                        "put the script into a folder of its own, or name one with --source-dir",
-                    )
+            count += 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise UsageError(
+                    f"{source_dir} holds over {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB,"
+                    " too much to be code",
+                    "put the script into a folder of its own, or name one with --source-dir",
+                )
+            with _reading(path, source_dir):
                 tar.add(path, os.path.relpath(path, source_dir), recursive=False)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from muster_collectives.core.messages import ranks_text
 from muster_collectives.summary.read import Files, RankSummary
 from muster_collectives.summary.runs import Group, Run
 from muster_collectives.summary.stragglers import joint_s
@@ -81,10 +82,8 @@ def _notes(group: Group) -> list[str]:
     if len(group.members) > _SHOWN_RANKS:
         notes.append(f"group {group.name!r}: {_SHOWN_RANKS} of {len(group.members)} ranks shown")
     if group.missing:
-        named = ", ".join(map(str, group.missing[:_SHOWN_RANKS]))
-        more = " ..." if len(group.missing) > _SHOWN_RANKS else ""
-        notes.append(f"group {group.name!r}: no summary of ranks {named}{more}: they were killed, "
-                     "or their folder is not here")  # fmt: skip
+        notes.append(f"group {group.name!r}: no summary of {ranks_text(group.missing)}: killed, "
+                     "or in a folder that is not here")  # fmt: skip
     return notes
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from muster_collectives.torch.compress import verbs
-from muster_collectives.torch.compress.wires import Wire
+from muster_collectives.torch.compress.wires import Wire, finite_
 
 
 def padded_part(count: int, ranks: int, grain: int) -> int:
@@ -45,7 +45,7 @@ def sum_over(
     if error is not None and kept is not None and lost is not None:
         # the owner adds what the sum lost to what it sends next time, in the measure of what is
         # sent: it counts once in the next sum
-        kept[rank] += _finite(lost / scale)
+        kept[rank] += finite_(lost.div_(scale))
         if kept.data_ptr() != error.data_ptr():
             error.copy_(kept.view(-1)[:count])
     gathered = torch.empty_like(packed)
@@ -73,7 +73,3 @@ def _rows(values: Tensor, ranks: int, part: int) -> Tensor:
     missing = ranks * part - values.numel()
     whole = torch.nn.functional.pad(values, (0, missing)) if missing else values
     return whole.view(ranks, part)
-
-
-def _finite(values: Tensor) -> Tensor:
-    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -92,8 +92,14 @@ def _keeping(
         return pack(rows)
     both = rows + error
     packed = pack(both)
-    error.copy_(both.sub_(unpack(packed)).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
+    error.copy_(finite_(both.sub_(unpack(packed))))
     return packed
+
+
+def finite_(error: torch.Tensor) -> torch.Tensor:
+    """The error itself with 0 for what is not finite: an infinity that is kept makes every later
+    step one."""
+    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def wire_of(name: str) -> Wire | None:
