@@ -27,7 +27,7 @@ from tests.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")
 LIVES = 100
-SHORT = timedelta(seconds=1.5)
+SHORT = timedelta(seconds=4)  # also for the making of the group
 
 
 def descriptors() -> int:

@@ -25,7 +25,7 @@ from muster_collectives.core.errors import (
 from tests.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")
-LIMIT = timedelta(seconds=3)
+LIMIT = timedelta(seconds=6)  # also for the making of the group
 SHORT = timedelta(seconds=0.5)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.torch_ranks import Job, names_of, run_checks
+from tests.support.torch_ranks import TEST_S, Job, names_of, run_checks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_ddp.py")
 
 

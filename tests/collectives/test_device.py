@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.torch_ranks import Job, names_of, run_checks
+from tests.support.torch_ranks import TEST_S, Job, names_of, run_checks
 
 if TYPE_CHECKING:
     from muster_collectives.torch.compress.wires import BlockWire
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_device_numbers.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 ON_GPU = Path(__file__).with_name("ranks_device_gpu.py")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.torch_ranks import Job, run_checks
+from tests.support.torch_ranks import TEST_S, Job, run_checks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 HERE = Path(__file__).parent
 
 

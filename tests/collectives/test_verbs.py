@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.torch_ranks import Job, names_of, run_checks
+from tests.support.torch_ranks import TEST_S, Job, names_of, run_checks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_works.py")
 COMPILED = Path(__file__).with_name("ranks_compiled.py")
 QUICK = names_of(COMPILED)[:3]  # what is compiled by the third takes no C++
-COMPILE_S = 240.0
 
 NAMES = [*names_of(SCRIPT.with_name("ranks_verbs.py")), *names_of(SCRIPT)]
 SLOW = (  # the compiler takes its time even to be imported: in one job
@@ -52,10 +51,9 @@ def compiled(folder: Path, names: list[str]) -> Job:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"the inductor compiles C++ for processors, and there is no {compiler} here")
-    return run_checks(COMPILED, 2, folder, only=names, limit_s=COMPILE_S)
+    return run_checks(COMPILED, 2, folder, only=names)
 
 
-@pytest.mark.timeout(COMPILE_S + 60)
 def test_in_compiled_code(tmp_path: Path) -> None:
     job = compiled(tmp_path, QUICK)
     for name in QUICK:
@@ -63,7 +61,6 @@ def test_in_compiled_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(COMPILE_S + 60)
 def test_in_more_compiled_code(tmp_path: Path) -> None:
     names = [name for name in names_of(COMPILED) if name not in QUICK]
     job = compiled(tmp_path, names)

@@ -197,13 +197,13 @@ def test_a_worker_that_does_not_push_is_named_after_the_deadline() -> None:
     made = Inside(1, workers=2)
 
     def lazy() -> object:
-        server = connect(made, 1, timeout_s=2)
+        server = connect(made, 1, timeout_s=5)
         wait_until(lambda: not made.listens(), END_S)
         return server
 
-    busy, _ = together(_pushing(made, 0, 1, timeout_s=2), lazy)
+    busy, _ = together(_pushing(made, 0, 1, timeout_s=5), lazy)
     assert isinstance(busy, DeadlineError), busy
-    assert "rank 0 waited 2 s" in str(busy) and "rank 1, at step 0" in str(busy)
+    assert "rank 0 waited 5 s" in str(busy) and "rank 1, at step 0" in str(busy)
     assert made.codes() == [1]
 
 
@@ -211,7 +211,7 @@ def test_a_worker_that_never_comes_is_named() -> None:
     from muster_parameter_server import DeadlineError
 
     made = Inside(1, workers=3)
-    for result in together(_pushing(made, 0, 1, timeout_s=2), _pushing(made, 2, 1, timeout_s=2)):
+    for result in together(_pushing(made, 0, 1, timeout_s=5), _pushing(made, 2, 1, timeout_s=5)):
         assert isinstance(result, DeadlineError), result
         assert "rank 1, which has not connected" in str(result)
     assert made.codes() == [1]

@@ -133,8 +133,10 @@ def test_strangers_are_refused_and_the_job_runs_on(servers: Maker, tmp_path: Any
 @pytest.mark.promise("S03")
 def test_strangers_that_dribble_do_not_keep_a_worker_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as may wait, each alive by a byte now and then: the oldest goes for who comes."""
+    from muster_parameter_server import service
     from muster_parameter_server.server import PENDING_LIMIT
 
+    monkeypatch.setattr(service, "HANDSHAKE_S", 30.0)
     made, over = Inside(1, workers=1), []
 
     def dribble(sock: socket.socket) -> None:
@@ -152,7 +154,7 @@ def test_strangers_that_dribble_do_not_keep_a_worker_out(monkeypatch: pytest.Mon
 
     results = together(work, *(lambda sock=sock: dribble(sock) for sock in strangers))
     assert results[0] == -100.0
-    assert over[0] - began < 4  # before any stranger's own time was over
+    assert over[0] - began < 20  # before any stranger's own time was over
     assert made.codes() == [0]
     for sock in strangers:
         sock.close()
@@ -166,8 +168,8 @@ def test_a_handshake_has_one_end_for_all_its_bytes(monkeypatch: pytest.MonkeyPat
     made = Inside(1, workers=1)
     began = time.monotonic()
     with _dial(made)[0] as sock:
-        wait_until(lambda: _is_cut(sock, b"m"), 10)  # 77 bytes would take it 19 s
-    assert 0.9 < time.monotonic() - began < 3
+        wait_until(lambda: _is_cut(sock, b"m"), END_S)  # 77 bytes would take it 19 s
+    assert 0.9 < time.monotonic() - began < 15
     assert _job(made, 0) == -100.0
     assert made.codes() == [0]
 

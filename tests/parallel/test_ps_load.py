@@ -178,7 +178,7 @@ def test_a_late_worker_does_not_break_a_load_by_tcp(monkeypatch: pytest.MonkeyPa
 
     from muster_parameter_server import sockets
 
-    monkeypatch.setattr(sockets, "_VANISHED_MS", 1000)
+    monkeypatch.setattr(sockets, "_VANISHED_MS", 3000)
     made, connected = Inside(1, workers=2), []
 
     def work(rank: int) -> float:
@@ -187,7 +187,7 @@ def test_a_late_worker_does_not_break_a_load_by_tcp(monkeypatch: pytest.MonkeyPa
         with connect(made, rank, tensors=[weight], environ=environ) as server:
             connected.append(time.monotonic())
             if rank == 1:
-                wait_until(lambda: time.monotonic() > connected[0] + 5, END_S)
+                wait_until(lambda: time.monotonic() > connected[0] + 8, END_S)
             else:
                 weight.fill_(3.0)
             server.load()

@@ -26,6 +26,7 @@ from tests.support.ports import free_port
 __all__ = [
     "Check",
     "Ended",
+    "TEST_S",
     "Job",
     "World",
     "main",
@@ -37,8 +38,9 @@ __all__ = [
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = CHECKOUT / "toolkit" / "parallel" / "src"
-GROUP_S = 40.0  # deadline of the groups of the ranks: a hang is an error that names its rank
-LIMIT_S = 110.0
+GROUP_S = 120.0  # deadline of the groups of the ranks: a hang is an error that names its rank
+LIMIT_S = 400.0  # no promise: eight ranks that import torch beside other work take their time
+TEST_S = 600  # what pytest has to give to the test that starts them
 KILL_S = 10.0
 
 
