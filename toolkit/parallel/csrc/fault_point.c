@@ -45,6 +45,9 @@ void mc_fault_pass(enum mc_fault_point point) {
   pthread_once(&once, read_instruction);
   if ((int)point != chosen || __atomic_sub_fetch(&left, 1, __ATOMIC_RELAXED) != 0) return;
   note(names[point]);
-  raise(number); /* this thread goes no further, whichever of them it is */
+  /* This thread goes no further, whichever of them it is; what a handler takes is for the program's
+   * own threads, since those of the core block it. */
+  if (number == SIGKILL || number == SIGSTOP) raise(number);
+  else kill(getpid(), number);
 }
 #endif
