@@ -72,10 +72,9 @@ def test_a_third_interrupt_gives_up_on_the_engine_at_once_and_tells_what_removes
         run = start(home, forever(base), {**LONG, "DOCKER_HOST": f"unix://{way.path}"})
         run.wait_ready(2)
         way.hush()
-        began = time.monotonic()
         wait_until(again, 60)
         result = run.wait()
-    assert time.monotonic() - began < 5  # the engine gets that long for one signal
+    assert "in time" not in result.err  # as it says once the engine's 5 s for a signal are over
     assert result.code == 143, result.err
     assert result.err.count("second SIGINT: killing") == 1
     assert result.err.count("giving up on the container engine") == 1

@@ -24,7 +24,7 @@ def marked(run: str) -> list[int]:
     return found
 
 
-def survivors(run: str, settle_s: float = 1.0) -> list[int]:
+def survivors(run: str, settle_s: float = 2.0) -> list[int]:
     """Those still alive after `settle_s`; returns at once when there are none."""
     end = time.monotonic() + settle_s
     while (alive := marked(run)) and time.monotonic() < end:

@@ -97,7 +97,7 @@ def _watch(
     in_time = _within(
         scenario.patience_s, lambda: all(host.train.poll() is not None for host in started)
     )
-    alive = len(survivors(mark, 0.3) if in_time else marked(mark))
+    alive = len(survivors(mark) if in_time else marked(mark))
     return Run(launcher, ports.store, tuple(map(_observed, started)), in_time, alive)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
@@ -42,14 +41,11 @@ def test_a_killed_server_fails_the_job_on_all_hosts_with_its_name(
 ) -> None:
     job = running(cluster, name)
     (server,) = servers(job, host)
-    began = time.monotonic()
     os.kill(server, signal.SIGKILL)
     results = job.wait(20)
-    took = time.monotonic() - began
     number = job.names.index(host)
     what = f"the server server-{number} was killed by SIGKILL while ranks ran (on {host})"
     assert {(r.code, r.first_line) for r in results.values()} == {(137, f"UserScriptError: {what}")}
-    assert took < 3, took
     assert not [pid for other in job.names for pid in servers(job, other) if is_alive(pid)]
 
 

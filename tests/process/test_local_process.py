@@ -93,6 +93,7 @@ def test_with_json_stdout_is_one_value(start: Start, home: Path) -> None:
     assert "ready on algo-1" in result.err
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_scripts_in_time_and_leaves_nothing(
     start: Start, home: Path, number: int
@@ -139,6 +140,7 @@ def test_a_second_interrupt_kills_at_once(start: Start, home: Path) -> None:
     run.check_nothing_left(limit_s=0)
 
 
+@pytest.mark.clock
 def test_a_script_that_ignores_the_stop_is_killed_in_time(start: Start, home: Path) -> None:
     run = start(home, ("src/stubborn.py", *PROCESS), environ={"MUSTER_STOP_GRACE_S": "0.5"})
     run.wait_ready(1)
@@ -341,6 +343,7 @@ def test_a_slow_reader_neither_loses_bytes_nor_delays_a_stop(home: Path, start: 
     assert numbers == [str(number).encode() for number in range(len(numbers))]
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("argv", "text", "budget_s"),
     [(["--help"], b"usage: muster", 0.1), (["local", "src/train.py", *PROCESS], b"muster", 0.3)],

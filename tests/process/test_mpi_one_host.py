@@ -129,6 +129,7 @@ def test_an_mpirun_that_is_none_is_refused_before_anything_runs(
     assert result.out == ""
 
 
+@pytest.mark.clock
 def test_an_mpirun_that_does_not_answer_is_given_up_in_time(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1)
     stand_in(job, "#!/bin/sh\nexec sleep 600\n")
@@ -168,7 +169,6 @@ def test_a_world_of_another_size_than_planned_is_refused(mpi: MakeMpi) -> None:
     less += 'for word; do shift; [ "$word" = -np ] && n=1; [ "$word" = 2 ] && [ $n = 1 ] && '
     less += 'word=1 && n=0; set -- "$@" "$word"; done\nexec REAL "$@"\n'
     stand_in(job, less.replace("REAL", real))
-    job.environ["MUSTER_START_S"] = "5"
     result = job.run(30)[HOST]
     assert result.code == 106, result.err
     assert "rank 0 of 1 where rank 0 of 2 was planned" in result.first_line
@@ -194,6 +194,7 @@ def test_a_user_without_powers_needs_none(open_mpi: OpenMpi) -> None:
             assert sorted(result.out.splitlines()) == [f"{NOBODY} 0", f"{NOBODY} 1"]
 
 
+@pytest.mark.clock
 def test_a_stop_while_mpirun_starts_ends_it_at_once(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1)
     version = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.11"; exit 0; fi\n'

@@ -29,6 +29,7 @@ LED = """
 """
 
 
+@pytest.mark.clock
 def test_idle_workers_of_tensorflow_are_ended_after_their_chief_and_servers_with_the_job(
     cluster: Make,
 ) -> None:

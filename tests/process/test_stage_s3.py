@@ -127,6 +127,7 @@ def test_three_attempts_are_all(tmp_path: Path) -> None:
     assert "failed after 3 attempts: SlowDown (HTTP 503)" in error.message
 
 
+@pytest.mark.clock
 @pytest.mark.promise("F56")
 def test_the_time_for_all_attempts_is_limited(tmp_path: Path) -> None:
     head = answer("200 OK", length=100_000_000)

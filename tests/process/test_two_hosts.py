@@ -31,6 +31,7 @@ FAILS_ON_SECOND = (
 )
 
 
+@pytest.mark.clock
 @pytest.mark.promise("F33")
 def test_a_job_that_does_nothing_ends_within_three_seconds(cluster: Make) -> None:
     job = cluster(RENDEZVOUS)
@@ -148,6 +149,7 @@ def test_a_leader_that_never_comes_is_named(cluster: Make) -> None:
     assert "refused" in result.first_line
 
 
+@pytest.mark.clock
 @pytest.mark.promise("F01")
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 def test_a_stop_on_one_host_reaches_the_ranks_of_all_within_two_seconds(
@@ -218,6 +220,7 @@ def test_bad_input_on_one_host_ends_all_with_its_message(cluster: Make) -> None:
     assert "invalid JSON at line 1" in results["algo-1"].first_line
 
 
+@pytest.mark.clock
 def test_bad_input_on_every_host_ends_within_two_seconds(cluster: Make) -> None:
     job = cluster(RENDEZVOUS, hyperparameters={"sagemaker_mpi_enabled": "yes"})
     began = time.monotonic()

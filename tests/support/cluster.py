@@ -291,7 +291,11 @@ class Cluster:
         wrong += [f"still listening: {where}" for where in sockets]
         left = [] if killed else sorted(p.name for p in self.temp.glob("muster-*"))
         wrong += [f"left over in the folder for temporary files: {name}" for name in left]
-        wrong += [f"left over in /dev/shm: {n}" for n in shared_memory() - self._shared_memory]
+        # what another job leaves when it is killed is there until its shim has removed it
+        until = time.monotonic() + KILLED_GONE_S
+        while (shared := shared_memory() - self._shared_memory) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        wrong += [f"left over in /dev/shm: {name}" for name in sorted(shared)]
         return wrong
 
     def _check_stop(self) -> list[str]:

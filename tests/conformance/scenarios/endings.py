@@ -11,7 +11,7 @@ from tests.conformance.scenarios.parts import SHELL, script, sdk
 
 _LEAVES_CHILD = """
 import subprocess
-subprocess.Popen(["sleep", "12"], start_new_session=True)
+subprocess.Popen(["sleep", "60"], start_new_session=True)
 """
 _SAVES_ON_TERM = f"""\
 import signal, sys, time
@@ -74,7 +74,7 @@ _SCENARIOS = (
         sdk(),
         script(_LEAVES_CHILD),
         environ={"MUSTER_DRAIN_S": "0.5"},
-        patience_s=6.0,
+        patience_s=20.0,  # beyond any start, well below the child's time
     ),
     Scenario(
         "ending: SIGTERM",
@@ -90,7 +90,7 @@ _SCENARIOS = (
         resource={"network_interface_name": "eth0"},
         isolated=True,
         stop=Stop(signal.SIGTERM),
-        patience_s=3.0,
+        patience_s=10.0,
     ),
     Scenario(
         "ending: a secret hyperparameter",
