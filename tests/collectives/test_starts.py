@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cluster import wait_until
 from tests.support.torch_ranks import TEST_S, Job, names_of, run_checks
-from tests.support.traces import shared_memory
+from tests.support.traces import left_in_shared_memory, shared_memory
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 AGAIN = Path(__file__).with_name("ranks_again.py")
@@ -21,7 +21,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     before = shared_memory()
     job = run_checks(STARTS, 3, tmp_path_factory.mktemp("starts"))
     # a file of another program that lives for a moment is no leftover of these ranks
-    wait_until(lambda: shared_memory() <= before, 20, lambda: str(shared_memory() - before))
+    wait_until(
+        lambda: not left_in_shared_memory(before), 20, lambda: str(left_in_shared_memory(before))
+    )
     return job
 
 

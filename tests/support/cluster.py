@@ -23,7 +23,7 @@ from muster.spec.deadlines import parse_deadlines
 from tests.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
 from tests.support.ports import free_ports
-from tests.support.traces import Trace, Tree, describe, shared_memory, tree
+from tests.support.traces import Trace, Tree, describe, left_in_shared_memory, shared_memory, tree
 
 __all__ = [
     "Cluster",
@@ -293,7 +293,7 @@ class Cluster:
         wrong += [f"left over in the folder for temporary files: {name}" for name in left]
         # what another job leaves when it is killed is there until its shim has removed it
         until = time.monotonic() + KILLED_GONE_S
-        while (shared := shared_memory() - self._shared_memory) and time.monotonic() < until:
+        while (shared := left_in_shared_memory(self._shared_memory)) and time.monotonic() < until:
             time.sleep(POLL_S)
         wrong += [f"left over in /dev/shm: {name}" for name in sorted(shared)]
         return wrong

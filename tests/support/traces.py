@@ -191,11 +191,17 @@ def _mount_points() -> frozenset[str]:
 
 
 def shared_memory() -> frozenset[str]:
-    """The names in /dev/shm that a launcher of ours could have made, without those of jobs that
-    still run (the pid of their `train` is part of the name) and of pushes of images."""
+    """The names in /dev/shm that a process of ours could have made; none of pushes of images."""
     try:
         names = os.listdir("/dev/shm")
     except OSError:
         return frozenset()
-    names = [n for n in names if n.startswith("muster") and not n.startswith("muster-push-")]
-    return frozenset(n for n in names if not os.path.exists(f"/proc/{n.split('-')[1]}"))
+    ours = (name for name in names if name.startswith("muster-"))
+    return frozenset(name for name in ours if not name.startswith("muster-push-"))
+
+
+def left_in_shared_memory(before: frozenset[str]) -> frozenset[str]:
+    """What has come since `before` and is no job's that still runs: the pid of its maker is part of
+    the name."""
+    came = shared_memory() - before
+    return frozenset(name for name in came if not os.path.exists(f"/proc/{name.split('-')[1]}"))
