@@ -8,13 +8,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from muster_collectives.core import CollectiveError, Communicator, DType, ForkError, Op, Verb
 from tests.collectives.meeting import Meeting
+from tests.collectives.watching import once_it_waits
 
 WARM = 3  # operations that all ranks do before anything happens
 SHORT_S = 2.0  # deadline of the operation that cannot end
@@ -36,6 +38,12 @@ class Guilty:
 
     def all_reduce(self, timeout_s: float = LONG_S, data: Any = None) -> None:
         reduced(self.comm, self.data if data is None else data, timeout_s)
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Leaves the mark `waits-RANK` when this rank waits in the call that is made inside."""
+        with once_it_waits(self.comm, lambda: self.meeting.mark(f"waits-{self.rank}")):
+            yield
 
     def told(self, act: Callable[[], None]) -> dict[str, Any]:
         """What `act` raises, as words for the test; then the same again, at once."""
@@ -191,9 +199,9 @@ def interrupted(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         own.meeting.wait_for_mark("told")
         return own.told(lambda: own.all_reduce(SHORT_S))
-    own.meeting.mark(f"waits-{own.rank}")
     try:
-        return own.told(own.all_reduce)
+        with own.marked():
+            return own.told(own.all_reduce)
     except KeyboardInterrupt:
         return {"kind": "KeyboardInterrupt", "again": described(raised(own.all_reduce))["kind"]}
 
@@ -217,8 +225,8 @@ def handled(own: Guilty) -> dict[str, Any]:
     own.data[:] = own.rank
     if own.is_victim:
         own.meeting.wait_for_mark("told")
-    own.meeting.mark(f"waits-{own.rank}")
-    own.all_reduce()
+    with own.marked():
+        own.all_reduce()
     right = bool((own.data == sum(range(own.meeting.size))).all())
     return {"kind": "", "right": right, "handler": found}
 
