@@ -22,6 +22,7 @@ WARM = 3  # operations that all ranks do before anything happens
 SHORT_S = 2.0  # deadline of the operation that cannot end
 LONG_S = 60.0  # what the fault itself must undercut
 LARGE = 8 << 20  # elements of the large all-reduce
+STEPS, LATE_S = 40, 0.1  # of a straggler; far more than marks take to be seen
 
 
 class Guilty:
@@ -174,11 +175,10 @@ def forks(own: Guilty) -> dict[str, Any]:
 
 
 def straggles(own: Guilty) -> dict[str, Any]:
-    """The victim comes late to every step for some seconds (COLLECTIVES_STRAGGLER_S is short)."""
+    """The victim comes last to every step for some seconds (COLLECTIVES_STRAGGLER_S is short)."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for _ in range(60):
-        if own.is_victim:
-            time.sleep(0.05)  # the fault itself: a slow host
+    for step in range(STEPS):
+        own.meeting.come_late(f"step-{step}", (own.victim,), LATE_S)
         own.all_reduce()
     return {"kind": "", "waits": list(own.comm.waits_s())}
 
