@@ -40,6 +40,11 @@ class Guilty:
     def all_reduce(self, timeout_s: float = LONG_S, data: Any = None) -> None:
         reduced(self.comm, self.data if data is None else data, timeout_s)
 
+    def gather(self) -> None:
+        """Survivors begin the call that ends by its deadline together: one that the machine holds
+        up until then would rightly be named beside the victim."""
+        self.meeting.meet("short", {*range(self.meeting.size)} - {self.victim})
+
     @contextmanager
     def marked(self) -> Iterator[None]:
         """Leaves the mark `waits-RANK` when this rank waits in the call that is made inside."""
@@ -109,6 +114,7 @@ def stopped(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         os.kill(os.getpid(), signal.SIGSTOP)  # until the test wakes it
         return own.told(lambda: own.all_reduce(SHORT_S))
+    own.gather()
     words = own.told(lambda: own.all_reduce(SHORT_S))
     own.meeting.mark(f"told-{own.rank}")
     return words
@@ -135,6 +141,7 @@ def skips(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         own.meeting.wait_for_mark("told")
         return own.told(lambda: own.all_reduce(SHORT_S))
+    own.gather()
     return own.told(lambda: own.all_reduce(SHORT_S))
 
 
