@@ -8,18 +8,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from muster_collectives.core import CollectiveError, Communicator, DType, ForkError, Op, Verb
 from tests.collectives.meeting import Meeting
+from tests.collectives.watching import once_it_waits
 
 WARM = 3  # operations that all ranks do before anything happens
 SHORT_S = 2.0  # deadline of the operation that cannot end
 LONG_S = 60.0  # what the fault itself must undercut
 LARGE = 8 << 20  # elements of the large all-reduce
+STEPS, LATE_S = 40, 0.1  # of a straggler; far more than marks take to be seen
 
 
 class Guilty:
@@ -36,6 +39,17 @@ class Guilty:
 
     def all_reduce(self, timeout_s: float = LONG_S, data: Any = None) -> None:
         reduced(self.comm, self.data if data is None else data, timeout_s)
+
+    def gather(self) -> None:
+        """Survivors begin the call that ends by its deadline together: one that the machine holds
+        up until then would rightly be named beside the victim."""
+        self.meeting.meet("short", {*range(self.meeting.size)} - {self.victim})
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Leaves the mark `waits-RANK` when this rank waits in the call that is made inside."""
+        with once_it_waits(self.comm, lambda: self.meeting.mark(f"waits-{self.rank}")):
+            yield
 
     def told(self, act: Callable[[], None]) -> dict[str, Any]:
         """What `act` raises, as words for the test; then the same again, at once."""
@@ -100,6 +114,7 @@ def stopped(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         os.kill(os.getpid(), signal.SIGSTOP)  # until the test wakes it
         return own.told(lambda: own.all_reduce(SHORT_S))
+    own.gather()
     words = own.told(lambda: own.all_reduce(SHORT_S))
     own.meeting.mark(f"told-{own.rank}")
     return words
@@ -126,6 +141,7 @@ def skips(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         own.meeting.wait_for_mark("told")
         return own.told(lambda: own.all_reduce(SHORT_S))
+    own.gather()
     return own.told(lambda: own.all_reduce(SHORT_S))
 
 
@@ -166,11 +182,10 @@ def forks(own: Guilty) -> dict[str, Any]:
 
 
 def straggles(own: Guilty) -> dict[str, Any]:
-    """The victim comes late to every step for some seconds (COLLECTIVES_STRAGGLER_S is short)."""
+    """The victim comes last to every step for some seconds (COLLECTIVES_STRAGGLER_S is short)."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for _ in range(60):
-        if own.is_victim:
-            time.sleep(0.05)  # the fault itself: a slow host
+    for step in range(STEPS):
+        own.meeting.come_late(f"step-{step}", (own.victim,), LATE_S)
         own.all_reduce()
     return {"kind": "", "waits": list(own.comm.waits_s())}
 
@@ -191,9 +206,9 @@ def interrupted(own: Guilty) -> dict[str, Any]:
     if own.is_victim:
         own.meeting.wait_for_mark("told")
         return own.told(lambda: own.all_reduce(SHORT_S))
-    own.meeting.mark(f"waits-{own.rank}")
     try:
-        return own.told(own.all_reduce)
+        with own.marked():
+            return own.told(own.all_reduce)
     except KeyboardInterrupt:
         return {"kind": "KeyboardInterrupt", "again": described(raised(own.all_reduce))["kind"]}
 
@@ -217,8 +232,8 @@ def handled(own: Guilty) -> dict[str, Any]:
     own.data[:] = own.rank
     if own.is_victim:
         own.meeting.wait_for_mark("told")
-    own.meeting.mark(f"waits-{own.rank}")
-    own.all_reduce()
+    with own.marked():
+        own.all_reduce()
     right = bool((own.data == sum(range(own.meeting.size))).all())
     return {"kind": "", "right": right, "handler": found}
 

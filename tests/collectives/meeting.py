@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,6 +70,29 @@ class Meeting:
             if time.monotonic() > limit:
                 raise TimeoutError(f"no mark {name} after {limit_s:g} s")
             time.sleep(_POLL_S)
+
+    def wait_for_marks(self, name: str, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.wait_for_mark(f"{name}-{rank}")
+
+    def meet(self, name: str, ranks: Iterable[int]) -> None:
+        """Returns when all of `ranks`, of which this is one, have come here."""
+        self.mark(f"{name}-{self.rank}")
+        self.wait_for_marks(name, ranks)
+
+    def come_late(self, name: str, late: Collection[int], late_s: float) -> None:
+        """Before a call: the ranks `late` return `late_s` after all others have come here.
+
+        By fact, not by time: a healthy rank that the machine holds up holds up the others and the
+        late ones as well, so that nobody waits for it in the call.
+        """
+        others = [rank for rank in range(self.size) if rank not in late]
+        if self.rank not in late:
+            self.meet(name, others)
+            return
+        self.wait_for_marks(name, others)
+        time.sleep(late_s)  # the fault itself: a slow host
+        self.meet(name, late)
 
     def say(self, **words: Any) -> None:
         """The last line that the test reads as JSON."""

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +14,7 @@ from muster_collectives.core import new_group
 from tests.collectives.fault_worker import reduced
 from tests.collectives.meeting import Meeting
 
-STEPS, LATE_S = 40, 0.02
+STEPS, LATE_S = 20, 0.08  # far more than marks take to be seen
 FLOATS = 256
 SENT_BYTES = (1000, 0, 70_000)
 
@@ -84,9 +83,8 @@ def late(meeting: Meeting) -> None:
     data = np.ones(FLOATS, np.float32)
     world = meeting.world()
     reduced(world, data)  # the first makes connections
-    for _ in range(STEPS):
-        if meeting.rank in ranks:
-            time.sleep(LATE_S)  # the fault itself: a slow host
+    for step in range(STEPS):
+        meeting.come_late(f"step-{step}", ranks, LATE_S)
         reduced(world, data)
     meeting.say()
     world.close()

@@ -12,8 +12,7 @@ import pytest
 from tests.collectives.fault_worker import SHORT_S, WARM
 from tests.collectives.jobs import End, job
 
-# F41 demands 5 s; what the machine adds while other jobs hold it
-DEATH_S = 5.0
+DEATH_S = 5.0  # what F41 promises; how fast it is, benchmarks measure
 SLACK_S = 5.0  # "the process ends within its timeout + 5 s" (F40)
 NODES = [pytest.param("aaa", id="one node"), pytest.param("aab", id="two nodes")]
 
@@ -58,8 +57,7 @@ def test_a_frozen_rank_is_a_timeout_that_names_it_and_no_death(nodes: str) -> No
             started.wait_for(f"told-{rank}")
         started.strike(victim, signal.SIGCONT)
         ends = started.ends()
-        for rank in others:
-            in_time(told(ends[rank], "CollectiveTimeout", victim))
+        in_time([told(ends[rank], "CollectiveTimeout", victim) for rank in others])
         assert ends[victim].said["kind"], "the frozen rank itself goes on as if nothing had been"
 
 
@@ -92,9 +90,9 @@ def test_a_skipped_operation_names_number_and_rank_on_every_survivor(
 ) -> None:
     others = survivors(victim)
     with job("fault_worker", 3, "skips", str(victim), nodes=names(nodes)) as started:
-        for end in started.ends(of=others):
-            said = told(end, "CollectiveTimeout", victim)
-            in_time(said)
+        all_said = [told(end, "CollectiveTimeout", victim) for end in started.ends(of=others)]
+        in_time(all_said)
+        for said in all_said:
             assert said["operation"] == WARM + 1
             assert f"operation {WARM + 1}, all_reduce sum of 4096 float32" in said["text"]
             assert f"rank {victim} has not come" in said["text"]
@@ -126,5 +124,9 @@ def told(end: End, kind: str, guilty: int) -> dict[str, Any]:
     return said
 
 
-def in_time(said: dict[str, Any]) -> None:
-    assert SHORT_S * 0.9 <= said["took_s"] < SHORT_S + SLACK_S, said
+def in_time(said: Sequence[dict[str, Any]]) -> None:
+    """The deadline is the first one's that began: who began later is told by it."""
+    began = min(each["failed_at"] - each["took_s"] for each in said)
+    for each in said:
+        assert each["failed_at"] - began >= SHORT_S * 0.9, said
+        assert each["took_s"] < SHORT_S + SLACK_S, said

@@ -5,37 +5,24 @@ from __future__ import annotations
 import mmap
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from muster_collectives.core import Communicator
 from tests.collectives.meeting import Meeting
+from tests.collectives.watching import once_it_waits
 
 LIMIT_S = 30.0
 CALLS = 200
 REGION_BYTES = 3 << 20
-_LOOK_S = 0.005
 
 
 def late(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
     """Rank 1 comes to a barrier only when rank 0, which is in it, has gone to sleep."""
     comm.barrier(LIMIT_S)
-    before = comm.stats().sleeps
-    done = threading.Event()
-
-    def watch() -> None:
-        while comm.stats().sleeps == before and not done.wait(_LOOK_S):
-            pass
-        if not done.is_set():
-            meeting.mark("sleeps")
-
     if comm.rank == 0:
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        comm.barrier(LIMIT_S)
-        done.set()
-        watcher.join()
+        with once_it_waits(comm, lambda: meeting.mark("sleeps")):
+            comm.barrier(LIMIT_S)
     else:
         meeting.wait_for_mark("sleeps", LIMIT_S / 2)
         comm.barrier(LIMIT_S)

@@ -1,0 +1,56 @@
+"""What a rank does at the moment at which it waits for another in a call, and no sooner."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from muster_collectives.core import Communicator
+from muster_collectives.core.pure import PureCommunicator
+
+_LOOK_S = 0.005
+
+
+@contextmanager
+def once_it_waits(comm: Communicator, act: Callable[[], None]) -> Iterator[None]:
+    """Another thread does `act` once this one waits in a call of `comm`, made in the block.
+
+    A mark before the call would say too much: a signal that is sent on it may land in the lines
+    that lead to the call. A block that ends without a wait ends without `act`.
+    """
+    waits = _looking(comm)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not waits():
+            if ended.wait(_LOOK_S):
+                return
+        act()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _looking(comm: Communicator) -> Callable[[], bool]:
+    """Tells any thread whether the one that asks here has begun to wait since."""
+    if not isinstance(comm, PureCommunicator):
+        before = comm.stats().sleeps
+        return lambda: comm.stats().sleeps > before
+    caller = threading.get_ident()
+    return lambda: _is_in_await(caller)
+
+
+def _is_in_await(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is PureCommunicator._await.__code__:
+            return True
+        frame = frame.f_back
+    return False
