@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.cluster import Result, wait_until
 from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, OpenMpi, wait_ranks
+from tests.support.records import ended, keep_record
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
 MOMENT = "time.sleep(0.3); "  # until the others have said what they say
@@ -55,7 +56,7 @@ def statuses(job: MpiCluster) -> list[int]:
 
 
 def recorded(job: MpiCluster) -> MpiCluster:
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    keep_record(job)
     return job
 
 
@@ -288,10 +289,10 @@ def test_a_launch_daemon_counts_also_when_the_ranks_of_its_own_host_have_ended(
     mpi: MakeMpi,
 ) -> None:
     works = "if os.environ['SM_CURRENT_HOST'] == 'algo-1':\n    time.sleep(600)\n"
-    job = mpi(f"import os, time\nprint('up', flush=True)\n{works}")
+    job = recorded(mpi(f"import os, time\nprint('up', flush=True)\n{works}"))
     job.start()
     wait_ranks(job, "up", 4)
-    wait_until(lambda: not job.find("algo-2", "train.py"), 10, lambda: job.story("it works on"))
+    wait_until(lambda: sorted(ended(job)) == [2, 3], 30, lambda: job.story("they work on"))
     os.kill(job.daemon("algo-2"), signal.SIGKILL)
     results = job.wait(20)
     (line,) = lines_of(results)
