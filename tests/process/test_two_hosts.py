@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster import Cluster, lines, wait_until
 from tests.support.mltree import TWO_HOSTS
+from tests.support.records import WAIT_SHOWN, ended, keep_record
 from tests.support.sabotage import train_after
 
 Make = Callable[..., Cluster]
@@ -81,19 +82,22 @@ def test_an_exit_code_of_a_follower_is_every_host_s(cluster: Make) -> None:
 def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) -> None:
     """Evidence decides, not the order of exits (protocol.md 6)."""
     script = (
-        "import os, socket, sys, time, traceback\n"
+        f"import os, socket, sys, time, traceback\n{WAIT_SHOWN}"
         "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
         "    try:\n        raise ValueError('the cause')\n"
         "    except ValueError:\n        traceback.print_exc()\n"
-        "    time.sleep(1.7)\n"
+        "    wait_ended(0)\n"
         "    os._exit(1)\n"
-        "time.sleep(0.5)\n"
+        "wait_shown('algo-2', 1, 'ValueError: the cause')\n"
         "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')\n"
     )
-    results = cluster(script).run(limit_s=20)
+    job = cluster(script)
+    keep_record(job)
+    results = job.run(limit_s=60)
     assert {r.first_line for r in results.values()} == {
         "UserScriptError: ValueError: the cause (algo-2 rank 1, exit code 1)"
     }
+    assert ended(job) == [0, 1]
 
 
 OFTEN = "from muster.run import conductor\nconductor.PROGRESS_S = 0.3\n"  # not every 30 s

@@ -1,4 +1,4 @@
-"""What a job has recorded so far, while it runs."""
+"""What a job has recorded so far, while it runs: for tests, and for the scripts of its ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,31 @@ from typing import Any
 
 from tests.support.cluster import Cluster
 
+# For scripts of a job whose record is kept. muster notes when an error came before it keeps the
+# text, so whatever fails after `wait_shown` fails later, however slow the machine is.
+WAIT_SHOWN = """\
+def wait_recorded(name, *words):
+    import os, sys, time
+    path = os.path.join(os.environ["TEST_RUN_DIR"], name)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if os.path.exists(path):
+            with open(path) as file:
+                if any(all(word in line for word in words) for line in file):
+                    return
+        time.sleep(0.002)
+    sys.exit(f"never recorded in {name}: {words}")
+def wait_shown(host, rank, text):
+    wait_recorded(f"logs/{host}/rank-{rank}.err", text)
+def wait_ended(rank):
+    wait_recorded("events.jsonl", f'"rank": {rank},', '"rank_ended"')
+"""
+
 
 def keep_record(job: Cluster) -> None:
     """Makes the hosts write one record, where the functions below read it."""
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    run = str(job.folder / "run")
+    job.environ |= {"MUSTER_RUN_DIR": run, "TEST_RUN_DIR": run}  # ranks do not get the first
 
 
 def events(job: Cluster) -> list[dict[str, Any]]:
