@@ -108,7 +108,8 @@ def test_a_run_folder_that_is_gone_is_one_sentence_and_nothing_else_stays(
 
 
 def test_the_timeout_stops_the_job(start: Start, home: Path, base: str) -> None:
-    result = start(home, forever(base, "--timeout", "4")).wait()
+    # it counts from before the containers start
+    result = start(home, forever(base, "--timeout", "20")).wait()
     assert result.code == 124
     assert result.out.count("checkpoint written") == 2
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.cluster import Result, wait_until
 from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, OpenMpi, wait_ranks
+from tests.support.records import WAIT_SHOWN, ended, keep_record
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
 MOMENT = "time.sleep(0.3); "  # until the others have said what they say
@@ -55,7 +56,7 @@ def statuses(job: MpiCluster) -> list[int]:
 
 
 def recorded(job: MpiCluster) -> MpiCluster:
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    keep_record(job)
     return job
 
 
@@ -133,17 +134,32 @@ def test_a_crash_is_named_by_its_signal(mpi: MakeMpi, number: int, code: int) ->
 
 @pytest.mark.promise("F32")
 def test_of_two_ranks_that_fail_almost_together_the_earlier_is_named(mpi: MakeMpi) -> None:
+    """The earlier one is gone last: what they said decides, not the order of exits."""
     script = (
-        f"{BEGIN}"
-        "if rank in (1, 3):\n"
-        "    time.sleep(0.1 * (rank == 1))\n"
-        "    raise ValueError('later' if rank == 1 else 'earlier')\n"
+        f"{BEGIN}{WAIT_SHOWN}"
+        "show = sys.excepthook\n"
+        "def show_and_stay(*error):\n"
+        "    show(*error)\n"
+        "    wait_ended(1)\n"
+        "if rank == 3:\n"
+        # the later one's end has this one stopped, which is to end by its own error
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    sys.excepthook = show_and_stay\n"
+        "    raise ValueError('earlier')\n"
+        "if rank == 1:\n"
+        "    wait_shown('algo-2', 3, 'ValueError: earlier')\n"
+        "    time.sleep(0.1)\n"
+        "    raise ValueError('later')\n"
         "while True:\n    time.sleep(1)\n"
     )
-    results = mpi(script).run(20)
+    job = recorded(mpi(script, environ={"MUSTER_FAILFAST_GRACE_S": "20"}))
+    results = job.run(60)
     assert {result.code for result in results.values()} == {1}
-    (line,) = lines_of(results)
-    assert line.startswith("UserScriptError: ValueError: earlier (algo-2 rank 3, exit code 1)")
+    assert lines_of(results) == {
+        "UserScriptError: ValueError: earlier (algo-2 rank 3, exit code 1) and 1 more"
+    }
+    assert statuses(job)[1::2] == [1, 1]
+    assert [rank for rank in ended(job) if rank in (1, 3)] == [1, 3]
 
 
 @pytest.mark.parametrize("others", ["comm.Barrier()", "time.sleep(600)"])
@@ -291,10 +307,10 @@ def test_a_launch_daemon_counts_also_when_the_ranks_of_its_own_host_have_ended(
     mpi: MakeMpi,
 ) -> None:
     works = "if os.environ['SM_CURRENT_HOST'] == 'algo-1':\n    time.sleep(600)\n"
-    job = mpi(f"import os, time\nprint('up', flush=True)\n{works}")
+    job = recorded(mpi(f"import os, time\nprint('up', flush=True)\n{works}"))
     job.start()
     wait_ranks(job, "up", 4)
-    wait_until(lambda: not job.find("algo-2", "train.py"), 10, lambda: job.story("it works on"))
+    wait_until(lambda: sorted(ended(job)) == [2, 3], 30, lambda: job.story("they work on"))
     os.kill(job.daemon("algo-2"), signal.SIGKILL)
     results = job.wait(20)
     (line,) = lines_of(results)

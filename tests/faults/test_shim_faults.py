@@ -39,7 +39,7 @@ def test_the_true_status_of_a_script_without_its_shim_is_known(
     job = cluster(ENDS_WHEN_TOLD, hosts=1, hyperparameters=option)
     job.expect(code_writes=("go",))
     job.start()
-    job.wait_for("algo-1", "ready")
+    job.wait_for("algo-1", "ready", limit_s=60)
     pid = int(job.text("algo-1").split()[1])
     shim = shim_above(pid)
     os.kill(shim, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_launcher_that_is_killed_ends_the_job_and_its_ranks(cluster: Make) -> 
     script = "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
     job = cluster(script, hosts=1, hyperparameters={"sagemaker_torch_distributed_enabled": "true"})
     job.start()
-    job.wait_for("algo-1", "ready")
+    job.wait_for("algo-1", "ready", limit_s=60)
     shim = shim_above(int(job.text("algo-1").split()[1]))
     torchrun = int(Path(f"/proc/{shim}/stat").read_text().rpartition(")")[2].split()[1])
     assert "torchrun" in describe(torchrun)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, wait_until
+from tests.support.records import WAIT_SHOWN, keep_record
 from tests.support.servers import Server
 
 Make = Callable[..., Cluster]
@@ -179,9 +180,10 @@ def test_a_second_stop_is_one_line_and_changes_nothing(cluster: Make, host: str)
 @pytest.mark.promise("F26")
 @pytest.mark.parametrize("which", ["control", "store"])
 def test_a_port_in_use_is_told_with_its_holder(cluster: Make, which: str) -> None:
-    job = cluster("print('ran')", environ={"MUSTER_JOIN_S": "2"})
+    job = cluster("print('ran')")
     port = job.ports[which == "store"]
-    if which == "control":
+    if which == "control":  # the hosts never meet
+        job.environ["MUSTER_JOIN_S"] = "2"
         job.expect(apart=frozenset({"algo-2"}))
     with socket.socket() as holder:
         holder.bind((job.addresses["algo-1"], port))
@@ -195,21 +197,21 @@ def test_a_port_in_use_is_told_with_its_holder(cluster: Make, which: str) -> Non
 
 
 TWO_FAIL = (
-    "import os, sys, time, traceback\n"
+    f"import os, sys, time, traceback\n{WAIT_SHOWN}"
     "mark = os.environ['FAILED_MARK']\n"
-    "until = time.monotonic() + 20\n"
+    "until = time.monotonic() + 30\n"
     "def wait(name):\n"
     "    while not os.path.exists(mark + name) and time.monotonic() < until:\n"
     "        time.sleep(0.0005)\n"
     "later = os.environ['SM_CURRENT_HOST'] == 'algo-1'\n"
-    "open(mark + 'ready' + str(later), 'w').close()\n"
-    "wait('readyTrue')\n"
-    "wait('readyFalse')\n"
-    "time.sleep(0.05 * later)\n"
+    "if later:\n"
+    "    wait_shown('algo-2', 1, 'ValueError: earlier')\n"
+    "    time.sleep(0.05)\n"
     "try:\n    raise ValueError('later' if later else 'earlier')\n"
     "except ValueError:\n    traceback.print_exc()\n"
-    "time.sleep(0.1)\n"
-    "if later:\n    open(mark + 'exit', 'w').close()\n"
+    "if later:\n"
+    "    wait_shown('algo-1', 0, 'ValueError: later')\n"
+    "    open(mark + 'exit', 'w').close()\n"
     "wait('exit')\n"
     "os._exit(4 if later else 5)\n"
 )
@@ -224,11 +226,9 @@ def test_of_two_failures_the_earlier_is_named_and_the_other_counted(cluster: Mak
     """
     for _ in range(6):
         job = cluster(TWO_FAIL)
-        job.environ |= {
-            "FAILED_MARK": str(job.folder / "mark-"),
-            "MUSTER_RUN_DIR": str(job.folder / "run"),
-        }
-        results = job.run(limit_s=20)
+        keep_record(job)
+        job.environ["FAILED_MARK"] = str(job.folder / "mark-")
+        results = job.run(limit_s=60)
         ranks = json.loads((job.folder / "run" / "summary.json").read_text())["ranks"]
         if not any(rank["stopped"] for rank in ranks):
             break

@@ -38,6 +38,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def until(file: Path) -> tuple[str, ...]:
+    """The command line of a job of two hosts that runs until the file is there, or for 60 s."""
+    hyperparameters = ("--hyperparameter", "seconds=60", "--hyperparameter", f"until={file}")
+    return ("src/train.py", "--hosts", "2", *hyperparameters, *PROCESS)
+
+
 def test_every_host_runs_the_script_in_a_tree_of_its_own(start: Start, home: Path) -> None:
     before = contents(home / "src"), contents(home / "data")
     argv = ("src/train.py", "--hosts", "2", "--channel", "train=data", *PROCESS)
@@ -166,19 +172,20 @@ def test_killing_muster_local_or_its_holder_leaves_nothing(
 
 
 def test_the_timeout_stops_the_job_and_says_so(start: Start, home: Path) -> None:
-    argv = ("src/train.py", "--hyperparameter", "seconds=600", "--timeout", "1", *PROCESS)
-    result = start(home, argv).wait(20)
+    argv = ("src/train.py", "--hyperparameter", "seconds=600", "--timeout", "10", *PROCESS)
+    result = start(home, argv).wait()  # it counts from before the hosts start
     assert result.code == 124
-    assert "timeout after 1 s" in result.err
+    assert "timeout after 10 s" in result.err
     assert "checkpoint written" in result.out
-    assert result.summary["local"]["note"] == "timeout after 1 s"
+    assert result.summary["local"]["note"] == "timeout after 10 s"
 
 
 def test_two_runs_at_once_stay_apart(start: Start, home: Path) -> None:
-    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1.5", *PROCESS)
+    argv = until(home / "go")
     first, second = start(home, argv), start(home, argv)
     first.wait_ready(2)
     second.wait_ready(2)
+    (home / "go").touch()
     results = first.wait(), second.wait()
     assert [result.code for result in results] == [0, 0]
     plans = [result.summary["plan"] for result in results]
@@ -223,9 +230,16 @@ def test_two_slips_in_a_distribution_are_told_together(start: Start, home: Path)
     assert not result.folder.exists()
 
 
-def on_a_terminal(home: Path, *argv: str, **environ: str) -> tuple[str, int]:
-    """What a terminal receives from `muster local`, and its exit code."""
+def on_a_terminal(home: Path, *awaited: str, **environ: str) -> tuple[str, int]:
+    """What a terminal receives from `muster local`, and its exit code. The ranks run until all
+    that is awaited was shown."""
+
+    def look(data: bytes) -> None:
+        if all(text.encode() in data for text in awaited):
+            (home / "go").touch()
+
     terminal, other_end = pty.openpty()
+    argv = until(home / "go")
     command = [sys.executable, "-m", "muster", "local", *argv, "--output", "on-tty"]
     with subprocess.Popen(
         command,
@@ -235,15 +249,12 @@ def on_a_terminal(home: Path, *argv: str, **environ: str) -> tuple[str, int]:
         stderr=other_end,
     ) as process:
         os.close(other_end)
-        data = read_to_hangup(terminal)
+        data = read_to_hangup(terminal, look)
     return data.decode(), process.returncode
 
 
-SLOW = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=1", *PROCESS)
-
-
 def test_a_terminal_shows_a_live_table_and_keeps_every_line(home: Path) -> None:
-    text, code = on_a_terminal(home, *SLOW)
+    text, code = on_a_terminal(home, "0 running", "1 running")
     assert code == 0, text
     assert "0 running" in text
     assert "1 running" in text
@@ -270,16 +281,17 @@ def as_seen(text: str) -> list[str]:
 
 
 def test_no_color_is_respected(home: Path) -> None:
-    text, code = on_a_terminal(home, *SLOW, NO_COLOR="1")
+    text, code = on_a_terminal(home, "0 running", NO_COLOR="1")
     assert code == 0, text
     assert "0 running" in text
     assert not re.search(r"\x1b\[3\dm", text)
 
 
 def test_a_dumb_terminal_gets_plain_lines(home: Path) -> None:
-    text, code = on_a_terminal(home, *SLOW, TERM="dumb")
+    running = "muster local: 2 of 2 ranks running"
+    text, code = on_a_terminal(home, running, TERM="dumb")
     assert code == 0, text
-    assert "muster local: 2 of 2 ranks running" in text
+    assert running in text
     assert "\x1b" not in text
 
 
@@ -305,7 +317,9 @@ def test_no_secret_of_the_run_reaches_ranks_files_or_command_lines(
         "import os, time\n"
         "print(sorted(os.environ), flush=True)\n"
         "print('ready on', flush=True)\n"
-        "time.sleep(1)\n"
+        "limit = time.monotonic() + 60\n"
+        f"while time.monotonic() < limit and not os.path.exists({str(home / 'go')!r}):\n"
+        "    time.sleep(0.02)\n"
     )
     run = start(home, ("src/show.py", *PROCESS))
     run.wait_ready(1)
@@ -313,6 +327,7 @@ def test_no_secret_of_the_run_reaches_ranks_files_or_command_lines(
     variables = Path(f"/proc/{trains[0]}/environ").read_text().split("\0")
     secret = next(v for v in variables if v.startswith("MUSTER_JOB_SECRET=")).partition("=")[2]
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in run.alive()]
+    (home / "go").touch()
     result = run.wait()
     assert "MUSTER_JOB_SECRET" not in result.out
     assert not any(secret in line for line in lines)

@@ -80,7 +80,7 @@ def test_a_stop_reaches_every_rank_and_gives_the_whole_grace(cluster: Make) -> N
     job = cluster(script, hyperparameters=TWO_PER_HOST, environ=SLOW_ENOUGH)
     job.start()
     for name in job.names:
-        job.wait_for(name, "ready\nready")
+        job.wait_for(name, "ready\nready", limit_s=60)
     job.signal("algo-2")
     results = job.wait(15)
     assert {(r.code, r.failure) for r in results.values()} == {(143, "")}

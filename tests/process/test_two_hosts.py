@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster import Cluster, lines, wait_until
 from tests.support.mltree import TWO_HOSTS
+from tests.support.records import WAIT_SHOWN, ended, keep_record
 from tests.support.sabotage import train_after
 
 Make = Callable[..., Cluster]
@@ -82,19 +83,22 @@ def test_an_exit_code_of_a_follower_is_every_host_s(cluster: Make) -> None:
 def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) -> None:
     """Evidence decides, not the order of exits (protocol.md 6)."""
     script = (
-        "import os, socket, sys, time, traceback\n"
+        f"import os, socket, sys, time, traceback\n{WAIT_SHOWN}"
         "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
         "    try:\n        raise ValueError('the cause')\n"
         "    except ValueError:\n        traceback.print_exc()\n"
-        "    time.sleep(1.7)\n"
+        "    wait_ended(0)\n"
         "    os._exit(1)\n"
-        "time.sleep(0.5)\n"
+        "wait_shown('algo-2', 1, 'ValueError: the cause')\n"
         "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')\n"
     )
-    results = cluster(script).run(limit_s=20)
+    job = cluster(script)
+    keep_record(job)
+    results = job.run(limit_s=60)
     assert {r.first_line for r in results.values()} == {
         "UserScriptError: ValueError: the cause (algo-2 rank 1, exit code 1)"
     }
+    assert ended(job) == [0, 1]
 
 
 OFTEN = "from muster.run import conductor\nconductor.PROGRESS_S = 0.3\n"  # not every 30 s
@@ -131,12 +135,12 @@ def test_a_late_leader_is_waited_for_and_named(cluster: Make) -> None:
 
 @pytest.mark.promise("F21")
 def test_a_host_that_never_comes_ends_the_job_at_the_join_limit(cluster: Make) -> None:
-    job = cluster(RENDEZVOUS, hosts=3, environ={"MUSTER_JOIN_S": "1.5"})
+    job = cluster(RENDEZVOUS, hosts=3, environ={"MUSTER_JOIN_S": "6"})  # two must meet
     job.start("algo-1", "algo-2")
-    results = job.wait(15)
+    results = job.wait(30)
     assert {r.code for r in results.values()} == {102}
     assert {r.first_line for r in results.values()} == {
-        "ClusterError: algo-3 did not join within 1.5 s (2 of 3 present)"
+        "ClusterError: algo-3 did not join within 6 s (2 of 3 present)"
     }
 
 
@@ -308,12 +312,12 @@ def test_without_a_secret_the_listed_addresses_decide_who_may_join(cluster: Make
 
 @pytest.mark.promise("S03")
 def test_without_a_secret_a_host_from_another_address_is_refused(cluster: Make) -> None:
-    job = cluster(RENDEZVOUS, environ={"MUSTER_JOIN_S": "1.5"})
+    job = cluster(RENDEZVOUS, environ={"MUSTER_JOIN_S": "6"})  # one must be refused by then
     del job.environ["MUSTER_JOB_SECRET"]
     elsewhere = {**job.addresses, "algo-2": "127.9.9.77"}
     job.expect(apart=frozenset({"algo-2"}))
     job.start("algo-1")
     job.start("algo-2", environ={"MUSTER_HOST_ADDRESSES": json.dumps(elsewhere)})
-    results = job.wait(15)
+    results = job.wait(30)
     assert {r.code for r in results.values()} == {102}
     assert "refused 127.9.9.77: it says it is algo-2" in results["algo-1"].err

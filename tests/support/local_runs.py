@@ -41,7 +41,8 @@ def stopped(number, frame):
 signal.signal(signal.SIGTERM, stopped)
 print("ready on", os.environ["SM_CURRENT_HOST"], flush=True)
 limit = time.monotonic() + float(os.environ.get("SM_HP_SECONDS", "0"))
-while time.monotonic() < limit:
+until = os.environ.get("SM_HP_UNTIL", "")  # a file
+while time.monotonic() < limit and not os.path.exists(until):
     time.sleep(0.02)
 if os.environ.get("SM_HP_FAIL") == os.environ["SM_CURRENT_HOST"]:
     raise ValueError("bad batch")
