@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.test_shim_faults import shim_above
 from tests.support.cluster import Cluster, lines, wait_until
 
 Make = Callable[..., Cluster]
@@ -45,6 +46,27 @@ def test_in_local_mode_a_stop_ends_before_compose_kills(cluster: Make) -> None:
     for result in results.values():
         assert result.code == 143
         assert result.first_line.startswith("StoppedError: 2 of 2 ranks did not stop in 7 s")
+
+
+def test_ranks_whose_shims_do_not_answer_are_counted_among_those_that_did_not_stop(
+    cluster: Make,
+) -> None:
+    """A machine under load is late alike: the shim tells of the kill after the time to drain."""
+    script = IGNORES.replace("'ready'", "'ready', os.getpid()").replace("import ", "import os, ")
+    job = cluster(script, instance_type="local", environ={"MUSTER_STOP_GRACE_S": "1"})
+    job.start()
+    shims = []
+    for name in job.names:
+        job.wait_for(name, "ready")
+        shims.append(shim_above(int(job.text(name).split()[1])))
+    for shim in shims:
+        os.kill(shim, signal.SIGSTOP)
+    for name in job.names:
+        job.signal(name)
+    results = job.wait(15)
+    for result in results.values():
+        assert result.code == 143
+        assert result.first_line.startswith("StoppedError: 2 of 2 ranks did not stop in 1 s")
 
 
 @pytest.mark.promise("F33")

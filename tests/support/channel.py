@@ -194,6 +194,7 @@ class Channel:
 
 @pytest.fixture
 def channel() -> Iterator[Channel]:
+    free_ports(1)  # what claims ports keeps a descriptor from its first use on
     before = set(os.listdir("/proc/self/fd"))
     made = Channel()
     try:

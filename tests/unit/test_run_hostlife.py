@@ -17,6 +17,11 @@ def outcome_of(actions: list[e.Action]) -> object:
     return found
 
 
+def kinds(actions: list[e.Action]) -> list[type]:
+    """Their classes: of actions without fields, all are equal."""
+    return [type(action) for action in actions]
+
+
 def test_facts_in_parts_are_planned_with_once_in_order() -> None:
     life = life_in(State.PLAN)
     parts = [m.FactsPart(i, 3, (FACTS._replace(position=i),)) for i in range(3)]
@@ -87,7 +92,10 @@ def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> No
     seen = {}
     while life.machine.state is not State.VERDICT:
         assert life.now - began < limits.stop_total_s
-        for action in life.wait(0.05):
+        actions = life.wait(0.05)
+        if any(isinstance(action, e.GiveUpRanks) for action in actions):
+            actions = life.take("all gone")  # what the supervisor does with it
+        for action in actions:
             seen[type(action)] = life.now - began
     assert seen[e.KillRanks] == pytest.approx(limits.stop_grace_s, abs=0.1)
     assert seen[e.Tell] <= limits.stop_drain_s + 0.1
@@ -101,8 +109,29 @@ def test_a_verdict_while_ranks_run_kills_them_and_is_written() -> None:
         for name in path:
             life.take(name)
         assert life.take("verdict") == [e.KillRanks()]
-        late = life.wait(6.1)  # they cannot be killed
-        assert outcome_of(late) == Succeeded()
+        assert kinds(life.wait(6.1)) == [e.GiveUpRanks]  # they cannot be killed
+        assert outcome_of(life.take("all gone")) == Succeeded()
+
+
+@pytest.mark.promise("F04")
+@pytest.mark.parametrize("local", [False, True])
+def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_for(
+    local: bool,
+) -> None:
+    limits = Deadlines(**LOCAL_MODE_STOP) if local else Deadlines()
+    life = Life(limits)
+    for name in PATHS[State.WATCH]:
+        life.take(name)
+    life.take("stop")
+    assert kinds(life.wait(limits.stop_grace_s)) == [e.KillRanks]
+    drain_s = limits.stop_drain_s - limits.stop_grace_s
+    assert life.wait(drain_s - 0.1) == []
+    assert kinds(life.wait(0.11)) == [e.GiveUpRanks]
+    ends = (m.RankEnd(0, 0, 9.0, True, False), m.RankEnd(1, -9, 9.0, True, True))
+    (action,) = life.machine.on(e.AllGone(ends, ()), life.now)
+    assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+    assert action.message.ranks == ends
+    assert life.machine.state is State.ENDED
 
 
 def test_a_verdict_during_the_stage_ends_the_installer() -> None:

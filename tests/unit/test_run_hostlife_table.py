@@ -88,7 +88,7 @@ long time -> kill: KillRanks
 all gone -> ended: Tell HostEnded
 signal -> kill: Say
 verdict -> kill: KillRanks
-long time -> ended: Tell HostEnded
+long time -> kill: GiveUpRanks
 [ended]
 went wrong -> ended: Tell Report
 signal -> ended: Say, Tell Stopping
@@ -147,6 +147,7 @@ WORDS = {
     "wind down": "WindDownRanks",
     "SIGTERM": "SignalRanks",
     "SIGKILL": "KillRanks",
+    "give up": "GiveUpRanks",
     "say": "Say",
     "finish": "Finish",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,3 +91,41 @@ def test_a_descriptor_that_is_forgotten_by_another_one_s_handler_is_not_called(l
     for pipe in pipes:
         for fd in pipe:
             os.close(fd)
+
+
+@pytest.mark.parametrize("where", ["a call", "a handler"])
+def test_what_was_read_is_known_to_timers_although_the_thread_stood_still(
+    loop: Loop, where: str
+) -> None:
+    """A timer that comes late is called before what came meanwhile was read; it can tell."""
+    (ours, theirs), (other, others) = os.pipe(), os.pipe()
+    seen: list[tuple[bool, bool]] = []  # whether it came before `read_s`, and was read
+    read: list[bytes] = []
+    came_s = 0.0
+
+    def stand(_events: int = 0) -> None:
+        nonlocal came_s
+        loop.forget(other)
+        os.write(theirs, b"x")
+        time.sleep(0.02)
+        came_s = time.monotonic()
+
+    def look() -> None:
+        seen.append((loop.read_s >= came_s, bool(read)))
+        if read and seen[-1][0]:
+            loop.stop()
+        else:
+            loop.after(0.001, look)
+
+    loop.watch(ours, lambda _events: read.append(os.read(ours, 1)))
+    if where == "a call":
+        loop.post(stand)
+    else:
+        os.write(others, b"x")
+        loop.watch(other, stand)
+    loop.after(0.001, look)
+    loop.run()
+    assert seen[0] == (False, False)  # the fault: late, and nothing was read
+    assert (True, False) not in seen
+    for fd in (ours, theirs, other, others):
+        os.close(fd)

@@ -54,6 +54,12 @@ def test_a_secret_where_a_text_is_cut_leaves_no_part_of_itself(shift: int) -> No
         assert "cdef" not in text
 
 
+def test_the_end_of_a_rank_that_was_killed_is_known_before_it_has_told_it() -> None:
+    rank = Rank(RankSlot(3, 0, 3))
+    rank.began_s, rank.signalled_s, rank.killed = 1.0, 5.0, True
+    assert rank.end(7.5) == m.RankEnd(3, -signal.SIGKILL, 6.5, stopped=True, forced=True)
+
+
 def test_what_a_watcher_keeps_begins_with_a_whole_line() -> None:
     watcher = Watcher()
     for number in range(9000):

@@ -20,6 +20,8 @@ from muster.local.docker_engine import EngineError, connect, explained
 from muster.local.docker_host import KILLED_CODE, Host
 from muster.local.holder import report
 from muster.local.orders import KILL, STOP, Containers, Orders
+from muster.local.progress import Tail
+from muster.local.reminders import Reminders
 from muster.local.runfolder import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
@@ -28,7 +30,6 @@ SIGNAL_S = 5.0  # for a signal, and for everything once the engine was lost
 KILL_LIMIT_S = 20.0
 SETTLE_S = 5.0  # for containers that are just being made
 POLL_MS = 200
-AGAIN_S = 1.0  # a container so young may not have heard the first SIGTERM
 
 
 def run_containers(orders: Orders, up: int) -> int:
@@ -93,7 +94,9 @@ class _Cluster:
         self._up = up
         self._hosts: list[Host] = []
         self._stopped_at: float | None = None
-        self._told_again = False
+        self._reminders: Reminders | None = None
+        self._tail = Tail(os.path.join(wanted.folder, EVENTS))
+        self._listening: set[str] = set()
         self._is_ready = False
         self._killed_at: float | None = None
         self._wake, self._wake_up = os.pipe()
@@ -189,7 +192,9 @@ class _Cluster:
 
     def _obey(self, word: bytes) -> None:
         if word == STOP:
-            self._stopped_at = time.monotonic()
+            self._stopped_at = now = time.monotonic()
+            started = {host.name: host.started_at for host in self._hosts}
+            self._reminders = Reminders(now, started, self._who_listens())
             self._signal_all(signal.SIGTERM)
         elif word in (KILL, b""):
             self.in_haste = True
@@ -216,13 +221,22 @@ class _Cluster:
             report(self._up, "ready")
 
     def _tell_again(self) -> None:
-        """A second SIGTERM to hosts that had only just started; `train` takes it for the first."""
-        if self._stopped_at is None or self._told_again or self._killed_at is not None:
+        """SIGTERM to hosts whose `train` may not have listened before; to one that has ended
+        nothing is sent."""
+        now = time.monotonic()
+        if (
+            self._reminders is None
+            or self._killed_at is not None
+            or not self._reminders.is_due(now)
+        ):
             return
-        if time.monotonic() > self._stopped_at + AGAIN_S:
-            self._told_again = True
-            young = [h for h in self._hosts if h.started_at > self._stopped_at - AGAIN_S]
-            self._signal_all(signal.SIGTERM, young)
+        due = self._reminders.take(now, self._who_listens())
+        self._signal_all(signal.SIGTERM, [host for host in self._hosts if host.name in due])
+
+    def _who_listens(self) -> set[str]:
+        """Hosts that have written an event: `train` holds signals back before its first."""
+        self._listening.update(str(event.get("host")) for event in self._tail.read())
+        return self._listening
 
     def _signal_all(self, number: signal.Signals, hosts: Sequence[Host] | None = None) -> None:
         for host in self._hosts if hosts is None else hosts:

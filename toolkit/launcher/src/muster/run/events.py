@@ -49,7 +49,7 @@ class RankFailed(NamedTuple):
 
 
 class AllGone(NamedTuple):
-    """No rank of this host runs any more and its output has been read."""
+    """No rank of this host runs any more and its output has been read, or they were given up."""
 
     ranks: tuple[RankEnd, ...]
     failures: tuple[RankFailure, ...]
@@ -130,6 +130,10 @@ class KillRanks(NamedTuple):
     """SIGKILL to everything below the shims and launchers of this host."""
 
 
+class GiveUpRanks(NamedTuple):
+    """Waits no longer for killed ranks: `AllGone` follows at once, with those not gone, too."""
+
+
 class WriteOutcome(NamedTuple):
     outcome: Outcome
 
@@ -153,6 +157,7 @@ Action = Union[  # noqa: UP007
     WindDownRanks,
     SignalRanks,
     KillRanks,
+    GiveUpRanks,
     WriteOutcome,
     Finish,
     Say,

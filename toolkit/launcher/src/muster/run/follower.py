@@ -17,6 +17,7 @@ from muster.run.identity import PROTOCOL, Identity, brief, briefs
 from muster.run.link import Frames, Session
 from muster.run.loop import Loop, Timer
 from muster.run.messages import Message, ToLeader, WireError
+from muster.run.patience import Patience
 from muster.spec.deadlines import Deadlines
 
 CONNECT_S = 5.0
@@ -68,6 +69,7 @@ class Follower:
         self._last_error = "its name does not resolve"
         self._back_by: float | None = None
         self._silent = False  # and that was told
+        self._patience = Patience(deadlines)
         self._over = False
 
     def join(self, limit_s: float) -> None:
@@ -232,11 +234,13 @@ class Follower:
     def _watch_silence(self) -> None:
         if self._over:
             return
-        silent = time.monotonic() - self._session.heard_s
-        if self._session.frames is not None and silent >= self._deadlines.lost_after_s:
-            self._lose(f"no heartbeat for {silent:.0f} s")
-            return
-        if self._session.frames is not None:
+        now = self._loop.read_s
+        spared = self._patience.spares(now)
+        if self._session.frames is not None and not spared:
+            silent = now - self._session.heard_s
+            if silent >= self._deadlines.lost_after_s:
+                self._lose(f"no heartbeat for {silent:.0f} s")
+                return
             self._tell_silence(silent)
         self._loop.after(min(1.0, self._deadlines.heartbeat_s), self._watch_silence)
 

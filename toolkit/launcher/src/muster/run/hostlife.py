@@ -20,6 +20,7 @@ from muster.run.events import (
     FilesWritten,
     Finish,
     FromLeader,
+    GiveUpRanks,
     Joined,
     KillRanks,
     LeaderLost,
@@ -121,7 +122,7 @@ class HostLife:
             self._enter(State.KILL, now)
             return [KillRanks()]
         if self.state is State.KILL and waited >= self._drained_after_s():
-            return self._all_gone(AllGone((), ()), now)
+            return [GiveUpRanks()]  # those that were killed are to be told of all the same
         if self.state is State.ENDED and self._stop is not None and now >= self._verdict_at():
             return self._write_alone(self._own or self._undecided(), now)
         if self.state is State.LEAVE and waited >= self._limits.finish_s:

@@ -17,6 +17,7 @@ from muster.run.identity import Hello, Identity, briefs, disagreement
 from muster.run.link import Session
 from muster.run.loop import Loop, Timer
 from muster.run.messages import Message, StagedHost, ToHost, ToLeader, WireError, to_wire
+from muster.run.patience import Patience
 from muster.spec.deadlines import Deadlines
 from muster.spec.errors import ClusterError
 
@@ -78,6 +79,7 @@ class Leader:
         self._pending_limit = share_of_files(max(PENDING_LIMIT, len(names)))
         self._expiry: Timer | None = None  # one for all: floods leave no trail of timers
         self._warned = False
+        self._patience = Patience(deadlines)
         self._listener: socket.socket | None = None
         self._closed = False
 
@@ -323,16 +325,19 @@ class Leader:
         """Looks for hosts that are silent or did not come back."""
         if self._closed:
             return
-        now = time.monotonic()
+        now = self._loop.read_s
+        spared = self._patience.spares(now)
         for host, peer in list(self._peers.items()):
             if peer.left:
                 continue
             silent = now - peer.session.heard_s
             if peer.suspect_s is not None and now - peer.suspect_s >= self._deadlines.reconnect_s:
                 self._give_up(host, peer, "its connection ended and did not come back")
-            elif peer.suspect_s is None and silent >= self._deadlines.lost_after_s:
+            elif spared or peer.suspect_s is not None:
+                continue
+            elif silent >= self._deadlines.lost_after_s:
                 self._give_up(host, peer, f"no heartbeat for {silent:.0f} s")
-            elif peer.suspect_s is None:
+            else:
                 self._tell_silence(host, peer, silent)
         self._loop.after(self._sweep_s, self._sweep)
 

@@ -34,7 +34,9 @@ class Timer:
 class Loop:
     """Runs callbacks until `stop`. Only `post` may be called from another thread.
 
-    `stop` counts from the first moment: a job may be over before its loop was started.
+    `stop` counts from the first moment: a job may be over before its loop was started. `read_s`:
+    what had come by then was handed to its handlers. Timers that judge a silence go by it, not by
+    the clock: the thread may have stood still since, with the words of others unread.
     """
 
     def __init__(self) -> None:
@@ -46,6 +48,7 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopped = False
         self._closed = False
+        self.read_s = time.monotonic()
         self.watch(self._wake_r, self._drain_wake)
 
     @property
@@ -95,10 +98,12 @@ class Loop:
             if self._stopped:
                 break
             wait = 0.0 if self._posted else self._time_to_next()
-            for fd, events in self._poll.poll(wait):
+            began_s = time.monotonic()
+            for fd, events in self._poll.poll(wait, len(self._handlers)):
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler(events)
+            self.read_s = began_s
         self._stopped = False  # obeyed: it may run again
 
     def close(self) -> None:

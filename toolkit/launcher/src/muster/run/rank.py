@@ -58,8 +58,11 @@ class Rank:
         status = (self.wrapped.status or 0) if self.wrapped is not None else 0
         return status in lost_statuses and self.watcher.evidence() is None
 
-    def end(self) -> RankEnd:
-        """How it ended, for the summary."""
+    def end(self, now: float) -> RankEnd:
+        """How it ended, for the summary; of one that was killed and has not told yet, that."""
+        if not self.ended_s:
+            took = round(now - self.began_s, 3)
+            return RankEnd(self.slot.rank, -signal.SIGKILL, took, stopped=True, forced=True)
         status = self.wrapped.status if self.wrapped is not None else None
         took = round(self.ended_s - self.began_s, 3)
         return RankEnd(self.slot.rank, status or 0, took, self.ended_by_us, self.killed)

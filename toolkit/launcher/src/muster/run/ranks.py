@@ -142,6 +142,10 @@ class HostRanks:
         self._loop.after(1.0, self._pump.abandon)
         self._check_gone()
 
+    def give_up(self) -> None:
+        """Killed ranks took too long to go: their ends are told as far as they are known."""
+        self._tell_gone()
+
     def release(self) -> None:
         """The verdict is there: shims end, and with them the launcher."""
         self._over = self._released = True
@@ -306,8 +310,12 @@ class HostRanks:
             return
         if self._held and not self._stopping:
             return
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
         self._over = True
-        ends = tuple(rank.end() for rank in self._ranks if rank.ended_s)
+        now = time.monotonic()
+        ends = tuple(rank.end(now) for rank in self._ranks if rank.ended_s or rank.killed)
         self._events.ranks_gone(ends, self._failures())
 
     def _failures(self) -> tuple[RankFailure, ...]:

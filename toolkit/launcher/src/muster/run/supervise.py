@@ -217,6 +217,8 @@ class _Supervisor:
             self._ranks.signal()
         elif isinstance(action, e.KillRanks):
             self._ranks.kill()
+        elif isinstance(action, e.GiveUpRanks):
+            self._ranks.give_up()
         elif isinstance(action, e.WriteOutcome):
             self._wrap_up()
         elif isinstance(action, e.Finish):
