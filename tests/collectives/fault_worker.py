@@ -6,10 +6,9 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -147,12 +146,11 @@ def skips(own: Guilty) -> dict[str, Any]:
 
 def aborts(own: Guilty) -> dict[str, Any]:
     """A thread of the victim ends the call of all; then they meet again, twenty times."""
-    if own.is_victim:
-        threading.Timer(0.3, own.comm.abort).start()
     late = own.rank == (own.victim + 1) % own.meeting.size
     if late:  # it learns of it in its own next call
         own.meeting.wait_for_mark(f"told-{own.victim}")
-    words = own.told(own.all_reduce)
+    with once_it_waits(own.comm, own.comm.abort) if own.is_victim else nullcontext():
+        words = own.told(own.all_reduce)
     own.meeting.mark(f"told-{own.rank}")
     own.comm.close()
     before = len(os.listdir("/proc/self/fd"))
@@ -210,7 +208,9 @@ def interrupted(own: Guilty) -> dict[str, Any]:
         with own.marked():
             return own.told(own.all_reduce)
     except KeyboardInterrupt:
-        return {"kind": "KeyboardInterrupt", "again": described(raised(own.all_reduce))["kind"]}
+        at_s = time.monotonic()
+        again = described(raised(own.all_reduce))["kind"]
+        return {"kind": "KeyboardInterrupt", "at_s": at_s, "again": again}
 
 
 def cut(own: Guilty) -> dict[str, Any]:
@@ -225,7 +225,8 @@ def handled(own: Guilty) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
 
     def handle(number: int, frame: object) -> None:
-        found.append(described(raised(own.all_reduce)))
+        at_s = time.monotonic()
+        found.append({"at_s": at_s, **described(raised(own.all_reduce))})
         own.meeting.mark(f"handled-{own.rank}")
 
     signal.signal(signal.SIGTERM, handle)

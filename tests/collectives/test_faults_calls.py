@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.collectives.fault_worker import LONG_S
 from tests.collectives.jobs import clean, job
 from tests.collectives.mismatch_worker import CASES
 from tests.collectives.test_faults import NODES, names
 
-# A signal waits 50 ms in the core; the rest is the machine's, the ends of two processes among it.
-# What must not be is that it waits for the end of the call.
-HANDLED_S = LONG_S / 2
+# A signal waits 50 ms in the core, never for the end of the call. The rank looks at the clock as it
+# handles it: what comes after is the machine's.
+HANDLED_S = 2.0
 PLACES = [
     *NODES,
     pytest.param("pure", id="pure Python"),
@@ -86,11 +85,11 @@ def test_control_c_ends_a_rank_that_waits_for_another_and_the_others_learn_of_it
         began = time.monotonic()
         started.strike(1, signal.SIGINT)
         ends = started.ends(of=[0, 1])
-        assert time.monotonic() - began < HANDLED_S, "it waited for the end of the call"
         started.mark("told")
         ends += started.ends(of=[2])
     kinds = [end.said["kind"] for end in ends]
     assert kinds == ["AbortedError", "KeyboardInterrupt", "AbortedError"], ends
+    assert ends[1].said["at_s"] - began < HANDLED_S
     assert ends[1].said["again"] == "AbortedError", "the group goes on after half a call"
 
 
@@ -103,12 +102,12 @@ def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(place: st
         began = time.monotonic()
         started.strike(1, signal.SIGTERM)
         started.wait_for("handled-1")
-        assert time.monotonic() - began < HANDLED_S
         started.mark("told")
         said = clean(started.ends())
     assert all(each["right"] for each in said), said
     assert [len(each["handler"]) for each in said] == [0, 1, 0], said
     told = said[1]["handler"][0]
+    assert told["at_s"] - began < HANDLED_S
     assert (told["kind"], told["group"]) == ("UsageError", "world"), told
     assert "group 'world', rank 1 of 3: a signal handler" in told["text"], told
 
