@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.support.cluster import FAST, Cluster, wait_until
+from tests.support.cluster import FAST, Cluster
 from tests.support.traces import Process, processes
+from tests.support.waiting import wait_until
 
 HOSTS = ("algo-1", "algo-2", "algo-3")
 _FOLDER, _STUBBORN = "BENCH_FOLDER", "BENCH_STUBBORN"

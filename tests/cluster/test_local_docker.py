@@ -4,12 +4,12 @@ they write.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.engine import Engine
+from tests.support.events import events_in
 from tests.support.images import image
 from tests.support.local_docker import (
     Start,
@@ -126,8 +126,7 @@ def test_the_record_is_that_of_any_other_isolation(start: Start, home: Path, bas
     assert result.summary["plan"]["master_addr"] == "algo-1"
     assert result.summary["outcome"]["result"] == "Succeeded"
     assert (result.folder / "logs/algo-2/rank-1.out").read_text() == "ready on algo-2\n"
-    lines = (result.folder / "events.jsonl").read_text().splitlines()
-    ended = [event for event in map(json.loads, lines) if event["kind"] == "rank_ended"]
+    ended = [event for event in events_in(result.folder) if event["kind"] == "rank_ended"]
     assert {event["host"] for event in ended} == {"algo-1", "algo-2"}
     for host in ("algo-1", "algo-2"):
         ml = result.folder / host / "opt/ml"

@@ -21,7 +21,8 @@ from tests.support.local_docker import (
     job,
     left_by,
 )
-from tests.support.local_runs import SCRIPT, wait_until
+from tests.support.local_runs import SCRIPT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first
 

@@ -13,7 +13,7 @@ from muster.local.runfolder import is_free
 from tests.support.engine import Engine
 from tests.support.gates import gate
 from tests.support.local_docker import Start, forever, job, left_by, remove
-from tests.support.local_runs import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first
 LONG = {"MUSTER_STOP_GRACE_S": "60"}

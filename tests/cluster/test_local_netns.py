@@ -17,16 +17,9 @@ from typing import Any
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import (
-    SCRIPT,
-    STUBBORN,
-    LocalRun,
-    contents,
-    facts_of,
-    runs,
-    wait_until,
-)
+from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, facts_of, runs
 from tests.support.nobody import AS_NOBODY, NOBODY, home_of_nobody, readable_python
+from tests.support.waiting import wait_until
 
 NETNS = ("--isolation", "netns")
 Start = Callable[..., LocalRun]

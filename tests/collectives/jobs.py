@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.waiting import wait_until
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = CHECKOUT / "toolkit" / "parallel" / "src"
-POLL_S = 0.02
 JOB_S = 100.0
 _NOTHING: Mapping[str, str] = {}
 
@@ -118,13 +119,6 @@ def clean(ends: Sequence[End]) -> list[Any]:
     for end in ends:
         assert end.code == 0, f"rank {end.rank} ended with {end.code}\n{end.out}\n{end.err}"
     return [end.said for end in ends]
-
-
-def wait_until(ready: Callable[[], bool], limit_s: float, what: Callable[[], str]) -> None:
-    limit = time.monotonic() + limit_s
-    while not ready():
-        assert time.monotonic() < limit, what()
-        time.sleep(POLL_S)
 
 
 def _environ(folder: Path, rank: int, ranks: int, more: Mapping[str, str]) -> dict[str, str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.torch_ranks import TEST_S, Job, names_of, run_checks
 from tests.support.traces import left_in_shared_memory, shared_memory
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 AGAIN = Path(__file__).with_name("ranks_again.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import muster
 from tests.support.cluster import Cluster, lines
+from tests.support.records import events, keep_record
 from tests.support.sabotage import train_after
 
 Make = Callable[..., Cluster]
@@ -28,11 +28,10 @@ JUMPING = (
 @pytest.mark.promise("F61")
 def test_a_clock_that_jumps_by_hours_changes_nothing(cluster: Make) -> None:
     job = cluster("import time\ntime.sleep(1)\nprint('ran')\n")
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    keep_record(job)
     job.start(command=train_after(JUMPING))
     results = job.wait(20)
-    events = (job.folder / "run" / "events.jsonl").read_text().splitlines()
-    stamps = [json.loads(line)["time"] for line in events]
+    stamps = [event["time"] for event in events(job)]
     assert max(stamps) - min(stamps) > 14000  # the clock did jump
     assert {(r.code, r.out) for r in results.values()} == {(0, "ran\n")}
     for result in results.values():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import calendar
-import json
 import time
 
 import pytest
 
 from tests.support.containers import Containers, Make
+from tests.support.events import events_in
 
 
 def script_that(saves: str) -> str:
@@ -40,8 +40,7 @@ def saved(job: Containers, name: str) -> bool:
 
 def heard_s(job: Containers, name: str) -> float:
     """When the host's `train` had a stop, as of `time`: what the engine takes is not ours."""
-    path = job.base(name) / "output" / "data" / "muster" / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+    events = events_in(job.base(name) / "output" / "data" / "muster")
     (heard,) = [e for e in events if e["kind"] == "phase" and e["name"] == "report"]
     return float(heard["time"])
 

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from tests.support.cluster import Result, lines, wait_until
+from tests.support.cluster import Result, lines
 from tests.support.containers import RUNS, Containers, Make
+from tests.support.waiting import wait_until
 
 PORT = 7776  # of the leader, when no variable gives another
 SCRIPT = "print('trained', flush=True)\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.containers import RUNS, TRAIN, Containers, Make
+from tests.support.waiting import wait_until
 
 ORPHANS = 500
 # grandchildren whose parents are gone; each says so with a byte once it has been adopted

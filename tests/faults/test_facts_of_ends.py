@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.faults.test_shim_faults import shim_above
-from tests.support.cluster import Cluster, lines, wait_until
+from tests.support.cluster import Cluster, lines
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}

@@ -11,16 +11,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.archives import Entry, tar_bytes, write_archive
-from tests.support.cluster import Cluster, lines, wait_until
+from tests.support.cluster import Cluster, lines
 from tests.support.mounts import behind, small_disk
+from tests.support.records import keep_record
 from tests.support.slow import held
 from tests.support.staging import (
     code_channel,
     empty_code,
-    keep_record,
     one_ending,
     start_after_the_other,
 )
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 PROGRAM = Entry("train.py", b"print('ran')\n")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_shim_faults import shim_above
-from tests.support.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 TRAIN = [sys.executable, "-m", "muster", "train"]

@@ -15,7 +15,8 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.mounts import behind, small_disk
 from tests.support.packages import make_wheel
-from tests.support.staging import keep_record, one_ending
+from tests.support.records import keep_record
+from tests.support.staging import one_ending
 
 Make = Callable[..., Cluster]
 PRINTS = "print('ran')\n"

@@ -13,7 +13,8 @@ import pytest
 
 import muster
 from muster.version import __version__
-from tests.support.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 SCRIPT = "print('trained', flush=True)\n"
@@ -152,7 +153,7 @@ def test_a_host_of_an_earlier_job_is_dropped_and_the_right_one_joins(cluster: Ma
     earlier.environ = {
         **job.environ,
         "TRAINING_JOB_NAME": "an-earlier-job",
-        "MUSTER_JOIN_S": "1",
+        "MUSTER_JOIN_S": "3",
         "TEST_RUN_MARK": earlier.mark,
     }
     job.start("algo-1")
@@ -162,7 +163,7 @@ def test_a_host_of_an_earlier_job_is_dropped_and_the_right_one_joins(cluster: Ma
     where = f"{job.addresses['algo-1']}:{job.ports[0]}"
     assert refused.code == 102
     assert refused.first_line == (
-        "ClusterError: the leader algo-1 could not be joined within 1 s "
+        "ClusterError: the leader algo-1 could not be joined within 3 s "
         f"(the connection ended at {where})"
     )
     assert was_dropped(job.addresses["algo-1"], job.ports[0])

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 RANKS_PER_HOST, LINES = 3, 60_000

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Result, wait_until
+from tests.support.cluster import Result
 from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, OpenMpi, wait_ranks
 from tests.support.records import WAIT_SHOWN, ended, keep_record
+from tests.support.waiting import wait_until
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
 MOMENT = "time.sleep(0.3); "  # until the others have said what they say

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import LocalRun, runs, wait_until
+from tests.support.local_runs import LocalRun, runs
 from tests.support.mpi import VERSIONS, launched_by
 from tests.support.namespaces import SCRIPT, Host, Rule, control_port, link_state
+from tests.support.waiting import wait_until
 
 LOST_AFTER_S = 3.0
 # a connection may take its time to come back, and silence is not told early on a busy machine

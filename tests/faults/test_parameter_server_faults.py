@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster, describe, wait_until
+from tests.support.cluster import Cluster, describe
+from tests.support.events import events_in
 from tests.support.sabotage import train_after
 from tests.support.stand_ins import framework_cluster, is_alive, said
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 FRAMEWORKS = ["tensorflow", "mxnet", "pytorch"]
@@ -77,9 +79,7 @@ def test_a_server_whose_own_host_has_no_rank_left_is_missed_by_the_others(cluste
     script = "say('ready')\nif os.environ['SM_CURRENT_HOST'] == 'algo-1':\n    wait()\n"
     job = running(cluster, "mxnet", script)
     job.wait_for("algo-2", "ready")
-    wait_until(
-        lambda: '"name": "ended"' in events(job, "algo-2"), 20, lambda: job.story("rank 1 runs on")
-    )
+    wait_until(lambda: "ended" in recorded(job, "algo-2"), 20, lambda: job.story("rank 1 runs on"))
     (server,) = servers(job, "algo-2")
     os.kill(server, signal.SIGKILL)
     results = job.wait(20)
@@ -87,9 +87,10 @@ def test_a_server_whose_own_host_has_no_rank_left_is_missed_by_the_others(cluste
     assert {r.first_line for r in results.values()} == {f"UserScriptError: {what}"}
 
 
-def events(job: Cluster, host: str) -> str:
-    path = job.base(host) / "output" / "data" / "muster" / "events.jsonl"
-    return path.read_text() if path.exists() else ""
+def recorded(job: Cluster, host: str) -> set[object]:
+    """The kinds of the host's events so far, and the names of its phases."""
+    events = events_in(job.base(host) / "output" / "data" / "muster")
+    return {word for event in events for word in (event["kind"], event.get("name"))}
 
 
 def test_a_server_that_ends_well_is_no_failure(cluster: Make) -> None:
@@ -155,7 +156,7 @@ def with_late_server(cluster: Make, before: str = "pass") -> Cluster:
     job.start("algo-1")
     job.start("algo-2", command=train_after(LATE_SERVER.format(before=before)))
     job.wait_for("algo-2", "ready")
-    wait_until(lambda: "rank_ended" in events(job, "algo-2"), 20, lambda: job.story("it runs on"))
+    wait_until(lambda: "rank_ended" in recorded(job, "algo-2"), 20, lambda: job.story("it runs on"))
     (job.folder / "algo-2" / "ended").touch()
     job.wait_for("algo-2", "sabotaged", "err")
     return job

@@ -21,9 +21,10 @@ import pytest
 from muster.run import wire
 from muster.run.leader import HANDSHAKE_S, PENDING_LIMIT
 from tests.support.attacked import Attacked
-from tests.support.cluster import Cluster, lines, wait_until
+from tests.support.cluster import Cluster, lines
 from tests.support.effort import chance, fuzz_s
 from tests.support.strangers import LEFT_S, Stranger, Target, attack, framed, until_gone
+from tests.support.waiting import wait_until
 
 GROWTH_KIB = 2 << 10  # of the leader's memory, whoever comes
 WARM_SHOTS = 500

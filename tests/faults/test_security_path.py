@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.attacked import Attacked, Member
 from tests.support.between import Between
-from tests.support.cluster import wait_until
 from tests.support.strangers import Stranger
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.promise("S03")
 HOST = 3

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, describe, wait_until
+from tests.support.cluster import Cluster, describe
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 ENDS_WHEN_TOLD = (

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster
 from tests.support.records import WAIT_SHOWN, keep_record
 from tests.support.servers import Server
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 TRAIN = [sys.executable, "-m", "muster", "train"]

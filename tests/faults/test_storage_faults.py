@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.archives import Entry, tar_bytes
 from tests.support.cluster import Cluster, lines
+from tests.support.records import keep_record
 from tests.support.sabotage import train_after
 from tests.support.servers import Script, Server, answer, refusal
-from tests.support.staging import empty_code, keep_record, one_ending, start_after_the_other
+from tests.support.staging import empty_code, one_ending, start_after_the_other
 
 Make = Callable[..., Cluster]
 PROGRAM = Entry("train.py", b"print('ran')\n")

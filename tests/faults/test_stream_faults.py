@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, lines, wait_until
+from tests.support.cluster import Cluster, lines
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 TRAIN = [sys.executable, "-m", "muster", "train"]

@@ -20,7 +20,7 @@ from tests.support.frameworks import (
     finals,
     kill_one,
 )
-from tests.support.local_runs import wait_until
+from tests.support.waiting import wait_until
 
 # the first test may make the environment
 pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]

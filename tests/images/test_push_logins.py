@@ -21,10 +21,10 @@ import pytest
 from scripts.images.engine import Client
 from scripts.images.login import logged_in
 from scripts.images.registry import Login
-from tests.support.cluster import wait_until
 from tests.support.pushing import MOTO_ACCOUNT, Desk
 from tests.support.registries import Registry, counted, moto
 from tests.support.venvs import CHECKOUT
+from tests.support.waiting import wait_until
 
 ECR = f"{MOTO_ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com"
 OTHERS = "210987654321.dkr.ecr.us-west-2.amazonaws.com"

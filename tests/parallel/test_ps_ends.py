@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from muster.guest import python_main
-from tests.support.cluster import wait_until
 from tests.support.parameter_server import (
     END_S,
     Inside,
@@ -24,6 +23,7 @@ from tests.support.parameter_server import (
     servers_fixture,
     together,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]

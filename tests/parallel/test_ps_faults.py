@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.parameter_server import (
     END_S,
     Inside,
@@ -21,6 +20,7 @@ from tests.support.parameter_server import (
     servers_fixture,
     together,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]

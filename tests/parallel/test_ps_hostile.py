@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.effort import chance, effort
 from tests.support.parameter_server import (
     END_S,
@@ -24,6 +23,7 @@ from tests.support.parameter_server import (
     servers_fixture,
     together,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.parameter_server import END_S, Inside, connect, together
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 LOOKS = 600  # at a state that others change meanwhile

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs, wait_until
+from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs
 from tests.support.terminals import read_to_hangup
+from tests.support.waiting import wait_until
 
 PROCESS = ("--isolation", "process")
 Start = Callable[..., LocalRun]

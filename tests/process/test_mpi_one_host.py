@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import muster
-from tests.support.cluster import Result, wait_until
+from tests.support.cluster import Result
 from tests.support.fixtures import checked
 from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, address, wait_ranks
 from tests.support.nobody import AS_NOBODY, NOBODY, home_of_nobody, readable_python
+from tests.support.waiting import wait_until
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TELLS = (

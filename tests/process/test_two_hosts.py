@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster, lines, wait_until
+from tests.support.cluster import Cluster, lines
+from tests.support.events import events_in
 from tests.support.mltree import TWO_HOSTS
 from tests.support.records import WAIT_SHOWN, ended, keep_record
 from tests.support.sabotage import train_after
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 
@@ -295,7 +297,7 @@ def test_the_record_tells_the_run(cluster: Make) -> None:
         ("algo-1", 0, 0),
         ("algo-2", 1, 0),
     ]
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = events_in(run)
     for name in TWO_HOSTS["hosts"]:  # type: ignore[attr-defined]
         kinds = [event["kind"] for event in events if event["host"] == name]
         assert {"phase", "rank_started", "rank_ended", "outcome"} <= set(kinds)

@@ -23,8 +23,8 @@ from muster.run.leader import Leader
 from muster.run.loop import Loop
 from muster.run.messages import Message, Registered, Stop, to_wire
 from muster.spec.deadlines import Deadlines
-from tests.support.cluster import wait_until
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 HOSTS = 6
 NAMES = tuple(f"algo-{i + 1}" for i in range(HOSTS))

@@ -18,7 +18,7 @@ from muster.run.leader import Leader
 from muster.run.loop import Loop
 from muster.run.messages import Message, ToLeader
 from muster.spec.deadlines import Deadlines
-from tests.support.ports import free_ports
+from tests.support.ports import free_ports, open_claims
 
 NAMES = ("algo-1", "algo-2", "algo-3")
 SECRET = b"sixteen bytes...."
@@ -194,7 +194,7 @@ class Channel:
 
 @pytest.fixture
 def channel() -> Iterator[Channel]:
-    free_ports(1)  # what claims ports keeps a descriptor from its first use on
+    open_claims()  # a descriptor that stays
     before = set(os.listdir("/proc/self/fd"))
     made = Channel()
     try:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from tests.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
 from tests.support.ports import free_ports
 from tests.support.traces import Trace, Tree, describe, left_in_shared_memory, shared_memory, tree
+from tests.support.waiting import POLL_S, wait_until
 
 __all__ = [
     "Cluster",
@@ -31,10 +32,8 @@ __all__ = [
     "describe",
     "lines",
     "pids",
-    "wait_until",
 ]
 
-POLL_S = 0.01
 LOOK_S = 0.5  # between two looks at the processes of a job that is waited for
 GONE_S = 1.0  # how long the last process may take to vanish once every `train` has ended
 KILLED_GONE_S = 5.0  # the same when a `train` was killed: only then its shims kill their trees
@@ -329,17 +328,6 @@ class Cluster:
             parts.append(f"--- {name} stdout\n{self.text(name)[-3000:]}")
             parts.append(f"--- {name} stderr\n{self.text(name, 'err')[-5000:]}")
         return "\n".join(parts)
-
-
-def wait_until(
-    condition: Callable[[], bool], limit_s: float, story: Callable[[], str] | str = ""
-) -> None:
-    """Polls until the condition holds; fails with the story when it takes too long."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= until:
-            raise AssertionError(story() if callable(story) else story)
-        time.sleep(POLL_S)
 
 
 def pids() -> list[int]:

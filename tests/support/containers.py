@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import STOPS, Cluster, pids, wait_until
+from tests.support.cluster import STOPS, Cluster, pids
 from tests.support.engine import LABEL, Engine, NoEngineError, mounts, packages, usable_engine
 from tests.support.fixtures import checked
 from tests.support.invariants import Left
+from tests.support.waiting import wait_until
 
 __all__ = ["RUNS", "TRAIN", "Containers", "Make", "container_jobs"]
 

@@ -19,8 +19,9 @@ from typing import Protocol
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import LocalRun, Result, runs, wait_until
+from tests.support.local_runs import LocalRun, Result, runs
 from tests.support.venvs import CHECKOUT, Source, UnavailableError, locked_environment
+from tests.support.waiting import wait_until
 
 EXAMPLES = CHECKOUT / "examples"
 LAUNCHER = CHECKOUT / "toolkit" / "launcher"

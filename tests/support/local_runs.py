@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.local.request import Request
+from tests.support.events import events_in
 from tests.support.fixtures import checked
 from tests.support.invariants import Declared, Left, check_job
 from tests.support.traces import OURS, Trace, describe
+from tests.support.waiting import wait_until
 
-POLL_S = 0.02
 WAIT_S = 60.0
 LEFT_S = 5.0  # how long the last process of a killed run may take to vanish
 MARK = "TEST_RUN_MARK"
@@ -222,10 +222,7 @@ class LocalRun:
 
     def _codes(self, lefts: Sequence[Left], declared: Declared) -> list[str]:
         """What the hosts told of their ends, and `muster local` of the job's, is what was."""
-        file, code = self.folder / "events.jsonl", self.process.returncode
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        # one that was killed may leave half a line
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        code, events = self.process.returncode, events_in(self.folder)
         told = {e["host"]: e["exit_code"] for e in events if e["kind"] == "outcome"}
         wrong = [
             f"{left.name} told the exit code {told[left.name]} and ended with {left.code}"
@@ -284,16 +281,6 @@ def runs() -> Iterator[Callable[..., LocalRun]]:
 
     with checked(started):
         yield start
-
-
-def wait_until(
-    condition: Callable[[], bool], limit_s: float, explain: Callable[[], str] = lambda: ""
-) -> None:
-    """Polls until the condition holds; fails after the limit."""
-    limit = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < limit, explain()
-        time.sleep(POLL_S)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.local_runs import LocalRun, wait_until
+from tests.support.events import events_in
+from tests.support.local_runs import LocalRun
+from tests.support.waiting import wait_until
 
 RELEASE = "opt/ml/output/data/release"
 # a rank that runs until the test lets its host go
@@ -48,8 +50,7 @@ class Host:
     @property
     def outcome(self) -> tuple[str, int] | None:
         """What it says of the job (result, exit code); None before it knows."""
-        lines = (self._run.folder / "events.jsonl").read_text().splitlines()
-        for event in map(json.loads, lines):
+        for event in events_in(self._run.folder):
             if event["kind"] == "outcome" and event["host"] == self.name:
                 return event["result"], event["exit_code"]
         return None

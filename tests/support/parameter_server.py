@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 KEY = "5a" * 32
 END_S = 90.0  # two busy cores start Python and torch several times

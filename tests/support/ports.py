@@ -41,15 +41,15 @@ def _is_free(port: int) -> bool:
 def _claim(port: int) -> bool:
     """Whether it is this process's from now to its end."""
     try:
-        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        fcntl.lockf(open_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except (BlockingIOError, PermissionError):  # POSIX leaves open which of the two it is
         return False
     return True
 
 
 @functools.cache
-def _claims() -> int:
-    """A file whose bytes stand for ports; whoever claims one locks its byte. It stays open: a
-    process that closes it gives all its locks up."""
+def open_claims() -> int:
+    """The descriptor of a file whose bytes stand for ports; whoever claims one locks its byte. It
+    stays open: a process that closes it gives all its locks up."""
     CLAIMS.parent.mkdir(exist_ok=True)
     return os.open(CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tests.support.cluster import Cluster
+from tests.support.events import events_in
 
 # For scripts of a job whose record is kept. muster notes when an error came before it keeps the
 # text, so whatever fails after `wait_shown` fails later, however slow the machine is.
@@ -35,10 +35,8 @@ def keep_record(job: Cluster) -> None:
 
 
 def events(job: Cluster) -> list[dict[str, Any]]:
-    """All events of all hosts as they were written, without a line that is half there."""
-    file = job.folder / "run" / "events.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """All events of all hosts."""
+    return events_in(job.folder / "run")
 
 
 def ended(job: Cluster) -> list[int]:

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.ports import free_ports
 from tests.support.venvs import CACHE
+from tests.support.waiting import wait_until
 
 __all__ = ["Counter", "Registry", "counted", "docker_registry", "moto", "program"]
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.images.engine import Client
-from tests.support.cluster import wait_until
 from tests.support.images import LABEL, RUN, client, image
+from tests.support.waiting import wait_until
 
 __all__ = ["SSHD", "SshHosts", "ssh_hosts"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from tests.support.cluster import Cluster, lines
+from tests.support.records import events
 
 
 def empty_code(job: Cluster) -> None:
@@ -30,11 +30,6 @@ def start_after_the_other(job: Cluster, **options: object) -> None:
     job.start("algo-2", **options)  # type: ignore[arg-type]
 
 
-def keep_record(job: Cluster) -> None:
-    """Makes the hosts write their events where `one_ending` reads them."""
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
-
-
 def one_ending(job: Cluster, limit_s: float = 60) -> str:
     """The first line on which all hosts agree when the job ended with 101 before any rank was
     started, and no host was lost meanwhile. In a job of several it names algo-2."""
@@ -52,5 +47,4 @@ def one_ending(job: Cluster, limit_s: float = 60) -> str:
 
 def kinds(job: Cluster) -> set[str]:
     """The kinds of events that the hosts recorded."""
-    file = job.folder / "run" / "events.jsonl"
-    return {json.loads(line)["kind"] for line in file.read_text().splitlines()}
+    return {event["kind"] for event in events(job)}

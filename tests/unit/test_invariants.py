@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import wait_until
 from tests.support.invariants import Declared, Left, check_host, check_job, check_tree
 from tests.support.traces import Trace, tree
+from tests.support.waiting import wait_until
 
 RANK_FAILED = (
     b"UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)\n"
