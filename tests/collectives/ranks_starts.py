@@ -130,6 +130,7 @@ def a_setting_that_cannot_be_used_is_an_error_on_every_rank(world: World) -> Non
     except SettingsError as error:
         assert "COLLECTIVES_CHUNK_BYTES" in str(error)
         assert "rank 1" in str(error)
+        assert str(error).count("Fix: ") == 1
     else:
         raise AssertionError("it started")
 

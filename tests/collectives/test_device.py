@@ -54,6 +54,7 @@ def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
 
 
 def test_settings_come_from_the_environment_and_name_the_variable() -> None:
+    from muster_collectives.core.errors import SettingsError
     from muster_collectives.torch.cuda import DeviceSettings, read_settings
 
     assert read_settings({}) == DeviceSettings()
@@ -68,10 +69,19 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
     )
     assert (read.all_reduce, read.least_bytes, read.wire) == ("hierarchical", 65536, "bf16")
     assert (read.error_feedback, read.timeout_s) == (True, 60.0)
-    with pytest.raises(ValueError, match="COLLECTIVES_DEVICE_SEGMENT_BYTES"):
-        read_settings({"COLLECTIVES_DEVICE_SEGMENT_BYTES": "many"})
+    assert read_settings({"COLLECTIVES_WIRE": "bfloat16"}).wire == "bf16"  # as the core reads it
+    for name, value in (
+        ("COLLECTIVES_DEVICE_SEGMENT_BYTES", "many"),
+        ("COLLECTIVES_DEVICE_SEGMENT_BYTES", "4095"),
+        ("COLLECTIVES_DEVICE_ALL_GATHER", "host"),
+        ("COLLECTIVES_DEVICE_ALL_REDUCE", "hierarchic"),
+        ("COLLECTIVES_WIRE", "fp8"),
+    ):
+        with pytest.raises(SettingsError, match=f"^{name}='{value}'") as caught:
+            read_settings({name: value})
+        assert "Fix: " in str(caught.value)
     with pytest.raises(ValueError, match="all_gather is 'host'"):
-        read_settings({"COLLECTIVES_DEVICE_ALL_GATHER": "host"})
+        DeviceSettings(all_gather="host")
 
 
 def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:

@@ -30,7 +30,7 @@ _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
 _LIMIT_S = 60.0
 _NO_CORE = "  Fix: install muster-parallel where there is a C compiler, or its wheel"
 _APART = (
-    "  Fix: one user and one process namespace for the ranks of a machine, or one /dev/shm for all"
+    "  Fix: one user for the ranks of a machine, and one process namespace or one /dev/shm for all"
 )
 
 

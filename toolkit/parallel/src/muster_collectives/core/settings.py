@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from muster_collectives.core import machine, machine_file
@@ -13,6 +13,7 @@ from muster_collectives.core.stragglers import PERIOD_S
 from muster_collectives.core.tuning import (
     Tuning,
     defaults,
+    parse_choice,
     parse_seconds,
     parse_switch,
     read_tuning,
@@ -22,16 +23,21 @@ from muster_collectives.core.variables import read as read_variables
 
 TIMEOUT_S = 1800.0  # what torch.distributed waits as well
 _MIN_KEY_BYTES = 16
+_ISAS = ("avx512", "avx2", "neon", "plain")  # a processor that lacks one takes the next
+_ASYNC = ("lane", "lazy")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`tuning` is what this rank would have: rank 0's counts for the group. `notes` are for the
-    log. `is_spin_given`: the person has chosen the spin, so that the number of ranks does not."""
+    log. `is_spin_given`: the person has chosen the spin, so that the number of ranks does not.
+    `gloo` and `asynchronous` ("", "lane" or "lazy") are for torch."""
 
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False
     pure: bool = False
+    gloo: bool = False
+    asynchronous: str = ""
     core: str = ""
     node: str = ""
     address: str = ""
@@ -55,13 +61,15 @@ def read(environ: Mapping[str, str]) -> Settings:
 
 def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = ()) -> Settings:
     """The same with the machine's part given (pure)."""
-    pure = variables.get("PURE")
+    _choice(variables, "ISA", _ISAS)  # the core reads it itself, and takes the best for others
     timeout = variables.get("TIMEOUT_S")
     straggler = variables.get("STRAGGLER_S")
     return Settings(
         tuning=read_tuning(variables, base),
         is_spin_given=bool(variables.get("SPIN_US") or variables.get("SPIN_S")),
-        pure=parse_switch(pure, "COLLECTIVES_PURE") if pure else False,
+        pure=_switch(variables, "PURE"),
+        gloo=_switch(variables, "GLOO"),
+        asynchronous=_choice(variables, "ASYNC", _ASYNC),
         core=variables.get("CORE"),
         node=variables.get("NODE"),
         address=_address(variables.get("ADDRESS")),
@@ -78,6 +86,16 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
 def current() -> Settings:
     """Those of this process's environment."""
     return read(os.environ)
+
+
+def _switch(variables: Variables, name: str) -> bool:
+    text = variables.get(name)
+    return parse_switch(text, f"COLLECTIVES_{name}") if text else False
+
+
+def _choice(variables: Variables, name: str, known: Collection[str]) -> str:
+    text = variables.get(name)
+    return parse_choice(text, f"COLLECTIVES_{name}", known) if text else ""
 
 
 def _seconds(text: str, name: str, default: float) -> float:

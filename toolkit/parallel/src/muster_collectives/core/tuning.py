@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from muster_collectives.core.errors import SettingsError
@@ -16,9 +16,9 @@ GIB = 1 << 30
 _SMALL_CACHE_BYTES = 16 * MIB
 
 _WIRES: Mapping[str, Wire] = {
-    "same": Wire.SAME, "fp32": Wire.SAME, "fp16": Wire.F16, "float16": Wire.F16,
-    "bf16": Wire.BF16, "bfloat16": Wire.BF16, "int8": Wire.I8,
+    "same": Wire.SAME, "fp16": Wire.F16, "bf16": Wire.BF16, "int8": Wire.I8,
 }  # fmt: skip
+_WIRE_ALIASES: Mapping[str, str] = {"fp32": "same", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,7 @@ def read_tuning(variables: Variables, base: Tuning) -> Tuning:
             changes[name] = parse_switch(text, _variable(name))
     wire = variables.get("WIRE")
     if wire:
-        if wire.lower() not in _WIRES:
-            raise SettingsError(
-                f"COLLECTIVES_WIRE={wire!r} is no form of the wire", "same, fp16, bf16 or int8"
-            )
-        changes["wire"] = _WIRES[wire.lower()]
+        changes["wire"] = _WIRES[parse_wire(wire, _variable("wire"))]
     spin = variables.get("SPIN_S")
     if spin:
         changes["spin_s"] = parse_seconds(spin, "COLLECTIVES_SPIN_S", 0, 1)
@@ -126,6 +122,20 @@ def parse_switch(text: str, where: str) -> bool:
     if lowered in ("0", "false", "no", "off"):
         return False
     raise SettingsError(f"{where}={text!r} is no switch", "1 or 0")
+
+
+def parse_choice(text: str, where: str, known: Collection[str]) -> str:
+    """One of `known`, whatever its case. Raises SettingsError."""
+    lowered = text.lower()
+    if lowered not in known:
+        raise SettingsError(f"{where}={text!r} is none of its values", f"one of {', '.join(known)}")
+    return lowered
+
+
+def parse_wire(text: str, where: str) -> str:
+    """same, fp16, bf16 or int8, also by the names of torch's types. Raises SettingsError."""
+    lowered = text.lower()
+    return parse_choice(_WIRE_ALIASES.get(lowered, lowered), where, _WIRES)
 
 
 def parse_seconds(text: str, where: str, low: float, high: float) -> float:

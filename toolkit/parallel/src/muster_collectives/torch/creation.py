@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from muster_collectives.core.communicator import Communicator
 from muster_collectives.core.errors import CollectiveError, SettingsError
+from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
 from muster_collectives.torch.store import TorchStore, meet, vote
 
 __all__ = ["Made", "group_timeout_s", "make_communicator", "member_text"]
@@ -91,16 +92,17 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
 
 def _problem() -> str:
     """Why this rank cannot use the core; "" if it can."""
-    if os.environ.get("COLLECTIVES_GLOO", "").strip() == "1":
-        return "COLLECTIVES_GLOO=1"
     try:
         from muster_collectives.core import library, settings
     except ImportError as error:
         return f"muster_collectives.core cannot be imported: {error}"
     try:
         found = settings.read(os.environ)
+        read_device_settings(os.environ)
     except SettingsError as error:
         return f"settings: {error}"
+    if found.gloo:
+        return "COLLECTIVES_GLOO=1"
     if found.pure:  # asked for: the standard library's sums, for tests
         return ""
     try:
@@ -115,7 +117,7 @@ def _raise_settings(words: tuple[str, ...], name: str, rank: int) -> None:
     if wrong:
         raise SettingsError(
             f"group {name!r}: rank {wrong[0]}: {words[wrong[0]].removeprefix('settings: ')}",
-            "mend the variable and start again", group=name, rank=rank, ranks=wrong,
+            group=name, rank=rank, ranks=wrong,
         )  # fmt: skip
 
 

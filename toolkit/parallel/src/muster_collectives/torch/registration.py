@@ -8,8 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.core import machine
-from muster_collectives.core.errors import SettingsError
+from muster_collectives.core import machine, settings
 from muster_collectives.core.summary import Identity
 from muster_collectives.torch.creation import Made, group_timeout_s, make_communicator, member_text
 from muster_collectives.torch.group import MusterProcessGroup
@@ -20,7 +19,6 @@ from muster_collectives.torch.parts import Parts
 __all__ = ["NAMES", "create", "register"]
 
 NAMES = ("muster", "smddp")
-_WAYS = {"lane": True, "lazy": False}
 
 
 def register() -> None:
@@ -79,14 +77,9 @@ def make_group(
 
 def is_eager(made: Made, rank: int) -> bool:
     """Whether asynchronous calls go to a thread at once: there are processors to spare."""
-    text = os.environ.get("COLLECTIVES_ASYNC", "").strip()
-    if text:
-        if text not in _WAYS:
-            raise SettingsError(
-                f"COLLECTIVES_ASYNC={text!r} is none of {', '.join(_WAYS)}",
-                "lane: a thread of the group runs asynchronous calls; lazy: who waits does",
-            )
-        return _WAYS[text]
+    way = settings.current().asynchronous
+    if way:
+        return way == "lane"
     locals_ = 1
     if made.communicator is not None:
         nodes = made.communicator.nodes

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from muster_collectives.core import variables
-from muster_collectives.core.tuning import parse_bytes, parse_switch
+from muster_collectives.core.errors import SettingsError
+from muster_collectives.core.tuning import parse_bytes, parse_choice, parse_switch, parse_wire
 from muster_collectives.torch.compress import wires
 
 _MIB = 1 << 20
-# Each path, and what it is for
-ALL_REDUCE = ("auto", "world", "hierarchical", "host")
-TWO_LEVEL = ("auto", "world", "hierarchical")
+_TWO_LEVEL = ("auto", "world", "hierarchical")
+_WAYS: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": (*_TWO_LEVEL, "host"), "all_gather": _TWO_LEVEL, "reduce_scatter": _TWO_LEVEL,
+}  # fmt: skip
+_LEAST: Mapping[str, int] = {"least_bytes": 0, "segment_bytes": 4096}
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,12 @@ class DeviceSettings:
 
     `all_reduce`: "world"; "hierarchical" (in the node, between nodes, in the node); "host" (through
     host memory: slow networks, GPUs without peer access); "auto" (what is faster of the first two
-    when the first call comes). `all_gather` and `reduce_scatter`: the same but for "host". Calls
-    below `least_bytes`, and layouts without two levels, take the world. `segment_bytes`: pieces
-    whose legs overlap. `wire`: form of float32 sums between nodes, one of compress.wires.NAMES;
-    other than "same" it makes large float32 sums hierarchical. `error_feedback`: int8 keeps what
-    rounding lost for the next all-reduce of the same memory. `timeout_s`: of a host-staged call.
+    when the first call comes). `all_gather` and `reduce_scatter`: the same but for "host". Of the
+    hierarchical ones, calls below `least_bytes` and layouts without two levels take the world.
+    `segment_bytes`: pieces whose legs overlap. `wire`: form of float32 sums between nodes, one of
+    compress.wires.NAMES; other than "same" it makes large float32 sums hierarchical.
+    `error_feedback`: int8 keeps what rounding lost for the next all-reduce of the same memory.
+    `timeout_s`: of a host-staged call.
     """
 
     all_reduce: str = "world"
@@ -38,20 +42,20 @@ class DeviceSettings:
     timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
-        _one_of("all_reduce", self.all_reduce, ALL_REDUCE)
-        _one_of("all_gather", self.all_gather, TWO_LEVEL)
-        _one_of("reduce_scatter", self.reduce_scatter, TWO_LEVEL)
-        _one_of("wire", self.wire, wires.NAMES)
-        if self.segment_bytes < 4096:
-            raise ValueError(f"segment_bytes is {self.segment_bytes}: 4096 at least")
+        for name, known in (*_WAYS.items(), ("wire", wires.NAMES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: one of {', '.join(known)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: {least} at least")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s is {self.timeout_s:g}: more than 0")
 
 
 def read_settings(environ: Mapping[str, str], timeout_s: float = 1800.0) -> DeviceSettings:
     """COLLECTIVES_DEVICE_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _LEAST_BYTES and _SEGMENT_BYTES,
-    COLLECTIVES_WIRE and _ERROR_FEEDBACK, written as for the core. Raises ValueError that names the
-    variable."""
+    COLLECTIVES_WIRE and _ERROR_FEEDBACK, written as for the core. Raises SettingsError that names
+    the variable."""
     said = variables.read(environ)
     values: dict[str, object] = {"timeout_s": timeout_s}
     for field in fields(DeviceSettings):
@@ -65,10 +69,12 @@ def read_settings(environ: Mapping[str, str], timeout_s: float = 1800.0) -> Devi
 
 def _value(variable: str, name: str, text: str) -> object:
     if name.endswith("_bytes"):
-        return parse_bytes(text, variable)
-    return parse_switch(text, variable) if name == "error_feedback" else text.lower()
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}: one of {', '.join(known)}")
+        value = parse_bytes(text, variable)
+        if value < _LEAST[name]:
+            raise SettingsError(f"{variable}={text!r} is too small", f"{_LEAST[name]} at least")
+        return value
+    if name == "error_feedback":
+        return parse_switch(text, variable)
+    return (
+        parse_wire(text, variable) if name == "wire" else parse_choice(text, variable, _WAYS[name])
+    )
