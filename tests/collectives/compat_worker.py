@@ -29,13 +29,15 @@ def collectives(rank: int, size: int) -> None:
     tensor = torch.full((10,), rank + 1.0)
     dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=True).wait()
     assert bool((tensor == 3).all())
+    dist.all_reduce(tensor.fill_(rank + 1.0), None)
+    assert bool((tensor == 3).all())
     dist.broadcast(tensor.fill_(rank), 1)
     assert bool((tensor == 1).all())
     parts = [torch.empty(3) for _ in range(size)]
     dist.all_gather(parts, torch.full((3,), float(rank)))
     assert [float(part[0]) for part in parts] == [0.0, 1.0]
     output, source = torch.empty(4), torch.arange(4.0) + 10 * rank
-    dist.all_to_all_single(output, source)
+    dist.all_to_all_single(output_t=output, input_t=source, group=dist.group.WORLD)
     assert output.tolist() == [2.0 * rank, 2.0 * rank + 1, 10 + 2.0 * rank, 11 + 2.0 * rank]
     dist.barrier(device_ids=[0])
 
@@ -61,6 +63,11 @@ def training(rank: int, size: int) -> None:
 
 
 def main() -> None:
+    alone = {**os.environ}
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"):
+        os.environ.pop(name, None)
+    assert not dist.is_available(), "a process that nobody has started as a rank is one"
+    os.environ.update(alone)
     assert dist.is_available() and not dist.is_initialized()
     dist.init_process_group()
     dist.init_process_group()  # as older scripts do

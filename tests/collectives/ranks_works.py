@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.types import Path, Verb
+from muster_collectives.core.errors import UsageError
+from muster_collectives.core.types import DType, Path, Verb
 from muster_collectives.torch import stats
-from tests.collectives import ranks_verbs
+from tests.collectives import ranks_callers, ranks_verbs
 from tests.collectives.ranks_verbs import core_calls, same
 from tests.support.torch_ranks import World, main
 
@@ -219,6 +220,16 @@ def wrong_calls_are_errors_of_the_caller_alone(world: World) -> None:
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == world.size
+    nowhere, room = [1] * world.size, torch.zeros(world.size)
+    try:
+        dist.group.WORLD.communicator.run(
+            Verb.ALL_TO_ALL, source=0, target=room.data_ptr(), count=0, dtype=DType.F32,
+            in_counts=nowhere, out_counts=nowhere,
+        )  # fmt: skip
+    except UsageError:
+        dist.barrier()
+    else:
+        raise AssertionError("what lies nowhere was sent")
 
 
 def identical_bits_on_all_ranks(world: World) -> None:
@@ -255,4 +266,4 @@ CHECKS = (
 )
 
 if __name__ == "__main__":
-    main((*ranks_verbs.CHECKS, *CHECKS))
+    main((*ranks_verbs.CHECKS, *CHECKS, *ranks_callers.CHECKS))

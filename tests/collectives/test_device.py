@@ -298,3 +298,24 @@ def test_warm_up_and_selection_are_the_same_everywhere() -> None:
         assert len(exact & set(chosen.tolist())) >= 0.7 * count
     flat = torch.ones(300_000)  # all the same: no sample can tell them apart
     assert len(largest(flat, 300)) == 300
+
+
+def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
+    from muster_collectives.torch.cuda import InnerGroups, LateSum, plan_layout
+    from muster_collectives.torch.inner import Device
+
+    class Inner:
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class Path:
+        groups = InnerGroups(plan_layout(0, [0]), Inner())  # type: ignore[arg-type]
+
+    device = Device(None, 0, [0], 1.0, Inner)
+    device._path, device._host = Path(), LateSum(Inner)
+    device.abort()  # before the first sum
+    device._host.group = host = Inner()
+    device.abort()
+    assert host.aborted and device._path.groups.world.aborted

@@ -7,13 +7,18 @@
 
 static bool reduces(uint32_t verb) { return verb == MC_ALL_REDUCE || verb == MC_REDUCE || verb == MC_REDUCE_SCATTER; }
 
-static bool valid_counts(const struct mc_comm *c, const uint64_t *counts, size_t size) {
-  uint64_t sum = 0;
-  for (uint32_t rank = 0; rank < c->size; rank++) {
+static size_t sum(const uint64_t *counts, uint32_t n) {
+  size_t all = 0;
+  for (uint32_t i = 0; i < n; i++) all += counts[i];
+  return all;
+}
+
+/* `at` may be missing where there is nothing. At most 2^48 bytes for each rank, so that the sum cannot overflow. */
+static bool valid_counts(const struct mc_comm *c, const void *at, const uint64_t *counts, size_t size) {
+  for (uint32_t rank = 0; rank < c->size; rank++)
     if (counts[rank] > (UINT64_C(1) << 48) / size) return false;
-    sum += counts[rank];
-  }
-  return sum <= (UINT64_C(1) << 48) / size;
+  size_t all = sum(counts, c->size);
+  return all <= (UINT64_C(1) << 48) / size && (at || !all);
 }
 
 static bool valid(const struct mc_comm *c, const struct mc_call *call) {
@@ -24,7 +29,8 @@ static bool valid(const struct mc_comm *c, const struct mc_call *call) {
   if (reduces(call->verb) && (call->op >= MC_OPS || !mc_reducer(call->dtype, call->op))) return false;
   if (!call->in_counts != !call->out_counts) return false;
   if (call->in_counts)
-    return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in_counts, size) && valid_counts(c, call->out_counts, size) &&
+    return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in, call->in_counts, size) &&
+           valid_counts(c, call->out, call->out_counts, size) &&
            (c->size > 1 || call->in_counts[0] == call->out_counts[0]); /* of several, ranks compare what they send */
   if (!call->count || call->verb == MC_BARRIER) return true;
   bool root = call->root == c->rank;
@@ -71,12 +77,6 @@ static void add(uint64_t *figure, uint64_t value) { __atomic_store_n(figure, *fi
 static void add_s(double *figure, uint64_t ns) {
   double sum = *figure + (double)ns / 1e9;
   __atomic_store(figure, &sum, __ATOMIC_RELAXED);
-}
-
-static size_t sum(const uint64_t *counts, uint32_t n) {
-  size_t all = 0;
-  for (uint32_t i = 0; i < n; i++) all += counts[i];
-  return all;
 }
 
 static void end(struct mc_comm *c, int code) {

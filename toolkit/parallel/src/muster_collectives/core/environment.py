@@ -37,6 +37,11 @@ class Where:
     has_store_at_port: bool
 
 
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher has said that this process is one of a job."""
+    return bool(_first(environ, _SIZES) and _first(environ, _RANKS))
+
+
 def read(environ: Mapping[str, str]) -> Where:
     """Raises SettingsError that names the variable."""
     size_name = _first(environ, _SIZES)

@@ -22,11 +22,11 @@ from muster_collectives.core.types import DType, Op
 from muster_collectives.core.types import Verb as CoreVerb
 from muster_collectives.torch.arguments import OPS, canonical, timeout_of
 from muster_collectives.torch.parts import Parts
-from muster_collectives.torch.plan import Plan, plain, reducible
+from muster_collectives.torch.plan import Plan, reducible
 from muster_collectives.torch.reports import GroupStats
 from muster_collectives.torch.untraced import leave_alone
 from muster_collectives.torch.verbs import VERBS, Verb
-from muster_collectives.torch.work import Finished, Joined, Posted
+from muster_collectives.torch.work import Finished, Joined
 
 __all__ = ["MusterProcessGroup"]
 
@@ -35,8 +35,6 @@ _SAYS_ASYNC = hasattr(dist.AllreduceOptions, "asyncOp")  # older torch does not
 _ALL_REDUCE = CoreVerb.ALL_REDUCE
 _STRIDED = torch.strided
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_TAGS = 0xFFFFFFFF
-_KEPT_SENDS = 64
 
 
 def _fast_sums() -> dict[torch.dtype, dict[int, tuple[DType, Op]]]:
@@ -96,7 +94,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._sums = None if parts.communicator is None else _sums_of(parts.communicator)
         self._done = Finished()
         self._together: list[Any] | None = None
-        self._sends: list[Posted] = []
+        self._transfers: Any = parts.transfers
         self._finalizer = weakref.finalize(self, parts.end)
 
     # --- what c10d asks of a group
@@ -200,11 +198,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 and not tensor.is_neg()
             ):
                 later = opts.asyncOp if _SAYS_ASYNC else True
-                if not (
-                    later
-                    and self._size > 1
-                    and (self._is_eager or sys._getframe(1).f_globals is _C10D)
-                ):
+                if not (later and self._size > 1 and (self._is_eager or _is_from_c10d())):
                     limit_s = self._timeout_s
                     if later:  # who says otherwise is dist.all_reduce, which has no timeout
                         named_s = timeout_of(opts)
@@ -221,9 +215,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                     return Finished(tensors) if later else self._done
         if opts is not None:
             rest = (opts, *rest)
-        return self._call(
-            _VERB["allreduce"], (tensors, *rest), named, sys._getframe(1).f_globals is _C10D
-        )
+        return self._call(_VERB["allreduce"], (tensors, *rest), named, _is_from_c10d())
 
     def _call(
         self, verb: Verb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
@@ -231,18 +223,20 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Any verb on any device. `is_explicit`: called by a function of torch.distributed, so that
         the program may do anything between an asynchronous call and its wait."""
         arguments = canonical(verb.row, args, named)
-        device = _first_device(arguments.tensors) or "cpu"
+        device = self._device_of(verb, arguments.tensors)
         if device == "cpu":
-            if verb.name == "barrier" and self._parts.device.is_made:
-                self._parts.device.call(verb.row, arguments).wait()
             plan = None
             if self._run is not None:
                 plan = verb.plan(self._size, self._rank, *arguments.tensors, arguments.options)
+            settle = self._parts.device.settler() if verb.name == "barrier" else None
             if plan is None:
                 self._require_open()
                 self._lane.advance()
+                if settle is not None:
+                    settle()
                 work = self._parts.fallback.call(verb.row, arguments)
             else:
+                plan.first = settle
                 work = self._issue(plan, arguments.options, is_explicit)
         elif device == "cuda":
             work = self._parts.device.call(verb.row, arguments)
@@ -250,9 +244,23 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise TypeError(
                 f"{verb.name} of a tensor on {device!r}: group 'muster' has cpu and cuda tensors"
             )
+        return self._begun(work)
+
+    def _begun(self, work: Any) -> Any:
         if self._together is not None:
             self._together.append(work)
         return work
+
+    def _device_of(self, verb: Verb, tensors: Any) -> str:
+        """The kind of device of all tensors. Raises ValueError where they are of several."""
+        kinds = set(_devices(tensors))
+        if len(kinds) > 1:
+            identity = self._parts.identity
+            raise ValueError(
+                f"group {identity.name!r}, rank {identity.rank}: {verb.name} of tensors on "
+                f"{' and '.join(sorted(kinds))}\n  Fix: give it tensors of one device"
+            )
+        return kinds.pop() if kinds else "cpu"
 
     def _issue(self, plan: Plan, options: Any, is_explicit: bool) -> Any:
         limit_s = timeout_of(options)
@@ -275,55 +283,26 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         tensor = _one(tensors)
         if tensor.is_cuda or self._run is None:
             return self._elsewhere(tensor, "send", tensors, dst, tag)
-        dense = self._dense(tensor).contiguous().resolve_conj().resolve_neg()
-        request = self._parts.communicator.post_send(  # type: ignore[union-attr]
-            dense.data_ptr(), dense.numel() * dense.element_size(), dst, tag & _TAGS,
-            self._timeout_s,
-        )  # fmt: skip
-        work = Posted(request, dense, dense, None)
-        self._keep(work)
-        return work
+        return self._begun(self._transfers.send(tensor, dst, tag, self._timeout_s))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         tensor = _one(tensors)
         if tensor.is_cuda or self._run is None:
             return self._elsewhere(tensor, "recv", tensors, src, tag)
-        return self._receive(tensor, src, tag)
+        return self._begun(self._transfers.receive(tensor, src, tag, self._timeout_s))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         tensor = _one(tensors)
         if tensor.is_cuda or self._run is None:
             return self._elsewhere(tensor, "recv_anysource", tensors, tag)
-        return self._receive(tensor, None, tag)
-
-    def _receive(self, tensor: torch.Tensor, peer: int | None, tag: int) -> Posted:
-        dense = self._dense(tensor)
-        is_direct = dense.is_contiguous() and not dense.is_conj() and not dense.is_neg()
-        staged = dense if is_direct else torch.empty(dense.shape, dtype=dense.dtype)
-        length = staged.numel() * staged.element_size()
-        request = self._parts.communicator.post_recv(  # type: ignore[union-attr]
-            staged.data_ptr(), length, peer, tag & _TAGS, self._timeout_s
-        )
-        return Posted(request, dense, staged, length)
-
-    def _dense(self, tensor: Any) -> torch.Tensor:
-        found = plain(tensor)
-        if found is None:
-            raise TypeError(f"a tensor of layout {tensor.layout} cannot be sent or received")
-        return found
+        return self._begun(self._transfers.receive(tensor, None, tag, self._timeout_s))
 
     def _elsewhere(self, tensor: torch.Tensor, verb: str, *args: Any) -> Any:
         self._require_open()
         if tensor.is_cuda:
-            return self._parts.device.transfer(verb, tensor, *args[1:])
+            return self._begun(self._parts.device.transfer(verb, tensor, *args[1:]))
         self._parts.fallback.calls[verb] += 1
-        return getattr(self._parts.fallback.group, verb)(*args)
-
-    def _keep(self, work: Posted) -> None:
-        """A send whose work nobody keeps must keep its memory until it is done."""
-        if len(self._sends) >= _KEPT_SENDS:
-            self._sends = [each for each in self._sends if not each.is_completed()]
-        self._sends.append(work)
+        return self._begun(getattr(self._parts.fallback.group, verb)(*args))
 
     # --- several at once
 
@@ -354,18 +333,25 @@ def _one(tensors: Any) -> Any:
     return tensors[0]
 
 
-def _first_device(value: Any) -> str:
-    """The device of the first tensor in there; "" where there is none."""
+def _devices(value: Any) -> Iterator[str]:
+    """The kinds of devices of the tensors in there."""
     if isinstance(value, torch.Tensor):
-        return str(value.device.type)
-    if isinstance(value, list | tuple):
-        return next((found for found in map(_first_device, value) if found), "")
-    return ""
+        yield value.device.type
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _devices(each)
+
+
+def _is_from_c10d() -> bool:
+    """Whether the verb that asks was called by a function of torch.distributed. A thread of C++,
+    such as autograd's of a GPU, calls verbs with no Python below them."""
+    caller = sys._getframe(1).f_back
+    return caller is not None and caller.f_globals is _C10D
 
 
 def _method(verb: Verb) -> Callable[..., Any]:
     def call(group: MusterProcessGroup, *args: Any, **named: Any) -> Any:
-        return group._call(verb, args, named, sys._getframe(1).f_globals is _C10D)
+        return group._call(verb, args, named, _is_from_c10d())
 
     call.__doc__ = f"c10d's {verb.name}; see torch.distributed."
     return call

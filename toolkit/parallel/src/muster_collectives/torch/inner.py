@@ -6,6 +6,8 @@ its verb, dtype and device.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import threading
 from collections import Counter
@@ -21,6 +23,8 @@ from muster_collectives.torch.arguments import Arguments, Row
 from muster_collectives.torch.work import Finished, Joined
 
 __all__ = ["Device", "Fallback", "forward"]
+
+_log = logging.getLogger("muster_collectives")
 
 # a verb on several tensors that an inner group may not have, as the one on each of them
 _SINGLES = {
@@ -76,9 +80,8 @@ class Fallback:
             return forward(group, row, arguments)
         tensors, written = views.resolved(arguments.tensors)
         forward(group, row, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
-        with torch.no_grad():
-            for view, plain in written:
-                view.copy_(plain)
+        for view, plain in written:
+            views.write(view, plain)
         outputs = arguments.tensors[0]
         return Finished(outputs if isinstance(outputs, list) else [outputs])
 
@@ -96,8 +99,8 @@ class Fallback:
 
 
 class Device:
-    """CUDA tensors. `calls` counts by verb what went there; `host_sum` makes what sums in host
-    memory, where that is asked for."""
+    """CUDA tensors. `calls` counts by verb what went there; `host_group` makes the group that sums
+    in host memory, where that is asked for."""
 
     def __init__(
         self,
@@ -105,12 +108,13 @@ class Device:
         rank: int,
         nodes: Sequence[int],
         timeout_s: float,
-        host_sum: Callable[[], Any],
+        host_group: Callable[[], Any],
     ) -> None:
         self.calls: Counter[str] = Counter()
         self._store, self._rank, self._nodes = store, rank, tuple(nodes)
         self._timeout_s = timeout_s
-        self._host_sum = host_sum
+        self._host_group = host_group
+        self._host: Any = None
         self._path: Any = None
         self._making = threading.Lock()
 
@@ -127,8 +131,9 @@ class Device:
                     cuda.plan_layout(self._rank, self._nodes),
                     cuda.nccl(self._timeout_s),
                 )
-                host = self._host_sum() if settings.all_reduce == "host" else None
-                self._path = cuda.DevicePath(groups, settings, host)
+                if settings.all_reduce == "host":
+                    self._host = cuda.LateSum(self._host_group)
+                self._path = cuda.DevicePath(groups, settings, self._host)
             return self._path
 
     def call(self, row: Row, arguments: Arguments) -> Any:
@@ -143,19 +148,26 @@ class Device:
         self.calls[verb] += 1
         return path.transfer(verb, tensor, *rest)
 
-    @property
-    def is_made(self) -> bool:
-        return self._path is not None
+    def settler(self) -> Callable[[], None] | None:
+        """What waits, on any thread, for all that this rank has given its GPU; None where that is
+        nothing. Ranks that have used the GPU and ranks that have not may do so side by side."""
+        if self._path is None or not torch.cuda.is_available():
+            return None
+        return functools.partial(torch.cuda.synchronize, torch.cuda.current_device())
 
     def abort(self) -> None:
         for group in self._groups():
             _end(group, "abort")
 
     def close(self) -> None:
+        """Raises nothing for what still runs: that is said in the log."""
         groups = self._groups()
         path, self._path = self._path, None
         if path is not None:
-            path.close()
+            try:
+                path.close()
+            except TimeoutError as error:
+                _log.warning("%s", error)
         for group in groups:
             _end(group, "shutdown")
 
@@ -163,7 +175,9 @@ class Device:
         if self._path is None:
             return []
         groups = self._path.groups
-        return [each for each in (groups.world, groups.intra, groups.inter) if each is not None]
+        host = None if self._host is None else self._host.group
+        found = (groups.world, groups.intra, groups.inter, host)
+        return [each for each in found if each is not None]
 
 
 def _end(group: Any, how: str) -> None:

@@ -39,8 +39,10 @@ _OPS = {
 
 
 def is_available() -> bool:
-    """Whether torch was built with distributed."""
-    return bool(dist.is_available())
+    """Whether this process was started as a rank of a distributed job: scripts that also run alone
+    ask it before they call anything else here."""
+    started = dist.is_available() and (dist.is_initialized() or environment.is_rank(os.environ))
+    return bool(started)
 
 
 def is_initialized() -> bool:
@@ -96,15 +98,14 @@ def get_local_rank() -> int:
     return nodes[:rank].count(nodes[rank])
 
 
-def all_reduce(
-    tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Any:
-    """In place; every rank gets the same bits. `op`: one of ReduceOp, or of torch's.
+def all_reduce(tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+    """In place; every rank gets the same bits. `op`: one of ReduceOp, or of torch's; None: SUM.
 
     A work if `async_op`, else None. On backends that have no average the tensor is divided first,
     and integers cannot be averaged.
     """
-    torch_op = _OPS.get(op, op) if isinstance(op, ReduceOp) else op
+    op = ReduceOp.SUM if op is None else op
+    torch_op = _OPS[op] if isinstance(op, ReduceOp) else op
     if op is ReduceOp.AVERAGE and not divides(group_or_world(group), tensor.device.type):
         tensor.div_(dist.get_world_size(group))
         torch_op = dist.ReduceOp.SUM
@@ -124,16 +125,16 @@ def all_gather(
 
 
 def all_to_all_single(
-    output: Tensor,
-    input: Tensor,  # the legacy API's name
+    output_t: Tensor,
+    input_t: Tensor,
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Part r of `input` goes to rank r; parts are equal unless their sizes are given."""
+    """Part r of `input_t` goes to rank r; parts are equal unless their sizes are given."""
     return dist.all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, group=group, async_op=async_op
+        output_t, input_t, output_split_sizes, input_split_sizes, group=group, async_op=async_op
     )
 
 

@@ -14,6 +14,7 @@ from muster_collectives.core.types import Code
 from muster_collectives.torch import reports
 from muster_collectives.torch.inner import Device, Fallback
 from muster_collectives.torch.issue import Lane
+from muster_collectives.torch.transfers import Transfers
 
 __all__ = ["Parts"]
 
@@ -32,6 +33,7 @@ class Parts:
     _aborted: bool = False
 
     def __post_init__(self) -> None:
+        self.transfers = None if self.communicator is None else Transfers(self.communicator)
         self._summary = Summary(self.identity, os.environ.get(FOLDER, "").strip())
 
     def stats(self) -> reports.GroupStats:
@@ -68,5 +70,7 @@ class Parts:
         self._summary.write(lambda: reports.figures(self.stats(), nodes))
         if self.communicator is not None:
             self.communicator.close()
+        if self.transfers is not None:
+            self.transfers.clear()
         self.fallback.close()
         self.device.close()

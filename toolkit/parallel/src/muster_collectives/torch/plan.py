@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from muster_collectives.core.types import DType, Op, Verb
+from muster_collectives.torch import views
 from muster_collectives.torch.arguments import DTYPES, complex_parts
 
 __all__ = ["Plan", "Step", "adjacent", "plain", "reducible", "same", "width"]
@@ -61,18 +62,21 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     after: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
+    first: Callable[[], object] | None = None  # what comes before everything
 
     def perform(self, run: Run, timeout_s: float | None) -> None:
-        if self.before:
-            _copy(self.before)
+        if self.first is not None:
+            self.first()
+        for to, of in self.before:
+            views.write(to, of)
         for step in self.steps:
             run(
                 step.verb, source=step.source, target=step.target, count=step.count,
                 dtype=step.dtype, op=step.op, root=step.root, in_counts=step.in_counts,
                 out_counts=step.out_counts, timeout_s=timeout_s,
             )  # fmt: skip
-        if self.after:
-            _copy(self.after)
+        for to, of in self.after:
+            views.write(to, of)
 
     # --- addresses of tensors, staged where they are not contiguous
 
@@ -91,8 +95,8 @@ class Plan:
     def joined(self, tensors: Sequence[torch.Tensor], read: bool, write: bool) -> int:
         """The address of `tensors` in one row: their own where they lie so, else of a copy."""
         self.keep.append(tensors)
-        if adjacent(tensors):
-            return int(tensors[0].data_ptr())
+        if adjacent(tensors):  # those without elements have no address
+            return int(next(each.data_ptr() for each in tensors if each.numel()))
         total = sum(each.numel() for each in tensors)
         row = torch.empty(total, dtype=tensors[0].dtype)
         self.keep.append(row)
@@ -117,12 +121,6 @@ class Plan:
         if write:
             self.after.append((tensor, copy))
         return copy
-
-
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():  # a parameter may be written, as c10d does
-        for to, of in pairs:
-            to.copy_(of)
 
 
 def plain(tensor: Any) -> torch.Tensor | None:

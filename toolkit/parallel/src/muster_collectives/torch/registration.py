@@ -54,13 +54,10 @@ def make_group(
     nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
     below = dist.PrefixStore(made.life, store)
 
-    def host_sum() -> Any:
+    def host_group() -> MusterProcessGroup:
         """Of the host-staged device path: a group of its own, for it has a thread of its own."""
-        from muster_collectives.torch import cuda
-
         inside = dist.PrefixStore("host", below)
-        named = f"{name}, host sums"
-        return cuda.GroupSum(make_group(inside, rank, size, named, members, timeout_s))
+        return make_group(inside, rank, size, f"{name}, host sums", members, timeout_s)
 
     parts = Parts(
         Identity(name, rank, size, tuple(members), made.life, "torch"),
@@ -68,7 +65,7 @@ def make_group(
         made.why,
         Lane(name, is_eager(made, rank)),
         Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
-        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_sum),
+        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
     )
     if made.communicator is None:
         _ = parts.fallback.group  # now, while all ranks are here

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Pairs = list[tuple[Tensor, Tensor]]  # a view, and the tensor that stands for it
@@ -34,6 +35,13 @@ def has_views(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(has_views, value))
     return is_view(value)
+
+
+def write(to: Tensor, of: Tensor, non_blocking: bool = False) -> None:
+    """A copy that autograd does not see: a parameter may be written, as c10d does, and what was
+    made in inference mode by a thread that is not in it."""
+    with torch.inference_mode() if to.is_inference() else torch.no_grad():
+        to.copy_(of, non_blocking=non_blocking)
 
 
 def _resolved(value: Any, pairs: Pairs) -> Any:

@@ -19,7 +19,8 @@ from torch.futures import Future
 
 from muster_collectives.core.communicator import Request
 from muster_collectives.core.errors import CollectiveTimeout, MismatchError
-from muster_collectives.core.types import Code
+from muster_collectives.core.types import Code, Status
+from muster_collectives.torch import views
 from muster_collectives.torch.untraced import leave_alone
 
 __all__ = ["Finished", "Joined", "Pending", "Posted", "limit_s"]
@@ -177,7 +178,7 @@ class Pending(dist._Work):  # type: ignore[misc]
 
 class Posted(dist._Work):  # type: ignore[misc]
     """A send or a receive. `tensor` lives as long as this; a receive into a tensor that is not
-    contiguous goes through `staged`."""
+    contiguous goes through `staged`. `when_over` is told once somebody has waited for it."""
 
     def __init__(
         self,
@@ -185,9 +186,11 @@ class Posted(dist._Work):  # type: ignore[misc]
         tensor: torch.Tensor,
         staged: torch.Tensor,
         expects_bytes: int | None,
+        when_over: Callable[[Posted], None],
     ) -> None:
         super().__init__()
         self._request = request
+        self._when_over = when_over
         self._tensor = tensor
         self._staged = staged
         self._expects_bytes = expects_bytes
@@ -209,15 +212,17 @@ class Posted(dist._Work):  # type: ignore[misc]
     def _finish(self, timeout_s: float | None) -> None:
         try:
             status = self._request.wait(timeout_s)
-        except CollectiveTimeout as error:
-            if not self._request.done():
-                raise
-            self._over, self._error = True, error
-            return
         except BaseException as error:
-            self._over, self._error = True, error
-            return
-        self._over, self._peer = True, status.peer
+            if not self._request.done():  # this wait alone has ended: its limit, Ctrl-C
+                raise
+            self._error = error
+        else:
+            self._take(status)
+        self._over = True
+        self._when_over(self)
+
+    def _take(self, status: Status) -> None:
+        self._peer = status.peer
         if self._expects_bytes is None:
             return
         if status.bytes != self._expects_bytes:
@@ -228,8 +233,7 @@ class Posted(dist._Work):  # type: ignore[misc]
                 ranks=(status.peer,), code=Code.EMISMATCH,
             )  # fmt: skip
         elif self._staged is not self._tensor:
-            with torch.no_grad():
-                self._tensor.copy_(self._staged.view(self._tensor.shape))
+            views.write(self._tensor, self._staged.view(self._tensor.shape))
 
     def synchronize(self) -> None:
         self.wait()

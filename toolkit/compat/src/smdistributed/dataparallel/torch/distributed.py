@@ -1,5 +1,7 @@
 """The older functions beside torch.distributed."""
 
+from torch.distributed import group  # scripts say group.WORLD
+
 from muster_collectives.torch.legacy import (
     ReduceOp,
     all_gather,
@@ -25,6 +27,7 @@ __all__ = [
     "get_local_rank",
     "get_rank",
     "get_world_size",
+    "group",
     "init_process_group",
     "is_available",
     "is_initialized",

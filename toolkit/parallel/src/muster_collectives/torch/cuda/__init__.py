@@ -12,7 +12,7 @@ from muster_collectives.torch.cuda.groups import InnerGroups, Make, gloo, make_g
 from muster_collectives.torch.cuda.layout import Layout, plan_layout
 from muster_collectives.torch.cuda.path import DevicePath
 from muster_collectives.torch.cuda.settings import DeviceSettings, read_settings
-from muster_collectives.torch.cuda.staged import GroupSum, HostSum
+from muster_collectives.torch.cuda.staged import GroupSum, HostSum, LateSum
 
 __all__ = [
     "DevicePath",
@@ -20,6 +20,7 @@ __all__ = [
     "GroupSum",
     "HostSum",
     "InnerGroups",
+    "LateSum",
     "Layout",
     "Make",
     "gloo",

@@ -148,10 +148,10 @@ class DevicePath:
         lane = self._lanes_of(written[0][0]).out
         lane.follow()
         lane.uses(each for pair in written for each in pair)
-        with lane.on(), torch.no_grad():
+        with lane.on():
             work.wait()
             for view, plain in written:
-                view.copy_(plain)
+                views.write(view, plain)
         return LaneWork(lane, outputs if isinstance(outputs, list) else [outputs])
 
     def _settle(self, tensor: Tensor) -> None:

@@ -6,12 +6,14 @@ of one piece overlap the sum of another. One thread has the sums, in the order o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from muster_collectives.core.errands import Errands
+from muster_collectives.torch import views
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.cuda.lanes import Lane, Lanes
 from muster_collectives.torch.cuda.work import HostWork
@@ -35,6 +37,19 @@ class GroupSum:
         verbs.all_reduce(self._group, tensor, op)
 
 
+class LateSum:
+    """Sums by a group that is made when the first sum comes: all ranks come to that together."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.group: Any = None  # None before the first sum
+
+    def __call__(self, tensor: Tensor, op: Any) -> None:
+        if self.group is None:
+            self.group = self._make()
+        GroupSum(self.group)(tensor, op)
+
+
 class HostStaging:
     """Not for several threads at once: calls are made in the same order on all ranks."""
 
@@ -55,14 +70,13 @@ class HostStaging:
         staged = [self._copy_out(lanes.near, piece) for piece in pieces]
 
         def leg() -> Lane:
-            with torch.no_grad():
-                for piece, (host, arrived) in zip(pieces, staged, strict=True):
-                    if arrived is not None:
-                        arrived.synchronize()
-                    self._sums(host, op)
-                    with lanes.out.on():
-                        piece.copy_(host, non_blocking=True)
-                    # the allocator of pinned memory waits for the copy before it reuses it
+            for piece, (host, arrived) in zip(pieces, staged, strict=True):
+                if arrived is not None:
+                    arrived.synchronize()
+                self._sums(host, op)
+                with lanes.out.on():
+                    views.write(piece, host, non_blocking=True)
+                # the allocator of pinned memory waits for the copy before it reuses it
             return lanes.out
 
         self._legs.submit(lambda: work.run(leg))
