@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
+from muster_collectives.torch.cuda.work import HostWork
 from muster_collectives.torch.hooks import (
     Int8State,
     TopKState,
@@ -21,6 +25,8 @@ from muster_collectives.torch.hooks import (
     int8_hook,
     top_k_hook,
 )
+from muster_collectives.torch.hooks.average import timeout_of
+from muster_collectives.torch.hooks.order import Order
 from tests.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")
@@ -213,6 +219,109 @@ def an_overflow_is_seen_by_all_ranks_and_forgotten(world: World) -> None:
             state.close()
 
 
+def scaled(
+    world: World, state: Any, hook: Any, scales: list[float], at: list[float]
+) -> list[list[Tensor]]:
+    """The gradients of a step for each scale, as a GradScaler's optimizer has them; a scale of
+    infinity is a step that overflows on the last rank, which no optimizer makes."""
+    ddp, found = wrapped(with_hook(state, hook)), []
+    for number, scale in enumerate(scales):
+        is_gone = math.isinf(scale)
+        if not is_gone:
+            at[0] = scale
+        data = torch.randn(16, 64, generator=torch.Generator().manual_seed(world.rank))
+        ddp.zero_grad(set_to_none=False)
+        wrong = is_gone and world.rank == world.size - 1
+        (ddp(data).square().mean() * (scale if wrong else at[0])).backward()
+        gradients = [parameter.grad / at[0] for parameter in ddp.parameters()]
+        assert all(bool(each.isfinite().all()) for each in gradients) is not is_gone, number
+        if not is_gone:
+            found.append(gradients)
+    return found
+
+
+def what_hooks_keep_follows_a_gradient_scaler(world: World) -> None:
+    def states(at: list[float]) -> list[tuple[Any, Any]]:
+        return [
+            (TopKState(sparsity=0.9, least=64, scale=lambda: at[0]), top_k_hook),
+            (TopKState(sparsity=0.0, scale=lambda: at[0]), top_k_hook),
+            (Int8State(least=16, scale=lambda: at[0]), int8_hook),
+        ]
+
+    plain, changing = [1.0] * 5, [1024.0, 64.0, math.inf, 64.0, math.inf, 4096.0, 1.0]
+    one, two = [1.0], [1.0]
+    for (exact, hook), (state, _) in zip(states(one), states(two), strict=True):
+        pairs = zip(
+            scaled(world, exact, hook, plain, one), scaled(world, state, hook, changing, two),
+            strict=True,
+        )  # fmt: skip
+        for number, (right, ours) in enumerate(pairs):
+            if hook is top_k_hook:  # scales are powers of two, so nothing is rounded otherwise
+                assert all(map(torch.equal, right, ours)), (hook, number)
+            else:  # the ranks that did not overflow keep what that step's rounding lost
+                assert off(ours, right) < 0.02, (hook, number, off(ours, right))
+        for each in (exact, state):
+            if isinstance(each, Int8State):
+                each.close()
+
+
+def sparse_gradients_are_averaged_by_every_hook(world: World) -> None:
+    for make, hook in (
+        (lambda: None, bf16_hook), (lambda: None, fp16_hook),
+        (RegisteredBuckets, registered_hook),
+        (lambda: Int8State(least=0), int8_hook), (lambda: TopKState(least=0), top_k_hook),
+    ):  # fmt: skip
+        state: Any = make()
+        torch.manual_seed(3)
+        ddp = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+        ddp.register_comm_hook(state, hook)
+        for _ in range(2):
+            ddp.zero_grad(set_to_none=True)
+            ddp(torch.tensor([world.rank, 9])).sum().backward()
+            found = ddp.module.weight.grad.to_dense()
+            expected = torch.zeros(10, 4)
+            expected[: world.size] = 1 / world.size
+            expected[9] = 1
+            assert torch.equal(found, expected), (hook, found)
+        if isinstance(state, Int8State):
+            state.close()
+
+
+def a_hook_that_fails_is_an_error_of_the_backward_pass(world: World) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError(f"rank {world.rank} cannot")
+
+    def staged(state: object, bucket: dist.GradBucket) -> Any:
+        work = HostWork(torch.device("cpu"), [bucket.buffer()], 10.0)
+        work.run(fails)
+        return work.get_future()
+
+    order = Order()
+
+    def ordered(state: object, bucket: dist.GradBucket) -> Any:
+        return order.submit(fails, bucket.buffer())
+
+    for hook in (staged, ordered):
+        # DDP compares a hook's annotations with classes
+        hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+        ddp = wrapped(with_hook(None, hook))
+        try:
+            step(world, ddp)
+        except RuntimeError as error:
+            assert f"rank {world.rank} cannot" in str(error), error
+        else:
+            raise AssertionError(f"{hook} did not fail")
+    order.close()
+
+
+def the_group_of_the_int8_hook_has_the_deadline_of_its_parent(world: World) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    state = Int8State(group)
+    assert timeout_of(state.exchange) == timedelta(seconds=77)
+    assert timeout_of(world.gloo) is not None
+    state.close()
+
+
 def every_hook_trains_as_without(world: World) -> None:
     """A small regression: the loss after 40 steps is near that of float32."""
     ends = {}
@@ -251,5 +360,9 @@ CHECKS = (
     top_k_that_sends_all_is_sgd_with_momentum,
     warm_up_grows_sparser_by_stage,
     an_overflow_is_seen_by_all_ranks_and_forgotten,
+    what_hooks_keep_follows_a_gradient_scaler,
+    sparse_gradients_are_averaged_by_every_hook,
+    a_hook_that_fails_is_an_error_of_the_backward_pass,
+    the_group_of_the_int8_hook_has_the_deadline_of_its_parent,
     every_hook_trains_as_without,
 )

@@ -131,7 +131,11 @@ def test_doctor_names_ranks_without_a_core_and_neighbours_that_share_no_memory()
     assert "ranks 0 and 1 are on one machine" in troubles([apart, apart])[0]
     named = [{**apart, "name": "a"}, {**apart, "name": "b"}]
     assert troubles(named) == []
-    assert "rank 1 has no compiled core" in troubles([good, {**good, "transport": "pure"}])[0]
+    pure = {**good, "transport": "pure"}  # one rank without a core makes it that of all
+    [only] = troubles([pure, {**pure, "no_core": "no compiler"}])
+    assert "rank 1 has no compiled core, so no rank uses one: no compiler" in only
+    [asked] = troubles([pure, pure])
+    assert "unset COLLECTIVES_PURE" in asked
 
 
 def test_a_recorded_run_is_shown_and_drawn_again_without_measuring(tmp_path: Path) -> None:

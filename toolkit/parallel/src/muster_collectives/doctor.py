@@ -29,6 +29,7 @@ _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
                "/sys/kernel/mm/transparent_hugepage/shmem_enabled")  # fmt: skip
 _LIMIT_S = 60.0
 _NO_CORE = "  Fix: install muster-parallel where there is a C compiler, or its wheel"
+_PURE = "every rank has a compiled core and none uses it\n  Fix: unset COLLECTIVES_PURE everywhere"
 _APART = (
     "  Fix: one user for the ranks of a machine, and one process namespace or one /dev/shm for all"
 )
@@ -80,10 +81,12 @@ def pairs(said: Sequence[Mapping[str, Any]]) -> list[str]:
 def troubles(said: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes the group slower than it could be (pure)."""
     found = [
-        f"rank {rank} has no compiled core: {facts['no_core']}\n{_NO_CORE}"
+        f"rank {rank} has no compiled core, so no rank uses one: {facts['no_core']}\n{_NO_CORE}"
         for rank, facts in enumerate(said)
-        if facts["transport"] != "native"
+        if facts["no_core"]
     ]
+    if not found and any(facts["transport"] != "native" for facts in said):
+        found.append(_PURE)
     for rank, facts in enumerate(said):
         for other in range(rank + 1, len(said)):
             same = facts["boot"] and facts["boot"] == said[other]["boot"]

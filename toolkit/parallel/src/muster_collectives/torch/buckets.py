@@ -7,6 +7,7 @@ With gradient_as_bucket_view gradients are written, reduced and read in one plac
 """
 
 # DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -48,7 +49,8 @@ class RegisteredBuckets:
         """Registers the bucket where that is due. Collective."""
         buffer, index = bucket.buffer(), bucket.index()
         due = self.step >= _SETTLED_AFTER and index not in self.regions
-        if due and buffer.device.type == "cpu" and buffer.nbytes >= self._least_bytes:
+        is_plain = buffer.device.type == "cpu" and buffer.layout is torch.strided
+        if due and is_plain and buffer.nbytes >= self._least_bytes:
             room = len(self.regions) < self._limit
             self.regions[index] = memory.adopt(self.group, buffer) if room else None
         if bucket.is_last():

@@ -141,6 +141,10 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
 
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=self._timeout_s)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """For the calls from now on."""
         self._timeout_s = timeout.total_seconds()

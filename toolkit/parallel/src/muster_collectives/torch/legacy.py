@@ -106,7 +106,7 @@ def all_reduce(tensor: Tensor, op: Any = None, group: Any = None, async_op: bool
     """
     op = ReduceOp.SUM if op is None else op
     torch_op = _OPS[op] if isinstance(op, ReduceOp) else op
-    if op is ReduceOp.AVERAGE and not divides(group_or_world(group), tensor.device.type):
+    if op is ReduceOp.AVERAGE and not divides(group_or_world(group), tensor):
         tensor.div_(dist.get_world_size(group))
         torch_op = dist.ReduceOp.SUM
     return dist.all_reduce(tensor, op=torch_op, group=group, async_op=async_op)

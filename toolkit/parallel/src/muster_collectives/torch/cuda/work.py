@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from muster_collectives.torch.cuda.lanes import Lane
+from muster_collectives.torch.promise import Promise
 
 
 class LaneWork(dist._Work):  # type: ignore[misc]  # a class of C++
@@ -58,8 +59,7 @@ class HostWork(dist._Work):  # type: ignore[misc]  # a class of C++
     def __init__(self, device: torch.device, outputs: list[Tensor], timeout_s: float) -> None:
         super().__init__()
         self._device, self._outputs, self._timeout_s = device, outputs, timeout_s
-        on_device = device.type == "cuda"
-        self._future: Future[Any] = Future(devices=[device] if on_device else None)
+        self._promise = Promise(device)
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._event: Any = None
@@ -70,10 +70,10 @@ class HostWork(dist._Work):  # type: ignore[misc]  # a class of C++
             lane = leg()
             self._event = lane.mark()
             with lane.on():
-                self._future.set_result(self._outputs)
+                self._promise.keep(self._outputs)
         except Exception as error:
             self._error = error
-            self._future.set_exception(error)
+            self._promise.fail(error)
         finally:
             self._ended.set()
 
@@ -109,4 +109,4 @@ class HostWork(dist._Work):  # type: ignore[misc]  # a class of C++
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        return self._future
+        return self._promise.future

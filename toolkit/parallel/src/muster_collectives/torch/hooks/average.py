@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -22,17 +24,34 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return world
 
 
-def divides(group: dist.ProcessGroup, device: str) -> bool:
-    """Whether the group's all-reduce on that device knows AVG."""
+def divides(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    """Whether the group's all-reduce of such a tensor knows AVG. Of sparse ones none does."""
+    if tensor.layout is not torch.strided:
+        return False
+    device = tensor.device.type
     # "muster", or "cpu:gloo,cuda:nccl" of a group with a backend for each device
     name = str(dist.get_backend_config(group))
     by_device = dict(part.split(":", 1) for part in name.split(",") if ":" in part)
     return by_device.get(device, name).lower() in _DIVIDES
 
 
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """The group's deadline; None where the group does not say it."""
+    own = getattr(group, "timeout", None)  # ours
+    if own is not None:
+        return own  # type: ignore[no-any-return]
+    for device in ("cpu", "cuda"):
+        try:
+            options = group._get_backend(torch.device(device)).options
+        except (RuntimeError, AttributeError):  # no such backend, or it has none
+            continue
+        return options._timeout  # type: ignore[no-any-return]
+    return None
+
+
 def average(group: dist.ProcessGroup, tensor: Tensor) -> Future[Any]:
     """A future of `tensor`, averaged in place."""
-    if divides(group, tensor.device.type):
+    if divides(group, tensor):
         return reduced(group, tensor, dist.ReduceOp.AVG)
     # before, so that the sum of 16-bit values does not overflow
     return reduced(group, tensor.div_(group.size()), dist.ReduceOp.SUM)

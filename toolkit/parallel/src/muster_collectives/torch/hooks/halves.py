@@ -26,9 +26,9 @@ def _averaged_as(
     dtype: torch.dtype, state: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> Future[Tensor]:
     group, buffer = group_or_world(state), bucket.buffer()
-    if buffer.element_size() <= dtype.itemsize:
+    if buffer.layout is not torch.strided or buffer.element_size() <= dtype.itemsize:
         return average(group, buffer)
-    if divides(group, buffer.device.type):
+    if divides(group, buffer):
         future = reduced(group, buffer.to(dtype), dist.ReduceOp.AVG)
     else:  # divided in the wider type, so that the sum of narrow ones does not overflow
         future = reduced(group, (buffer / group.size()).to(dtype), dist.ReduceOp.SUM)

@@ -5,6 +5,8 @@ late, not lost. 3.9 times fewer bytes than float32.
 """
 
 # DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch.futures import Future
 
 from muster_collectives.torch.compress import blocks, exchange
 from muster_collectives.torch.compress.wires import BlockWire
-from muster_collectives.torch.hooks.average import average, group_or_world
+from muster_collectives.torch.hooks.average import average, group_or_world, timeout_of
 from muster_collectives.torch.hooks.kept import Kept
 from muster_collectives.torch.hooks.order import Order
 
@@ -22,8 +24,9 @@ class Int8State:
 
     `group`: None for the world. `block`: values that share a scale. `error_feedback`: keep what
     rounding lost, 4 bytes for each gradient value. Buckets of fewer than `least` values are
-    averaged in float32. The hook has a group of its own, so that nothing of DDP's comes between
-    its collectives; `exchange`: that group, if there is one already.
+    averaged in float32, sparse gradients as they are. `scale`: with a GradScaler, its get_scale, so
+    that what is kept follows its changes. The hook has a group of its own, so that nothing of DDP's
+    comes between its collectives; `exchange`: that group, if there is one already.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Int8State:
         block: int = blocks.BLOCK,
         error_feedback: bool = True,
         least: int = 4096,
+        scale: Callable[[], float] | None = None,
         exchange: dist.ProcessGroup | None = None,
     ) -> None:
         if block < 4 or block % 4:
@@ -41,7 +45,7 @@ class Int8State:
         self.exchange = exchange if exchange is not None else own_group(self.group)
         self.wire = BlockWire(block)
         self.least = least
-        self.kept = Kept() if error_feedback else None
+        self.kept = Kept(scale) if error_feedback else None
         self.order = Order()
 
     def close(self) -> None:
@@ -52,7 +56,7 @@ class Int8State:
 def int8_hook(state: Int8State, bucket: dist.GradBucket) -> Future[Tensor]:
     """Averages the bucket; see Int8State. What is not finite makes its block NaN on all ranks."""
     buffer = bucket.buffer()
-    if buffer.numel() < state.least:
+    if buffer.layout is not torch.strided or buffer.numel() < state.least:
         return average(state.group, buffer)
     error = state.kept.of(bucket) if state.kept is not None else None
     return state.order.submit(lambda: _averaged(state, buffer, error), buffer)
@@ -73,5 +77,6 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
         dist.get_process_group_ranks(group),
         backend=dist.get_backend(group),
         use_local_synchronization=True,
+        timeout=timeout_of(group),
     )
     return made

@@ -5,6 +5,8 @@ DDP cuts its buckets anew after the first step; what is kept follows the paramet
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,14 +15,24 @@ _Place = tuple[Tensor, int, int]  # parameter, begin in the bucket, count
 
 
 class Kept:
-    """One float32 value for every value of every bucket, zero at first."""
+    """One float32 value for every value of every bucket, zero at first.
 
-    def __init__(self) -> None:
+    `scale`: by what gradients are multiplied at this moment (a GradScaler's get_scale); what is
+    kept follows it.
+    """
+
+    def __init__(self, scale: Callable[[], float] | None = None) -> None:
+        self._scale = scale or (lambda: 1.0)
+        self._scaled_by = 0.0  # what is kept; 0: nothing is
+        self._is_new_step = True
         self._buckets: dict[int, tuple[list[_Place], Tensor]] = {}
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the parameter, its values
 
     def of(self, bucket: dist.GradBucket) -> Tensor:
-        """The vector of this bucket, as long as its buffer."""
+        """The vector of this bucket, as long as its buffer, in the units of its gradients."""
+        if self._is_new_step:
+            self._follow_scale()
+        self._is_new_step = bucket.is_last()
         places = _places(bucket)
         known = self._buckets.get(bucket.index())
         if known is not None and _same(known[0], places):
@@ -34,6 +46,13 @@ class Kept:
             self._parameters[id(parameter)] = (parameter, part)
         self._buckets[bucket.index()] = (places, values)
         return values
+
+    def _follow_scale(self) -> None:
+        now = self._scale()
+        if self._scaled_by and now != self._scaled_by:
+            for _, values in self._buckets.values():
+                values.mul_(now / self._scaled_by)
+        self._scaled_by = now
 
     def values(self, parameter: Tensor) -> Tensor | None:
         """Of one parameter, flat; None before its bucket has come."""

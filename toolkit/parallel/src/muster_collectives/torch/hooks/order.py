@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from muster_collectives.core.errands import Errands
+from muster_collectives.torch.promise import Promise
 
 _IDLE_S = 5.0  # then the thread ends; the next job starts another
 
@@ -35,17 +36,17 @@ class Order:
         """Runs `job`, which works on `tensor`, after all that were submitted before."""
         if tensor.device.type == "cuda":
             return self._on_stream(job, tensor)
-        future: Future[Any] = Future()
+        promise = Promise()
 
         def run() -> None:
             with torch.no_grad():
                 try:
-                    future.set_result(job())
+                    promise.keep(job())
                 except Exception as error:
-                    future.set_exception(error)
+                    promise.fail(error)
 
         self._jobs.submit(run)
-        return future
+        return promise.future
 
     def close(self) -> None:
         """Ends the thread once its jobs are done; raises TimeoutError if they take too long."""

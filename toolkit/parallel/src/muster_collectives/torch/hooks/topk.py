@@ -6,6 +6,7 @@ local accumulation, local clipping, warm-up (3.3).
 
 # DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,10 @@ class TopKState:
     values that stay at home. Buckets of fewer than `least` values travel whole, with the same
     momentum. `clip_norm`: each rank's part of a bucket is first scaled down to this 2-norm divided
     by the square root of the number of ranks (None: not at all). `warm_up`: sparsity by step.
-    Raises ValueError for values outside their range.
+    `scale`: with a GradScaler, its get_scale, so that what is kept follows its changes; a bucket
+    whose result is not finite, which no step is made of, leaves what is kept as it was. Sparse
+    gradients are averaged as they are, without momentum. Raises ValueError for values outside their
+    range.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class TopKState:
         warm_up: WarmUp | None = None,
         clip_norm: float | None = None,
         least: int = 4096,
+        scale: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum {momentum:g} is not in [0, 1)")
@@ -51,7 +56,7 @@ class TopKState:
         self.warm_up = warm_up or WarmUp()
         self.least = least
         self.step = 0  # optimizer steps that have been reduced so far
-        self.velocity, self.gathered = Kept(), Kept()
+        self.velocity, self.gathered = Kept(scale), Kept(scale)
 
     @property
     def sparsity(self) -> float:
@@ -63,15 +68,26 @@ class TopKState:
 def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> Future[Tensor]:
     """Averages what travels of the bucket; the rest of its buffer is zero. See TopKState."""
     buffer, sparsity = bucket.buffer(), state.sparsity
-    velocity, gathered = state.velocity.of(bucket), state.gathered.of(bucket)
-    gradient = buffer.float()
-    overflow = gradient.abs().amax() * 0  # NaN if a value is not finite: all ranks shall see it,
-    gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # and nothing keeps it
-    gradient = _clipped(gradient, state.clip_norm, state.group.size())
-    velocity.mul_(state.momentum).add_(gradient)
-    gathered.add_(velocity)
     if bucket.is_last():
         state.step += 1
+    if buffer.layout is not torch.strided:
+        return average(state.group, buffer)
+    kept = state.velocity.of(bucket), state.gathered.of(bucket)
+    gradient = buffer.float()
+    overflow = gradient.abs().amax() * 0  # NaN if a value is not finite: all ranks shall see it
+    gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    gradient = _clipped(gradient, state.clip_norm, state.group.size())
+    velocity = kept[0] * state.momentum + gradient
+    gathered = kept[1] + velocity
+    future = _sent(state, buffer, velocity, gathered, sparsity, overflow)
+    return future.then(lambda done: _kept(done.value(), kept, (velocity, gathered)))
+
+
+def _sent(
+    state: TopKState, buffer: Tensor, velocity: Tensor, gathered: Tensor, sparsity: float,
+    overflow: Tensor,
+) -> Future[Any]:  # fmt: skip
+    """A future of the average of what travels, which is taken out of `velocity`, `gathered`."""
     count = math.ceil(buffer.numel() * (1 - sparsity))
     if buffer.numel() < state.least or count >= buffer.numel():
         return _whole(state, buffer, gathered, overflow)
@@ -84,6 +100,14 @@ def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer.zero_()[chosen] = values.to(buffer.dtype)
         return average(state.group, buffer)
     return _sparse(state, buffer, _message(chosen, values, count))
+
+
+def _kept(result: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    """Takes the step into what is kept, unless nobody makes it: all ranks see the same result."""
+    is_made = result.isfinite().all()
+    for old, new in zip(before, after, strict=True):
+        old.copy_(torch.where(is_made, new, old))  # without a word from a GPU
+    return result
 
 
 def _clipped(gradient: Tensor, norm: float | None, ranks: int) -> Tensor:
