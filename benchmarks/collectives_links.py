@@ -73,10 +73,15 @@ def links(nodes: int) -> Iterator[None]:
 
 def shape(nodes: int, mbit_per_s: int) -> None:
     """Both directions of every link. Raises LinksError."""
-    rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "30ms"]
     for number in range(nodes):
-        for where, end in ((node(number), interface(number)), (SWITCH, far_end(number))):
-            _inside(where, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
+        shape_way(node(number), interface(number), mbit_per_s)
+        shape_way(SWITCH, far_end(number), mbit_per_s)
+
+
+def shape_way(namespace: str, end: str, mbit_per_s: int) -> None:
+    """What leaves a namespace through this end of a link. Raises LinksError."""
+    rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "30ms"]
+    _inside(namespace, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
 
 
 def placed(nodes: int, local: int, order: str = BLOCK) -> list[dict[str, str]]:
