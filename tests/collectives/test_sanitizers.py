@@ -125,6 +125,11 @@ def test_calls_messages_and_registered_memory_in_any_sequence_are_right(
     sound(driver.play(f"{words} {steps} {seed}", limit_s=LARGEST_S))
 
 
+@pytest.mark.timeout(COMPILE_S + PLAY_S)
+def test_no_part_of_a_piece_is_longer_than_its_room(memory: Driver) -> None:
+    sound(memory.play("parts - 200"))
+
+
 def test_a_play_with_kernels_that_were_not_meant_is_refused(memory: Driver) -> None:
     assert memory.play("kernels - 1", "quantum").returncode == 3
 
