@@ -26,6 +26,8 @@ from tests.collectives.test_nodes import TUNED, assert_alike
 
 MBIT_PER_S = 200
 SLOWER_MBIT_PER_S = 50
+COUNT = str(16 << 20)  # of a sum: pieces of which no socket holds one
+PAIR_COUNT = str(4 << 20)
 CUT_S = 20.0
 SILENT_S = 15.0 + 2.0  # MC_SILENT_MS of csrc/net_link.h, which is looked at once a second
 
@@ -78,15 +80,17 @@ def test_every_verb_is_right_over_slow_links_in_either_order_of_ranks(
 def test_the_sum_of_a_piece_that_waits_for_the_link_is_not_written_over(slow: None) -> None:
     """Who is not the root sums all pieces in the same places: sockets hold less than they send."""
     given = {"COLLECTIVES_SEGMENT_BYTES": "16M"}
-    with job("links_worker", 2, "reduces", environ=given, nodes="ab", prefix=placed("ab")) as begun:
-        clean(begun.ends())
+    with job(
+        "links_worker", 2, "reduces", COUNT, environ=given, nodes="ab", prefix=placed("ab")
+    ) as started:
+        clean(started.ends())
 
 
 def test_an_all_to_all_in_place_sends_what_was_there_also_where_more_comes_than_goes(
     slow: None,
 ) -> None:
     shape_way(node(1), interface(1), SLOWER_MBIT_PER_S)
-    with job("links_worker", 2, "swaps", nodes="ab", prefix=placed("ab")) as started:
+    with job("links_worker", 2, "swaps", PAIR_COUNT, nodes="ab", prefix=placed("ab")) as started:
         clean(started.ends())
 
 
