@@ -1,9 +1,13 @@
-"""A rank whose link may be slow: `links_worker reduces|swaps COUNT`."""
+"""A rank whose link may be slow: `links_worker PLAY COUNT`."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,14 +15,17 @@ from numpy.typing import NDArray
 
 from muster_collectives.core import Communicator, DType, Op, Verb
 from tests.collectives.checks import LIMIT_S, WrongError
+from tests.collectives.fault_worker import SHORT_S, described, raised
 from tests.collectives.meeting import Meeting
 
 PERIOD = 65_521  # a prime, so that no two pieces are alike
+BUSY_BYTES = 1 << 20
+_LOOK_S = 0.005
 
 Floats = NDArray[np.float32]
 
 
-def reduces(comm: Communicator, count: int) -> dict[str, Any]:
+def reduces(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
     """To each rank once. Sums of whole numbers below 2^24 are exact."""
     pattern = (np.arange(count) % PERIOD).astype(np.float32)
     mine = pattern * np.float32(comm.rank + 1)
@@ -29,7 +36,7 @@ def reduces(comm: Communicator, count: int) -> dict[str, Any]:
     return {}
 
 
-def swaps(comm: Communicator, count: int) -> dict[str, Any]:
+def swaps(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
     """An all-to-all of `count` for each pair whose result takes the place of what is sent."""
     whole = (np.arange(comm.size * comm.size * count) % PERIOD).astype(np.float32)
     table = whole.reshape(comm.size, comm.size, count)  # from, to
@@ -39,12 +46,54 @@ def swaps(comm: Communicator, count: int) -> dict[str, Any]:
     return {}
 
 
+def lasts(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """A broadcast for which SHORT_S is too little, though data comes all the time."""
+    data: Floats = np.ones(count, np.float32)
+    comm.barrier(LIMIT_S)
+    began = time.monotonic()
+    error = raised(lambda: call(comm, Verb.BROADCAST, data, data, count, limit_s=SHORT_S))
+    return {**described(error), "took_s": time.monotonic() - began}
+
+
+def handles(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """A signal for rank 1 amid a broadcast."""
+    found: list[float] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: found.append(time.monotonic()))
+    data: Floats = np.full(count, comm.rank, np.float32)
+    with amid_data(comm, lambda: meeting.mark(f"busy-{comm.rank}")):
+        call(comm, Verb.BROADCAST, data, data, count)
+    ended = time.monotonic()
+    same("broadcast", data, np.zeros(count, np.float32))
+    return {"handled": found, "ended": ended}
+
+
+@contextmanager
+def amid_data(comm: Communicator, act: Callable[[], None]) -> Iterator[None]:
+    """Another thread does `act` once the call in the block has received some data."""
+    before, ended = comm.stats().received_bytes, threading.Event()
+
+    def watch() -> None:
+        while comm.stats().received_bytes - before < BUSY_BYTES:
+            if ended.wait(_LOOK_S):
+                return
+        act()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
 def call(
-    comm: Communicator, verb: Verb, given: Floats, out: Floats, count: int, root: int = 0
-) -> None:
+    comm: Communicator, verb: Verb, given: Floats, out: Floats, count: int, root: int = 0,
+    limit_s: float = LIMIT_S,
+) -> None:  # fmt: skip
     comm.run(
         verb, source=int(given.ctypes.data), target=int(out.ctypes.data), count=count,
-        dtype=DType.F32, op=Op.SUM, root=root, timeout_s=LIMIT_S,
+        dtype=DType.F32, op=Op.SUM, root=root, timeout_s=limit_s,
     )  # fmt: skip
 
 
@@ -55,16 +104,18 @@ def same(name: str, found: Floats, due: Floats) -> None:
         raise WrongError(f"{name}: {len(bad)} wrong, at {at} {found[at]} for {due[at]}")
 
 
-PLAYS: dict[str, Callable[[Communicator, int], dict[str, Any]]] = {
-    each.__name__: each for each in (reduces, swaps)
+PLAYS: dict[str, Callable[[Meeting, Communicator, int], dict[str, Any]]] = {
+    each.__name__: each for each in (reduces, swaps, lasts, handles)
 }
 
 
 def main(play: str, count: int) -> None:
     meeting = Meeting()
     comm = meeting.world()
-    said = PLAYS[play](comm, count)
-    comm.barrier(LIMIT_S)  # who closes at once may cut off what its link has not carried yet
+    said = PLAYS[play](meeting, comm, count)
+    # who closes at once may cut off what its link has not carried yet; where the play broke the
+    # group there is nothing left to cut off
+    raised(lambda: comm.barrier(LIMIT_S))
     meeting.say(**said)
     comm.close()
 
