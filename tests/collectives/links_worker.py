@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from muster_collectives.core import Communicator, DType, Op, Verb
 from tests.collectives.checks import LIMIT_S, WrongError
 from tests.collectives.fault_worker import SHORT_S, described, raised
 from tests.collectives.meeting import Meeting
+from tests.support.waiting import wait_until
 
 PERIOD = 65_521  # a prime, so that no two pieces are alike
 BUSY_BYTES = 1 << 20
@@ -67,6 +69,31 @@ def handles(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
     return {"handled": found, "ended": ended}
 
 
+def leaves(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """Rank 0 aborts amid a broadcast of rank 1, which the test stops then, and kills; the rest of
+    the data lies in the socket. Says how much of it is in memory that the call has given back."""
+    data: Floats = np.ones(count, np.float32)
+
+    def abort() -> None:
+        meeting.mark("busy")
+        meeting.wait_for_mark("stopped")
+        comm.abort()
+
+    with amid_data(comm, abort):
+        words = described(raised(lambda: call(comm, Verb.BROADCAST, data, data, count, root=1)))
+    data[:] = np.nan
+    meeting.mark("failed")
+    wait_until(lambda: not connections(), LIMIT_S, lambda: "the other end still stands")
+    comm.close()
+    return {**words, "written": int(np.count_nonzero(~np.isnan(data)))}
+
+
+def connections() -> int:
+    """TCP connections in this network that are established."""
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[3] == "01" for line in lines)
+
+
 @contextmanager
 def amid_data(comm: Communicator, act: Callable[[], None]) -> Iterator[None]:
     """Another thread does `act` once the call in the block has received some data."""
@@ -105,7 +132,7 @@ def same(name: str, found: Floats, due: Floats) -> None:
 
 
 PLAYS: dict[str, Callable[[Meeting, Communicator, int], dict[str, Any]]] = {
-    each.__name__: each for each in (reduces, swaps, lasts, handles)
+    each.__name__: each for each in (reduces, swaps, lasts, handles, leaves)
 }
 
 

@@ -127,6 +127,21 @@ def test_signal_handlers_run_while_data_moves(slow: None) -> None:
     assert said["ended"] - said["handled"][0] > HANDLED_S, "the signal came too late to tell"
 
 
+def test_nothing_is_read_into_memory_of_a_failed_call_when_the_group_is_closed(
+    slow: None,
+) -> None:
+    """The other end is gone, so the good-bye finds what it had sent before."""
+    with job("links_worker", 2, "leaves", COUNT, nodes="ab", prefix=placed("ab")) as started:
+        started.wait_for("busy")
+        started.strike(1, signal.SIGSTOP)  # it shall not read why the call ends
+        started.mark("stopped")
+        started.wait_for("failed")
+        started.strike(1, signal.SIGKILL)
+        said = clean(started.ends(of=[0]))[0]
+    assert said["kind"] == "AbortedError", said
+    assert said["written"] == 0, said
+
+
 @pytest.mark.promise("F40")
 def test_a_cut_link_is_a_timeout_that_names_those_behind_it_on_both_sides(slow: None) -> None:
     nodes = "aab"
