@@ -19,6 +19,7 @@ struct scene {
   int listeners[RANKS];                 /* by rank, -1: one node */
   struct mc_address addresses[RANKS];   /* where ranks are told that others listen */
   struct mc_tuning tuning;
+  double create_s;                      /* how long ranks wait for each other at first */
   uint64_t seed;
   uint32_t rounds;
 };

@@ -31,7 +31,7 @@ BROKEN = "memory_order_acquire", "memory_order_relaxed"  # readers need not see 
 
 GOOD = (
     "ops aa 200", "ops aaa 200", "ops aaaaa 60", "small aa 2000", "small aaa 1000",
-    "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
+    "patient aa 20", "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
 )  # fmt: skip
 FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "leave aaa")
 NODES = (
@@ -49,7 +49,11 @@ LARGEST_S = 4 * PLAY_S
 
 THREADS = Build(("-fsanitize=thread",), {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
 MEMORY = Build(
-    ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
+    (
+        "-fsanitize=address,undefined,float-cast-overflow",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ),
     {"ASAN_OPTIONS": "detect_leaks=0 exitcode=66", "UBSAN_OPTIONS": "print_stacktrace=1"},
 )
 
