@@ -19,6 +19,7 @@ _MINE = f"mcb{os.getpid()}"
 SWITCH = f"{_MINE}s"
 _NAMES = re.compile(r"mcb(\d+)(?:s|n\d+)")
 _LIMIT_S = 20.0
+_QUEUE_MS = 30
 # what of a link's rate is payload: headers of Ethernet, IP and TCP with time stamps
 PAYLOAD = 0.95
 BLOCK, CYCLIC = "block", "cyclic"
@@ -71,12 +72,18 @@ def links(nodes: int) -> Iterator[None]:
         _remove([*map(node, range(nodes)), SWITCH])
 
 
-def shape(nodes: int, mbit_per_s: int) -> None:
-    """Both directions of every link. Raises LinksError."""
-    rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "30ms"]
+def shape(nodes: int, mbit_per_s: int, queue_ms: int = _QUEUE_MS) -> None:
+    """Both directions of every link. What would wait longer than `queue_ms` is lost, and sent
+    again. Raises LinksError."""
     for number in range(nodes):
-        for where, end in ((node(number), interface(number)), (SWITCH, far_end(number))):
-            _inside(where, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
+        shape_way(node(number), interface(number), mbit_per_s, queue_ms)
+        shape_way(SWITCH, far_end(number), mbit_per_s, queue_ms)
+
+
+def shape_way(namespace: str, end: str, mbit_per_s: int, queue_ms: int = _QUEUE_MS) -> None:
+    """What leaves a namespace through this end of a link. Raises LinksError."""
+    rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", f"{queue_ms}ms"]
+    _inside(namespace, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
 
 
 def placed(nodes: int, local: int, order: str = BLOCK) -> list[dict[str, str]]:

@@ -143,6 +143,7 @@ class Checker:
         self._keep(out.array)
 
     def all_to_all(self, dtype: DType, count: int, salt: int) -> None:
+        """Twice, beside the input and in its place."""
         inputs = self._inputs(dtype, Op.SUM, count * self.size, salt)
         given = self._copy(dtype, inputs[self.rank].memory, salt)
         out = self._room(dtype, count * self.size, True)
@@ -150,6 +151,8 @@ class Checker:
         mine = slice(self.rank * count, (self.rank + 1) * count)
         self._equal(Verb.ALL_TO_ALL, out.array, np.concatenate([i.memory[mine] for i in inputs]))
         self._keep(out.array)
+        self._run(Verb.ALL_TO_ALL, given.address, given, count, dtype)
+        self._equal(Verb.ALL_TO_ALL, given.array, out.array)
 
     def all_to_all_uneven(self, dtype: DType, count: int, salt: int) -> None:
         """Part (i, j) has (i * 3 + j * 5 + salt) mod (count + 1) elements: some have none."""

@@ -92,6 +92,7 @@ void scene_open(struct scene *scene, const char *nodes, tune *other) {
   scene->tuning = (struct mc_tuning){
       .slot_bytes = 8192, .one_shot_bytes = 2048, .chunk_bytes = 4096, .direct_bytes = 1024,
       .leader_bytes = 2048, .segment_bytes = 8192, .spin_s = 20e-6};
+  scene->create_s = WAIT_S;
   if (other) other(&scene->tuning);
   for (uint32_t node = 0; node < scene->nodes; node++) {
     scene->segments[node] = memfd_create("driver", MFD_CLOEXEC);
@@ -121,7 +122,7 @@ static void *live(void *given) {
       .addresses = scene->nodes > 1 ? scene->addresses : NULL, .tuning = scene->tuning};
   memset(layout.key, 7, sizeof layout.key);
   self->failure.marks = self->marks;
-  int code = mc_create(&layout, WAIT_S, &self->comm, &self->failure);
+  int code = mc_create(&layout, scene->create_s, &self->comm, &self->failure);
   if (code) {
     fprintf(stderr, "rank %u: mc_create: %d, errno %d\n", self->rank, code, self->failure.sys_errno);
     self->wrong++;
@@ -163,6 +164,7 @@ uint32_t draw(struct rank *self, uint32_t below) {
 
 static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"ops", play_ops, NULL},           {"small", play_small, NULL},
+    {"patient", play_small, NULL},
     {"direct", play_direct, NULL},     {"messages", play_messages, NULL},
     {"timeout", play_timeout, NULL},   {"beside", play_messages_beside, NULL},
     {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL},
@@ -185,10 +187,12 @@ int main(int count, char **words) {
   uint32_t rounds = count > 3 ? (uint32_t)atoi(words[3]) : 100;
   if (!strncmp(words[1], "wire", 4)) return play_wire(words[2], !strcmp(words[1], "wire-messages")) ? 1 : 0;
   if (!strcmp(words[1], "kernels")) return play_kernels(rounds);
+  if (!strcmp(words[1], "parts")) return play_parts(rounds);
   for (unsigned i = 0; i < sizeof plays / sizeof *plays; i++) {
     if (strcmp(words[1], plays[i].name)) continue;
     struct scene scene;
     scene_open(&scene, words[2], plays[i].other);
+    if (!strcmp(words[1], "patient")) scene.create_s = 1e300; /* callers say "for ever" so */
     scene.rounds = rounds;
     scene.seed = count > 4 ? (uint64_t)atoll(words[4]) : 1;
     int wrong = scene_play(&scene, plays[i].what);

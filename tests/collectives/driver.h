@@ -19,6 +19,7 @@ struct scene {
   int listeners[RANKS];                 /* by rank, -1: one node */
   struct mc_address addresses[RANKS];   /* where ranks are told that others listen */
   struct mc_tuning tuning;
+  double create_s;                      /* how long ranks wait for each other at first */
   uint64_t seed;
   uint32_t rounds;
 };
@@ -67,4 +68,5 @@ act play_ops, play_small, play_direct, play_messages, play_messages_beside, play
 tune tune_large, tune_f16, tune_bf16, tune_i8;
 int play_wire(const char *nodes, bool messages); /* a proxy flips a byte: driver_wire.c */
 int play_kernels(uint32_t rounds);               /* no ranks: driver_kernels.c */
+int play_parts(uint32_t rounds);                 /* nor here: driver_parts.c */
 #endif

@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from muster_collectives.core import CollectiveError, Communicator, MismatchError
+from muster_collectives.core.native import NativeCommunicator
 from tests.collectives.fault_worker import described, reduced
 from tests.collectives.meeting import Meeting
 
@@ -162,8 +164,72 @@ def dead(comm: Communicator) -> dict[str, Any]:
     return {"kind": ""}
 
 
+class Held:
+    """The core's library, in which a thread that is told the end of a request does `then` before
+    it can note it."""
+
+    def __init__(self, library: Any, then: Callable[[], None]) -> None:
+        self._library, self._then = library, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def mc_wait(self, handle: Any, number: int, wait_s: float, status: Any, place: Any) -> Any:
+        code = self._library.mc_wait(handle, number, wait_s, status, place)
+        if status._obj.done:
+            self._then()
+        return code
+
+
+def told_once(comm: Communicator) -> dict[str, Any]:
+    """Another thread looks, or a signal handler raises, when one has been told the end."""
+    if not isinstance(comm, NativeCommunicator):
+        return {"other": [], "again": []}
+    library = comm.library
+    if comm.rank == 1:
+        for _ in range(2):
+            send(comm, pattern(100, 1, 6), 0, 6).wait(LIMIT_S)
+    words: dict[str, Any] = {"other": [], "again": []}
+    if comm.rank == 0:
+        room, told, looked = np.zeros(200, np.uint8), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            told.set()
+            looked.wait(LIMIT_S)
+
+        comm.library = Held(library, hold)  # type: ignore[assignment]
+        request = receive(comm, room, 1, 6)
+        first = threading.Thread(target=lambda: words["other"].append(request.wait().bytes))
+        first.start()
+        assert told.wait(LIMIT_S)
+        words["other"].append(ended(request))
+        looked.set()
+        first.join()
+        comm.library = Held(library, interrupt)  # type: ignore[assignment]
+        request = receive(comm, room, 1, 6)
+        with suppress(KeyboardInterrupt):
+            request.wait()
+        comm.library = library
+        words["again"].append(ended(request))
+    comm.barrier(LIMIT_S)
+    return words
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def ended(request: Any) -> int | str:
+    """The bytes of its end, or what it raises."""
+    try:
+        return int(request.wait(LIMIT_S).bytes) if request.done() else "not done"
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+
+
 SCENARIOS: dict[str, Callable[[Communicator], dict[str, Any]]] = {
-    each.__name__: each for each in (sizes, order, any_source, lengths, beside, alone, dead)
+    each.__name__: each
+    for each in (sizes, order, any_source, lengths, beside, alone, dead, told_once)
 }
 
 

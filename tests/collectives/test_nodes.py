@@ -50,6 +50,12 @@ def test_defaults_are_right_too() -> None:
         assert_alike(clean(started.ends()))
 
 
+def test_an_all_to_all_in_place_is_right_where_blocks_come_before_others_are_posted() -> None:
+    """Distances beyond the first eight are posted when blocks have come."""
+    with job("links_worker", 10, "swaps", "200000", nodes=list("abcdefghij")) as started:
+        clean(started.ends())
+
+
 @pytest.mark.parametrize("segment", ["65536", "4194304"])
 def test_more_than_sockets_hold_goes_through_in_pieces(segment: str) -> None:
     nodes = "abbac"

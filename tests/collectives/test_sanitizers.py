@@ -31,7 +31,7 @@ BROKEN = "memory_order_acquire", "memory_order_relaxed"  # readers need not see 
 
 GOOD = (
     "ops aa 200", "ops aaa 200", "ops aaaaa 60", "small aa 2000", "small aaa 1000",
-    "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
+    "patient aa 20", "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
 )  # fmt: skip
 FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "leave aaa")
 NODES = (
@@ -49,7 +49,11 @@ LARGEST_S = 4 * PLAY_S
 
 THREADS = Build(("-fsanitize=thread",), {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
 MEMORY = Build(
-    ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
+    (
+        "-fsanitize=address,undefined,float-cast-overflow",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ),
     {"ASAN_OPTIONS": "detect_leaks=0 exitcode=66", "UBSAN_OPTIONS": "print_stacktrace=1"},
 )
 
@@ -123,6 +127,11 @@ def test_calls_messages_and_registered_memory_in_any_sequence_are_right(
     driver: Driver = request.getfixturevalue(sanitizer)
     steps, seed = 300 * effort(), chance().randrange(1, 1 << 30)
     sound(driver.play(f"{words} {steps} {seed}", limit_s=LARGEST_S))
+
+
+@pytest.mark.timeout(COMPILE_S + PLAY_S)
+def test_no_part_of_a_piece_is_longer_than_its_room(memory: Driver) -> None:
+    sound(memory.play("parts - 200"))
 
 
 def test_a_play_with_kernels_that_were_not_meant_is_refused(memory: Driver) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -23,9 +26,18 @@ SOURCES = ROOT / "toolkit" / "parallel" / "src"
 WORKER = ROOT / "tests" / "support" / "core_rank.py"
 sys.path.insert(0, str(SOURCES))
 
-from muster_collectives.core import CollectiveError, RendezvousError, library  # noqa: E402
+from muster_collectives.core import (  # noqa: E402
+    CollectiveError,
+    RendezvousError,
+    SettingsError,
+    abi,
+    library,
+)
 from muster_collectives.core import frames as f  # noqa: E402
+from muster_collectives.core.native_create import raw_tuning  # noqa: E402
 from muster_collectives.core.rendezvous import Rendezvous, join, secret_of  # noqa: E402
+from muster_collectives.core.tuning import Tuning  # noqa: E402
+from muster_collectives.core.types import Code  # noqa: E402
 
 PURE = {"COLLECTIVES_PURE": "1"}
 TRANSPORTS = [pytest.param({}, id="native"), pytest.param(PURE, id="pure")]
@@ -55,6 +67,39 @@ def _run(
     """`-I -S`: without the site's packages, so that nothing but the standard library is there."""
     argv = ["-I", "-S", str(WORKER), str(SOURCES), scenario]
     return _said(ranks.run(size, argv, env=env, timeout_s=90, **more))
+
+
+def test_the_core_takes_the_sizes_that_settings_take_and_no_others() -> None:
+    """The core refuses without a name, so what a person may set is refused before."""
+    _needs_core({})
+    core = library.load(os.environ.get("COLLECTIVES_CORE", ""))
+    for slot, chunk, spin_s in itertools.product(
+        (4096, 8192, 10_000, 1 << 20), (64, 4096, 4097, 8192, 100_000, 102_400),
+        (-0.1, 0.0, 20e-6, math.nextafter(1, 0), 1.0, math.nan),
+    ):  # fmt: skip
+        try:
+            Tuning(slot_bytes=slot, chunk_bytes=chunk, spin_s=spin_s)
+            takes = True
+        except SettingsError:
+            takes = False
+        assert _is_taken(core, slot, chunk, spin_s) == takes, (slot, chunk, spin_s)
+
+
+def _is_taken(core: ctypes.CDLL, slot: int, chunk: int, spin_s: float) -> bool:
+    """By the core, of a group of one rank."""
+    tuning = raw_tuning(Tuning())
+    tuning.slot_bytes, tuning.chunk_bytes, tuning.spin_s = slot, chunk, spin_s
+    nodes, handle = ctypes.c_uint32(0), ctypes.c_void_p()
+    layout = abi.McLayout(
+        abi=abi.ABI, rank=0, size=1, node_of=ctypes.addressof(nodes), segment_fd=-1, listen_fd=-1,
+        tuning=tuning,
+    )  # fmt: skip
+    code = core.mc_create(abi.at(layout), 1.0, ctypes.byref(handle), None)
+    if code:
+        assert Code(code) is Code.EINVAL
+        return False
+    core.mc_close(handle)
+    return True
 
 
 def test_ranks_without_torch_agree_to_the_bit_natively_and_in_pure_python() -> None:

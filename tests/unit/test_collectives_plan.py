@@ -79,6 +79,8 @@ def test_every_size_and_switch_can_be_set() -> None:
         ({"CHUNK_BYTES": "many"}, "COLLECTIVES_CHUNK_BYTES"),
         ({"CHUNK_BYTES": "-1"}, "COLLECTIVES_CHUNK_BYTES"),
         ({"CHUNK_BYTES": "2MiB"}, "COLLECTIVES_CHUNK_BYTES"),
+        ({"CHUNK_BYTES": "64"}, "COLLECTIVES_CHUNK_BYTES"),
+        ({"CHUNK_BYTES": "100000"}, "COLLECTIVES_CHUNK_BYTES=100000 is no multiple of 4096"),
         ({"SLOT_BYTES": "4097"}, "COLLECTIVES_SLOT_BYTES"),
         ({"SEGMENT_BYTES": "1"}, "COLLECTIVES_SEGMENT_BYTES"),
         ({"WIRE": "fp8"}, "COLLECTIVES_WIRE"),
@@ -87,6 +89,8 @@ def test_every_size_and_switch_can_be_set() -> None:
         ({"ISA": "avx51"}, "COLLECTIVES_ISA"),
         ({"ASYNC": "thread"}, "COLLECTIVES_ASYNC"),
         ({"SPIN_US": "nan"}, "COLLECTIVES_SPIN_US"),
+        ({"SPIN_US": "1000000"}, "COLLECTIVES_SPIN_US"),
+        ({"SPIN_S": "1"}, "COLLECTIVES_SPIN_S"),
         ({"TIMEOUT_S": "soon"}, "COLLECTIVES_TIMEOUT_S"),
         ({"ADDRESS": "node1"}, "COLLECTIVES_ADDRESS"),
         ({"KEY": "secret"}, "COLLECTIVES_KEY"),
@@ -182,8 +186,10 @@ def test_rank_0_s_sizes_count_and_who_shares_processors_does_not_spin() -> None:
     assert c.plan([claim(tuning=sizes), claim()]).tuning == sizes
     assert c.plan([claim(processors=2)] * 3).tuning.spin_s == 0
     assert c.plan([claim(processors=2, is_spin_given=True)] * 3).tuning.spin_s > 0
-    with pytest.raises(SettingsError, match="COLLECTIVES_CHUNK_BYTES"):
-        c.plan([claim(tuning=Tuning(chunk_bytes=64))] * 2)
+    least = Tuning(chunk_bytes=4096)
+    assert c.plan([claim(tuning=least)] * 64).tuning.chunk_bytes == 4096
+    with pytest.raises(SettingsError, match=r"COLLECTIVES_CHUNK_BYTES(.|\n)*at least 8192"):
+        c.plan([claim(tuning=least)] * 65)
 
 
 def test_one_rank_without_a_core_makes_all_pure_and_says_why() -> None:

@@ -106,7 +106,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->segment_fd = layout->segment_fd;
   memcpy(c->key, layout->key, sizeof c->key);
   c->began_ns = mc_now_ns();
-  c->deadline_ns = c->began_ns + (uint64_t)(timeout_s * 1e9);
+  c->deadline_ns = c->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
   int failed = allocate(c);
   if (!failed) failed = place(c, layout);
   c->broken.marks = c->broken_marks;

@@ -95,7 +95,8 @@ int mc_rail_begin(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_
 int mc_rail_turn(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);  /* sums the own part, sends it */
 int mc_rail_end(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);   /* all parts are there */
 /* --- leg_sum.c */
-/* The longest part of mc_part: the first, or the last which takes the rest. */
+/* No part of mc_part of a vector of up to `count` is longer. Of a shorter vector one may be longer than all of
+ * this: the last takes what rounding has left, up to an element for each part. */
 size_t mc_rail_longest(size_t count, size_t element_bytes, uint32_t parts);
 size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count); /* of a part on the wire */
 /* out = the sum of this node's part `own` and of those received (node n's lies at n * step), nodes ascending. */

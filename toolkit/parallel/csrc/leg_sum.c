@@ -4,8 +4,8 @@
 #define BLOCK 2048u /* values unpacked at once; a multiple of MC_I8_BLOCK */
 
 size_t mc_rail_longest(size_t count, size_t element_bytes, uint32_t parts) {
-  size_t first = mc_part(count, element_bytes, parts, 0).count, last = mc_part(count, element_bytes, parts, parts - 1).count;
-  return first > last ? first : last;
+  size_t grain = element_bytes < 64 ? 64 / element_bytes : 1; /* of mc_part: all but the last are rounded up to it */
+  return mc_leg_less(count / parts + (grain > parts ? grain : parts), count);
 }
 
 size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count) {

@@ -54,9 +54,8 @@ static size_t chunk_bytes(const struct mc_comm *c) {
   return shared > LEAST_CHUNK ? shared : most < LEAST_CHUNK ? most : LEAST_CHUNK;
 }
 
-static struct chunk chunk_of(const struct mc_comm *c, size_t count, size_t size, size_t which) {
-  size_t each = chunk_bytes(c) / size, at = which * each;
-  size_t now = count - at < each ? count - at : each;
+static struct chunk chunk_of(const struct mc_comm *c, size_t count, size_t size, size_t each, size_t which) {
+  size_t at = which * each, now = count - at < each ? count - at : each;
   return (struct chunk){at, now, mc_part(now, size, c->locals, c->local)};
 }
 
@@ -92,7 +91,7 @@ static void copy_out(struct mc_comm *c, uint8_t *out, struct chunk k, size_t siz
 static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t count, uint32_t dtype, uint32_t op, int root) {
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
   size_t size = mc_dtype_bytes(dtype), each = chunk_bytes(c) / size, chunks = (count + each - 1) / each;
-  struct chunk k = chunk_of(c, count, size, 0);
+  struct chunk k = chunk_of(c, count, size, each, 0);
   c->path = MC_PATH_STAGED;
   copy_in(c, in, k, size, mc_next(c));
   MC_FAULT_POINT(staged_copied_in);
@@ -103,7 +102,7 @@ static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t cou
     MC_FAULT_POINT(staged_summed);
     struct chunk next = k;
     if (which + 1 < chunks) {
-      next = chunk_of(c, count, size, which + 1);
+      next = chunk_of(c, count, size, each, which + 1);
       copy_in(c, in, next, size, round + 1);
       MC_FAULT_POINT(staged_next_in);
     }

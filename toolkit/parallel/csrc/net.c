@@ -47,11 +47,17 @@ int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addre
   return code == MC_EMEM ? ENOMEM : error ? error : EIO;
 }
 
+/* After a call that failed links still know where its data was to go: memory that may be gone by now. */
+static void stop_reading(struct mc_chan *ch) {
+  for (struct mc_link *l = ch->links; l; l = l->next) l->broken = true;
+}
+
 void mc_net_close(struct mc_comm *c) {
   struct mc_net *n = c->net;
   if (!n) return;
   if (c->pid == 0 || c->pid == (int)getpid()) { /* a forked child has no part in its parent's connections */
     const uint64_t until = mc_now_ns() + 300000000u;
+    for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) stop_reading(&n->channels[i]);
     for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_word_bye(&n->channels[i]);
     for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_channel_flush(&n->channels[i], until);
   }

@@ -92,18 +92,22 @@ static void reach_out(struct mc_chan *ch, uint64_t now) {
     if (l->accepted && awaited(l)) mc_dial(l);
 }
 
+static bool is_done(struct mc_comm *c, uint64_t ticket) {
+  return ticket ? mc_net_done(c, ticket) : c->net->channels[MC_NET_COLLECTIVE].open == 0;
+}
+
+/* Handlers, deaths, words and the deadline are looked at also while data moves: a slow link moves it for long. */
 static int wait_for(struct mc_comm *c, uint64_t ticket) {
   struct mc_chan *ch = &c->net->channels[MC_NET_COLLECTIVE];
   const uint64_t start = mc_now_ns();
   const uint64_t spin = c->tuning.spin_s > 0 ? (uint64_t)(c->tuning.spin_s * 1e9) : 0;
   uint64_t moved = start, now = start;
   int code = MC_OK;
-  while (code == MC_OK && !(ticket ? mc_net_done(c, ticket) : ch->open == 0)) {
+  while (code == MC_OK && !is_done(c, ticket)) {
     code = mc_channel_progress(ch, now - moved < spin ? 0 : MC_SLICE_NS);
     now = mc_now_ns();
     if (ch->moved) moved = now;
-    if (code != MC_OK || ch->moved) continue;
-    code = mc_attended(c);
+    if (code == MC_OK) code = mc_attended(c);
     if (code == MC_OK) code = look_at_locals(ch, now);
     if (code == MC_OK && may_speak(ch, now)) {
       ch->spoke_ns = now;
@@ -111,7 +115,8 @@ static int wait_for(struct mc_comm *c, uint64_t ticket) {
       missing(ch, ch->marks);
       mc_word_present(ch, ch->marks);
     }
-    if (code == MC_OK && c->deadline_ns && now > c->deadline_ns + MC_GRACE_NS) code = too_late(ch);
+    const bool late = c->deadline_ns && now > c->deadline_ns + MC_GRACE_NS;
+    if (code == MC_OK && late && !is_done(c, ticket)) code = too_late(ch);
   }
   const uint64_t took = mc_now_ns() - start;
   c->waited_ns += took;

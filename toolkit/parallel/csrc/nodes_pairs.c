@@ -48,12 +48,22 @@ static int in_the_node(struct mc_comm *c, const struct job *job) {
   return code ? code : mc_leg_pairs(c, job->in, ins, job->out, outs, longest);
 }
 
+/* What is sent: a copy where the result takes its place, for blocks come before those under them have gone. */
+static const uint8_t *source(struct mc_comm *c, const size_t *ins) {
+  const struct mc_call *call = &c->call;
+  if (call->in != call->out || !ins[c->size]) return call->in;
+  uint8_t *copy = mc_leg_scratch(c, MC_SCRATCH_SENT, ins[c->size]);
+  if (copy) mc_copy(copy, call->in, ins[c->size]);
+  return copy;
+}
+
 int mc_nodes_all_to_all(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   size_t *room = mc_leg_scratch(c, MC_SCRATCH_LISTS, 2 * (c->size + 1) * sizeof *room);
   if (!room) return mc_check(c);
-  struct job job = {call->in, call->out, borders(c, room, call->in_counts), borders(c, room + c->size + 1, call->out_counts),
-                    call->in_counts != NULL};
+  size_t *ins = borders(c, room, call->in_counts);
+  struct job job = {source(c, ins), call->out, ins, borders(c, room + c->size + 1, call->out_counts), call->in_counts != NULL};
+  if (!job.in && ins[c->size]) return mc_check(c);
   c->between->slots[0].sends.empties = c->between->slots[0].receives.empties = job.uneven;
   int code = MC_OK;
   uint32_t distance = 1;

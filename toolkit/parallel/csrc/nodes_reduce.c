@@ -57,7 +57,10 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   fill_streams(c, job, count_of(c, job, k), &streams);
   struct mc_span mine = streams.spans[c->local];
   uint8_t *data = base_of(job, k) + mine.begin;
-  int code = mc_leg_reduce(c, job->in + k * job->piece * job->size, data, streams.of, job->plan.dtype, mc_leg_op(job->plan.op));
+  /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
+  int code = job->on_rail && !job->out ? mc_leg_await_all(c, &c->between->slots[k % MC_LEG_SLOTS].sends) : MC_OK;
+  if (code) return code;
+  code = mc_leg_reduce(c, job->in + k * job->piece * job->size, data, streams.of, job->plan.dtype, mc_leg_op(job->plan.op));
   MC_FAULT_POINT(segment_reduced);
   if (code || !job->on_rail) return code;
   struct mc_rail *rail = &job->rails[k % MC_LEG_SLOTS];

@@ -178,7 +178,7 @@ void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
       s->data = s->owned - s->moved;
       return;
     }
-    peer->gone = MC_LEFT, peer->why = 0; /* no memory: this way is closed from now on */
+    peer->gone = MC_LEFT, peer->code = MC_EMEM, peer->why = 0; /* no memory: this way is closed from now on */
   }
   struct mc_sending *before = NULL, *at = peer->first;
   while (at && at != s) before = at, at = at->next;

@@ -71,7 +71,7 @@ def plan(claims: Sequence[Claim]) -> Plan:
         raise SettingsError(
             f"COLLECTIVES_CHUNK_BYTES={tuning.chunk_bytes} leaves less than {_LEAST_PART_BYTES} "
             f"bytes for each of {most} ranks of a node",
-            f"at least {most * _LEAST_PART_BYTES}",
+            f"at least {-(-most * _LEAST_PART_BYTES // 4096) * 4096}",
         )
     return Plan(native, candidates, addresses, tuning, "" if native else _note(claims))
 

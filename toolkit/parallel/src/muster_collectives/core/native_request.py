@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from muster_collectives.core import abi
 from muster_collectives.core.errors import CollectiveError
@@ -23,8 +23,21 @@ class Ways(enum.IntEnum):
     RECV = 1
 
 
+class _Look(NamedTuple):
+    """What one call of mc_wait writes."""
+
+    status: abi.McStatus
+    place: abi.FailurePlace
+
+
 class NativeRequest:
-    """Keeps its end once the core has said it, for the core forgets it then."""
+    """Keeps its end once the core has said it, for the core forgets it then.
+
+    The core says it once, to one of the threads that look; to those that look after that it says
+    EINVAL. So every look is in `_looks` for as long as it may hold the end: whoever finds that the
+    core has forgotten the request finds the end there, whole, also where the thread that was told
+    has not come on yet or was interrupted by a signal handler.
+    """
 
     def __init__(
         self,
@@ -40,6 +53,7 @@ class NativeRequest:
         self._number = number
         self._timeout_s = timeout_s
         self._end: Status | CollectiveError | None = None
+        self._looks: list[_Look] = []
         who = "any rank" if peer < 0 else f"rank {peer}"
         verb = "send of {} bytes to" if way is Ways.SEND else "receive of {} bytes from"
         self.text = f"{verb.format(bytes_)} {who}, tag {tag}"
@@ -65,30 +79,36 @@ class NativeRequest:
         return self._end
 
     def _look(self, wait_s: float) -> bool:
-        status = abi.McStatus()
-        place = abi.FailurePlace(self._group.size)
-        place.clear()
+        look = _Look(abi.McStatus(), abi.FailurePlace(self._group.size))
+        look.place.clear()
         try:
             handle = self._group.enter()
         except CollectiveError as error:
             self._end = error
             return True
+        self._looks.append(look)
         try:
             code = self._group.library.mc_wait(
-                handle, self._number, wait_s, ctypes.byref(status), place.address
+                handle, self._number, wait_s, ctypes.byref(look.status), look.place.address
             )
         finally:
             self._group.leave()
-        if self._end is not None:  # another thread waits for it too and was told first
-            return True
-        if status.done and status.code == Code.OK:
-            self._end = Status(int(status.peer), int(status.tag), int(status.bytes))
-        elif status.done or code:
-            failure = place.read(int(status.code) or int(code))
-            if failure.rank < 0 and self._peer >= 0:
-                failure = _naming(failure, self._peer)
-            self._end = self._group.error(failure, self._failed(failure, int(status.bytes)))
+        if not look.status.done and code == Code.EINVAL:  # one that was told before
+            look = next((each for each in tuple(self._looks) if each.status.done), look)
+        if look.status.done or (code and self._end is None):
+            self._end = self._end_of(look, int(code))
+        elif not code:
+            self._looks.remove(look)
         return self._end is not None
+
+    def _end_of(self, look: _Look, code: int) -> Status | CollectiveError:
+        status = look.status
+        if status.done and status.code == Code.OK:
+            return Status(int(status.peer), int(status.tag), int(status.bytes))
+        failure = look.place.read(int(status.code) or code)
+        if failure.rank < 0 and self._peer >= 0:
+            failure = _naming(failure, self._peer)
+        return self._group.error(failure, self._failed(failure, int(status.bytes)))
 
     def _failed(self, failure: Failure, came: int) -> str:
         if failure.code is Code.EMISMATCH and came:

@@ -44,27 +44,32 @@ class Tuning:
                     f"{_variable(name)}={value} is out of bounds",
                     f"a number of bytes from {low} to {high}",
                 )
-        if self.slot_bytes % 4096:
-            raise SettingsError(
-                f"{_variable('slot_bytes')}={self.slot_bytes} is no multiple of 4096",
-                "for example 1048576",
-            )
+        for name in ("slot_bytes", "chunk_bytes"):
+            value = getattr(self, name)
+            if value % 4096:
+                raise SettingsError(
+                    f"{_variable(name)}={value} is no multiple of 4096",
+                    f"for example {value // 4096 * 4096 or 4096}",
+                )
         if self.chunk_bytes > self.slot_bytes:
             raise SettingsError(
                 f"a chunk of {self.chunk_bytes} bytes does not fit a slot of {self.slot_bytes}",
                 "make COLLECTIVES_CHUNK_BYTES at most COLLECTIVES_SLOT_BYTES",
             )
-        if not 0 <= self.spin_s <= 1:
+        if not 0 <= self.spin_s < 1:
             raise SettingsError(
-                f"COLLECTIVES_SPIN_US={self.spin_s * 1e6:g} is out of bounds", "0 to 1000000"
+                f"COLLECTIVES_SPIN_US={self.spin_s * 1e6:g} (COLLECTIVES_SPIN_S={self.spin_s:g}) "
+                "is out of bounds",
+                "0 or more and less than 1000000 (a second)",
             )
 
 
-# the one-shot form must fit a slot and the core takes its smaller bound itself, so 0 is fine there
+# What the core takes (csrc/comm.c has the same conditions): what is refused there is told without
+# its name. The one-shot form must fit a slot; the core sees to that itself.
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "slot_bytes": (4096, GIB),
     "one_shot_bytes": (0, GIB),
-    "chunk_bytes": (64, GIB),
+    "chunk_bytes": (4096, GIB),
     "direct_bytes": (0, 1 << 62),
     "leader_bytes": (0, GIB),
     "segment_bytes": (4096, GIB),
