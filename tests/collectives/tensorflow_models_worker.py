@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,32 @@ def refused(action: Callable[[], Any]) -> None:
         raise AssertionError("a loss scale around a distributed optimizer was accepted")
 
 
+def a_saved_model_loads(rank: int) -> None:
+    """With the optimizer's state; the optimizer that is loaded is the plain one."""
+    for policy in ("float32", "mixed_float16"):
+        keras.mixed_precision.set_global_policy(policy)
+        model = dense()
+        model.compile(dist.DistributedOptimizer(keras.optimizers.Adam(0.125)), loss="mse")
+        model.fit(np.ones((4, 3)), np.full((4, 1), rank), verbose=0)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(f"{folder}/model.keras")
+            loaded = keras.models.load_model(f"{folder}/model.keras")
+        plain = getattr(loaded.optimizer, "inner_optimizer", loaded.optimizer)
+        assert type(plain) is keras.optimizers.Adam, type(plain)
+        equal(plain.learning_rate, 0.125)
+        for found, expected in zip(loaded.optimizer.variables, model.optimizer.variables,
+                                   strict=True):  # fmt: skip
+            equal(found, expected)
+        again = dist.DistributedOptimizer(plain)
+        loaded.compile(again, loss="mse")
+        loaded.fit(np.ones((4, 3)), np.full((4, 1), rank), verbose=0)
+        agree(loaded.variables)
+        clone = type(again).from_config(again.get_config())
+        weights = keras.Variable([0.0])
+        clone.apply_gradients([(tf.constant([1.0 + rank]), weights)])
+        agree([weights])
+
+
 def a_hook_runs_the_broadcast_alone(rank: int) -> None:
     """It is built after the training graph, and uses up none of what that is fed."""
     with tf.Graph().as_default():
@@ -154,6 +181,7 @@ CHECKS = {each.__name__: each for each in (
     an_overflow_under_the_tape_is_seen_by_all_ranks,
     a_loss_that_is_not_scaled_is_not_unscaled,
     a_loss_scale_around_is_refused,
+    a_saved_model_loads,
     a_hook_runs_the_broadcast_alone,
     many_reductions_of_a_graph_keep_their_order,
 )}  # fmt: skip

@@ -37,6 +37,7 @@ def _two_ranks_end_well(worker: Path, *arguments: str, **variables: str) -> None
     "an_overflow_under_the_tape_is_seen_by_all_ranks",
     "a_loss_that_is_not_scaled_is_not_unscaled",
     "a_loss_scale_around_is_refused",
+    "a_saved_model_loads",
     "a_hook_runs_the_broadcast_alone",
     "many_reductions_of_a_graph_keep_their_order",
 ])  # fmt: skip

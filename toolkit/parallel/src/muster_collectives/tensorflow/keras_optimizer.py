@@ -72,8 +72,10 @@ def _distributed(base: Any, reduce: Reduce) -> Any:
     own: dict[str, Any] = {"apply_gradients": apply_pairs}
     if hasattr(base, "apply"):
         own = {"apply": apply, "scale_loss": scale_loss}
+    # the module too is the base's, so that a model that was saved finds the base when it is loaded
+    place = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     state = {"_muster_scaled": True, "_muster_complete": False, "__setattr__": set_attribute}
-    return type(base)(base.__name__, (base,), {**state, **own})
+    return type(base)(base.__name__, (base,), {**place, **state, **own})
 
 
 _OUTSIDE = (
