@@ -30,6 +30,12 @@ def reductions(rank: int) -> None:
             assert reduced.dtype == dtype and reduced.shape == (3, 5)
             equal(tf.cast(reduced, tf.float32), np.full((3, 5), expected))
     equal(dist.oob_allreduce(tf.constant([rank * 3, 5])), [1, 5])  # integers: rounded down
+    for dtype in (tf.uint8, tf.int8, tf.int32):  # also where the type has no place for the sum
+        ends = tf.constant([dtype.max, dtype.max - 100 * rank, dtype.min, 5 - rank], tf.int64)
+        averaged = dist.allreduce(tf.cast(ends, dtype))
+        assert averaged.dtype == dtype
+        equal(averaged, [dtype.max, dtype.max - 50, dtype.min, 4])
+    equal(dist.allreduce(tf.constant([2**53 + 1, -rank], tf.int64)) - 2**53, [1, -(2**53) - 1])
     equal(dist.allreduce(tf.constant([rank + 1.0]), 0, 1, dist.Compression.fp16), [1.5])
     sparse = tf.IndexedSlices(tf.fill([1, 2], rank + 1.0), tf.constant([rank]), (3, 2))
     equal(dist.allreduce(sparse, op=dist.ReduceOp.SUM), [[1, 1], [2, 2], [0, 0]])

@@ -2,7 +2,7 @@
 
 In a graph each is one stateful Python operation. TensorFlow keeps stateful operations of a
 `tf.function` in the order of the program, so all ranks make the same calls in the same order; in a
-graph of TensorFlow 1 an explicit dependency does.
+graph of TensorFlow 1 explicit dependencies do (`ordering`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import tensorflow as tf
 
 from muster_collectives.tensorflow import context
 from muster_collectives.tensorflow.compression import Compression
+from muster_collectives.tensorflow.ordering import GraphOrder
 from muster_collectives.tensorflow.reductions import (
     Array,
     ReduceOp,
     broadcast_arrays,
     reduce_arrays,
 )
-
-_ORDER = "muster_collectives_order"
 
 
 def allreduce(
@@ -37,16 +36,19 @@ def allreduce(
     so they change nothing. The gradient of a MIN or MAX is not defined: LookupError.
     """
     del param_index, num_params
-    dense = tf.convert_to_tensor(tensor)
-    small, before = compression.compress(dense)
-    return compression.decompress(_differentiable(small, ReduceOp(op)), before)
+    return _reduced(tensor, compression, ReduceOp(op), in_band=True)
 
 
 def oob_allreduce(
     tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
 ) -> Any:
-    """As allreduce, out of band: for values that are no gradients, such as a loss to print."""
-    return allreduce(tensor, 0, 1, compression, op)
+    """As allreduce, out of band: for values that are no gradients, such as a loss to print.
+
+    In a graph of TensorFlow 1 it runs without the other collectives, unless all that they are fed
+    is needed for it too: one with inputs of its own wants a run, or a control dependency, of its
+    own.
+    """
+    return _reduced(tensor, compression, ReduceOp(op), in_band=False)
 
 
 def overlap(tensor: Any) -> Any:
@@ -59,7 +61,9 @@ def broadcast(tensor: Any, root_rank: int = 0) -> Any:
     return broadcast_all([tf.convert_to_tensor(tensor)], root_rank)[0]
 
 
-def reduce_all(tensors: Sequence[Any], compression: Any, op: ReduceOp) -> list[Any]:
+def reduce_all(
+    tensors: Sequence[Any], compression: Any, op: ReduceOp, in_band: bool = True
+) -> list[Any]:
     """Reductions of several tensors, some of which may be None; in as few calls as can be."""
     present = [index for index, tensor in enumerate(tensors) if tensor is not None]
     results: list[Any] = [None] * len(tensors)
@@ -69,6 +73,8 @@ def reduce_all(tensors: Sequence[Any], compression: Any, op: ReduceOp) -> list[A
     reduced = _python(
         lambda arrays: context.with_world(lambda world: reduce_arrays(world, arrays, op)),
         [small for small, _ in pairs],
+        "reductions",
+        in_band,
     )
     for index, value, (_, before) in zip(present, reduced, pairs, strict=True):
         results[index] = compression.decompress(value, before)
@@ -80,35 +86,48 @@ def broadcast_all(tensors: Sequence[Any], root: int) -> list[Any]:
     return _python(
         lambda arrays: context.with_world(lambda world: broadcast_arrays(world, arrays, root)),
         list(tensors),
+        "broadcasts",
     )
 
 
-def _differentiable(tensor: Any, op: ReduceOp) -> Any:
+def _reduced(tensor: Any, compression: Any, op: ReduceOp, in_band: bool) -> Any:
+    small, before = compression.compress(tf.convert_to_tensor(tensor))
+    return compression.decompress(_differentiable(small, op, in_band), before)
+
+
+def _differentiable(tensor: Any, op: ReduceOp, in_band: bool) -> Any:
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # no types in it
     def reduced(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
                 raise LookupError(f"allreduce with {op} has no gradient: use SUM or AVERAGE")
-            return reduce_all([upstream], Compression.none, op)[0]
+            return reduce_all([upstream], Compression.none, op, in_band)[0]
 
-        return reduce_all([value], Compression.none, op)[0], gradient
+        return reduce_all([value], Compression.none, op, in_band)[0], gradient
 
     return reduced(tensor)
 
 
-def _python(action: Callable[[list[Array]], list[Array]], tensors: list[Any]) -> list[Any]:
+def _python(
+    action: Callable[[list[Array]], list[Array]],
+    tensors: list[Any],
+    chain: str,
+    in_band: bool = True,
+) -> list[Any]:
     """`action` on the tensors' arrays: at once, or as an operation of the graph being built."""
     if tf.executing_eagerly():
         arrays = action([tensor.numpy() for tensor in tensors])
         return [tf.convert_to_tensor(array) for array in arrays]
-    types = [tensor.dtype for tensor in tensors]
-    graph = tf.compat.v1.get_default_graph()
-    ordered = not tf.inside_function()  # tf.function keeps the order itself
-    last = graph.get_collection_ref(_ORDER) if ordered else []
-    with tf.control_dependencies(last):
-        results = tf.numpy_function(lambda *arrays: action(list(arrays)), tensors, types)
-    if ordered:
-        last[:] = [results[0].op]
+
+    def made() -> list[Any]:
+        types = [tensor.dtype for tensor in tensors]
+        return list(tf.numpy_function(lambda *arrays: action(list(arrays)), tensors, types))
+
+    if tf.inside_function():  # tf.function keeps the order itself
+        results = made()
+    else:
+        order = GraphOrder.of(tf.compat.v1.get_default_graph())
+        results = order.make(made, tensors, chain, optional=not in_band)
     for result, tensor in zip(results, tensors, strict=True):
         result.set_shape(tensor.shape)
-    return list(results)
+    return results

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from muster_collectives.tensorflow.compression import Compression
+from muster_collectives.tensorflow.keras_optimizer import Reduce, keras_optimizer
 from muster_collectives.tensorflow.operations import reduce_all
 from muster_collectives.tensorflow.reductions import ReduceOp
-
-Reduce = Callable[[list[Any]], list[Any]]
 
 
 def DistributedOptimizer(  # noqa: N802  # the name is the legacy API's
@@ -29,8 +27,10 @@ def DistributedOptimizer(  # noqa: N802  # the name is the legacy API's
 
     A Keras optimizer gives a new one of its class, made from its configuration, so wrap it before
     it is used, and compile the model with jit_compile=False on devices; one of `tf.compat.v1.train`
-    is wrapped. Sparse gradients come back dense. `device_*` and `sparse_as_dense` are ignored.
-    Raises ValueError for backward_passes_per_step other than 1, TypeError for another object.
+    is wrapped. Under the global policy mixed_float16 it comes back in a LossScaleOptimizer, which
+    compile would put around it otherwise. Sparse gradients come back dense. `device_*` and
+    `sparse_as_dense` are ignored. Raises ValueError for backward_passes_per_step other than 1, and
+    later where a LossScaleOptimizer is put around the result; TypeError for another object.
     """
     del device_dense, device_sparse, sparse_as_dense
     if backward_passes_per_step != 1:
@@ -45,32 +45,8 @@ def DistributedOptimizer(  # noqa: N802  # the name is the legacy API's
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _graph_optimizer(optimizer, reduce, name, use_locking)
     if hasattr(optimizer, "get_config") and hasattr(optimizer, "apply_gradients"):
-        return _keras_optimizer(optimizer, reduce, name)
+        return keras_optimizer(optimizer, reduce, name)
     raise TypeError(f"{type(optimizer).__name__} is no optimizer of Keras or tf.compat.v1.train")
-
-
-def _keras_optimizer(optimizer: Any, reduce: Reduce, name: str | None) -> Any:
-    base = type(optimizer)
-    # Keras 3 applies through `apply`, Keras 2 through `apply_gradients`
-    members = {"apply": _apply} if hasattr(base, "apply") else {"apply_gradients": _apply_pairs}
-    made: Any = type(base.__name__, (base,), {**members, "_muster_base": base})
-    config = optimizer.get_config()
-    if name is not None:
-        config["name"] = name
-    result: Any = made.from_config(config)
-    result._muster_reduce = reduce
-    return result
-
-
-def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    reduced = self._muster_reduce(list(grads))
-    return self._muster_base.apply(self, reduced, trainable_variables)
-
-
-def _apply_pairs(self: Any, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-    gradients, variables = zip(*grads_and_vars, strict=True)
-    pairs = zip(self._muster_reduce(list(gradients)), variables, strict=True)
-    return self._muster_base.apply_gradients(self, list(pairs), *arguments, **options)
 
 
 def _graph_optimizer(optimizer: Any, reduce: Reduce, name: str | None, use_locking: bool) -> Any:

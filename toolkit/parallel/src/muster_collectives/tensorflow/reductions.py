@@ -28,7 +28,10 @@ _TYPES = {
     "uint8": DType.U8, "int8": DType.I8, "int32": DType.I32, "int64": DType.I64,
     "float16": DType.F16, "bfloat16": DType.BF16, "float32": DType.F32, "float64": DType.F64,
 }  # fmt: skip
-_OPS = {ReduceOp.SUM: Op.SUM, ReduceOp.MIN: Op.MIN, ReduceOp.MAX: Op.MAX}
+_INTEGERS = (DType.U8, DType.I8, DType.I32, DType.I64)
+_OPS = {
+    ReduceOp.SUM: Op.SUM, ReduceOp.MIN: Op.MIN, ReduceOp.MAX: Op.MAX, ReduceOp.AVERAGE: Op.AVG,
+}  # fmt: skip
 
 
 def reduce_arrays(
@@ -37,13 +40,15 @@ def reduce_arrays(
     """The reduction of each array over all ranks, as new arrays of the same shapes and types.
 
     Arrays of one type travel together, up to `fused_bytes` at a time. An average of integers is
-    rounded down. Raises TypeError for a type that cannot be reduced.
+    made in 64 bits and rounded down. Raises TypeError for a type that cannot be reduced.
     """
     results: list[Array] = [None] * len(arrays)
     for name, indices in _by_type(arrays).items():
-        for batch in _batches([(each, arrays[each].nbytes) for each in indices], fused_bytes):
+        whole = op is ReduceOp.AVERAGE and _TYPES[name] in _INTEGERS
+        width = 8 if whole else np.dtype(arrays[indices[0]].dtype).itemsize
+        for batch in _batches([(each, arrays[each].size * width) for each in indices], fused_bytes):
             flat = np.concatenate([arrays[each].reshape(-1) for each in batch])
-            _reduce(world, flat, _TYPES[name], op)
+            flat = _averaged(world, flat) if whole else _reduced(world, flat, _TYPES[name], op)
             begin = 0
             for each in batch:
                 end = begin + arrays[each].size
@@ -88,13 +93,14 @@ def _batches(items: Sequence[tuple[int, int]], limit_bytes: int) -> list[list[in
     return batches
 
 
-def _reduce(world: Communicator, flat: Array, dtype: DType, op: ReduceOp) -> None:
-    if not flat.size:
-        return
-    average = op is ReduceOp.AVERAGE
-    integer = dtype in (DType.U8, DType.I8, DType.I32, DType.I64)
-    raw = flat.view(np.uint8)  # numpy has no buffer of bfloat16
-    core_op = _OPS[op] if not average else Op.SUM if integer else Op.AVG
-    world.all_reduce(raw, core_op, dtype)
-    if average and integer:
-        np.floor_divide(flat, world.size, out=flat)
+def _reduced(world: Communicator, flat: Array, dtype: DType, op: ReduceOp) -> Array:
+    if flat.size:
+        world.all_reduce(flat.view(np.uint8), _OPS[op], dtype)  # numpy has no buffer of bfloat16
+    return flat
+
+
+def _averaged(world: Communicator, flat: Array) -> Array:
+    """Of integers: in 64 bits, since a sum has more digits than its average."""
+    wide = _reduced(world, flat.astype(np.int64), DType.I64, ReduceOp.SUM)
+    np.floor_divide(wide, world.size, out=wide)
+    return wide.astype(flat.dtype)
