@@ -7,6 +7,7 @@ address, the one of the way out is given as well: it counts if not all ranks are
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import os
@@ -15,11 +16,43 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 
-from muster_collectives.core.errors import SettingsError
+from muster_collectives.core.errors import CollectiveError, ResourceError, SettingsError
 from muster_collectives.core.settings import Settings
+from muster_collectives.core.types import Code
 
 _SIOCGIFADDR = 0x8915
+_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # no address is at fault
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
+
+
+def open_door(
+    settings: Settings, environ: Mapping[str, str], backlog: int
+) -> tuple[tuple[str, ...], socket.socket]:
+    """This rank's addresses, and where it listens for others. Raises SettingsError that names the
+    variable, ResourceError."""
+    hosts = own_addresses(settings, environ)
+    try:
+        return hosts, listen(hosts, backlog)
+    except OSError as error:
+        raise _no_door(settings, hosts[0], error) from error
+
+
+def _no_door(settings: Settings, host: str, error: OSError) -> CollectiveError:
+    reason = error.strerror or str(error)
+    if error.errno in _NO_MORE or not (settings.address or settings.interface):
+        return ResourceError(
+            f"nothing can listen at {host}: {reason}",
+            "set COLLECTIVES_ADDRESS to an address of this host, and look at its limits",
+            code=Code.ESYS,
+        )
+    if settings.address:
+        what = f"COLLECTIVES_ADDRESS={settings.address!r} is no address to listen at"
+    else:
+        what = f"COLLECTIVES_INTERFACE={settings.interface!r} has no address to listen at: {host}"
+    return SettingsError(
+        f"{what} on host {socket.gethostname()}: {reason}",
+        "one of this host (`ip address`), set for each host by itself, or neither",
+    )
 
 
 def own_addresses(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -30,7 +63,8 @@ def own_addresses(settings: Settings, environ: Mapping[str, str]) -> tuple[str, 
         found = of_interface(settings.interface)
         if not found:
             raise SettingsError(
-                f"COLLECTIVES_INTERFACE={settings.interface!r} is no interface with an address",
+                f"COLLECTIVES_INTERFACE={settings.interface!r} is no interface with an address on "
+                f"host {socket.gethostname()}",
                 f"one of {', '.join(name for _, name in socket.if_nameindex())}",
             )
         return (found,)
