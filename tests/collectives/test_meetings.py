@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster_collectives.core.addresses import listen
 from tests.collectives.jobs import SOURCES
+from tests.collectives.test_locality import needs_root
 from tests.support import ranks
+from tests.support.ports import free_port
 
 LONG_S = 60.0  # the ranks' deadline: what is told at once is told long before
 AT_ONCE_S = 20.0
@@ -67,3 +74,77 @@ def test_what_a_rank_cannot_do_is_told_though_another_does_not_come() -> None:
     ended = ranks.run(2, argv, env={"WORLD_SIZE": "3"}, each_env=each, timeout_s=90)
     for one in ended:
         assert '"kind": "SettingsError"' in one.output, ranks.shown(ended)
+
+
+# --- where rank 0 and the others listen
+
+KNOWN_BY_NAME = """
+import socket, sys
+sys.path.insert(0, sys.argv[1])
+from muster_collectives.core.rendezvous import join
+port = int(sys.argv[3])
+found = join(sys.argv[2], port, 0, 2, secret=b"s", timeout_s=20)
+for host in sys.argv[4:]:
+    try:
+        socket.create_connection((host, port), 5).close()
+        print(host)
+    except ConnectionRefusedError:
+        pass
+found.close()
+"""
+
+
+def reached(name: str, hosts: Sequence[str], begin: Sequence[str] = ()) -> list[str]:
+    """At which of `hosts` a rank 0 is found whose MASTER_ADDR is `name`."""
+    argv = [*begin, sys.executable, "-I", "-S", "-c", KNOWN_BY_NAME]
+    said = subprocess.run(
+        [*argv, str(SOURCES), name, str(free_port()), *hosts],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    return said.stdout.split()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("hosts", [("::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+def test_a_rank_with_addresses_of_two_families_is_reached_at_both(hosts: tuple[str, ...]) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with listen(hosts, 8) as sock:
+        for host in hosts:
+            socket.create_connection((host, sock.getsockname()[1]), 5).close()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param("127.0.1.1 rank0.test", id="loopback at home"),
+        pytest.param("::1 rank0.test", id="loopback at home, IPv6"),
+        pytest.param("127.0.0.2 rank0.test\n127.0.0.3 rank0.test", id="two addresses"),
+        pytest.param("::1 rank0.test\n127.0.0.1 rank0.test", id="two families"),
+    ],
+)
+def test_a_name_that_may_stand_for_other_addresses_is_listened_for_at_all(
+    lines: str, tmp_path: Path
+) -> None:
+    needs_root("unshare")
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{lines}\n")
+    bind = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"']
+    if subprocess.run([*bind, str(hosts), "true"], timeout=30, check=False).returncode:
+        pytest.skip("this container may not mount")
+    everywhere = ["127.0.0.1", "127.0.0.2", "::1"]
+    assert reached("rank0.test", everywhere, [*bind, str(hosts)]) == everywhere
+
+
+def test_an_address_that_is_given_as_one_is_the_only_one_that_is_listened_at() -> None:
+    assert reached("127.0.0.1", ["127.0.0.1", "127.0.0.2"]) == ["127.0.0.1"]

@@ -101,13 +101,26 @@ def of_interface(name: str) -> str:
 
 def listen(hosts: tuple[str, ...], backlog: int) -> socket.socket:
     """A listener that ranks reach at any of `hosts`: a free port, non-blocking. Raises OSError."""
-    host = hosts[0]
     if len(hosts) > 1:
-        host = "::" if ":" in host else "0.0.0.0"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, 0), family=family, backlog=backlog)
+        sock = listen_everywhere(0, backlog)
+    else:
+        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+        sock = socket.create_server((hosts[0], 0), family=family, backlog=backlog)
     sock.setblocking(False)
     return sock
+
+
+def listen_everywhere(port: int, backlog: int) -> socket.socket:
+    """At all addresses of this host, of both families where it has both. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("0.0.0.0", port), family=socket.AF_INET, backlog=backlog)
 
 
 def _towards(host: str, port: int) -> str:

@@ -16,6 +16,7 @@ import threading
 import time
 
 from muster_collectives.core import rendezvous_server as server
+from muster_collectives.core.addresses import is_loopback, listen_everywhere
 from muster_collectives.core.channel import Channel, StrangerError, dial
 from muster_collectives.core.errors import RendezvousError
 from muster_collectives.core.frames import FrameError
@@ -120,21 +121,27 @@ def _serve(host: str, port: int, size: int, secret: bytes, deadline: float) -> S
 
 
 def _listen(host: str, port: int, size: int) -> socket.socket:
-    """At the address alone where it is this host's; a name may stand for an address of others'."""
+    """At an address alone that is given as one and is this host's, or that a name stands for here
+    and elsewhere; else at all of this host's, as others may know the name by another one."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
     backlog = max(128, min(size, 4096))
-    at = str(address[0])
-    is_name = host not in ("localhost", at)
-    if not (is_name and ipaddress.ip_address(at.partition("%")[0]).is_loopback):
+    at = [str(address[0]) for _, _, _, _, address in found]
+    if host == "localhost" or _is_literal(host) or not (len(set(at)) > 1 or is_loopback(at[0])):
         try:
-            return socket.create_server((at, port), family=family, backlog=backlog)
+            return socket.create_server(found[0][4], family=found[0][0], backlog=backlog)
         except OSError as error:
+            # it leads here by way of another address (a container's, a load balancer's)
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-    # The name leads here by way of another address (a container's, a load balancer's), or stands
-    # for loopback on this host alone, as many an /etc/hosts has it: others dial a real address.
-    return socket.create_server(("", port), family=family, backlog=backlog)
+    return listen_everywhere(port, backlog)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Channel:
