@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster_collectives.core import RendezvousError
+from muster_collectives.core import frames as f
 from muster_collectives.core.addresses import listen
+from muster_collectives.core.rendezvous import Rendezvous, join
+from muster_collectives.core.rendezvous_server import serve
+from muster_collectives.core.service import Service
 from tests.collectives.jobs import SOURCES
 from tests.collectives.test_locality import needs_root
 from tests.support import ranks
@@ -148,3 +157,70 @@ def test_a_name_that_may_stand_for_other_addresses_is_listened_for_at_all(
 
 def test_an_address_that_is_given_as_one_is_the_only_one_that_is_listened_at() -> None:
     assert reached("127.0.0.1", ["127.0.0.1", "127.0.0.2"]) == ["127.0.0.1"]
+
+
+# --- the service of rank 0's store
+
+SECRET = b"secret of a job"
+
+
+@contextmanager
+def service(size: int) -> Iterator[tuple[Service, int]]:
+    """A store as rank 0 has it, and its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    serving = serve(listener, size, SECRET)
+    try:
+        yield serving, port
+    finally:
+        serving.close()
+
+
+def come(port: int, rank: int, timeout_s: float = 10.0) -> Rendezvous:
+    return join("127.0.0.1", port, rank, 4, secret=SECRET, timeout_s=timeout_s, listens=False)
+
+
+def test_a_rank_that_gave_its_first_connection_up_is_let_in_and_one_that_spoke_is_not() -> None:
+    with service(4) as (_, port):
+        first = come(port, 1)  # welcomed, and never heard of again
+        second = come(port, 1)
+        second.set("key", b"1")
+        assert second.get("key", 5.0) == b"1"
+        with pytest.raises(RendezvousError):
+            first.set("key", b"2")
+        second.close()
+        with pytest.raises(RendezvousError, match="rank 1 is here already"):
+            join("127.0.0.1", port, 1, 4, secret=SECRET, timeout_s=0.5, listens=False)
+
+
+def test_a_service_that_is_slow_to_welcome_a_rank_is_waited_for() -> None:
+    """It has greeted, and is busy for longer than a port is tried for."""
+    nonce, tries = os.urandom(f.NONCE_BYTES), []
+
+    def serve_slowly(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(f.header(f.HELLO, b"", 1 + len(nonce)) + f.hello(nonce))
+            size = f.HEADER.size + len(f.answer(SECRET, nonce, nonce, 0))
+            came = sock.recv(size, socket.MSG_WAITALL)
+            rank, theirs = f.read_answer(SECRET, nonce, came[f.HEADER.size :])
+            tries.append(rank)
+            if not select.select([sock], [], [], 3.0)[0]:  # readable: the rank has given up
+                proof = f.proof(SECRET, b"service", nonce, theirs, rank)
+                sock.sendall(f.header(f.WELCOME, b"", len(proof)) + proof)
+                sock.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as others:
+        slow = others.submit(serve_slowly, listener)
+        come(listener.getsockname()[1], 3).close()
+        slow.result(20)
+    assert tries == [3]
+
+
+def test_idle_strangers_do_not_keep_a_rank_out() -> None:
+    with service(4) as (_, port), ExitStack() as held:
+        for _ in range(256 + 4):
+            held.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        came = come(port, 1, timeout_s=8.0)  # less than strangers are given
+        came.set("key", b"1")
+        came.close()

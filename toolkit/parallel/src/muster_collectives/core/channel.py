@@ -76,6 +76,12 @@ class Channel:
         """The address of this end."""
         return str(self._sock.getsockname()[0])
 
+    def keep_alive(self) -> None:
+        """What is sent leaves at once, and a host that is gone is noticed; never raises."""
+        with suppress(OSError):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
     def shutdown(self) -> None:
         """Wakes a thread that receives; never raises."""
         if os.getpid() == self._pid:
@@ -89,17 +95,18 @@ class Channel:
 
 
 def dial(
-    host: str, port: int, rank: int, secret: bytes, timeout_s: float, max_body_bytes: int
-) -> Channel:
-    """Raises OSError where nobody listens, StrangerError where it is not our service."""
+    host: str, port: int, rank: int, secret: bytes, timeout_s: float, max_body_bytes: int,
+    try_s: float | None = None,
+) -> Channel:  # fmt: skip
+    """`try_s` (`timeout_s`) bounds each: to connect, and until the service greets. Once it has, it
+    is ours and may be busy. Raises OSError where nobody listens, StrangerError where it is not our
+    service."""
     deadline = time.monotonic() + timeout_s
-    sock = socket.create_connection((host, port), timeout_s)
-    channel = Channel(sock, max_body_bytes)
+    try_s = timeout_s if try_s is None else try_s
+    channel = Channel(socket.create_connection((host, port), try_s), max_body_bytes)
     try:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _greet(channel, rank, secret, deadline)
+        channel.keep_alive()
+        _greet(channel, rank, secret, time.monotonic() + try_s, deadline)
     except (FrameError, TimeoutError) as error:
         channel.close()
         raise StrangerError(str(error)) from error
@@ -109,12 +116,12 @@ def dial(
     return channel
 
 
-def _greet(channel: Channel, rank: int, secret: bytes, deadline: float) -> None:
+def _greet(channel: Channel, rank: int, secret: bytes, greeted: float, deadline: float) -> None:
     # the service speaks first, so a program of others is never sent anything
-    server_nonce = frames.read_hello(bytes(_expect(channel, frames.HELLO, deadline).body))
+    server_nonce = frames.read_hello(bytes(_expect(channel, frames.HELLO, greeted).body))
     nonce = os.urandom(frames.NONCE_BYTES)
     channel.send(frames.ANSWER, b"", frames.answer(secret, server_nonce, nonce, rank))
-    welcome = _expect(channel, frames.WELCOME, deadline)
+    welcome = _expect(channel, frames.WELCOME, max(greeted, deadline))
     due = frames.proof(secret, b"service", server_nonce, nonce, rank)
     if not hmac.compare_digest(due, bytes(welcome.body)):
         raise FrameError("its proof is wrong")

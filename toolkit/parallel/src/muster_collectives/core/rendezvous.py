@@ -152,8 +152,8 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             if left_s <= 0:
                 break
             try:
-                return dial(host, candidate, rank, secret, min(left_s, _TRY_S),
-                            server.MAX_VALUE_BYTES)  # fmt: skip
+                return dial(host, candidate, rank, secret, left_s, server.MAX_VALUE_BYTES,
+                            min(left_s, _TRY_S))  # fmt: skip
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:

@@ -1,6 +1,7 @@
 """The store that rank 0 runs in a thread: keys are set once in a while and waited for.
 
-Bounds: a value has at most 1 MiB, all of them 256 MiB, a key 512 bytes. A rank may connect once.
+Bounds: a value has at most 1 MiB, all of them 256 MiB, a key 512 bytes. A rank that has
+set or asked for a key may not connect again.
 """
 
 from __future__ import annotations
