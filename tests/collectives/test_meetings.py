@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -224,3 +225,53 @@ def test_idle_strangers_do_not_keep_a_rank_out() -> None:
         came = come(port, 1, timeout_s=8.0)  # less than strangers are given
         came.set("key", b"1")
         came.close()
+
+
+# --- the store, as a rank has it
+
+
+class BrokenOffError(Exception):
+    """What a signal handler raises."""
+
+
+def break_off(number: int, frame: object) -> NoReturn:
+    raise BrokenOffError
+
+
+def test_a_question_that_a_signal_handler_breaks_off_leaves_no_answer_to_the_next() -> None:
+    with service(4) as (_, port):
+        own, other = come(port, 1), come(port, 2)
+        before = signal.signal(signal.SIGALRM, break_off)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(BrokenOffError):
+                own.get("first", 30.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        other.set("first", b"of first")
+        other.set("second", b"of second")
+        with pytest.raises(RendezvousError, match="BrokenOffError of a signal handler"):
+            assert own.get("second", 5.0) == b"of second"
+        other.close()
+
+
+def test_a_thread_that_waits_for_a_key_holds_no_other_up() -> None:
+    """Two threads of each rank that make a group each, in orders that cross."""
+    with service(4) as (_, port), ThreadPoolExecutor(8) as threads:
+        ranks = [come(port, 1), come(port, 2)]
+        waits = [
+            threads.submit(rank.get, f"{name} of {1 - index}", 20.0)
+            for name in ("a", "b", "c")
+            for index, rank in enumerate(ranks)
+        ]
+        for name in ("c", "a", "b"):
+            for index, rank in enumerate(ranks):
+                rank.set(f"{name} of {index}", name.encode())
+        assert [each.result(10.0) for each in waits] == [b"a", b"a", b"b", b"b", b"c", b"c"]
+        late = [threads.submit(ranks[0].get, "never", wait_s) for wait_s in (0.1, 0.3)]
+        assert [type(each.exception(10.0)) for each in late] == [TimeoutError] * 2
+        kept = threads.submit(ranks[0].get, "never", 20.0)
+        ranks[0].set("here", b"1")
+        ranks[0].close()
+        assert isinstance(kept.exception(10.0), RendezvousError)
+        ranks[1].close()

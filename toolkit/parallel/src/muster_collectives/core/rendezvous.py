@@ -12,7 +12,6 @@ import errno
 import hashlib
 import ipaddress
 import socket
-import threading
 import time
 
 from muster_collectives.core import rendezvous_server as server
@@ -20,6 +19,7 @@ from muster_collectives.core.addresses import is_loopback, listen_everywhere
 from muster_collectives.core.channel import Channel, StrangerError, dial
 from muster_collectives.core.errors import RendezvousError
 from muster_collectives.core.frames import FrameError
+from muster_collectives.core.questions import Questions
 from muster_collectives.core.service import Service
 
 PORTS = 8
@@ -29,12 +29,11 @@ _MARGIN_S = 5.0
 
 
 class Rendezvous:
-    """A store (see store.py) over one connection; rank 0 also holds the service."""
+    """A store (see store.py) over one connection, for any thread; rank 0 also holds the service."""
 
     def __init__(self, channel: Channel, service: Service | None) -> None:
-        self._channel = channel
+        self._questions = Questions(channel)
         self._service = service
-        self._lock = threading.Lock()
         self.host = channel.local_host()
 
     def set(self, key: str, value: bytes) -> None:
@@ -55,23 +54,18 @@ class Rendezvous:
 
     def close(self) -> None:
         """Never raises."""
-        self._channel.close()
+        self._questions.close()
         if self._service is not None:
             self._service.close()
 
     def _ask(self, kind: int, key: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        name = key.encode()
-        with self._lock:
-            try:
-                self._channel.send(kind, name, body)
-                frame = self._channel.receive(time.monotonic() + timeout_s)
-            except (OSError, FrameError) as error:
-                # what comes later would be the answer to this question: the connection is of no use
-                self._channel.close()
-                raise RendezvousError(
-                    f"rank 0's store cannot be reached any more: {error}",
-                    "look at the output of rank 0: it ended, or its host is gone",
-                ) from error
+        try:
+            frame = self._questions.ask(kind, key.encode(), body, timeout_s)
+        except (OSError, FrameError) as error:
+            raise RendezvousError(
+                f"rank 0's store cannot be reached any more: {error}",
+                "look at the output of rank 0: it ended, or its host is gone",
+            ) from error
         return frame.kind, bytes(frame.body)
 
 
