@@ -20,6 +20,7 @@ import pytest
 from muster_collectives.core import RendezvousError
 from muster_collectives.core import frames as f
 from muster_collectives.core.addresses import listen
+from muster_collectives.core.channel import Channel
 from muster_collectives.core.rendezvous import Rendezvous, join
 from muster_collectives.core.rendezvous_server import serve
 from muster_collectives.core.service import Service
@@ -91,6 +92,7 @@ def test_what_a_rank_cannot_do_is_told_though_another_does_not_come() -> None:
 KNOWN_BY_NAME = """
 import socket, sys
 sys.path.insert(0, sys.argv[1])
+from muster_collectives.core.channel import Channel
 from muster_collectives.core.rendezvous import join
 port = int(sys.argv[3])
 found = join(sys.argv[2], port, 0, 2, secret=b"s", timeout_s=20)
@@ -275,3 +277,49 @@ def test_a_thread_that_waits_for_a_key_holds_no_other_up() -> None:
         ranks[0].close()
         assert isinstance(kept.exception(10.0), RendezvousError)
         ranks[1].close()
+
+
+# --- a channel amid a frame
+
+
+def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_not_hang() -> None:
+    """The other side reads nothing, so that the frame is half sent when the signal comes."""
+    own, other = socket.socketpair()
+    channel, told = Channel(own, 1 << 20), []
+
+    def abort(number: int, frame: object) -> None:
+        try:
+            channel.send(f.FIRST_KIND, timeout_s=1.0)
+        except ConnectionError as error:
+            told.append(str(error))
+
+    before = signal.signal(signal.SIGALRM, abort)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(ConnectionError):
+            channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert told == ["an earlier frame was left half sent"]
+    channel.close()
+    other.close()
+
+
+def test_nothing_is_sent_after_half_a_frame() -> None:
+    own, other = socket.socketpair()
+    channel, head = Channel(own, 1 << 20), f.HEADER.size
+    before = signal.signal(signal.SIGALRM, break_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(BrokenOffError):
+            channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ConnectionError, match="half sent"):
+        channel.send(f.FIRST_KIND, timeout_s=1.0)
+    came = 0
+    while part := other.recv(1 << 20):
+        came += len(part)
+    assert head < came < 64 << 20  # and its end: the other side is not left waiting
+    channel.close()
+    other.close()

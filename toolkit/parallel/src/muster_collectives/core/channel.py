@@ -28,20 +28,32 @@ class Channel:
         self._sock = sock
         sock.setblocking(False)  # two threads with deadlines of their own
         self._parser = Parser(max_body_bytes)
-        self._sending = threading.Lock()
+        # a signal handler may come while its thread sends, and abort
+        self._sending = threading.RLock()
+        self._is_half_sent = False
         self._pid = os.getpid()
 
     def send(
         self, kind: int, head: bytes = b"", *bodies: memoryview | bytes, timeout_s: float = _SEND_S
     ) -> None:
-        """Raises TimeoutError, OSError; ConnectionError in a child of the process that dialled."""
+        """Raises TimeoutError, OSError; ConnectionError in a child of the process that dialled, and
+        where a frame was left half sent: nothing can follow it, so the connection is shut down."""
         if os.getpid() != self._pid:
             raise ConnectionError("this connection is the parent process's")
         size = sum(memoryview(body).nbytes for body in bodies)
         deadline = time.monotonic() + timeout_s
-        with self._sending:
+        if not self._sending.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
+            raise TimeoutError("another thread's frame does not leave")
+        try:
+            if self._is_half_sent:
+                self.shutdown()
+                raise ConnectionError("an earlier frame was left half sent")
+            self._is_half_sent = True
             for part in (frames.header(kind, head, size), *bodies):
                 self._send_all(memoryview(part).cast("B"), deadline)
+            self._is_half_sent = False
+        finally:
+            self._sending.release()
 
     def _send_all(self, part: memoryview, deadline: float) -> None:
         while part.nbytes:
