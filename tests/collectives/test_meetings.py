@@ -24,7 +24,7 @@ from muster_collectives.core.channel import Channel
 from muster_collectives.core.rendezvous import Rendezvous, join
 from muster_collectives.core.rendezvous_server import serve
 from muster_collectives.core.service import Service
-from tests.collectives.jobs import SOURCES
+from tests.collectives.jobs import CHECKOUT, SOURCES
 from tests.collectives.test_locality import needs_root
 from tests.support import ranks
 from tests.support.ports import free_port
@@ -85,6 +85,40 @@ def test_what_a_rank_cannot_do_is_told_though_another_does_not_come() -> None:
     ended = ranks.run(2, argv, env={"WORLD_SIZE": "3"}, each_env=each, timeout_s=90)
     for one in ended:
         assert '"kind": "SettingsError"' in one.output, ranks.shown(ended)
+
+
+KEYS = """
+import json, os, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from muster_collectives.core import CollectiveError, connect
+from tests.collectives.meeting import FolderStore
+said = {"kind": ""}
+try:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    connect(FolderStore(Path(sys.argv[3])), rank, size, name="g", timeout_s=30).close()
+except CollectiveError as error:
+    said = {"kind": type(error).__name__, "text": str(error), "ranks": list(error.ranks)}
+print(json.dumps(said), flush=True)
+"""
+
+
+@pytest.mark.parametrize("other", ["", "cd" * 16], ids=["none", "another"])
+def test_a_key_that_differs_is_said_on_all_ranks_and_shown_to_nobody(
+    other: str, tmp_path: Path
+) -> None:
+    """Over a store that asks for no key, as torch's."""
+    key = "ab" * 16
+    argv = ["-I", "-S", "-c", KEYS, str(SOURCES), str(CHECKOUT), str(tmp_path)]
+    each = [{"COLLECTIVES_KEY": text} for text in (key, other, key)]
+    ended = ranks.run(3, argv, each_env=each, timeout_s=90)
+    for one in ended:
+        said = json.loads(one.output.strip().rpartition("\n")[2])
+        assert (said["kind"], said["ranks"]) == ("SettingsError", [1]), ranks.shown(ended)
+        assert "COLLECTIVES_KEY of rank 1 is not that of rank 0" in said["text"]
+        assert key not in one.output and "cd" * 16 not in one.output
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert key.encode() not in kept and bytes.fromhex(key) not in kept
 
 
 # --- where rank 0 and the others listen

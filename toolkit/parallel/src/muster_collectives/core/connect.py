@@ -72,7 +72,7 @@ def connect(
             hosts: tuple[str, ...] = ("127.0.0.1",)
             if size > 1:
                 hosts, listener = open_door(settings, environ, max(128, size))
-            mine = claims.encode_claim(_claim(settings, hosts, listener))
+            mine = claims.encode_claim(_claim(settings, hosts, listener, name))
         except CollectiveError as error:  # the others wait for a word of this rank
             council.refuse("who", error)
         except OSError as error:
@@ -105,7 +105,9 @@ def connect(
             listener.close()
 
 
-def _claim(settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None) -> Claim:
+def _claim(
+    settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
+) -> Claim:
     no_core = "COLLECTIVES_PURE is set" if settings.pure else ""
     abi = 0
     if not no_core:
@@ -129,6 +131,7 @@ def _claim(settings: Settings, hosts: tuple[str, ...], listener: socket.socket |
         port=int(listener.getsockname()[1]) if listener is not None else 0,
         is_spin_given=settings.is_spin_given,
         tuning=settings.tuning,
+        key_mark=claims.key_mark(settings.key, group),
     )
 
 
