@@ -5,6 +5,7 @@ about."""
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tests.collectives import ranks_again, ranks_later
 from tests.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
+AT_ONCE_S = 30.0  # far below the deadline of the job's groups
 
 
 @contextmanager
@@ -135,6 +137,19 @@ def a_setting_that_cannot_be_used_is_an_error_on_every_rank(world: World) -> Non
         raise AssertionError("it started")
 
 
+def an_interface_that_one_host_lacks_is_an_error_on_every_rank(world: World) -> None:
+    wrong = {"COLLECTIVES_INTERFACE": "ib7"} if world.rank == 1 else {}
+    began = time.monotonic()
+    try:
+        with started(world, **wrong):
+            pass
+    except SettingsError as error:
+        assert "rank 1 cannot take part: COLLECTIVES_INTERFACE='ib7'" in str(error)
+        assert time.monotonic() - began < AT_ONCE_S
+    else:
+        raise AssertionError(f"it started: {stats().why}")
+
+
 CHECKS = (
     it_starts_without_a_core_on_gloo_and_says_why,
     one_rank_without_a_core_brings_all_to_gloo,
@@ -143,6 +158,7 @@ CHECKS = (
     it_starts_with_one_rank,
     it_lives_beside_other_backends,
     a_setting_that_cannot_be_used_is_an_error_on_every_rank,
+    an_interface_that_one_host_lacks_is_an_error_on_every_rank,
 )
 
 if __name__ == "__main__":

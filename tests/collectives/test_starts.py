@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,18 @@ def test_a_failure_of_a_later_call_and_those_in_an_earlier_one(job: Job, name: s
 @pytest.mark.parametrize("name", names_of(STARTS))
 def test_groups_are_made_in_poor_places(job: Job, name: str) -> None:
     job.require(name)
+
+
+def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for_it() -> None:
+    """How the making of a group ended: rank 0's answer comes when their own time is just over."""
+    import torch.distributed as dist
+
+    from muster_collectives.torch.store import vote
+
+    store, limit_s = dist.HashStore(), 0.3
+    with ThreadPoolExecutor(1) as others:
+        began = time.monotonic()
+        heard = others.submit(vote, store, 1, 2, "life", "it failed", limit_s)
+        wait_until(lambda: time.monotonic() > began + 2 * limit_s, 5.0)
+        assert vote(store, 0, 2, "life", "", limit_s) == ("", "it failed")
+        assert heard.result(10.0) == ("", "it failed")

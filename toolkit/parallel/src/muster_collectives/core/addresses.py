@@ -7,6 +7,7 @@ address, the one of the way out is given as well: it counts if not all ranks are
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import os
@@ -15,11 +16,43 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 
-from muster_collectives.core.errors import SettingsError
+from muster_collectives.core.errors import CollectiveError, ResourceError, SettingsError
 from muster_collectives.core.settings import Settings
+from muster_collectives.core.types import Code
 
 _SIOCGIFADDR = 0x8915
+_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # no address is at fault
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
+
+
+def open_door(
+    settings: Settings, environ: Mapping[str, str], backlog: int
+) -> tuple[tuple[str, ...], socket.socket]:
+    """This rank's addresses, and where it listens for others. Raises SettingsError that names the
+    variable, ResourceError."""
+    hosts = own_addresses(settings, environ)
+    try:
+        return hosts, listen(hosts, backlog)
+    except OSError as error:
+        raise _no_door(settings, hosts[0], error) from error
+
+
+def _no_door(settings: Settings, host: str, error: OSError) -> CollectiveError:
+    reason = error.strerror or str(error)
+    if error.errno in _NO_MORE or not (settings.address or settings.interface):
+        return ResourceError(
+            f"nothing can listen at {host}: {reason}",
+            "set COLLECTIVES_ADDRESS to an address of this host, and look at its limits",
+            code=Code.ESYS,
+        )
+    if settings.address:
+        what = f"COLLECTIVES_ADDRESS={settings.address!r} is no address to listen at"
+    else:
+        what = f"COLLECTIVES_INTERFACE={settings.interface!r} has no address to listen at: {host}"
+    return SettingsError(
+        f"{what} on host {socket.gethostname()}: {reason}",
+        "one of this host (`ip address`), set for each host by itself, or neither",
+    )
 
 
 def own_addresses(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -30,7 +63,8 @@ def own_addresses(settings: Settings, environ: Mapping[str, str]) -> tuple[str, 
         found = of_interface(settings.interface)
         if not found:
             raise SettingsError(
-                f"COLLECTIVES_INTERFACE={settings.interface!r} is no interface with an address",
+                f"COLLECTIVES_INTERFACE={settings.interface!r} is no interface with an address on "
+                f"host {socket.gethostname()}",
                 f"one of {', '.join(name for _, name in socket.if_nameindex())}",
             )
         return (found,)
@@ -67,13 +101,26 @@ def of_interface(name: str) -> str:
 
 def listen(hosts: tuple[str, ...], backlog: int) -> socket.socket:
     """A listener that ranks reach at any of `hosts`: a free port, non-blocking. Raises OSError."""
-    host = hosts[0]
     if len(hosts) > 1:
-        host = "::" if ":" in host else "0.0.0.0"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, 0), family=family, backlog=backlog)
+        sock = listen_everywhere(0, backlog)
+    else:
+        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+        sock = socket.create_server((hosts[0], 0), family=family, backlog=backlog)
     sock.setblocking(False)
     return sock
+
+
+def listen_everywhere(port: int, backlog: int) -> socket.socket:
+    """At all addresses of this host, of both families where it has both. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("0.0.0.0", port), family=socket.AF_INET, backlog=backlog)
 
 
 def _towards(host: str, port: int) -> str:

@@ -28,20 +28,32 @@ class Channel:
         self._sock = sock
         sock.setblocking(False)  # two threads with deadlines of their own
         self._parser = Parser(max_body_bytes)
-        self._sending = threading.Lock()
+        # a signal handler may come while its thread sends, and abort
+        self._sending = threading.RLock()
+        self._is_half_sent = False
         self._pid = os.getpid()
 
     def send(
         self, kind: int, head: bytes = b"", *bodies: memoryview | bytes, timeout_s: float = _SEND_S
     ) -> None:
-        """Raises TimeoutError, OSError; ConnectionError in a child of the process that dialled."""
+        """Raises TimeoutError, OSError; ConnectionError in a child of the process that dialled, and
+        where a frame was left half sent: nothing can follow it, so the connection is shut down."""
         if os.getpid() != self._pid:
             raise ConnectionError("this connection is the parent process's")
         size = sum(memoryview(body).nbytes for body in bodies)
         deadline = time.monotonic() + timeout_s
-        with self._sending:
+        if not self._sending.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
+            raise TimeoutError("another thread's frame does not leave")
+        try:
+            if self._is_half_sent:
+                self.shutdown()
+                raise ConnectionError("an earlier frame was left half sent")
+            self._is_half_sent = True
             for part in (frames.header(kind, head, size), *bodies):
                 self._send_all(memoryview(part).cast("B"), deadline)
+            self._is_half_sent = False
+        finally:
+            self._sending.release()
 
     def _send_all(self, part: memoryview, deadline: float) -> None:
         while part.nbytes:
@@ -76,6 +88,12 @@ class Channel:
         """The address of this end."""
         return str(self._sock.getsockname()[0])
 
+    def keep_alive(self) -> None:
+        """What is sent leaves at once, and a host that is gone is noticed; never raises."""
+        with suppress(OSError):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
     def shutdown(self) -> None:
         """Wakes a thread that receives; never raises."""
         if os.getpid() == self._pid:
@@ -89,17 +107,18 @@ class Channel:
 
 
 def dial(
-    host: str, port: int, rank: int, secret: bytes, timeout_s: float, max_body_bytes: int
-) -> Channel:
-    """Raises OSError where nobody listens, StrangerError where it is not our service."""
+    host: str, port: int, rank: int, secret: bytes, timeout_s: float, max_body_bytes: int,
+    try_s: float | None = None,
+) -> Channel:  # fmt: skip
+    """`try_s` (`timeout_s`) bounds each: to connect, and until the service greets. Once it has, it
+    is ours and may be busy. Raises OSError where nobody listens, StrangerError where it is not our
+    service."""
     deadline = time.monotonic() + timeout_s
-    sock = socket.create_connection((host, port), timeout_s)
-    channel = Channel(sock, max_body_bytes)
+    try_s = timeout_s if try_s is None else try_s
+    channel = Channel(socket.create_connection((host, port), try_s), max_body_bytes)
     try:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _greet(channel, rank, secret, deadline)
+        channel.keep_alive()
+        _greet(channel, rank, secret, time.monotonic() + try_s, deadline)
     except (FrameError, TimeoutError) as error:
         channel.close()
         raise StrangerError(str(error)) from error
@@ -109,12 +128,12 @@ def dial(
     return channel
 
 
-def _greet(channel: Channel, rank: int, secret: bytes, deadline: float) -> None:
+def _greet(channel: Channel, rank: int, secret: bytes, greeted: float, deadline: float) -> None:
     # the service speaks first, so a program of others is never sent anything
-    server_nonce = frames.read_hello(bytes(_expect(channel, frames.HELLO, deadline).body))
+    server_nonce = frames.read_hello(bytes(_expect(channel, frames.HELLO, greeted).body))
     nonce = os.urandom(frames.NONCE_BYTES)
     channel.send(frames.ANSWER, b"", frames.answer(secret, server_nonce, nonce, rank))
-    welcome = _expect(channel, frames.WELCOME, deadline)
+    welcome = _expect(channel, frames.WELCOME, max(greeted, deadline))
     due = frames.proof(secret, b"service", server_nonce, nonce, rank)
     if not hmac.compare_digest(due, bytes(welcome.body)):
         raise FrameError("its proof is wrong")

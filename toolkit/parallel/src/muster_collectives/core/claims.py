@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster_collectives.core.errors import SettingsError
 from muster_collectives.core.layout import Address, Means
+from muster_collectives.core.messages import ranks_text
 from muster_collectives.core.tuning import Tuning, decode, encode
 
 MAX_LOCALS = 256  # of the core; more on one machine are more than one node
@@ -34,6 +36,7 @@ class Claim:
     port: int
     is_spin_given: bool
     tuning: Tuning
+    key_mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class Plan:
 
 
 def plan(claims: Sequence[Claim]) -> Plan:
-    """Raises SettingsError for sizes that do not fit the number of ranks."""
+    """Raises SettingsError for sizes that do not fit the number of ranks, and for other keys than
+    rank 0's."""
+    _one_key(claims)
     native = all(claim.abi == claims[0].abi and claim.abi for claim in claims)
     candidates = _candidates(claims)
     one_network = len({(claim.boot, claim.net_namespace) for claim in claims}) == 1
@@ -74,6 +79,22 @@ def plan(claims: Sequence[Claim]) -> Plan:
             f"at least {-(-most * _LEAST_PART_BYTES // 4096) * 4096}",
         )
     return Plan(native, candidates, addresses, tuning, "" if native else _note(claims))
+
+
+def key_mark(key: bytes, group: str) -> str:
+    """The same for the same key and group; it does not lead back to the key."""
+    text = f"muster-collectives claim\0{group}".encode()
+    return hmac.digest(key, text, "sha256").hex() if key else ""
+
+
+def _one_key(claims: Sequence[Claim]) -> None:
+    other = [rank for rank, claim in enumerate(claims) if claim.key_mark != claims[0].key_mark]
+    if other:
+        raise SettingsError(
+            f"COLLECTIVES_KEY of {ranks_text(other)} is not that of rank 0",
+            "set the same on all ranks (openssl rand -hex 32), or on none",
+            ranks=other,
+        )
 
 
 def _candidates(claims: Sequence[Claim]) -> tuple[Candidates, ...]:

@@ -11,11 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from muster_collectives.core import claims, library, machine, proof
-from muster_collectives.core.addresses import listen, own_addresses
+from muster_collectives.core.addresses import open_door
 from muster_collectives.core.claims import Claim, Plan
 from muster_collectives.core.communicator import Communicator
 from muster_collectives.core.council import Council, Said
-from muster_collectives.core.errors import RendezvousError, UsageError
+from muster_collectives.core.errors import (
+    CollectiveError,
+    RendezvousError,
+    ResourceError,
+    UsageError,
+)
 from muster_collectives.core.flight import Flight
 from muster_collectives.core.layout import KEY_BYTES, Layout
 from muster_collectives.core.locality import Place, alone, find_place
@@ -24,6 +29,7 @@ from muster_collectives.core.settings import read as read_settings
 from muster_collectives.core.store import LocalStore, PrefixStore, Store
 from muster_collectives.core.summary import Identity, Summary, write_at_exit
 from muster_collectives.core.tuning import Tuning, differences
+from muster_collectives.core.types import Code
 
 _LIFE_DIGITS = 16  # of a digest of the group's secret, which does not lead back to it
 _log = logging.getLogger("muster_collectives")
@@ -43,7 +49,7 @@ def connect(
     layer: str | None = "core",
 ) -> Communicator:
     """The group `name` of `size` ranks, called by all of them; the keys in `store` begin with its
-    name, so a name may be used once per store.
+    name, so a name may be used once per store. What one rank cannot do is raised on all.
 
     `settings` are read from `environ` (the process's) unless given; `tuning` takes the place of
     theirs, and rank 0's counts for all. `timeout_s` bounds this call and is the deadline of calls
@@ -60,13 +66,25 @@ def connect(
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
     council = Council(within, rank, size, name, limit_s)
-    hosts = ("127.0.0.1",) if size == 1 else own_addresses(settings, environ)
-    listener = None if size == 1 else listen(hosts, max(128, size))
+    listener = None
     try:
-        mine = _claim(settings, hosts, listener)
-        answer = council.settle(
-            "who", claims.encode_claim(mine), lambda said: _decide(said, settings)
-        )
+        try:
+            hosts: tuple[str, ...] = ("127.0.0.1",)
+            if size > 1:
+                hosts, listener = open_door(settings, environ, max(128, size))
+            mine = claims.encode_claim(_claim(settings, hosts, listener, name))
+        except CollectiveError as error:  # the others wait for a word of this rank
+            council.refuse("who", error)
+        except OSError as error:
+            council.refuse(
+                "who",
+                ResourceError(
+                    f"it cannot look at its machine: {error}",
+                    "look at this host's limits",
+                    code=Code.ESYS,
+                ),
+            )
+        answer = council.settle("who", mine, lambda said: _decide(said, settings))
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
         if plan.native:
@@ -87,7 +105,9 @@ def connect(
             listener.close()
 
 
-def _claim(settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None) -> Claim:
+def _claim(
+    settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
+) -> Claim:
     no_core = "COLLECTIVES_PURE is set" if settings.pure else ""
     abi = 0
     if not no_core:
@@ -111,6 +131,7 @@ def _claim(settings: Settings, hosts: tuple[str, ...], listener: socket.socket |
         port=int(listener.getsockname()[1]) if listener is not None else 0,
         is_spin_given=settings.is_spin_given,
         tuning=settings.tuning,
+        key_mark=claims.key_mark(settings.key, group),
     )
 
 

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 
-from muster_collectives.core.errors import CollectiveError, CollectiveTimeout, RendezvousError
+from muster_collectives.core.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    RendezvousError,
+    ResourceError,
+    SettingsError,
+)
 from muster_collectives.core.messages import ranks_text
 from muster_collectives.core.store import Store
 from muster_collectives.core.types import Code
 
 Said = dict[str, Any]
 Decide = Callable[[Sequence[Said]], Said]
-_GRACE_S = 2.0  # for rank 0 to say who is missing, after its own deadline
+_GRACE_S = 2.0  # for rank 0 to say who is missing, after its own deadline, and for all to hear it
 _LAST_LOOK_S = 0.01
+_KINDS: dict[str, type[CollectiveError]] = {
+    each.__name__: each for each in (CollectiveTimeout, ResourceError, SettingsError)
+}
 
 
 class Council:
@@ -39,30 +49,39 @@ class Council:
     def settle(self, question: str, mine: Said, decide: Decide) -> Said:
         """What `decide`, called on rank 0 alone, made of what all ranks said.
 
-        Raises CollectiveTimeout that names who has not come, RendezvousError if the store fails or
-        rank 0 could not decide.
+        Raises CollectiveTimeout that names who has not come, what a rank refused with or rank 0's
+        decision failed with, the same on all ranks, and RendezvousError if the store fails.
         """
         if self._rank:
             self.leave(f"{question}/{self._rank}", mine)
             answer = self.read(question, f"rank 0's word on {question!r}", _GRACE_S)
             if "failed" in answer:
+                with suppress(RendezvousError):  # rank 0 has gone without waiting for it
+                    self.leave(f"{question}/heard/{self._rank}", {})
                 raise self._told(answer)
             return answer
+        said = {0: mine}
         try:
-            answer = decide(self._gather(question, mine))
+            self._gather(question, said)
+            answer = decide([said[rank] for rank in range(self._size)])
         except CollectiveError as error:
-            self.leave(question, {"failed": error.message, "fix": error.fix,
-                                  "ranks": error.ranks, "code": int(error.code)})  # fmt: skip
+            self.leave(question, _words_of(error))
+            self._until_heard(question, said)
             raise
         self.leave(question, answer)
         return answer
+
+    def refuse(self, question: str, error: CollectiveError) -> NoReturn:
+        """Instead of `settle` on a rank that has no answer: `error` is raised on all ranks."""
+        self.settle(question, _words_of(error), lambda said: {})
+        raise error
 
     def hear(self) -> None:
         """All say that they are here; rank 0 alone waits for them. Raises as `settle`."""
         if self._rank:
             self.leave(f"here/{self._rank}", {})
         else:
-            self._gather("here", {})
+            self._gather("here", {0: {}})
 
     def leave(self, key: str, words: Said) -> None:
         """Raises RendezvousError."""
@@ -76,27 +95,40 @@ class Council:
         try:
             return self._words(self._store.get(key, self.left_s + grace_s))
         except (OSError, RuntimeError) as error:
-            if isinstance(error, CollectiveError) or not self._is_late():
+            if isinstance(error, CollectiveError) or not _is_near(self._deadline):
                 raise self._lost(error) from error
             raise self._late((0,), what) from error
 
-    def _gather(self, question: str, mine: Said) -> list[Said]:
-        said = [mine]
+    def _gather(self, question: str, said: dict[int, Said]) -> None:
+        """Adds the words of all ranks. One that refuses is reason not to wait for late ones."""
         missing = []
-        for rank in range(1, self._size):
-            try:
-                said.append(self._words(self._store.get(f"{question}/{rank}", self.left_s)))
-            except (OSError, RuntimeError) as error:
-                if isinstance(error, CollectiveError) or not self._is_late():
-                    raise self._lost(error) from error
-                missing.append(rank)  # and now the short look at the others
+        end = self._deadline
+        for rank in range(self._size):
+            if rank not in said:
+                try:
+                    left_s = max(_LAST_LOOK_S, end - time.monotonic())
+                    said[rank] = self._words(self._store.get(f"{question}/{rank}", left_s))
+                except (OSError, RuntimeError) as error:
+                    if isinstance(error, CollectiveError) or not _is_near(end):
+                        raise self._lost(error) from error
+                    missing.append(rank)  # and now the short look at the others
+                    continue
+            if "failed" in said[rank]:
+                end = min(end, time.monotonic() + _GRACE_S)
+        refused = [rank for rank in sorted(said) if "failed" in said[rank]]
+        if refused:
+            raise self._refused(refused, said[refused[0]])
         if missing:
             raise self._late(missing, "")
-        return said
 
-    def _is_late(self) -> bool:
-        # the store rounds its waits: what ends a little before the deadline has waited for it
-        return time.monotonic() >= self._deadline - 0.5
+    def _until_heard(self, question: str, came: Collection[int]) -> None:
+        """Rank 0 may close the store when this ends with an error: who came shall have read it."""
+        end = time.monotonic() + _GRACE_S
+        for rank in sorted(came):
+            if rank:
+                with suppress(OSError, RuntimeError):
+                    left_s = max(_LAST_LOOK_S, end - time.monotonic())
+                    self._store.get(f"{question}/heard/{rank}", left_s)
 
     def _words(self, data: bytes) -> Said:
         try:
@@ -120,12 +152,17 @@ class Council:
             group=self._group, rank=self._rank, ranks=ranks, code=Code.ETIMEOUT,
         )  # fmt: skip
 
+    def _refused(self, ranks: Sequence[int], words: Said) -> CollectiveError:
+        others = f" ({ranks_text(ranks)} cannot)" if len(ranks) > 1 else ""
+        text = f"rank {ranks[0]} cannot take part{others}: {words['failed']}"
+        return self._told({**words, "failed": f"group {self._group!r}: {text}", "ranks": ranks})
+
     def _told(self, answer: Said) -> CollectiveError:
-        kind = CollectiveTimeout if answer.get("code") == Code.ETIMEOUT else RendezvousError
+        kind = _KINDS.get(str(answer.get("kind")), RendezvousError)
         return kind(
             str(answer["failed"]), str(answer.get("fix", "")), group=self._group, rank=self._rank,
             ranks=[int(rank) for rank in answer.get("ranks", ())],
-            code=Code.ETIMEOUT if kind is CollectiveTimeout else Code.ENET,
+            code=Code.ENET if kind is RendezvousError else Code(answer.get("code", Code.EINVAL)),
         )  # fmt: skip
 
     def _lost(self, error: Exception) -> RendezvousError:
@@ -135,3 +172,15 @@ class Council:
             "look at the output of rank 0 first: it holds the store",
             group=self._group, rank=self._rank, code=Code.ENET,
         )  # fmt: skip
+
+
+def _words_of(error: CollectiveError) -> Said:
+    return {
+        "failed": error.message, "fix": error.fix, "ranks": error.ranks, "code": int(error.code),
+        "kind": type(error).__name__,
+    }  # fmt: skip
+
+
+def _is_near(end: float) -> bool:
+    # stores round their waits: what ends a little before the deadline has waited for it
+    return time.monotonic() >= end - 0.5

@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple
 
 MAGIC = b"Mc"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("!2sBxHQ")
 MAX_HEAD_BYTES = 1024
 NONCE_BYTES = 32

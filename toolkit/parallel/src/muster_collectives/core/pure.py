@@ -280,8 +280,10 @@ class PureCommunicator(Communicator):
         if self._is_closed or os.getpid() != self._pid:
             return
         if self.size > 1:
-            with suppress(OSError):
-                self._channel.send(wire.ABORT)
+            try:
+                self._channel.send(wire.ABORT, timeout_s=_LINGER_S)
+            except OSError:
+                self._channel.shutdown()  # the hub sees that at once
         with self._changed:
             self._break(Failure(Code.EABORT))
 

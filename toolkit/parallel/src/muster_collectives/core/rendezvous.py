@@ -12,13 +12,14 @@ import errno
 import hashlib
 import ipaddress
 import socket
-import threading
 import time
 
 from muster_collectives.core import rendezvous_server as server
+from muster_collectives.core.addresses import is_loopback, listen_everywhere
 from muster_collectives.core.channel import Channel, StrangerError, dial
 from muster_collectives.core.errors import RendezvousError
 from muster_collectives.core.frames import FrameError
+from muster_collectives.core.questions import Questions
 from muster_collectives.core.service import Service
 
 PORTS = 8
@@ -28,12 +29,11 @@ _MARGIN_S = 5.0
 
 
 class Rendezvous:
-    """A store (see store.py) over one connection; rank 0 also holds the service."""
+    """A store (see store.py) over one connection, for any thread; rank 0 also holds the service."""
 
     def __init__(self, channel: Channel, service: Service | None) -> None:
-        self._channel = channel
+        self._questions = Questions(channel)
         self._service = service
-        self._lock = threading.Lock()
         self.host = channel.local_host()
 
     def set(self, key: str, value: bytes) -> None:
@@ -54,23 +54,18 @@ class Rendezvous:
 
     def close(self) -> None:
         """Never raises."""
-        self._channel.close()
+        self._questions.close()
         if self._service is not None:
             self._service.close()
 
     def _ask(self, kind: int, key: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        name = key.encode()
-        with self._lock:
-            try:
-                self._channel.send(kind, name, body)
-                frame = self._channel.receive(time.monotonic() + timeout_s)
-            except (OSError, FrameError) as error:
-                # what comes later would be the answer to this question: the connection is of no use
-                self._channel.close()
-                raise RendezvousError(
-                    f"rank 0's store cannot be reached any more: {error}",
-                    "look at the output of rank 0: it ended, or its host is gone",
-                ) from error
+        try:
+            frame = self._questions.ask(kind, key.encode(), body, timeout_s)
+        except (OSError, FrameError) as error:
+            raise RendezvousError(
+                f"rank 0's store cannot be reached any more: {error}",
+                "look at the output of rank 0: it ended, or its host is gone",
+            ) from error
         return frame.kind, bytes(frame.body)
 
 
@@ -120,21 +115,27 @@ def _serve(host: str, port: int, size: int, secret: bytes, deadline: float) -> S
 
 
 def _listen(host: str, port: int, size: int) -> socket.socket:
-    """At the address alone where it is this host's; a name may stand for an address of others'."""
+    """At an address alone that is given as one and is this host's, or that a name stands for here
+    and elsewhere; else at all of this host's, as others may know the name by another one."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
     backlog = max(128, min(size, 4096))
-    at = str(address[0])
-    is_name = host not in ("localhost", at)
-    if not (is_name and ipaddress.ip_address(at.partition("%")[0]).is_loopback):
+    at = [str(address[0]) for _, _, _, _, address in found]
+    if host == "localhost" or _is_literal(host) or not (len(set(at)) > 1 or is_loopback(at[0])):
         try:
-            return socket.create_server((at, port), family=family, backlog=backlog)
+            return socket.create_server(found[0][4], family=found[0][0], backlog=backlog)
         except OSError as error:
+            # it leads here by way of another address (a container's, a load balancer's)
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-    # The name leads here by way of another address (a container's, a load balancer's), or stands
-    # for loopback on this host alone, as many an /etc/hosts has it: others dial a real address.
-    return socket.create_server(("", port), family=family, backlog=backlog)
+    return listen_everywhere(port, backlog)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Channel:
@@ -145,8 +146,8 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             if left_s <= 0:
                 break
             try:
-                return dial(host, candidate, rank, secret, min(left_s, _TRY_S),
-                            server.MAX_VALUE_BYTES)  # fmt: skip
+                return dial(host, candidate, rank, secret, left_s, server.MAX_VALUE_BYTES,
+                            min(left_s, _TRY_S))  # fmt: skip
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:

@@ -21,6 +21,7 @@ from muster_collectives.core.frames import Frame, FrameError, Parser
 
 _GREETING_S = 10.0  # a stranger must prove itself within
 _MAX_STRANGERS = 256
+_CROWDED_S = 1.0  # and of too many within this
 _TICK_S = 0.1
 _JOIN_S = 5.0
 _DRAIN_S = 1.0
@@ -91,7 +92,8 @@ class Service:
         self._pid = os.getpid()
         for sock in (listener, self._wake_read, self._wake_write):
             sock.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._is_listening = False
+        self._listen(True)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -137,6 +139,8 @@ class Service:
             else:
                 self._serve(key.data, events)
         now = self._clock()
+        if not self._is_listening and self._can_go(self._in_the_way()):
+            self._listen(True)
         self._handler.tick(now)
         for peer in list(self._peers):
             if peer.rank < 0 and now - peer.since > _GREETING_S:
@@ -152,14 +156,35 @@ class Service:
                 self._flush(peer)
             time.sleep(0.001)
 
+    def _in_the_way(self) -> Peer | None:
+        """Of too many strangers the one that has waited longest: it goes once it has had its
+        second. Until then newcomers wait in the kernel's queue, so nobody keeps the ranks out."""
+        strangers = [peer for peer in self._peers if peer.rank < 0]
+        if len(strangers) < _MAX_STRANGERS + self._size:
+            return None
+        return min(strangers, key=lambda peer: peer.since)
+
+    def _can_go(self, oldest: Peer | None) -> bool:
+        return oldest is None or self._clock() - oldest.since >= _CROWDED_S
+
+    def _listen(self, on: bool) -> None:
+        """With no place the listener is not looked at, or each wait would end at once."""
+        if on and not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        elif self._is_listening and not on:
+            self._selector.unregister(self._listener)
+        self._is_listening = on
+
     def _accept(self) -> None:
+        oldest = self._in_the_way()
+        if not self._can_go(oldest):
+            self._listen(False)
+            return
+        if oldest is not None:
+            self._drop(oldest)
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return
-        strangers = sum(peer.rank < 0 for peer in self._peers)
-        if strangers >= _MAX_STRANGERS + self._size:
-            sock.close()
             return
         sock.setblocking(False)
         with suppress(OSError):
@@ -196,6 +221,7 @@ class Service:
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         if peer.rank >= 0:
+            self._seen.add(peer.rank)
             self._handler.frame(peer, frame)
             return
         if frame.kind != frames.ANSWER:
@@ -210,12 +236,20 @@ class Service:
             peer.queue(frames.REFUSED, b"", str(error).encode())
             self._flush(peer)
             raise
-        self._seen.add(rank)
+        self._replace(rank)
         peer.rank = rank
         peer.parser.max_body_bytes = self._max_body_bytes
         welcome = frames.proof(self._secret, b"service", peer.nonce, nonce, rank)
         peer.queue(frames.WELCOME, b"", welcome)
         self._handler.joined(peer)
+
+    def _replace(self, rank: int) -> None:
+        """A rank that has not spoken yet may have given its first connection up and dialled again.
+        One that has is never let in twice: what comes in its name later is another life of it."""
+        for peer in list(self._peers):
+            if peer.rank == rank:
+                peer.rank = -1  # the rank is not gone
+                self._drop(peer)
 
     def _flush(self, peer: Peer) -> None:
         if peer not in self._peers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,8 @@ __all__ = ["Made", "group_timeout_s", "make_communicator", "member_text"]
 
 _log = logging.getLogger("muster_collectives")
 _SHOWN_RANKS = 8
+_VOTE_S = 10.0  # after the deadline of making the group, for the slowest rank to say how it ended
+_WRONG = "settings: "
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
         if rank == 0:
             _tell_once(why)
         return Made(None, life, why)
+    began = time.monotonic()
+    wrong: SettingsError | None = None
     try:
         from muster_collectives.core import connect
 
@@ -77,13 +82,20 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
             TorchStore(store, life), rank, size, name=name, timeout_s=timeout_s, layer=None
         )
         failed = ""
+    except SettingsError as error:  # on all ranks, unless one has lost the store
+        communicator, wrong, failed = None, error, f"{_WRONG}{error}"
     except (CollectiveError, OSError) as error:
         communicator, failed = None, str(error) or type(error).__name__
-    words = vote(store, rank, size, life, failed, timeout_s)
+    # a rank whose making failed at once votes long before one that has waited for the deadline
+    left_s = max(0.0, began + timeout_s - time.monotonic())
+    words = vote(store, rank, size, life, failed, left_s + _VOTE_S)
     if not any(words):
         return Made(communicator, life)
     if communicator is not None:
         communicator.close()
+    if wrong is not None:
+        raise wrong
+    _raise_settings(words, name, rank)
     why = _said("the group could not be made with the core", words)
     if rank == 0:
         _log.warning("group %r: %s; CPU tensors go to gloo", name, why)
@@ -100,7 +112,7 @@ def _problem() -> str:
         found = settings.read(os.environ)
         read_device_settings(os.environ)
     except SettingsError as error:
-        return f"settings: {error}"
+        return f"{_WRONG}{error}"
     if found.gloo:
         return "COLLECTIVES_GLOO=1"
     if found.pure:  # asked for: the standard library's sums, for tests
@@ -113,10 +125,10 @@ def _problem() -> str:
 
 
 def _raise_settings(words: tuple[str, ...], name: str, rank: int) -> None:
-    wrong = [number for number, word in enumerate(words) if word.startswith("settings: ")]
+    wrong = [number for number, word in enumerate(words) if word.startswith(_WRONG)]
     if wrong:
         raise SettingsError(
-            f"group {name!r}: rank {wrong[0]}: {words[wrong[0]].removeprefix('settings: ')}",
+            f"group {name!r}: rank {wrong[0]}: {words[wrong[0]].removeprefix(_WRONG)}",
             group=name, rank=rank, ranks=wrong,
         )  # fmt: skip
 

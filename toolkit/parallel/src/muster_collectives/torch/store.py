@@ -21,6 +21,7 @@ __all__ = ["TorchStore", "meet", "vote"]
 
 _LOOK_S = 0.002
 _LOOK_MOST_S = 0.1
+_GRACE_S = 5.0
 
 
 class TorchStore:
@@ -128,13 +129,14 @@ def _missing(store: Any, size: int, life: str, first: int, name: str) -> Rendezv
 def vote(
     store: Any, rank: int, size: int, life: str, word: str, timeout_s: float
 ) -> tuple[str, ...]:
-    """The words of all ranks. Raises TimeoutError if one does not come."""
+    """The words of all ranks. Raises TimeoutError if one does not
+    come: on ranks other than 0 a little later, so that what rank 0 says last is still heard."""
     if size == 1:
         return (word,)
     end = time.monotonic() + timeout_s
     if rank:
         store.set(f"{life}/vote/{rank}", word)
-        found = json.loads(_get(store, f"{life}/votes", end - time.monotonic()))
+        found = json.loads(_get(store, f"{life}/votes", end + _GRACE_S - time.monotonic()))
         return tuple(str(each) for each in found)
     words = [word]
     for other in range(1, size):
