@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from muster_collectives.core import Communicator, DType, Op, Verb
 from tests.collectives.checks import LIMIT_S, WrongError
 from tests.collectives.fault_worker import SHORT_S, described, raised
 from tests.collectives.meeting import Meeting
+from tests.collectives.watching import once
 from tests.support.waiting import wait_until
 
 PERIOD = 65_521  # a prime, so that no two pieces are alike
 BUSY_BYTES = 1 << 20
-_LOOK_S = 0.005
 
 Floats = NDArray[np.float32]
 
@@ -94,24 +93,10 @@ def connections() -> int:
     return sum(line.split()[3] == "01" for line in lines)
 
 
-@contextmanager
-def amid_data(comm: Communicator, act: Callable[[], None]) -> Iterator[None]:
+def amid_data(comm: Communicator, act: Callable[[], None]) -> AbstractContextManager[None]:
     """Another thread does `act` once the call in the block has received some data."""
-    before, ended = comm.stats().received_bytes, threading.Event()
-
-    def watch() -> None:
-        while comm.stats().received_bytes - before < BUSY_BYTES:
-            if ended.wait(_LOOK_S):
-                return
-        act()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
+    before = comm.stats().received_bytes
+    return once(lambda: comm.stats().received_bytes - before >= BUSY_BYTES, act)
 
 
 def call(

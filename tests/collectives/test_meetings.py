@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -274,16 +274,22 @@ def break_off(number: int, frame: object) -> NoReturn:
     raise BrokenOffError
 
 
+@contextmanager
+def alarm(handler: Callable[[int, object], object]) -> Iterator[None]:
+    """A signal in a moment, amid what the block does."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_question_that_a_signal_handler_breaks_off_leaves_no_answer_to_the_next() -> None:
     with service(4) as (_, port):
         own, other = come(port, 1), come(port, 2)
-        before = signal.signal(signal.SIGALRM, break_off)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(BrokenOffError):
-                own.get("first", 30.0)
-        finally:
-            signal.signal(signal.SIGALRM, before)
+        with alarm(break_off), pytest.raises(BrokenOffError):
+            own.get("first", 30.0)
         other.set("first", b"of first")
         other.set("second", b"of second")
         with pytest.raises(RendezvousError, match="BrokenOffError of a signal handler"):
@@ -327,13 +333,8 @@ def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_
         except ConnectionError as error:
             told.append(str(error))
 
-    before = signal.signal(signal.SIGALRM, abort)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(ConnectionError):
-            channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarm(abort), pytest.raises(ConnectionError):
+        channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
     assert told == ["an earlier frame was left half sent"]
     channel.close()
     other.close()
@@ -342,13 +343,8 @@ def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_
 def test_nothing_is_sent_after_half_a_frame() -> None:
     own, other = socket.socketpair()
     channel, head = Channel(own, 1 << 20), f.HEADER.size
-    before = signal.signal(signal.SIGALRM, break_off)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(BrokenOffError):
-            channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarm(break_off), pytest.raises(BrokenOffError):
+        channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
     with pytest.raises(ConnectionError, match="half sent"):
         channel.send(f.FIRST_KIND, timeout_s=1.0)
     came = 0

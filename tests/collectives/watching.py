@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from muster_collectives.core import Communicator
 from muster_collectives.core.pure import PureCommunicator
@@ -13,18 +13,22 @@ from muster_collectives.core.pure import PureCommunicator
 _LOOK_S = 0.005
 
 
-@contextmanager
-def once_it_waits(comm: Communicator, act: Callable[[], None]) -> Iterator[None]:
+def once_it_waits(comm: Communicator, act: Callable[[], None]) -> AbstractContextManager[None]:
     """Another thread does `act` once this one waits in a call of `comm`, made in the block.
 
     A mark before the call would say too much: a signal that is sent on it may land in the lines
     that lead to the call. A block that ends without a wait ends without `act`.
     """
-    waits = _looking(comm)
+    return once(_looking(comm), act)
+
+
+@contextmanager
+def once(is_so: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
+    """Another thread does `act` once it is so, which this one brings about in the block."""
     ended = threading.Event()
 
     def watch() -> None:
-        while not waits():
+        while not is_so():
             if ended.wait(_LOOK_S):
                 return
         act()
