@@ -26,6 +26,7 @@ from muster_collectives.torch.hooks import (
     top_k_hook,
 )
 from muster_collectives.torch.hooks.average import timeout_of
+from muster_collectives.torch.hooks.kept import Kept
 from muster_collectives.torch.hooks.order import Order
 from tests.support.torch_ranks import World
 
@@ -265,6 +266,32 @@ def what_hooks_keep_follows_a_gradient_scaler(world: World) -> None:
                 each.close()
 
 
+def what_is_kept_follows_the_scale_whichever_buckets_keep_something(world: World) -> None:
+    """Small and sparse ones do not, and the last may be one of these."""
+
+    class Bucket:
+        def index(self) -> int:
+            return 1
+
+        def is_last(self) -> bool:
+            return False
+
+        def buffer(self) -> Tensor:
+            return torch.zeros(8)
+
+        def parameters(self) -> list[Tensor]:
+            return []
+
+        gradients = parameters
+
+    asked: list[float] = []
+    scales = iter([4.0, 2.0, 8.0, 8.0])
+    kept = Kept(lambda: asked.append(next(scales)) or asked[-1])  # type: ignore[func-returns-value]
+    kept.of(Bucket()).fill_(1.0)
+    for due in (0.5, 2.0, 2.0):
+        assert kept.of(Bucket()).tolist() == [due] * 8, (due, asked)
+
+
 def sparse_gradients_are_averaged_by_every_hook(world: World) -> None:
     for make, hook in (
         (lambda: None, bf16_hook), (lambda: None, fp16_hook),
@@ -361,6 +388,7 @@ CHECKS = (
     warm_up_grows_sparser_by_stage,
     an_overflow_is_seen_by_all_ranks_and_forgotten,
     what_hooks_keep_follows_a_gradient_scaler,
+    what_is_kept_follows_the_scale_whichever_buckets_keep_something,
     sparse_gradients_are_averaged_by_every_hook,
     a_hook_that_fails_is_an_error_of_the_backward_pass,
     the_group_of_the_int8_hook_has_the_deadline_of_its_parent,

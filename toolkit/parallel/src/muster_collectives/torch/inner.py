@@ -6,7 +6,6 @@ its verb, dtype and device.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -149,11 +148,12 @@ class Device:
         return path.transfer(verb, tensor, *rest)
 
     def settler(self) -> Callable[[], None] | None:
-        """What waits, on any thread, for all that this rank has given its GPU; None where that is
-        nothing. Ranks that have used the GPU and ranks that have not may do so side by side."""
+        """What waits, on any thread, for the caller's stream; None where no GPU was used. A barrier
+        comes after that, as NCCL's does, and not after works that nobody has waited for: their
+        peers may come to them only after the barrier. Ranks without device calls need none."""
         if self._path is None or not torch.cuda.is_available():
             return None
-        return functools.partial(torch.cuda.synchronize, torch.cuda.current_device())
+        return torch.cuda.current_stream().synchronize  # type: ignore[no-any-return]
 
     def abort(self) -> None:
         for group in self._groups():

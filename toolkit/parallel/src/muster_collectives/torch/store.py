@@ -129,8 +129,8 @@ def _missing(store: Any, size: int, life: str, first: int, name: str) -> Rendezv
 def vote(
     store: Any, rank: int, size: int, life: str, word: str, timeout_s: float
 ) -> tuple[str, ...]:
-    """The words of all ranks. Raises TimeoutError if one does not
-    come: on ranks other than 0 a little later, so that what rank 0 says last is still heard."""
+    """The words of all ranks. Raises TimeoutError if one does not come: on ranks other than 0 a
+    little later, so that what rank 0 says last is still heard."""
     if size == 1:
         return (word,)
     end = time.monotonic() + timeout_s

@@ -5,6 +5,7 @@ DDP cuts its buckets anew after the first step; what is kept follows the paramet
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -17,22 +18,22 @@ _Place = tuple[Tensor, int, int]  # parameter, begin in the bucket, count
 class Kept:
     """One float32 value for every value of every bucket, zero at first.
 
-    `scale`: by what gradients are multiplied at this moment (a GradScaler's get_scale); what is
-    kept follows it.
+    `scale`: by what gradients are multiplied in this step (a GradScaler's get_scale), asked once in
+    each; what is kept follows it.
     """
 
     def __init__(self, scale: Callable[[], float] | None = None) -> None:
         self._scale = scale or (lambda: 1.0)
-        self._scaled_by = 0.0  # what is kept; 0: nothing is
-        self._is_new_step = True
+        self.scaled_by = 0.0  # what is kept; 0: nothing is
+        self._last_index = sys.maxsize
         self._buckets: dict[int, tuple[list[_Place], Tensor]] = {}
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the parameter, its values
 
     def of(self, bucket: dist.GradBucket) -> Tensor:
         """The vector of this bucket, as long as its buffer, in the units of its gradients."""
-        if self._is_new_step:
+        if bucket.index() <= self._last_index:  # buckets come in their order: a new step
             self._follow_scale()
-        self._is_new_step = bucket.is_last()
+        self._last_index = bucket.index()
         places = _places(bucket)
         known = self._buckets.get(bucket.index())
         if known is not None and _same(known[0], places):
@@ -49,10 +50,10 @@ class Kept:
 
     def _follow_scale(self) -> None:
         now = self._scale()
-        if self._scaled_by and now != self._scaled_by:
+        if self.scaled_by and now != self.scaled_by:
             for _, values in self._buckets.values():
-                values.mul_(now / self._scaled_by)
-        self._scaled_by = now
+                values.mul_(now / self.scaled_by)
+        self.scaled_by = now
 
     def values(self, parameter: Tensor) -> Tensor | None:
         """Of one parameter, flat; None before its bucket has come."""

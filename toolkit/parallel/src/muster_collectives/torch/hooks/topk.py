@@ -21,7 +21,7 @@ from muster_collectives.torch.hooks.warmup import WarmUp
 
 
 class TopKState:
-    """What top_k_hook keeps: 8 bytes for each gradient value.
+    """What top_k_hook keeps: 8 bytes for each gradient value, and as much again while it travels.
 
     The hook has the momentum, so the optimizer is plain SGD without any: SGD(lr) here steps as
     SGD(lr, momentum) does without the hook where everything travels. `sparsity`: the share of
@@ -56,7 +56,8 @@ class TopKState:
         self.warm_up = warm_up or WarmUp()
         self.least = least
         self.step = 0  # optimizer steps that have been reduced so far
-        self.velocity, self.gathered = Kept(scale), Kept(scale)
+        self.velocity = Kept(scale)
+        self.gathered = Kept(lambda: self.velocity.scaled_by)  # a GPU's scale takes a wait
 
     @property
     def sparsity(self) -> float:
@@ -106,6 +107,8 @@ def _kept(result: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Te
     """Takes the step into what is kept, unless nobody makes it: all ranks see the same result."""
     is_made = result.isfinite().all()
     for old, new in zip(before, after, strict=True):
+        if new.is_cuda:  # this runs on a stream of the future's, after the hook has let go of it
+            new.record_stream(torch.cuda.current_stream(new.device))
         old.copy_(torch.where(is_made, new, old))  # without a word from a GPU
     return result
 
