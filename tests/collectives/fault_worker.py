@@ -165,35 +165,6 @@ def aborts(own: Guilty) -> dict[str, Any]:
     return words
 
 
-def ahead(own: Guilty) -> dict[str, Any]:
-    """The victim aborts when it is a call ahead of rank 1, which has a call's data that it does not
-    want yet, and keeps the group; rank 2 does not come."""
-
-    def rooted(verb: Verb, root: int) -> None:
-        address = int(own.data.ctypes.data)
-        own.comm.run(
-            verb, source=address, target=address + 4096, count=16, dtype=DType.F32, root=root,
-            timeout_s=LONG_S,
-        )  # fmt: skip
-
-    if own.rank == 1:
-        with own.marked():
-            words = own.told(lambda: rooted(Verb.GATHER, 1))
-        own.meeting.mark("over")
-        return words
-    if own.is_victim:
-        rooted(Verb.GATHER, 1)
-        own.meeting.wait_for_mark("waits-1")
-        rooted(Verb.BROADCAST, 0)
-        own.comm.abort()
-        words = own.told(own.all_reduce)
-        own.meeting.mark("aborted")
-    else:
-        words = {"kind": ""}
-    own.meeting.wait_for_mark("over")
-    return words
-
-
 def forks(own: Guilty) -> dict[str, Any]:
     """A forked child may not use the group, and its end does not harm it."""
     child = os.fork()
@@ -270,8 +241,8 @@ def handled(own: Guilty) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
     each.__name__: each
-    for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, ahead, forks,
-                 straggles, works, interrupted, handled, cut)
+    for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, forks, straggles,
+                 works, interrupted, handled, cut)
 }  # fmt: skip
 
 

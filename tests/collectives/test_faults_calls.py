@@ -15,7 +15,6 @@ from tests.collectives.test_faults import NODES, names
 # A signal waits 50 ms in the core, never for the end of the call. The rank looks at the clock as it
 # handles it: what comes after is the machine's.
 HANDLED_S = 2.0
-TOLD_S = 5.0
 PLACES = [
     *NODES,
     pytest.param("pure", id="pure Python"),
@@ -54,15 +53,6 @@ def test_calls_that_differ_raise_on_all_ranks_naming_both_sides_before_data_move
                 assert side in case["text"], (name, rank, case)
             # the odd one cannot know that it is, but no other may be accused of what it did itself
             assert rank == 2 or case["ranks"] == [2], (name, rank, case)
-
-
-def test_an_abort_behind_data_of_a_later_call_is_heard_before_its_connection_is_closed() -> None:
-    with job("fault_worker", 3, "ahead", "0", nodes=list("abc")) as started:
-        started.wait_for("aborted")
-        aborted = time.monotonic()
-        said = clean(started.ends())[1]
-    assert said["kind"] == "AbortedError", said
-    assert said["failed_at"] - aborted < TOLD_S, said
 
 
 @pytest.mark.parametrize("nodes", NODES)

@@ -55,7 +55,6 @@ struct mc_link {
   bool accepted;        /* by us: made by the other end */
   bool bye, broken;     /* broken: what came is not ours, nothing more is read */
   bool settled;         /* the loss has been dealt with */
-  bool closing;         /* a verdict was our last word: nothing more is sent, no good-bye either */
   uint64_t retry_ns, pause_ns, refused_ns, lost_ns, probed_ns;
   struct mc_hello hello; /* dialling */
   uint8_t greet[64]; size_t greeted;

@@ -89,7 +89,6 @@ int mc_settle(struct mc_chan *ch) {
     ch->marks[fault.rank] = fault.mark;
     return mc_fail(c, fault.code, fault.sys_errno, fault.rank, ch->marks, fault.has_other ? &fault.other : NULL);
   }
-  if (ch->told_by_peer) return MC_OK; /* put off, and a better reason than that its teller's connection has ended */
   const uint64_t now = mc_now_ns();
   for (struct mc_link *l = ch->links; l; l = l->next) {
     const int code = look_at(ch, l, now);

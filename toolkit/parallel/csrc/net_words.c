@@ -50,20 +50,17 @@ void mc_word_fail(struct mc_chan *ch, const struct mc_failure *failure) {
     mc_link_drop_queue(ch, l, false);
     const bool said = say(ch, l, MC_FAIL, &payload, bytes, false);
     MC_FAULT_POINT(verdict_told);
-    if (l->state != MC_LINK_UP) continue;
-    /* Who holds a frame reads what is behind it when the connection ends. This end still reads: one closed with
-     * bytes unread would take back what is on its way. */
-    shutdown(l->fd, SHUT_WR);
-    l->closing = true;
-    if (said && !l->first) continue;
-    mc_link_drop_queue(ch, l, true); /* no room: the end of the connection must tell */
-    mc_link_lost(l, 0);
+    if (l->state == MC_LINK_UP && (!said || l->first)) { /* no room: the end of the connection must tell */
+      shutdown(l->fd, SHUT_WR);
+      mc_link_drop_queue(ch, l, true);
+      mc_link_lost(l, 0);
+    }
   }
 }
 
 void mc_word_bye(struct mc_chan *ch) {
   for (struct mc_link *l = ch->links; l; l = l->next)
-    if (l->state == MC_LINK_UP && !l->closing && say(ch, l, MC_BYE, NULL, 0, false)) MC_FAULT_POINT(bye_said);
+    if (l->state == MC_LINK_UP && say(ch, l, MC_BYE, NULL, 0, false)) MC_FAULT_POINT(bye_said);
 }
 
 static void take_verdict(struct mc_chan *ch, const struct mc_link *l, const uint8_t *payload) {
