@@ -79,7 +79,7 @@ def _measured(network: Network, rounds: int) -> list[Result]:
     if network.mbit_per_s == FAST:
         return _settled(network, [_case(network, size) for size in FAST_SIZES], rounds)
     found = _settled(network, [_case(network, size) for size in SIZES], rounds)
-    return found + _run(network, [_case(network, HUGE)], min(rounds, HUGE_ROUNDS))
+    return found + _settled(network, [_case(network, HUGE)], min(rounds, HUGE_ROUNDS))
 
 
 def _case(network: Network, size: int) -> Case:
