@@ -6,21 +6,19 @@ Readable by Python 3.6, so that an old one is told what is wrong in a line (cont
 import os
 import sys
 
-from muster.contract.support import EXIT_CODE, unsupported
-
 
 def train() -> None:
     """The container's entry point: runs the job and exits with its code.
 
     Exits at once, without waiting for threads that a blocked disk or name server may hold.
     """
+    _hold_stop_signals()  # first of all: what comes before it is lost where this is PID 1
     _refuse_old_ground()
     arguments = sys.argv[1:]
     if arguments not in ([], ["train"]):
         _leave(_answer(arguments))
     import gc
 
-    _hold_stop_signals()
     gc.disable()  # the import of a hundred modules makes no garbage worth three collections
     from muster.train_job import run
 
@@ -30,6 +28,7 @@ def train() -> None:
 
 def main() -> None:
     """The command for people; `muster train` is `train`."""
+    interrupts_end_at_once()
     if sys.argv[1:2] == ["train"]:
         del sys.argv[1]
         train()
@@ -39,15 +38,28 @@ def main() -> None:
     sys.exit(run_command(sys.argv[1:]))
 
 
+def interrupts_end_at_once() -> None:
+    """Ctrl-C ends this process without a traceback, until a command is ready to handle it.
+
+    Where SIGINT is ignored it stays so.
+    """
+    # built in: the import of signal takes long enough to be interrupted itself
+    import _signal  # type: ignore[import-not-found]
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
 def _hold_stop_signals() -> None:
     """Keeps a stop that comes early, which PID 1 would lose, until the supervisor listens.
 
-    Once the job has its outcome the supervisor has them ignored: they change nothing.
+    Once the job has its outcome the supervisor has them ignored: they change nothing. Not by
+    `signal`, whose import takes longer than this.
     """
-    import signal
+    import _signal
 
-    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    stops = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, stops)
 
 
 def _answer(arguments: "list[str]") -> int:
@@ -69,6 +81,8 @@ def _answer(arguments: "list[str]") -> int:
 
 def _refuse_old_ground() -> None:
     """One line and code 100 where muster cannot run, before anything that would not even import."""
+    from muster.contract.support import EXIT_CODE, unsupported
+
     reason = unsupported()
     if reason:
         sys.stderr.write(f"ConfigError: {reason}\n")

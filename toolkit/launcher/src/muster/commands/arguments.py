@@ -7,7 +7,7 @@ one line that names the option, with the nearest name or the cure in a second on
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 USAGE_EXIT_CODE = 2
@@ -97,6 +97,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self._script_arguments = script_arguments
+        self.foreign: Mapping[str, str] = {}  # options of other launchers -> what to write here
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """All options; `script_arguments` holds what stands behind `--`."""
@@ -110,6 +111,7 @@ class Parser(argparse.ArgumentParser):
         if extra:
             raise UsageError(f"one argument too many: {extra[0]!r}", self._behind(extra))
         args.script_arguments = behind
+        args.command_line = tuple(argv)
         return args
 
     @property
@@ -132,7 +134,10 @@ class Parser(argparse.ArgumentParser):
             is_option = token.startswith("-") and token != "-" and not _is_number(token)
             if not is_option or name in self._option_string_actions:
                 continue
-            close = nearest(name.replace("_", "-"), self.options)
+            dashed = name.replace("_", "-")
+            if dashed in self.foreign:
+                raise UsageError(f"unknown option {name}", self.foreign[dashed])
+            close = nearest(dashed, self.options)
             if close:
                 raise UsageError(f"unknown option {name}; did you mean {close}?")
             following = [text for text in tokens[place : place + 2] if text != ""]
@@ -144,7 +149,7 @@ class Parser(argparse.ArgumentParser):
         import shlex
 
         line = f"{self.prog} SCRIPT -- {shlex.join(tokens)}"
-        return f"the script's own arguments stand behind --: {line}"
+        return f"arguments for your script go after --: {line}"
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaint, with the option first."""

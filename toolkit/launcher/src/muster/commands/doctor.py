@@ -66,6 +66,7 @@ def examine(facts: Facts) -> list[Finding]:
             checks.processes,
             checks.memory,
             checks.clock,
+            software.train,
             software.torch,
             software.frameworks,
             lambda facts: mpi.mpirun(facts.mpi),

@@ -37,7 +37,7 @@ def system(facts: Facts) -> Finding:
 def interface(facts: Facts) -> Finding:
     name = "interface"
     have = facts.machine.interfaces
-    found = ", ".join(f"{one.name} {one.address}" for one in have) or "none has an IPv4 address"
+    found = ", ".join(f"{one.name} {one.address}" for one in have) or "none has an address"
     if not any(one.address.startswith("127.") for one in have):
         breaks = "hosts of `muster local`, torch's store"
         return fail(name, found, breaks, "sudo ip link set lo up")

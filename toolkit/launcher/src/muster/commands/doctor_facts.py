@@ -58,6 +58,15 @@ class Limits(NamedTuple):
     pids: int | None
 
 
+class TrainCommand(NamedTuple):
+    """The `train` that a container would start. `module`: whose function it calls, "" where that
+    cannot be read; `on_path`: else it lies beside the interpreter only."""
+
+    path: str = ""
+    module: str = ""
+    on_path: bool = False
+
+
 class Facts(NamedTuple):
     """`drift_s`: how far the wall clock moved against the monotonic one while looking.
 
@@ -76,6 +85,7 @@ class Facts(NamedTuple):
     limits: Limits
     packages: Mapping[str, str]
     tools: Mapping[str, str]
+    train: TrainCommand
     mpi: MpiFacts
     ports: tuple[Port, ...]
     wall_s: float
@@ -104,6 +114,7 @@ def look(environ: Mapping[str, str]) -> Facts:
         limits=_limits(),
         packages=packages,
         tools=tools,
+        train=find_train(environ),
         mpi=look_for_mpi(environ, packages["mpi4py"]),
         ports=_ports() if linux else (),
         names=_names(),
@@ -136,6 +147,18 @@ def find_tools(environ: Mapping[str, str]) -> dict[str, str]:
     beside = os.path.dirname(sys.executable)
     path = os.pathsep.join([environ.get("PATH", os.defpath), beside, "/usr/sbin", "/sbin"])
     return {name: find_tool({"PATH": path}, name) for name in TOOLS}
+
+
+def find_train(environ: Mapping[str, str]) -> TrainCommand:
+    """The first on PATH, else the one beside the interpreter."""
+    import re
+
+    from muster.stage.probe import find_tool
+
+    found = find_tool({"PATH": environ.get("PATH", os.defpath)}, "train")
+    path = found or find_tool({"PATH": os.path.dirname(sys.executable)}, "train")
+    module = re.search(r"^(?:from|import) (?!sys\b|re\b)([\w.]+)", _text(path), re.MULTILINE)
+    return TrainCommand(path, module[1] if module else "", bool(found))
 
 
 def default_route(table: str) -> str:

@@ -18,9 +18,25 @@ _NAMESPACE_SWITCHES = (  # the value that forbids, and the command that allows
 )
 
 
+def train(facts: Facts) -> Finding:
+    """Two packages have a `train`, and the one that was installed last wins."""
+    name, (path, module, on_path) = "train", facts.train
+    cure = f"{facts.executable} -m pip install --force-reinstall --no-deps muster_training-*.whl"
+    if not path:
+        return warn(name, "not on PATH", "images: SageMaker starts the command `train`", cure)
+    if module.partition(".")[0] == "muster":
+        return fine(name, f"muster's, {path}" + ("" if on_path else ", which is not on PATH"))
+    whose = f"of {module.partition('.')[0]}, not muster's" if module else "not muster's"
+    breaks = "images: jobs run under the other toolkit"
+    return warn(name, f"{path} is {whose}", breaks, cure)
+
+
 def torch(facts: Facts) -> Finding:
     version = facts.packages.get("torch", "")
     install = f"{facts.executable} -m pip install torch"
+    others = [name for name in FRAMEWORKS if name != "torch" and facts.packages.get(name)]
+    if not version and others:
+        return fine("torch", f"not installed; here is {' and '.join(others)}")
     if not version:
         return warn(
             "torch", "not installed", "torch_distributed, and scripts that train with it", install

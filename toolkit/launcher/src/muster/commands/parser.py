@@ -20,13 +20,16 @@ examples:
   muster local train.py                       run a training script here, as SageMaker would
   muster local train.py --hosts 2 --distribution torch_distributed
   muster local train.py --channel train=data/ --hyperparameter lr=0.1 -- --verbose
-  muster plan --base-dir opt/ml               what `train` would do there; starts nothing
+  muster plan train.py --hosts 2              what that run would do; starts nothing
   muster doctor                               what of this machine would hurt a job, and the cure
 
 commands:
   local    run a real job of one or several hosts on this machine
-  plan     print what `train` would do for a folder of SageMaker's files
+  plan     print what a run would do, for a script or a folder of SageMaker's files
+  history  list, show, repeat and remove the runs of `muster local`
+  logs     print what the ranks of a run wrote, also while they write
   doctor   check this machine and name the cure for each finding
+  sbom     list all packages of this image or machine (CycloneDX)
 
 options:
   -h, --help   this page; `muster COMMAND --help` for one command
@@ -56,10 +59,19 @@ COMMANDS = {
         "muster.local.command", "Run a real job of one or several hosts on this machine.", True
     ),
     "plan": _Command(
-        "muster.commands.show_plan", "Print what `train` would do, with the source of every value."
+        "muster.commands.show_plan",
+        "Print what `train` would do, with the source of every value.",
+        True,
     ),
+    "history": _Command(
+        "muster.local.history_command", "List, show, repeat and remove runs of `muster local`."
+    ),
+    "logs": _Command("muster.local.logs_command", "Print what the ranks of a run wrote."),
     "doctor": _Command(
         "muster.commands.doctor", "Say what of this machine would hurt a job, and the cure."
+    ),
+    "sbom": _Command(
+        "muster.commands.sbom", "Print the bill of materials of this image, as CycloneDX 1.5."
     ),
 }
 
@@ -89,7 +101,9 @@ def _run(name: str, rest: Sequence[str]) -> int:
         command = import_module(module)
         parser = Parser(prog, description, script_arguments)
         command.add_arguments(parser)
-        code: int = command.run(parser.parse(rest))
+        args = parser.parse(rest)
+        _hear_interrupts()
+        code: int = command.run(args)
         return code
     except HelpShown:
         return 0
@@ -100,6 +114,14 @@ def _run(name: str, rest: Sequence[str]) -> int:
         fix = f"\n  {error.fix}" if error.fix else ""
         sys.stderr.write(f"{prog}: {error.message}{fix}\n")
         return USAGE_EXIT_CODE
+
+
+def _hear_interrupts() -> None:
+    """Ctrl-C is a KeyboardInterrupt again: before it ended the process at once (see cli)."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unknown(name: str) -> Exception:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from muster.plan.launchplan import LaunchPlan
 from muster.spec.errors import ConfigError, MusterError, Problem
 from muster.spec.masking import MASK, Masker, is_secret_name
+from muster.spec.plain import printable
 
 if TYPE_CHECKING:
     from muster.commands.show_plan import Preview
@@ -35,7 +36,7 @@ def as_json(preview: Preview) -> str:
         "current_host": preview.job.cluster.me.name,
         "exports": {name: _value(name, text, masker) for name, text in preview.exports.items()},
         "notes": _remarks(mine),
-        "warnings": preview.job.warnings,
+        "warnings": [*preview.job.warnings, *mine.warnings],
     }
     return masker.mask(json.dumps(document, indent=2)) + "\n"
 
@@ -82,11 +83,11 @@ def as_text(preview: Preview) -> str:
     for title, entries in (
         ("Assumed", preview.assumed),
         ("Notes", _remarks(mine)),
-        ("Warnings", job.warnings),
+        ("Warnings", [*job.warnings, *mine.warnings]),
     ):
         if entries:
             lines += ["", title, *(f"  {entry}" for entry in entries)]
-    return preview.masker.mask("\n".join(lines)) + "\n"
+    return printable(preview.masker.mask("\n".join(lines))) + "\n"
 
 
 def _host_lines(preview: Preview, place: int) -> list[str]:

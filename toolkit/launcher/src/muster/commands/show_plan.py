@@ -1,4 +1,5 @@
-"""`muster plan`: what `train` would do for a folder of SageMaker's files; it starts nothing.
+"""`muster plan`: what `train` would do, for a script with the options of `muster local` or for a
+folder of SageMaker's files; it starts nothing of it.
 
 It reads and probes as `train` does, but fetches no code and asks no other host: the others are
 assumed to be like this machine, and the output says so. Source: protocol.md 1, ecosystem.md 2.5.
@@ -10,8 +11,9 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from muster.commands.arguments import Parser, UsageError
 from muster.commands.plan_tools import Found, find
 from muster.commands.plan_view import (
     SHOWN_HOSTS,
@@ -29,6 +31,9 @@ from muster.spec.errors import MusterError
 from muster.spec.job import Job, Program, Settings, Staged
 from muster.spec.machine import HostFacts, Machine
 from muster.spec.masking import MASK, Masker
+
+if TYPE_CHECKING:
+    from muster.local.dry_run import DryRun
 
 
 class Row(NamedTuple):
@@ -53,45 +58,108 @@ class Preview(NamedTuple):
     exports: Mapping[str, str]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+USAGE = """muster plan SCRIPT [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
+       muster plan [--base-dir DIR]"""
+EXAMPLES = """\
+examples:
+  muster plan train.py --hosts 2 --distribution torch_distributed     a run of `muster local`
+  muster plan --base-dir muster-runs/latest/algo-1/opt/ml             a folder of SageMaker's files
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    from muster.local.command import SCRIPT_HELP, add_options
+
+    parser.usage = USAGE
+    parser.description = EXAMPLES
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
     parser.add_argument(
         "--base-dir",
         metavar="DIR",
         default="",
-        help="the folder with input/config (default: SAGEMAKER_BASE_DIR, else /opt/ml)",
+        help="without SCRIPT: the folder with input/config (default: SAGEMAKER_BASE_DIR, else "
+        "/opt/ml)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
+    add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan on stdout and returns 0, or what is wrong and the code of `train`."""
+    """Prints the plan on stdout and returns 0, or what is wrong and the code of `train`.
+
+    Raises UsageError for a command line that cannot be obeyed.
+    """
+    if args.script is not None or args.module is not None:
+        return _run_for_script(args)
+    _refuse_options_of_a_run(args)
     environ = dict(os.environ)
     if args.base_dir:
+        if not os.path.isdir(args.base_dir):
+            raise UsageError(
+                f"--base-dir: {args.base_dir!r} does not exist",
+                "name a folder that holds input/config; a script of yours needs none: "
+                "muster plan SCRIPT",
+            )
         environ["SAGEMAKER_BASE_DIR"] = os.path.abspath(args.base_dir)
+    return _show(args.json, environ, asked=bool(args.base_dir))
+
+
+def _run_for_script(args: argparse.Namespace) -> int:
+    from muster.local.dry_run import dry_run
+
+    if args.base_dir:
+        raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")
+    if args.script and os.path.isdir(os.path.join(args.script, "input/config")):
+        raise UsageError(
+            f"{args.script!r} is no script but a folder with input/config",
+            f"did you mean --base-dir {args.script}?",
+        )
+    with dry_run(args) as dry:
+        return _show(args.json, dry.environ, dry=dry)
+
+
+def _refuse_options_of_a_run(args: argparse.Namespace) -> None:
+    """Without SCRIPT the folder's files say all that they would say."""
+    from muster.local.command import options_given
+
+    if given := options_given(args):
+        raise UsageError(f"{given[0]} needs a SCRIPT", "muster plan SCRIPT [OPTIONS]")
+
+
+def _show(
+    as_object: bool, environ: Mapping[str, str], asked: bool = False, dry: DryRun | None = None
+) -> int:
+    shown = dry.shown if dry else str
     try:
-        found = preview(environ, None if args.json else SHOWN_HOSTS, bool(args.base_dir))
+        found = preview(environ, None if as_object else SHOWN_HOSTS, asked, dry)
     except MusterError as error:
         masker = Masker.of(environ)
-        if args.json:
-            sys.stdout.write(masker.mask(error_json(error)))
+        if as_object:
+            sys.stdout.write(shown(masker.mask(error_json(error))))
         else:
-            sys.stderr.write(masker.mask(error_text(error)))
+            sys.stderr.write(shown(masker.mask(error_text(error))))
         return error.exit_code
-    sys.stdout.write(as_json(found) if args.json else as_text(found))
+    sys.stdout.write(shown(as_json(found) if as_object else as_text(found)))
     return 0
 
 
-def preview(environ: Mapping[str, str], most: int | None = None, asked: bool = False) -> Preview:
+def preview(
+    environ: Mapping[str, str],
+    most: int | None = None,
+    asked: bool = False,
+    dry: DryRun | None = None,
+) -> Preview:
     """All that `muster plan` shows, for the first `most` hosts and this one.
 
-    `asked`: the base folder was given as an option. Raises ConfigError as `train` would.
+    `asked`: the base folder was given as an option. `dry`: the run it is for.
+    Raises ConfigError as `train` would.
     """
     from muster.contract.environ import exports
     from muster.contract.read import read_job
     from muster.stage.probe import probe_machine
 
     job = read_job(environ)
-    machine = probe_machine(environ)
+    machine = dry.machine(probe_machine(environ)) if dry else probe_machine(environ)
     program, reason = assumed_program(job)
     interface, interface_source = assumed_interface(job, machine)
     exported = exports(job, machine, program)
@@ -105,7 +173,7 @@ def preview(environ: Mapping[str, str], most: int | None = None, asked: bool = F
         for place in sorted({*range(len(facts))[:most], job.cluster.current})
     }
     masker = _masker(job, environ)
-    rows = (
+    rows: tuple[Row, ...] = (
         Row("base folder", job.paths.base, _base_source(job, asked)),
         *_request_rows(job, masker),
         *_world_rows(job, facts[job.cluster.current], plans[job.cluster.current]),
@@ -115,6 +183,9 @@ def preview(environ: Mapping[str, str], most: int | None = None, asked: bool = F
         *_changed_rows(job),
     )
     assumed = (*assumptions(job, machine, reason), *found.assumed)
+    if dry:
+        rows = dry.improved(rows)
+        assumed += dry.assumed
     return Preview(job, masker, rows, assumed, plans, exported)
 
 

@@ -44,8 +44,8 @@ def choose_distribution(
     `allow_conflicts`: take the incumbent's pick of two options, with a warning. `raw`: custom MPI
     options that nobody knows pass. `several`: the job has more than one host.
     """
-    enabled = [option for key, option in _ENABLES.items() if _flag(hyperparameters, key, findings)]
-    enabled = _without_partners(enabled)
+    asked = [option for key, option in _ENABLES.items() if _flag(hyperparameters, key, findings)]
+    enabled = _without_partners(asked)
     if len(enabled) > 1:
         _conflict(enabled, allow_conflicts, findings)
     if "pytorchxla" in enabled[:1]:
@@ -73,6 +73,8 @@ def choose_distribution(
         f"hyperparameter {_key(option)}" if enabled else "default: no distribution key is enabled"
     )
     value = _value(hyperparameters, option, option, numbers, findings)
+    if isinstance(value, Torchrun):
+        value = value._replace(data_parallel="smdistributed.dataparallel" in asked)
     return _checked(value, option, raw, several, findings)
 
 

@@ -66,12 +66,20 @@ def named(items: list[str] | tuple[str, ...]) -> str:
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") -> str:
-    """`, did you mean 'x'?` for a misspelt name, or "".
+    """`, did you mean 'x'?` for a misspelt name, or ""; see `nearest_name`."""
+    close = nearest_name(name, known, prefix)
+    return f", did you mean {close!r}?" if close else ""
+
+
+def nearest_name(
+    name: str, known: list[str] | tuple[str, ...], prefix: str = "", likeness: float = 0.7
+) -> str:
+    """The known name that `name` most likely means, or "".
 
     `prefix`: what all names share, so that it does not count as likeness.
     """
     from difflib import get_close_matches  # only a mistake pays for it
 
     rests = [other.removeprefix(prefix) for other in known]
-    close = get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.7)
-    return f", did you mean {known[rests.index(close[0])]!r}?" if close else ""
+    close = get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=likeness)
+    return known[rests.index(close[0])] if close else ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muster.contract.files import MAX_DEPTH, too_deep
-from muster.contract.findings import ENOUGH, Findings, named, nearest, short
+from muster.contract.findings import ENOUGH, Findings, named, nearest_name, short
 
 HYPERPARAMETERS = "hyperparameters.json"
 PREFIX = "sagemaker_"
@@ -48,13 +48,14 @@ _KNOWN = (
     "sagemaker_training_compiler_enabled",
     "sagemaker_training_compiler_debug_mode",
 )
+_LONGEST = 2 * max(map(len, _KNOWN))  # nothing longer is like one of them
 # A generic Estimator with an entry point encodes the JSON text of what is no text a second time.
 _ENCODED_TWICE = ("mp_parameters", "sagemaker_distribution_instance_groups")
 
 
 class Hyperparameters(NamedTuple):
     """`user`: the script's own. `framework`: `sagemaker_*` keys outside the fixed list. `fixed`:
-    the fixed list. `wire`: the texts of the last two as they arrived."""
+    the fixed list. `wire`: the texts of all three as they arrived."""
 
     user: dict[str, object]
     framework: dict[str, object]
@@ -88,7 +89,8 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
                 unknown.append(name)
         else:
             result.user[name] = decoded
-            continue
+            if intended(name):
+                unknown.append(name)
         result.wire[name] = text
     findings.warn_of_each(unknown, _say_unknown, "unknown hyperparameters")
     if unquoted:
@@ -99,8 +101,19 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
 
 
 def _say_unknown(name: str) -> str:
-    guess = nearest(name, _KNOWN, PREFIX)
-    return f"unknown hyperparameter {name!r}{guess or ' is passed on'}"
+    guess = intended(name)
+    told = f", did you mean {guess!r}?" if guess else " is passed on"
+    return f"unknown hyperparameter {name!r}{told}"
+
+
+def intended(name: str) -> str:
+    """The known `sagemaker_*` key that an unknown name most likely misspells, or ""."""
+    folded = name.lower().replace("-", "_")
+    if name in _KNOWN or folded[0] != PREFIX[0] or not len(PREFIX) <= len(folded) <= _LONGEST:
+        return ""
+    if folded.startswith(PREFIX):
+        return nearest_name(folded, _KNOWN, PREFIX)
+    return nearest_name(folded, _KNOWN, likeness=0.9)
 
 
 def _name_is_good(index: int, name: str, findings: Findings) -> bool:

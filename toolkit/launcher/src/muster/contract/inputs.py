@@ -3,12 +3,15 @@ should be there and be of use (B39, B41)."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 
 from muster.contract.findings import ENOUGH, Findings, short
+from muster.spec.job import Paths
 
 INPUTS = "inputdataconfig.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_channels(document: Mapping[str, object], findings: Findings) -> None:
@@ -60,17 +63,44 @@ def absent_channels(document: Mapping[str, object], data: str, group: str) -> li
     return absent
 
 
-def check_checkpoints(folder: str, findings: Findings) -> None:
-    """Warns when checkpoints have a place and nothing can be written there (B41).
+def prepare_outputs(paths: Paths, checkpoints: str | None, findings: Findings) -> None:
+    """Makes the folders in which a job leaves its work; one that cannot be written is a problem,
+    since all that the job computes would be lost at its end (B41).
 
-    A folder that is absent is made by whoever writes into it.
+    `checkpoints`: where the platform keeps them, when it says so. Without that the folder is
+    looked at only where it is: a job that writes none needs none. A disk without room is a
+    warning, since the job may make room. Blocks while a mount does not answer.
     """
-    if not os.path.lexists(folder):
-        return
-    if not os.path.isdir(folder):
-        findings.warn(f"checkpoint folder {folder} is not a folder: no checkpoint can be saved")
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        findings.warn(
-            f"checkpoint folder {folder} cannot be written: no checkpoint can be saved; "
-            "mount it writable for this user"
-        )
+    wanted = [paths.model, paths.output_data]
+    if checkpoints is not None or os.path.lexists(paths.checkpoints):
+        wanted.append(checkpoints or paths.checkpoints)
+    for folder in wanted:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            what = f"cannot be made: {error.strerror}"
+            if isinstance(error, FileExistsError):
+                what = "is not a folder"
+            if error.errno in _NO_ROOM:
+                findings.warn(f"{folder} {what}")
+                continue
+        else:
+            what = _why_not_writable(folder)
+        if what:
+            findings.problem(
+                folder,
+                f"{what}; what the job writes there would be lost",
+                "mount a folder there that this user can write (no :ro, and chown it or change "
+                "--user), or a temporary one (--tmpfs) for a job that leaves nothing there",
+            )
+
+
+def _why_not_writable(folder: str) -> str:
+    """Why this user can make no file there, or ""."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "cannot be written: mounted read-only"
+    about = os.stat(folder)
+    owner = f"user {about.st_uid} owns it (mode {about.st_mode & 0o777:o})"
+    return f"cannot be written by user {os.geteuid()}: {owner}"

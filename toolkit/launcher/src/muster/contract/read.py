@@ -26,7 +26,7 @@ from muster.contract.hyperparameters import (
     check_values,
     decode_hyperparameters,
 )
-from muster.contract.inputs import INPUTS, check_channels, check_checkpoints
+from muster.contract.inputs import INPUTS, check_channels
 from muster.contract.program import (
     check_texts,
     find_job_id,
@@ -37,6 +37,7 @@ from muster.contract.program import (
 )
 from muster.contract.settings import (
     ALLOW_CONFLICTS,
+    KEEP_SPELLING,
     NEEDED_TO_JOIN,
     RAW_OPTIONS,
     flag,
@@ -93,7 +94,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""
-    arguments = to_argv(parameters.user)
+    spelt = parameters.wire if flag(environ, KEEP_SPELLING, findings) else {}
+    arguments = to_argv(parameters.user, spelt)
     check_values(arguments, findings)
     arguments += script_arguments(environ, findings)
     if not findings.problems:  # a value that is too large for itself says it all
@@ -105,8 +107,6 @@ def read_job(environ: Mapping[str, str]) -> Job:
         # secrets of hyperparameters are known here only: whoever reports the error has none of them
         raise findings.error(environ, parameters.user, parameters.framework, parameters.fixed)
     platform = _platform(paths, environ, findings)
-    hint = platform.checkpoint_dir if platform is not None else None
-    check_checkpoints(hint or paths.checkpoints, findings)
     return Job(
         id=find_job_id(environ, parameters.fixed, findings),
         paths=paths,

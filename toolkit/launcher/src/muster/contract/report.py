@@ -1,11 +1,15 @@
 """Outcome -> the status files, the one writer of `/opt/ml/output` (contract.md 2.2, protocol.md 9).
 
 Nothing here raises because of a disk: a full or read-only output folder never changes an outcome.
+Whatever a script left in the place of a status file (a link, a FIFO, a second name of another
+file) is replaced: it is neither followed, nor waited for, nor written to. A mount that does not
+answer blocks: callers use a thread.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 from muster.contract.wording import MAX_FAILURE_BYTES, failure_block, failure_text
 from muster.spec.job import Paths
@@ -48,8 +52,7 @@ def write(paths: Paths, outcome: Outcome, masker: Masker) -> bool:
         elif isinstance(outcome, Succeeded):
             _quietly(os.unlink, _reserve_path(paths))  # its blocks may be the last ones
             os.makedirs(paths.output, exist_ok=True)
-            with open(paths.success, "wb"):
-                pass
+            os.close(_open_regular(paths.success))
     except OSError:
         return False
     finally:
@@ -74,8 +77,7 @@ def _write_failure(paths: Paths, data: bytes) -> None:
 
 def _fill(path: str, data: bytes) -> None:
     """Overwrites in place, so that blocks the file has are used again, and waits for the disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = _open_regular(path)
     try:
         view = memoryview(data)
         while view:
@@ -84,6 +86,22 @@ def _fill(path: str, data: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_regular(path: str) -> int:
+    """A regular file that has no other name, open for writing; anything else there is removed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError:
+        pass
+    else:
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            return descriptor
+        os.close(descriptor)
+    _quietly(os.unlink, path)
+    return os.open(path, flags | os.O_EXCL, 0o644)
 
 
 def _reserve_path(paths: Paths) -> str:

@@ -10,6 +10,7 @@ from muster.contract.findings import ENOUGH, Findings, nearest, short
 from muster.contract.hyperparameters import check_argument
 from muster.spec.deadlines import RANGES, variable
 from muster.spec.job import Settings
+from muster.spec.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
 PREFIX = "MUSTER_"
@@ -17,7 +18,11 @@ ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
 ADDRESSES = "MUSTER_HOST_ADDRESSES"
 RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
 SCRIPT_ARGUMENTS = "MUSTER_SCRIPT_ARGUMENTS"
+KEEP_SPELLING = "MUSTER_KEEP_SPELLING"
+ISOLATION = "MUSTER_ISOLATION"
+SOURCE = "MUSTER_SOURCE_DIR"
 PS_SERVERS = "MUSTER_PS_SERVERS"
+SHOW_RANKS = "MUSTER_SHOW_RANKS"
 MAX_SERVERS = 1024
 KNOWN = (
     "MUSTER_CONTROL_PORT",
@@ -26,10 +31,14 @@ KNOWN = (
     "MUSTER_INSECURE_JOIN",
     ADDRESSES,
     "MUSTER_LOG_PREFIX",
+    "MUSTER_QUIET",
+    "MUSTER_LIVE",
+    SHOW_RANKS,
     "MUSTER_RUN_DIR",
     "MUSTER_RECORD",
     "MUSTER_LOG_LIMIT",
     "MUSTER_INSTALL_TARGET",
+    "MUSTER_REPLACE_TORCH",
     ALLOW_CONFLICTS,
     "MUSTER_OVERSUBSCRIBE",
     "MUSTER_MPIRUN",
@@ -40,6 +49,9 @@ KNOWN = (
     "MUSTER_WORKER_PORT",
     "MUSTER_TF_CHIEF",
     SCRIPT_ARGUMENTS,
+    KEEP_SPELLING,
+    ISOLATION,
+    SOURCE,
     "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
     *map(variable, RANGES),
 )
@@ -49,6 +61,7 @@ NEEDED_TO_JOIN = ("MUSTER_CONTROL_PORT", "MUSTER_JOB_SECRET", ADDRESSES)
 _INTERNAL = ("MUSTER_RUN_ID", "MUSTER_SHIM")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _RECORDS = ("off", "tail", "full")
+_ISOLATIONS = ("netns", "process", "docker")
 _FRAMEWORKS = ("tensorflow", "mxnet", "pytorch")
 
 
@@ -62,11 +75,12 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         store_port=_port(environ, "MUSTER_STORE_PORT", default.store_port, findings),
         secret=_secret(environ, findings),
         insecure_join=flag(environ, "MUSTER_INSECURE_JOIN", findings),
-        log_prefix=flag(environ, "MUSTER_LOG_PREFIX", findings),
+        shown=_shown(environ, findings),
         run_dir=_folder(environ, "MUSTER_RUN_DIR", findings),
         record=_record(environ, default.record, findings),
         log_limit_bytes=_bytes(environ, "MUSTER_LOG_LIMIT", default.log_limit_bytes, findings),
         install_target=_folder(environ, "MUSTER_INSTALL_TARGET", findings),
+        replace_torch=flag(environ, "MUSTER_REPLACE_TORCH", findings),
         oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
         mpirun=_program(environ, "MUSTER_MPIRUN", findings),
         mpi_raw_options=flag(environ, RAW_OPTIONS, findings),
@@ -74,6 +88,8 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         ps_servers=_servers(environ, findings),
         ps_port=_port_or_none(environ, "MUSTER_PS_PORT", findings),
         worker_port=_port_or_none(environ, "MUSTER_WORKER_PORT", findings),
+        isolation=_choice(environ, ISOLATION, "", _ISOLATIONS, findings),
+        source=_folder(environ, SOURCE, findings),
         tf_chief=_choice(environ, "MUSTER_TF_CHIEF", "chief", ("chief", "master"), findings),
     )
     if settings.control_port == settings.store_port:
@@ -114,6 +130,21 @@ def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:
     if truth is None:
         findings.problem(name, f"expected 1 or 0, got {short(value)}", f"set {name}=1 or unset it")
     return bool(truth)
+
+
+def _shown(environ: Mapping[str, str], findings: Findings) -> Shown:
+    """What reaches the screen of this host."""
+    text, ranks = environ.get(SHOW_RANKS), None
+    try:
+        ranks = parse_ranks(text) if text else None
+    except ValueError as error:
+        findings.problem(SHOW_RANKS, str(error), f"set it such as 0,last or unset {SHOW_RANKS}")
+    return Shown(
+        prefix=flag(environ, "MUSTER_LOG_PREFIX", findings),
+        quiet=flag(environ, "MUSTER_QUIET", findings),
+        live=flag(environ, "MUSTER_LIVE", findings),
+        ranks=ranks,
+    )
 
 
 def _port(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
@@ -205,7 +236,7 @@ def _record(environ: Mapping[str, str], default: str, findings: Findings) -> str
 def parse_addresses(
     environ: Mapping[str, str], hosts: tuple[str, ...], findings: Findings
 ) -> dict[str, str]:
-    """Host name -> IPv4 address from `{"algo-1": "127.0.0.1"}` or `algo-1=127.0.0.1,...`."""
+    """Host name -> address from `{"algo-1": "127.0.0.1"}` or `algo-1=127.0.0.1,algo-2=fd00::2`."""
     text = environ.get(ADDRESSES, "").strip()
     if not text:
         return {}
@@ -221,10 +252,10 @@ def parse_addresses(
         if name not in hosts:
             what = f"unknown host {short(name)}{nearest(name, hosts)}"
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
-        if not _is_ipv4(address):
-            what = f"{name}: expected an IPv4 address, got {short(address)}"
-            findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2")
-    return pairs
+        if not _is_ipv4(address) and not _ipv6(address):
+            what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
+            findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2 or fd00::2")
+    return {name: _ipv6(address) or address for name, address in pairs.items()}
 
 
 def _pairs(text: str) -> dict[str, str] | None:
@@ -247,3 +278,15 @@ def _is_ipv4(address: str) -> bool:
         part.isascii() and part.isdecimal() and len(part) <= 3 and int(part) <= 255
         for part in parts
     )
+
+
+def _ipv6(address: str) -> str:
+    """The address in the form that the kernel gives it back in; "" when it is none."""
+    if ":" not in address:
+        return ""
+    import socket
+
+    try:
+        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
+    except (OSError, ValueError):
+        return ""

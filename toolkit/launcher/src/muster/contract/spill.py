@@ -26,14 +26,12 @@ def spill(
 
     `NAME` is then absent and `NAME_FILE` holds the path. Values over 128 KiB go first, then the
     largest until the whole fits beside `argv`. The same input gives the same files, mode 600 in
-    `folder`, which is made anew with mode 700: whatever lies there is removed, and a link is not
-    followed. Raises OSError when a file cannot be written.
+    `folder`, which must not be there and is made with mode 700. Raises OSError when a file cannot
+    be written.
     """
     names = _oversized(environ, argv)
     if not names:
         return dict(environ), ()
-    remove(folder)
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
     os.mkdir(folder, 0o700)
     result = dict(environ)
     for name in names:
@@ -60,16 +58,6 @@ def check_total(argv: Sequence[str], environ: Mapping[str, str], findings: Findi
             f"arguments of {arguments} bytes in all, the kernel leaves room for {max(0, room)}",
             "pass large values as a file in a channel, or raise the stack limit (ulimit -s)",
         )
-
-
-def remove(folder: str) -> None:
-    """Removes what `spill` left, once the ranks have ended: hyperparameters may be secrets."""
-    if os.path.islink(folder):
-        os.unlink(folder)
-    elif os.path.lexists(folder):
-        import shutil
-
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def total_limit() -> int:

@@ -5,8 +5,11 @@ Source: reliability.md section 3, protocol.md 6 and 9, architecture.md "What a p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from muster.spec.masking import Masker
 from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+from muster.spec.plain import printable, wrapped
 
 MAX_FAILURE_BYTES = 1024  # the platform shows no more
 _HEADLINE_BYTES = 480
@@ -23,11 +26,12 @@ def failure_text(outcome: Outcome, masker: Masker) -> str:
     """
     if isinstance(outcome, Succeeded) or not outcome.headline:
         return ""
-    lines = [clip(_one_line(masker.mask(outcome.headline)), _HEADLINE_BYTES)]
+    lines = [clip(_one_line(printable(masker.mask(outcome.headline))), _HEADLINE_BYTES)]
     tail = ""
     if isinstance(outcome, Failed):
         if outcome.fix:
-            lines.append("Fix: " + clip(_one_line(masker.mask(outcome.fix)), _FIX_BYTES))
+            fix = "; ".join(filter(None, [outcome.fix, _log(outcome.first)]))
+            lines.append("Fix: " + clip(_one_line(printable(masker.mask(fix))), _FIX_BYTES))
         if outcome.first is not None:
             lines.append(f"ExecuteUserScriptError: ExitCode {outcome.first.status}")
         tail = (outcome.first.tail if outcome.first else "") or outcome.detail
@@ -41,21 +45,35 @@ def failure_block(outcome: Outcome, masker: Masker) -> str:
 
     Ends without a newline. One line for an outcome that is no failure.
     """
+    lines = _block(outcome, lambda text: printable(masker.mask(text)))
+    return "\n".join(line if line.startswith(" ") else wrapped(line) for line in lines)
+
+
+def _block(outcome: Outcome, clean: Callable[[str], str]) -> list[str]:
+    """The block's lines; those that are indented are a rank's. Text is made clean before it is
+    taken apart: a line end that is hidden in it makes no line."""
     if isinstance(outcome, Succeeded):
-        return f"SUCCEEDED {outcome.headline}"
+        return [f"SUCCEEDED {clean(outcome.headline)}"]
     if isinstance(outcome, Stopped):
-        lines = [f"STOPPED by {outcome.by}, exit code {outcome.exit_code}"]
-        lines += [outcome.headline] if outcome.headline else []
-        return printable(masker.mask("\n".join(lines)))
+        lines = [f"STOPPED by {clean(outcome.by)}, exit code {outcome.exit_code}"]
+        return [*lines, *([clean(outcome.headline)] if outcome.headline else [])]
     first = outcome.first
-    lines = [f"FAILED {outcome.headline}"] if first is None else _of_rank(first)
+    lines = (
+        [f"FAILED {_line(clean, outcome.headline)}"] if first is None else _of_rank(first, clean)
+    )
     if outcome.detail:
-        lines += [f"  {line}" for line in outcome.detail.rstrip().splitlines()]
+        lines += [f"  {line}" for line in clean(outcome.detail).rstrip().split("\n")]
     if outcome.fix:
-        lines.append(f"Fix: {outcome.fix}")
+        lines.append(f"Fix: {_line(clean, outcome.fix)}")
+    if log := _log(first):
+        lines.append(_line(clean, log))
     lines += _others(outcome)
     lines.append(f"exit code {outcome.exit_code}{_why_another(outcome)}")
-    return printable(masker.mask("\n".join(lines)))
+    return lines
+
+
+def _line(clean: Callable[[str], str], text: str) -> str:
+    return _one_line(clean(text))
 
 
 def _why_another(outcome: Failed) -> str:
@@ -66,13 +84,19 @@ def _why_another(outcome: Failed) -> str:
     return f" (muster keeps {describe_status(first.status)} for outcomes of its own)"
 
 
-def _of_rank(first: RankFailure) -> list[str]:
-    reason = first.summary or describe_status(first.status)
+def _log(first: RankFailure | None) -> str:
+    """Where there is more, and on which host unless the path says it."""
+    if first is None or not first.log:
+        return ""
+    where = "" if f"/{first.host}/" in first.log else f" on {first.host}"
+    return f"all that it wrote: {first.log}{where}"
+
+
+def _of_rank(first: RankFailure, clean: Callable[[str], str]) -> list[str]:
+    reason = _line(clean, first.note or first.summary) or describe_status(first.status)
     lines = [f"FAILED {first.host} rank {first.rank}: {reason}"]
-    lines += [f"  {line}" for line in _last_traceback(first.tail)]
-    if first.note:
-        lines.append(first.note)
-    if first.summary:
+    lines += [f"  {line}" for line in _last_traceback(clean(first.tail))]
+    if first.note or first.summary:
         lines.append(f"rank {first.rank} ended: {describe_status(first.status)}")
     return lines
 
@@ -82,8 +106,8 @@ def _others(outcome: Failed) -> list[str]:
     if outcome.also_failed:
         lines.append(f"{_count(outcome.also_failed, 'more rank')} failed after it")
     if outcome.stopped_ranks:
-        other = "other rank was" if outcome.stopped_ranks == 1 else "other ranks were"
-        lines.append(f"{outcome.stopped_ranks} {other} stopped by muster")
+        were = "was" if outcome.stopped_ranks == 1 else "were"
+        lines.append(f"{_count(outcome.stopped_ranks, 'rank')} {were} stopped by muster")
     return lines
 
 
@@ -105,7 +129,7 @@ def describe_status(status: int) -> str:
 
 
 def _last_traceback(tail: str) -> list[str]:
-    lines = tail.rstrip().splitlines()
+    lines = tail.rstrip().split("\n") if tail else []
     starts = [place for place, line in enumerate(lines) if line.strip() == _TRACEBACK]
     shown = lines[starts[-1] :] if starts else lines
     if len(shown) > _BLOCK_LINES:
@@ -137,13 +161,3 @@ def clip(text: str, limit: int) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split("\n")).strip()
-
-
-def printable(text: str) -> str:
-    """Text that UTF-8 can hold and a terminal shows: no lone surrogate, no NUL, no escape."""
-    if not text.isascii():
-        text = text.encode(errors="replace").decode()
-    return text.translate(_CONTROL)
-
-
-_CONTROL = {code: "?" for code in range(32) if chr(code) not in "\n\t"} | {0x0D: None}

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import argparse
 
-from muster.commands.arguments import Parser, one_of, seconds, whole_number
+from muster.commands.arguments import Parser, UsageError, one_of, seconds, whole_number
 from muster.local.docker_request import (
     DOCKER,
     LEAST_MEMORY_BYTES,
     LEAST_SHM_BYTES,
     processors,
     size,
+    user,
 )
 from muster.local.request import MAX_HOSTS, read_request
 
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
+_RANKS = "the number of ranks on each host is --processes-per-host"
+_HOSTS = "the number of hosts is --hosts"
+_RENDEZVOUS = "leave it out: muster makes the hosts of a run find one another"
+# options of torchrun, mpirun, accelerate and srun
+FOREIGN = {
+    **dict.fromkeys(
+        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes"), _RANKS
+    ),
+    **dict.fromkeys(("-N", "--nnodes", "--nodes", "--num-machines"), _HOSTS),
+    **dict.fromkeys(("--standalone", "--node-rank", "--master-addr", "--master-port"), _RENDEZVOUS),
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), _RENDEZVOUS),
+    **dict.fromkeys(
+        ("-q", "--quiet", "--silent"),
+        "what muster itself says goes to stderr: 2>/dev/null, or --json for the summary alone",
+    ),
+    "-v": "what train and launchers say is shown with --verbose",
+    "--max-restarts": "leave it out: a failed job ends, on SageMaker too",
+    "--gpus": _RANKS,
+    "--network": "hosts have the network of their --isolation",
+    "-e": "one variable for the script is --env K=V",
+    "-o": "the run folder is --output DIR",
+}
+SCRIPT_HELP = "the entry point: a .py, a .sh or any executable"
 EXAMPLES = """\
 examples:
   muster local train.py
   muster local train.py --hosts 2 --processes-per-host 2 --distribution torch_distributed
   muster local train.py --channel train=data/ --hyperparameter epochs=3 -- --verbose
+  muster local -m project.train --hosts 2
   muster local run.sh --source-dir src --isolation process --timeout 600
   muster local train.py --hosts 2 --isolation docker --image my-image --memory 4g
 
@@ -29,14 +54,29 @@ out; `muster --help` lists the others). The run is kept in muster-runs/TIME-SCRI
 
 
 def add_arguments(parser: Parser) -> None:
-    """Declares the options of `muster local`."""
+    """Declares SCRIPT and the options of `muster local`."""
     parser.usage = USAGE
     parser.description = EXAMPLES
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
+    parser.add_argument(
+        "--json", action="store_true", help="print the summary on stdout, all else on stderr"
+    )
+    add_options(parser)
+
+
+def add_options(parser: Parser) -> None:
+    """Declares what describes a run, for every command that takes one."""
+    parser.foreign = FOREIGN
     add = parser.add_argument
-    add("script", metavar="SCRIPT", help="the entry point: a .py, a .sh or any executable")
+    add(
+        *("-m", "--module"),
+        metavar="NAME",
+        help="in place of SCRIPT: a module, named from the source folder (the current one)",
+    )
     add("--source-dir", metavar="DIR", help="folder of the code (SCRIPT's own)")
     add("--hosts", metavar="N", type=whole_number(1, MAX_HOSTS), help="number of hosts (1)")
     add("--processes-per-host", metavar="P", type=whole_number(1, 4096), help="ranks on each host")
+    add("--oversubscribe", action="store_true", help="allow over 4 ranks for each processor")
     add("--distribution", metavar="NAME|JSON", help="the SDK's distribution option")
     repeated = {"action": "append", "default": []}
     add("--hyperparameter", metavar="K=V", **repeated, help="one hyperparameter; repeatable")  # type: ignore[arg-type]
@@ -47,6 +87,10 @@ def add_arguments(parser: Parser) -> None:
         "--instance-type", metavar="TYPE", default="local", help="what the hosts are called (local)"
     )
     add("--output", metavar="DIR", help="run folder (muster-runs/TIME-SCRIPT)")
+    add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")
+    add("--verbose", action="store_true", help="show INFO of train, and what launchers say")
+    add("--overwrite", action="store_true", help="delete what an earlier run left in --output")
+    add("--checkpoint", metavar="DIR", help="/opt/ml/checkpoints of all hosts, kept between runs")
     add(
         "--isolation",
         metavar="netns|process|docker",
@@ -54,19 +98,35 @@ def add_arguments(parser: Parser) -> None:
         help="hosts in namespaces of their own, as plain processes, or as containers (netns where "
         "possible)",
     )
+    add(
+        "--memory",
+        metavar="SIZE",
+        type=size(LEAST_MEMORY_BYTES),
+        help="memory of each host, without swap: a number and k, m or g (all)",
+    )
+    add("--internet", action="store_true", help="a way out for hosts in namespaces, by pasta")
     add("--timeout", metavar="SECONDS", type=seconds, help="stop the job after this time")
-    add("--json", action="store_true", help="print the summary on stdout, all else on stderr")
     _add_docker_arguments(parser)
 
 
-def _add_docker_arguments(parser: Parser) -> None:
+def options_given(args: argparse.Namespace) -> list[str]:
+    """The options of `add_options` that the command line has."""
+    parser = Parser("", "")
+    add_options(parser)
+    return [
+        action.option_strings[0]
+        for action in parser._actions
+        if action.dest != "help" and getattr(args, action.dest) != action.default
+    ]
+
+
+def _add_docker_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "with --isolation docker",
         "Limits are for each host. Sizes: a number and k, m or g. Nothing is ever pulled.",
     )
     add = group.add_argument
     add("--image", metavar="IMAGE", help="what hosts are containers of; has a `train` (required)")
-    add("--memory", metavar="SIZE", type=size(LEAST_MEMORY_BYTES), help="memory, no swap (all)")
     add(
         "--shm-size",
         metavar="SIZE",
@@ -74,12 +134,15 @@ def _add_docker_arguments(parser: Parser) -> None:
         help="size of /dev/shm (half of the memory)",
     )
     add("--cpus", metavar="N", type=processors, help="processors, such as 1.5 (all)")
+    add("--user", metavar="UID[:GID]", type=user, help="who runs the ranks (the image's USER)")
     add("--keep", action="store_true", help="leave containers and network, and say how to look")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code. Raises UsageError before anything has started."""
+    if args.script is None and args.module is None:
+        raise UsageError("SCRIPT is missing", "see muster local --help")
     request = read_request(args)
     from muster.local.launch import launch
 
-    return launch(request)
+    return launch(request, args.command_line)

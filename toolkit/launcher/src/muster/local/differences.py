@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from muster.local.docker_request import DOCKER, DockerOptions, size_in_words
 from muster.local.environment import PROCESS, threads_per_rank
 from muster.local.request import Request
+from muster.local.rootfs import TEMPORARY, is_below
 
 
 def differences(request: Request, isolation: str) -> list[str]:
@@ -12,19 +15,21 @@ def differences(request: Request, isolation: str) -> list[str]:
     found = []
     if isolation == PROCESS:
         found += [
-            "hosts share /tmp, /dev/shm, caches and this machine's name",
-            "the names algo-1, ... do not resolve; addresses are of the loopback network",
+            "hosts share /tmp, /dev/shm, caches and this machine's name; the names algo-1, ... do "
+            "not resolve, addresses are of the loopback network",
             "the literal /opt/ml is not the host's: scripts must use the SM_* variables",
         ]
         if request.channels:
             found.append("channels are links to your own folders: what a script writes stays")
     elif isolation == DOCKER:
         found += [
-            "hosts reach what this machine's containers reach, without a role: S3 needs --env",
-            "hosts see no accelerator of this machine",
+            "hosts reach what this machine's containers reach, without a role: S3 needs --env; "
+            "they see no accelerator of this machine",
         ]
     else:
-        found.append("hosts reach one another and nothing else: no internet, no S3")
+        way_out = "this machine's network, without a role: S3 needs --env"
+        nothing = "nothing else: no internet, no S3"
+        found.append(f"hosts reach one another and {way_out if request.internet else nothing}")
     if request.channels and isolation != PROCESS:
         found.append("channels are read-only")
     threads = threads_per_rank(request)
@@ -32,10 +37,31 @@ def differences(request: Request, isolation: str) -> list[str]:
         "all hosts share this machine's processors, memory and devices: "
         f"{threads} thread{'s' * (threads > 1)} for each rank (OMP_NUM_THREADS)"
     )
+    if request.memory_bytes:
+        found.append(f"each host may take {size_in_words(request.memory_bytes)} of memory")
     if request.docker:
         found.append(f"each host may take {_limits(request.docker)}")
     if request.arguments:
         found.append("arguments behind -- do not exist there: use hyperparameters")
+    return found
+
+
+def vanishing(request: Request, visible: Sequence[str]) -> list[str]:
+    """A warning for each path below a folder that every host has of its own, as far as values of
+    the command line name one. `visible`: what hosts see there all the same."""
+    pairs = [("--env", *pair) for pair in request.environ.items()]
+    pairs += [("--hyperparameter", *pair) for pair in request.hyperparameters.items()]
+    pairs += [("--", "", word) for word in request.arguments]
+    found = []
+    for option, name, value in pairs:
+        path = value.rpartition("=")[2] if option == "--" else value
+        top = next((folder for folder in TEMPORARY if is_below(path, [folder])), "")
+        if top and path != top and not is_below(path, visible):
+            given = f"{option} {name}={path}" if name else f"{option} {path}"
+            found.append(
+                f"{given}: {top} is each host's own, so what lies there now is not seen and what "
+                "is written there vanishes: use --channel to read, /opt/ml or --checkpoint to keep"
+            )
     return found
 
 

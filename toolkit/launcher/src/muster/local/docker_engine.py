@@ -43,7 +43,7 @@ def connect(limit_s: float, connections: int = 10) -> Any:
     except ImportError:
         raise EngineError(
             "the Python package docker is not installed",
-            "pip install docker, or pip install 'muster-training[docker]'",
+            "pip install docker",
         ) from None
     _check_context()
     try:

@@ -13,7 +13,7 @@ from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain
 from muster.local.docker_request import size_in_words
 from muster.local.orders import Containers, HostOrder
-from muster.local.rootfs import ML
+from muster.local.rootfs import CHECKPOINTS, ML
 from muster.spec.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
 
 KILLED_CODE = 128 + signal.SIGKILL
@@ -31,6 +31,7 @@ class Host(threading.Thread):
         teller: Any,
         wanted: Containers,
         channels: Mapping[str, str],
+        checkpoint: str,
         order: HostOrder,
         place: int,
         wake: int,
@@ -45,6 +46,7 @@ class Host(threading.Thread):
         self._teller = teller
         self._wanted = wanted
         self._channels = channels
+        self._checkpoint = checkpoint
         self._order = order
         self._wake = wake
         self._container = ""
@@ -130,7 +132,7 @@ class Host(threading.Thread):
             wanted.image,
             list(self._order.argv),
             hostname=name,
-            user="0:0",
+            user=wanted.user or "0:0",
             environment=dict(self._order.environ),
             host_config=host_config,
             use_config_proxy=False,  # proxies of this machine's user may hold passwords
@@ -146,6 +148,8 @@ class Host(threading.Thread):
 
         folder = self._wanted.folder
         places = {folder: folder, ML: self._order.base}
+        if self._checkpoint:
+            places[CHECKPOINTS] = self._checkpoint
         found = [Mount(target, source, type="bind") for target, source in places.items()]
         for name, path in self._channels.items():
             found.append(Mount(f"{ML}/input/data/{name}", path, type="bind", read_only=True))
@@ -166,7 +170,7 @@ class Host(threading.Thread):
     def _without_train(self) -> EngineError:
         return EngineError(
             f"the image {self._wanted.image} has no program `train`",
-            "build it FROM a muster image, or pip install muster-training in it",
+            "build it FROM a muster image, or install the wheel muster_training in it (README.md)",
             ConfigError.exit_code,
         )
 

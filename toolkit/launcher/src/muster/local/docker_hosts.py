@@ -18,11 +18,13 @@ from typing import Any
 from muster.local import docker_names, docker_tidy
 from muster.local.docker_engine import EngineError, connect, explained
 from muster.local.docker_host import KILLED_CODE, Host
+from muster.local.docker_preflight import image_user
+from muster.local.docker_request import is_root
 from muster.local.holder import report
 from muster.local.orders import KILL, STOP, Containers, Orders
 from muster.local.progress import Tail
 from muster.local.reminders import Reminders
-from muster.local.runfolder import EVENTS
+from muster.run.record import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
 HASTE_S = 20.0  # the same while `muster local` is not heard, and once all is to be killed
@@ -49,7 +51,7 @@ def run_containers(orders: Orders, up: int) -> int:
         cluster.is_lost |= error.lost
         return _give_up(up, error)
     finally:
-        _tidy(engine, cluster, orders.containers, up)
+        _tidy(engine, cluster, cluster.wanted, up)
     return 0
 
 
@@ -61,7 +63,7 @@ def _tidy(engine: Any, cluster: _Cluster, wanted: Containers, up: int) -> None:
     elif not cluster.in_haste:
         limit_s, give_back_s = CALL_S, docker_tidy.GIVE_BACK_S
     engine.timeout = limit_s
-    found = docker_tidy.tidy(engine, wanted, cluster.settle, give_back_s)
+    found = docker_tidy.tidy(engine, wanted, cluster.settle, give_back_s, cluster.checkpoint)
     for note in found.notes:
         report(up, "note", note)
     if found.is_clean:
@@ -85,17 +87,19 @@ class _Cluster:
         self, engine: Any, teller: Any, orders: Orders, wanted: Containers, up: int
     ) -> None:
         self.is_lost = self.in_haste = False
+        self.checkpoint = orders.checkpoint
         self._engine = engine
         self._teller = teller
         self._failures: list[str] = []
         self._told_failure = False
         self._orders = orders
-        self._wanted = wanted
+        self.wanted = wanted
         self._up = up
         self._hosts: list[Host] = []
         self._stopped_at: float | None = None
         self._reminders: Reminders | None = None
-        self._tail = Tail(os.path.join(wanted.folder, EVENTS))
+        self._events = [os.path.join(wanted.folder, host.name, EVENTS) for host in orders.hosts]
+        self._tail = Tail(self._events)
         self._listening: set[str] = set()
         self._is_ready = False
         self._killed_at: float | None = None
@@ -103,7 +107,7 @@ class _Cluster:
 
     def make(self) -> None:
         """The network, then all hosts at once. Raises EngineError."""
-        wanted = self._wanted
+        wanted = self.wanted
         network = docker_names.network_name(wanted.run)
         with explained():
             image = self._engine.inspect_image(wanted.image)
@@ -119,12 +123,16 @@ class _Cluster:
         for name, value in facts.items():
             report(self._up, "fact", name, value)
         self._engine.timeout = CALL_S
+        self.wanted = wanted = wanted._replace(user=wanted.user or image_user(image))
+        if not is_root(wanted.user):
+            docker_tidy.hand_over(self._engine, wanted, CALL_S)
         self._hosts = [
             Host(
                 self._engine,
                 self._teller,
                 wanted,
                 self._orders.channels,
+                self._orders.checkpoint,
                 order,
                 place,
                 self._wake_up,
@@ -183,11 +191,10 @@ class _Cluster:
 
     def _tell_of_another_train(self) -> None:
         """Says why there is no record, when all hosts ended by themselves without writing any."""
-        events = os.path.join(self._wanted.folder, EVENTS)
         by_itself = self._killed_at is None and self._stopped_at is None
         killed = any(host.note or host.status == KILLED_CODE for host in self._hosts)
-        if by_itself and not killed and not os.path.exists(events):
-            text = f"the `train` of {self._wanted.image} wrote no record: is it another toolkit's?"
+        if by_itself and not killed and not any(map(os.path.exists, self._events)):
+            text = f"the `train` of {self.wanted.image} wrote no record: is it another toolkit's?"
             report(self._up, "note", text)
 
     def _obey(self, word: bytes) -> None:

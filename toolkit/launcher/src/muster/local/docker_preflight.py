@@ -8,7 +8,7 @@ from typing import Any
 from muster.commands.arguments import UsageError
 from muster.local import docker_names
 from muster.local.docker_engine import EngineError, address, connect, explained
-from muster.local.docker_request import DockerOptions
+from muster.local.docker_request import DockerOptions, is_root
 from muster.local.runfolder import is_free
 
 ASK_S = 10.0
@@ -26,7 +26,11 @@ def preflight(options: DockerOptions, say: Callable[[str], None]) -> None:
             with explained():
                 facts = client.info()
                 check_limits(options, facts)
-                _check_image(client, options.image, facts)
+                image = _check_image(client, options.image, facts)
+                runs_as = options.user or image_user(image)
+                if not is_root(runs_as):
+                    whose = "as --user says" if options.user else "the image's own"
+                    say(f"muster local: hosts run as user {runs_as}, {whose}")
                 for run, names in leftovers(client):
                     say(f"muster local: a killed run left {names} behind; to remove them:")
                     say(f"  {docker_names.remove_command(run)}")
@@ -55,7 +59,12 @@ def check_limits(options: DockerOptions, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _check_image(client: Any, name: str, facts: Mapping[str, Any]) -> None:
+def image_user(image: Mapping[str, Any]) -> str:
+    """The user that an image names, "" for none."""
+    return str((image.get("Config") or {}).get("User") or "")
+
+
+def _check_image(client: Any, name: str, facts: Mapping[str, Any]) -> Any:
     from docker.errors import ImageNotFound
 
     try:
@@ -72,6 +81,7 @@ def _check_image(client: Any, name: str, facts: Mapping[str, Any]) -> None:
             f"the image {name} is for {made_for}, and the engine runs on {machine}",
             f"docker pull --platform for {machine}, or build it here",
         )
+    return image
 
 
 def leftovers(client: Any) -> list[tuple[str, str]]:

@@ -35,6 +35,21 @@ class DockerOptions(NamedTuple):
     shm_bytes: int | None = None
     cpus: float | None = None
     keep: bool = False
+    user: str = ""  # of the ranks, UID or UID:GID; "" for the image's own
+
+
+def user(text: str) -> str:
+    """An option's type: a user of containers by number, with or without a group."""
+    if re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text, re.ASCII):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected UID or UID:GID, such as 1000 or $(id -u):$(id -g), got {text!r}"
+    )
+
+
+def is_root(user: str) -> bool:
+    """Whether a container of this user runs as root; an image without a user does."""
+    return user.partition(":")[0] in ("", "0", "root")
 
 
 def size(least_bytes: int) -> Callable[[str], int]:
@@ -99,17 +114,18 @@ def read_docker(args: argparse.Namespace) -> DockerOptions | None:
             f"--shm-size {shm} is more than --memory {memory}, which holds what lies in /dev/shm",
             f"at most --shm-size {args.memory}",
         )
-    return DockerOptions(args.image, args.memory, args.shm_size, args.cpus, args.keep)
+    limits = (args.memory, args.shm_size, args.cpus, args.keep)
+    return DockerOptions(args.image, *limits, args.user or "")
 
 
 def _refuse_strays(args: argparse.Namespace) -> None:
     """Raises UsageError for options that only containers have."""
     given = {
         "--image": args.image is not None,
-        "--memory": args.memory is not None,
         "--shm-size": args.shm_size is not None,
         "--cpus": args.cpus is not None,
         "--keep": args.keep,
+        "--user": args.user is not None,
     }
     strays = ", ".join(name for name, is_given in given.items() if is_given)
     if not strays:

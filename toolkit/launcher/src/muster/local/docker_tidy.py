@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain, explained
 from muster.local.orders import Containers
+from muster.local.runfolder import MARK
 
 GIVE_BACK_S = 600.0
-# the run folder's own owner as a container sees it, which differs where users are mapped
-GIVE_BACK = 'chown -hR "$(stat -c %u:%g "$1")" "$1"'
+# the owner of the run folder's mark, or of another folder itself, as a container sees it, which
+# differs where users are mapped
+GIVE_BACK = f'own="$1/{MARK}"; [ -e "$own" ] || own="$1"; chown -hR "$(stat -c %u:%g "$own")" "$1"'
+# in a folder of the user's own, only what the containers' user wrote
+GIVE_BACK_OWN = 'find "$1" -xdev -user "$2" -exec chown -h "$(stat -c %u:%g "$1")" {} +'
+# all but the mark
+HAND_OVER = 'chown "$2" "$1" && for entry in "$1"/*; do chown -hR "$2" "$entry" || exit; done'
 
 
 class Tidied(NamedTuple):
@@ -24,10 +30,15 @@ class Tidied(NamedTuple):
 
 
 def tidy(
-    engine: Any, wanted: Containers, settle: Callable[[], bool], give_back_s: float = GIVE_BACK_S
+    engine: Any,
+    wanted: Containers,
+    settle: Callable[[], bool],
+    give_back_s: float = GIVE_BACK_S,
+    checkpoint: str = "",
 ) -> Tidied:
     """Removes the run's containers and network, if they are not to be kept, and gives the files
-    that containers wrote to the owner of the run folder. A step that fails stops no other one.
+    that containers wrote to the owner of the run folder, and in `checkpoint` those of the
+    containers' user to that folder's. A step that fails stops no other one.
 
     `settle` waits a moment for containers that are being made: False when some still are.
     """
@@ -41,9 +52,29 @@ def tidy(
             _remove_all(engine, wanted.run, errors)
         if not is_settled and not errors:
             errors.append(EngineError("the container engine is still making a container"))
-    problem = _give_back(engine, wanted, give_back_s, errors)
+    user = wanted.user.partition(":")[0] or "0"
+    cure = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(wanted.folder)}"
+    changes: list[tuple[tuple[str, ...], str]] = [((GIVE_BACK, wanted.folder), cure)]
+    if checkpoint:
+        which = f"{shlex.quote(checkpoint)} -xdev -user {shlex.quote(user)}"
+        cure = f"sudo find {which} -exec chown -h $(id -u):$(id -g) {{}} +"
+        changes.append(((GIVE_BACK_OWN, checkpoint, user), cure))
+    problems = [
+        _give_back(engine, wanted, change, cure, give_back_s, errors) for change, cure in changes
+    ]
     notes = [f"not everything was removed: {error.message}" for error in errors]
-    return Tidied(not errors, (*notes, problem) if problem else tuple(notes))
+    return Tidied(not errors, (*notes, *filter(None, problems)))
+
+
+def hand_over(engine: Any, wanted: Containers, limit_s: float) -> None:
+    """Gives the run folder to the containers' user, until it is given back. Raises EngineError."""
+    errors: list[EngineError] = []
+    change = (HAND_OVER, wanted.folder, wanted.user)
+    if why := _change_owner(engine, wanted, change, limit_s, errors):
+        raise EngineError(
+            f"the run folder cannot be handed to user {wanted.user}: {why}",
+            "use an image with sh and chown, or --user 0",
+        )
 
 
 def _remove_all(engine: Any, run: str, errors: list[EngineError]) -> None:
@@ -76,27 +107,42 @@ def _is_lost(errors: list[EngineError]) -> bool:
     return any(error.lost for error in errors)
 
 
-def _give_back(engine: Any, wanted: Containers, limit_s: float, errors: list[EngineError]) -> str:
-    """Why files of the run folder are not its owner's, and the cure; "" when they are."""
-    folder = wanted.folder
+def _give_back(
+    engine: Any,
+    wanted: Containers,
+    change: tuple[str, ...],
+    cure: str,
+    limit_s: float,
+    errors: list[EngineError],
+) -> str:
+    """Why files of the folder are not its owner's, and the cure; "" when they are."""
+    folder = change[1]
     try:
         if not _has_foreign_files(folder):
             return ""
         lost = "the container engine does not answer"
-        why = lost if _is_lost(errors) else _change_owner(engine, wanted, limit_s, errors)
+        why = lost if _is_lost(errors) else _change_owner(engine, wanted, change, limit_s, errors)
     except FileNotFoundError:
         return ""  # it is gone
     except OSError as error:
         why = f"{error.filename or folder}: {error.strerror}"
     if not why:
         return ""
-    cure = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(folder)}"
-    return f"files in {folder} may still belong to root: {why}; to own them: {cure}"
+    return (
+        f"files in {folder} may still belong to {wanted.user or 'root'}: {why}; to own them: {cure}"
+    )
 
 
 def _has_foreign_files(folder: str) -> bool:
     """Whether anything in it belongs to somebody else, as what root wrote in a container does."""
     owner = os.lstat(folder).st_uid
+    try:
+        if os.lstat(os.path.join(folder, MARK)).st_uid != owner:
+            return True  # it was handed over
+    except PermissionError:
+        return True  # the same
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it is no run folder
     return any(_owner(entry) not in (owner, None) for entry in _entries(folder))
 
 
@@ -121,12 +167,19 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _change_owner(
-    engine: Any, wanted: Containers, limit_s: float, errors: list[EngineError]
+    engine: Any,
+    wanted: Containers,
+    change: tuple[str, ...],
+    limit_s: float,
+    errors: list[EngineError],
 ) -> str:
-    """One last container as root does it, since the caller may not. Returns why it could not."""
+    """A container as root does it, since the caller may not. Returns why it could not.
+
+    `change`: the script, the folder, and what else it needs.
+    """
     try:
         with explained():
-            made = _make_changer(engine, wanted)
+            made = _make_changer(engine, wanted, *change)
     except EngineError as error:
         return error.message
     try:
@@ -141,21 +194,20 @@ def _change_owner(
     return "" if status == 0 else next(filter(None, reversed(said)), f"exit code {status}")
 
 
-def _make_changer(engine: Any, wanted: Containers) -> str:
+def _make_changer(engine: Any, wanted: Containers, script: str, folder: str, *words: str) -> str:
     from docker.types import Mount
 
-    folder = wanted.folder
     host_config = engine.create_host_config(
         network_mode="none", mounts=[Mount(folder, folder, type="bind")]
     )
     made = engine.create_container(
         wanted.image,
-        ["sh", folder],
-        entrypoint=["sh", "-c", GIVE_BACK],
+        ["sh", folder, *words],
+        entrypoint=["sh", "-c", script],
         user="0:0",
         host_config=host_config,
         use_config_proxy=False,
         name=docker_names.container_name(wanted.run, "owner"),
-        labels=docker_names.labels(wanted.run, folder, False),
+        labels=docker_names.labels(wanted.run, wanted.folder, False),
     )
     return str(made["Id"])

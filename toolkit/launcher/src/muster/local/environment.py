@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from muster.local import rootfs
+from muster.local.caches import INDUCTOR
 from muster.local.docker_request import DOCKER
 from muster.local.network import INTERFACE, host_address
 from muster.local.request import Request
@@ -42,6 +43,9 @@ _RUN_VARIABLES = (
     "MUSTER_INSECURE_JOIN",
     "MUSTER_SHIM",
     "MUSTER_SCRIPT_ARGUMENTS",
+    "MUSTER_KEEP_SPELLING",
+    "MUSTER_ISOLATION",
+    "MUSTER_SOURCE_DIR",
 )
 
 
@@ -117,11 +121,19 @@ def run_variables(
         "TRAINING_JOB_NAME": folder.job,
         "MUSTER_RUN_DIR": folder.path,
         "MUSTER_LOG_PREFIX": "1",
+        "MUSTER_LIVE": "1",
+        "MUSTER_QUIET": "0" if request.verbose else "1",
+        "MUSTER_ISOLATION": isolation,
+        "MUSTER_SOURCE_DIR": request.source_dir,
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
     }
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
         variables.update(_ports(request, isolation), MUSTER_HOST_ADDRESSES=listed)
+    if request.hyperparameters:
+        variables["MUSTER_KEEP_SPELLING"] = "1"
+    if request.ranks:
+        variables["MUSTER_SHOW_RANKS"] = request.ranks
     if request.arguments:
         variables["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
     return variables
@@ -149,12 +161,15 @@ def host_environ(
         environ = {name: value for name, value in environ.items() if not name.startswith("XDG_")}
         environ.setdefault("PYTHONUSERBASE", _user_base())
         environ.update(HOME=rootfs.HOME, TMPDIR="/tmp")
+        environ.setdefault(INDUCTOR, f"{rootfs.HOME}/.cache/torchinductor")
     elif isolation == PROCESS:
         environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
     if ranks(request) > len(os.sched_getaffinity(0)):
         # ranks that wait inside MPI would take the processors from those that work: twice the time
         environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if request.oversubscribe:
+        environ["MUSTER_OVERSUBSCRIBE"] = "1"
     environ.update(request.environ)
     return environ
 

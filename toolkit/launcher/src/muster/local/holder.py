@@ -24,6 +24,7 @@ from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line,
 from muster.run.rank_shim import descendants
 
 KILL_LIMIT_S = 10.0
+TIDY_S = 2.0  # for what is left once the hosts are killed
 CATCH_LIMIT_S = 2.0
 POLL_MS = 5
 
@@ -82,6 +83,10 @@ def start(order: HostOrder, parent: int, prepare: Callable[[], None] | None = No
     try:
         os.setsid()
         kernel.die_with(parent)
+        if order.group:
+            from muster.local.memory import join
+
+            join(order.group)
         null = os.open(os.devnull, os.O_RDONLY)
         if prepare:
             prepare()
@@ -167,9 +172,12 @@ class _Holder:
                 report(self._up, "ended", place, os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:
-        limit = time.monotonic() + KILL_LIMIT_S
-        while self._reap() and time.monotonic() < limit:
-            for pid in descendants(os.getpid()):
+        """The hosts first: what waits above the ranks of one that was killed then ends those and
+        tidies up."""
+        began_s = time.monotonic()
+        while self._reap() and time.monotonic() < began_s + KILL_LIMIT_S:
+            late = time.monotonic() >= began_s + TIDY_S
+            for pid in descendants(os.getpid()) if late else list(self._running):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except OSError:

@@ -12,8 +12,9 @@ SIGKILL to any of them leaves nothing. Source: protocol.md 11; rootless works.
 from __future__ import annotations
 
 import os
+from socket import socket
 
-from muster.local import holder, kernel, network, rootfs
+from muster.local import holder, internet, kernel, network, rootfs
 from muster.local.kernel import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -30,6 +31,7 @@ OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
 def run_isolated(orders: Orders, up: int) -> int:
     """Makes the namespaces, starts the keeper and waits for it. Raises OSError."""
     parent = os.getppid()
+    helper = internet.start_helper(orders.pasta) if orders.pasta else None
     if not kernel.has_namespace_powers():
         _become_root_of_a_user_namespace()
     kernel.unshare(OWN | CLONE_NEWPID)
@@ -38,7 +40,7 @@ def run_isolated(orders: Orders, up: int) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(go_w)
-        os._exit(_keep(orders, up, go_r))
+        os._exit(_keep(orders, up, go_r, helper))
     os.close(go_r)
     for host in orders.hosts:
         os.close(host.output)
@@ -60,7 +62,7 @@ def _become_root_of_a_user_namespace() -> None:
             file.write(text)
 
 
-def _keep(orders: Orders, up: int, go: int) -> int:
+def _keep(orders: Orders, up: int, go: int, helper: socket | None) -> int:
     """The keeper's life: its parent lives in another PID namespace, hence the pipe `go`."""
     try:
         kernel.die_with(0)
@@ -68,20 +70,20 @@ def _keep(orders: Orders, up: int, go: int) -> int:
             return 1
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
-        hosts = _start_hosts(orders, up)
+        hosts = _start_hosts(orders, up, helper)
     except OSError as error:
         holder.report(up, "error", f"{error.filename or 'namespaces'}: {error.strerror}")
         return 1
     return holder.hold(orders, up, hosts)
 
 
-def _start_hosts(orders: Orders, up: int) -> dict[int, int]:
+def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, int]:
     """Every host up to the point where only its program is missing, then all of those."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     hosts: dict[int, int] = {}
     births = []
     for place, order in enumerate(orders.hosts):
-        birth = _Birth(orders, order, up)
+        birth = _Birth(orders, order, up, helper)
         births.append(birth)
         kernel.unshare(CLONE_NEWPID)  # of the next child only
         hosts[holder.start(order, 0, birth.inside)] = place
@@ -103,10 +105,11 @@ def _start_hosts(orders: Orders, up: int) -> dict[int, int]:
 class _Birth:
     """The steps that the keeper and one new host take together, in turns over two pipes."""
 
-    def __init__(self, orders: Orders, order: HostOrder, up: int) -> None:
+    def __init__(self, orders: Orders, order: HostOrder, up: int, helper: socket | None) -> None:
         self._orders = orders
         self._order = order
         self._up = up
+        self._helper = helper
         self._done_r, self._done_w = os.pipe()
         self._go_r, self._go_w = os.pipe()
 
@@ -117,6 +120,8 @@ class _Birth:
             kernel.unshare(OWN)
             self._turn()
             network.configure(self._order.address)
+            if self._helper:
+                internet.ask(self._helper, self._order.name)
             kernel.sethostname(self._order.name)
             rootfs.enter(self._orders, self._order)
             self._turn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from functools import cache
@@ -13,6 +14,15 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+
+_KINDS = {
+    CLONE_NEWNS: "mnt",
+    CLONE_NEWUTS: "uts",
+    CLONE_NEWIPC: "ipc",
+    CLONE_NEWUSER: "user",
+    CLONE_NEWPID: "pid",
+    CLONE_NEWNET: "net",
+}
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
@@ -46,7 +56,28 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    _check(_libc().unshare(ctypes.c_int(flags)), "unshare")
+    try:
+        _check(_libc().unshare(ctypes.c_int(flags)), "unshare")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        limits = ", ".join(_namespace_limits(flags))
+        text = f"the kernel's limit of namespaces: {limits}; sysctl raises it"
+        raise OSError(error.errno, text, "unshare") from None
+
+
+def _namespace_limits(flags: int) -> list[str]:
+    """The limits that may be meant: those that allow none, else all of the kinds in `flags`."""
+    found = {}
+    for flag, kind in _KINDS.items():
+        if flags & flag:
+            try:
+                with open(f"/proc/sys/user/max_{kind}_namespaces", encoding="ascii") as file:
+                    found[f"user.max_{kind}_namespaces"] = int(file.read())
+            except (OSError, ValueError):
+                continue
+    none = {name: number for name, number in found.items() if not number}
+    return [f"{name} is {number}" for name, number in (none or found).items()]
 
 
 def setns(fd: int, kind: int) -> None:

@@ -4,58 +4,100 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
+from collections.abc import Mapping, Sequence
 
 from muster.commands.arguments import UsageError
-from muster.local import preparation, runfolder, summary
-from muster.local.environment import NETNS
+from muster.local import caches, github, memory, preparation, runfolder, summary
+from muster.local.command_file import write_command
+from muster.local.environment import NETNS, PROCESS, kept_paths
 from muster.local.hosts import LIMIT_S, Hosts, start_hosts
+from muster.local.internet import find_pasta
+from muster.local.module import imports_from_here
 from muster.local.orders import Orders
 from muster.local.preparation import Prepared
 from muster.local.progress import Progress, Tail
 from muster.local.request import Request
 from muster.local.screen import Screen
+from muster.local.session import Session, Timeout
 from muster.local.signals import Signals
-from muster.spec.errors import ConfigError, MusterError, StoppedError
+from muster.local.sourcecode import LEFT_OUT
+from muster.local.user_files import failing_place, with_own_paths
+from muster.spec.errors import InstallError, MusterError, StoppedError
 
 STOP_MARGIN_S = 1.0
 
 
-def launch(request: Request) -> int:
-    """Runs the job; returns its exit code. Raises UsageError before anything has started."""
+def launch(request: Request, argv: Sequence[str] = ()) -> int:
+    """Runs the job; returns its exit code. `argv`: the command line, for the record.
+
+    Raises UsageError before anything has started.
+    """
     signals = Signals()
     screen = Screen(request.as_json, os.environ)
     try:
-        prepared = _prepare(request, screen, signals)
+        prepared = _prepare(request, argv, screen, signals)
     except StoppedError as error:
         screen.say(f"muster local: {error.message}")
         return error.exit_code
+    try:
+        return _launch(prepared, screen, signals)
+    finally:
+        if prepared.groups:
+            memory.remove_groups(prepared.groups)
+
+
+def _launch(prepared: Prepared, screen: Screen, signals: Signals) -> int:
+    request = prepared.request
+    timeout = None
+    if request.timeout_s is not None:
+        timeout = Timeout(request.timeout_s, time.monotonic() + request.timeout_s)
     _tell_differences(prepared, screen)
     try:
         if prepared.isolation == NETNS:
             from muster.local.provision import provision_hosts
 
-            provision_hosts(request, prepared.folder, screen, signals)
+            provision_hosts(request, prepared.folder, screen, signals, timeout)
     except MusterError as error:
         return _close_unstarted(prepared, error, screen)
-    return _run(prepared, screen, signals)
+    except OSError as error:
+        why = f"the packages cannot be put into the run folder: {runfolder.in_words(error)}"
+        return _close_unstarted(prepared, InstallError(why, runfolder.OTHER_PLACE), screen)
+    return _run(prepared, screen, signals, timeout)
 
 
-def _prepare(request: Request, screen: Screen, signals: Signals) -> Prepared:
-    """Makes the run folder and fills it; what cannot be run leaves none behind."""
-    try:
-        keys = preparation.distribution_keys(request)
-    except ConfigError as error:
-        problems = "; ".join(map(str, error.problems))
-        raise UsageError(problems, error.fix) from None
-    folder = runfolder.make_run_folder(request.program, request.output)
+def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Signals) -> Prepared:
+    """Makes the run folder and fills it; what cannot be run leaves none behind, and an earlier run
+    as it was."""
+    keys = preparation.checked_keys(request)
+    if beside := imports_from_here(request.program, request.source_dir, os.getcwd()):
+        screen.say(
+            f"muster local: {request.program} imports {', '.join(beside)} of this folder, which "
+            "is not in its source folder: add --source-dir ."
+        )
+    if left_out := request.ignored.in_words(LEFT_OUT):
+        screen.say(f"muster local: {left_out}")
+    folder = runfolder.make_run_folder(request.program, request.output, request.overwrite)
+    give_up = runfolder.leave
+    groups: tuple[str, ...] = ()
     try:
         isolation = preparation.choose_isolation(request, folder, keys, screen.say)
+        preparation.pack_source(request, folder, signals.check)
+        if request.memory_bytes:
+            groups = memory.make_groups(request.host_names, request.memory_bytes)
+        signals.check()
+        give_up = runfolder.discard  # an earlier run gives way only to one that can begin
+        runfolder.clear(folder)
         prepared = preparation.prepare(request, folder, isolation, keys, signals.check)
-    except (UsageError, StoppedError):
-        runfolder.discard(folder)
-        raise
+        write_command(folder, argv)
+    except (UsageError, StoppedError, OSError) as error:
+        memory.remove_groups(groups)
+        give_up(folder)
+        if not isinstance(error, OSError):
+            raise
+        why = f"the run cannot be prepared: {runfolder.in_words(error)}"
+        raise UsageError(why, runfolder.OTHER_PLACE) from None
+    prepared = prepared._replace(groups=groups)
     runfolder.link_latest(folder)
     hosts = f"{request.hosts} host{'' if request.hosts == 1 else 's'}"
     where = summary.shown(folder.path)
@@ -64,29 +106,39 @@ def _prepare(request: Request, screen: Screen, signals: Signals) -> Prepared:
 
 
 def _tell_differences(prepared: Prepared, screen: Screen) -> None:
-    from muster.local.differences import differences
+    from muster.local.differences import differences, vanishing
 
     screen.say(f"muster local: isolation {prepared.isolation}, which differs from SageMaker in:")
     for sentence in differences(prepared.request, prepared.isolation):
         screen.say(f"  - {sentence}")
+    if prepared.isolation == PROCESS:
+        return
+    visible = [prepared.folder.path]
+    if prepared.isolation == NETNS:
+        visible += kept_paths(os.environ)
+    for warning in vanishing(prepared.request, visible):
+        screen.say(f"muster local: WARNING {warning}")
 
 
-def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
-    from muster.local.session import Session
-
+def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout | None) -> int:
     request, folder = prepared.request, prepared.folder
     began = time.monotonic()
     orders = preparation.make_orders(prepared, os.environ)
+    if orders.isolated:
+        pasta = find_pasta() if request.internet else ""
+        orders = orders._replace(caches=caches.find_caches(os.environ), pasta=pasta)
+    in_use = caches.use(orders.caches)
+    if github.in_actions(os.environ):
+        screen.pump.say(github.group(f"muster local: output of {request.program}"))
     hosts = start_hosts(orders._replace(lock=folder.lock))
     progress = Progress(request.host_names)
-    tail = Tail(os.path.join(folder.path, runfolder.EVENTS))
-    session = Session(
-        signals, hosts, progress, tail, screen, request.timeout_s, stop_limit_s(request)
-    )
+    tail = Tail([folder.events(name) for name in request.host_names])
+    session = Session(signals, hosts, progress, tail, screen, timeout, stop_limit_s(request))
     try:
         session.run()
     finally:
         hosts.close(0 if session.ending.abandoned else LIMIT_S)
+        caches.release(in_use)
         tail.close()
     ends = tuple(
         summary.HostEnd(name, hosts.statuses.get(place))
@@ -100,11 +152,16 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals) -> int:
         timeout_s=request.timeout_s,
         error=hosts.error,
         error_code=hosts.error_code,
-        notes=tuple(hosts.notes),
+        notes=(*hosts.notes, *_memory_notes(prepared)),
         facts=hosts.facts,
         hints=_hints(orders, hosts),
     )
     return _close(prepared, end, progress, screen, hosts.ready)
+
+
+def _memory_notes(prepared: Prepared) -> list[str]:
+    limit_bytes = prepared.request.memory_bytes
+    return memory.kill_notes(prepared.groups, limit_bytes) if limit_bytes else []
 
 
 def _hints(orders: Orders, hosts: Hosts) -> tuple[str, ...]:
@@ -137,12 +194,16 @@ def _close(
     """Completes the record and tells where everything lies; a failure's own block comes last."""
     folder, names = prepared.folder, prepared.request.host_names
     path = os.path.join(folder.path, runfolder.SUMMARY)
+    end = summary.settled(path, end)
+    end = _gather_models(end, folder.path, summary.leader_first(path, names))
     try:
         document = summary.complete(path, end, folder.job)
     except OSError as error:
-        end = _unrecorded(end, _unwritten(path, error))
+        end = _lacking(end, _unwritten(path, error))
         document = summary.compose(path, end, folder.job)
     screen.clear()
+    if github.in_actions(os.environ):
+        screen.pump.say(github.END_GROUP)
     if end.error:
         what = "" if were_ready else "the hosts could not be made: "
         screen.say(f"muster local: {what}{end.error}")
@@ -150,25 +211,65 @@ def _close(
         screen.say(f"muster local: {note}")
     if disagreement := summary.disagreement(end):
         screen.say(f"muster local: {disagreement}")
-    model = os.path.join(folder.base(summary.leader_of(document, names)), "model")
-    lines = [*summary.table(end, progress), *summary.places(folder.path, model), *end.hints]
-    screen.say("\n".join([f"muster local: {summary.verdict(end)}", *lines]))
-    screen.pump.release()
+    places = summary.places(folder.path, names, prepared.request.checkpoint)
+    lines = [*summary.table(end, progress), *places]
+    screen.say_verdict(f"muster local: {summary.verdict(end)}", summary.exit_code(end) == 0)
+    screen.say("\n".join(lines))
+    for command in end.hints:  # to be copied, so in one piece
+        screen.pump.say(command)
+    _say_last(prepared, end, document, screen)
     screen.flush()
     if prepared.request.as_json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        screen.give_result(json.dumps(document) + "\n")
     return summary.exit_code(end)
 
 
-def _unrecorded(end: summary.RunEnd, why: str) -> summary.RunEnd:
-    """The end of a run without a record, which has failed in any case."""
+def _say_last(
+    prepared: Prepared, end: summary.RunEnd, document: Mapping[str, object], screen: Screen
+) -> None:
+    """The block of the failure, with the user's own paths; of a stop one line with our one code."""
+    source = prepared.request.source_dir
+    said = summary.last_line(end)
+    tail = summary.first_tail(document)
+    if github.in_actions(os.environ) and summary.exit_code(end):
+        headline = said or summary.headline(document) or end.error
+        screen.pump.say(github.error(headline, failing_place(tail, source), os.environ))
+
+    def edit(block: bytes) -> bytes:
+        if said and block.startswith(b"STOPPED by "):
+            forced = [line for line in block.splitlines() if line.startswith(b"StoppedError")]
+            return b"".join(line + b"\n" for line in forced)
+        return with_own_paths(block.decode("utf-8", "replace"), source).encode()
+
+    screen.pump.edit_blocks(edit)
+    screen.release()
+    if said:
+        screen.say(said)
+
+
+def _gather_models(end: summary.RunEnd, run: str, hosts: Sequence[str]) -> summary.RunEnd:
+    """The models of all hosts in one place; what cannot be gathered stays with its host."""
+    from muster.local.artifacts import gather
+
+    try:
+        clashes = gather(run, hosts)
+    except OSError as error:
+        where = summary.shown(os.path.join(run, "algo-*/opt/ml/model"))
+        why = f"the model cannot be gathered in {runfolder.MODEL}/: {runfolder.in_words(error)}"
+        return _lacking(end, f"{why}; what hosts saved lies in {where}")
+    note = summary.clashes_in_words(clashes)
+    return end._replace(notes=(*end.notes, note)) if note else end
+
+
+def _lacking(end: summary.RunEnd, why: str) -> summary.RunEnd:
+    """The end of a run without its record or its model, which has failed in any case."""
     if summary.exit_code(end):
         return end._replace(notes=(*end.notes, why))
     return end._replace(error=why)
 
 
 def _unwritten(path: str, error: OSError) -> str:
-    return f"the record cannot be completed: {error.filename or path}: {error.strerror}"
+    return f"the record cannot be completed: {error.filename or path}: {error.strerror or error}"
 
 
 def _close_unstarted(prepared: Prepared, error: MusterError, screen: Screen) -> int:
@@ -181,10 +282,12 @@ def _close_unstarted(prepared: Prepared, error: MusterError, screen: Screen) -> 
         summary.write(path, document)
     except OSError as unwritten:
         screen.say(f"muster local: {_unwritten(path, unwritten)}")
-    screen.say(f"FAILED {error.headline}" if result == "Failed" else f"STOPPED {error.message}")
+    stopped_by = error.message.removeprefix("stopped by ")
+    stopped = f"Stopped: {stopped_by} (exit code {error.exit_code})"
+    screen.say(f"FAILED {error.headline}" if result == "Failed" else stopped)
     if error.fix:
         screen.say(f"Fix: {error.fix}")
     screen.flush()
     if prepared.request.as_json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        screen.give_result(json.dumps(document) + "\n")
     return error.exit_code

@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muster.local.caches import Caches
+
 STOP = b"s"  # SIGTERM to every host
 KILL = b"k"  # SIGKILL to everything
 
@@ -28,6 +30,7 @@ class HostOrder(NamedTuple):
     base: str
     output: int
     errors: int
+    group: str = ""  # the control group that it joins
 
 
 class Containers(NamedTuple):
@@ -41,14 +44,16 @@ class Containers(NamedTuple):
     shm_bytes: int | None
     cpus: float | None
     keep: bool
+    user: str = ""
 
 
 class Orders(NamedTuple):
     """`lock`: a descriptor of the holder that keeps the run folder, -1 for none.
 
     `kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
-    stay writable. `channels`: name -> folder, mounted read-only. All three only when `isolated`;
-    with `containers` the channels, too."""
+    stay writable. `channels`: name -> folder, mounted read-only. `checkpoint`: the folder that all
+    hosts have for checkpoints, "" for one of each host's own. All of it only when `isolated`; with
+    `containers` the channels and the checkpoints, too."""
 
     isolated: bool
     hosts: tuple[HostOrder, ...]
@@ -57,6 +62,9 @@ class Orders(NamedTuple):
     channels: Mapping[str, str] = {}
     containers: Containers | None = None
     lock: int = -1
+    checkpoint: str = ""
+    caches: Caches = Caches()
+    pasta: str = ""  # makes the hosts' way out
 
 
 def to_line(document: object) -> bytes:
@@ -66,7 +74,18 @@ def to_line(document: object) -> bytes:
 
 def orders_from_line(line: bytes) -> Orders:
     """The inverse of `to_line` for Orders."""
-    isolated, hosts, kept, writable, channels, containers, lock = json.loads(line)
-    orders = (HostOrder(name, address, tuple(argv), *rest) for name, address, argv, *rest in hosts)
-    made_of = None if containers is None else Containers(*containers)
-    return Orders(isolated, tuple(orders), tuple(kept), tuple(writable), channels, made_of, lock)
+    isolated, hosts, kept, writable, channels, containers, *rest = json.loads(line)
+    lock, checkpoint, caches, pasta = rest
+    orders = (HostOrder(name, address, tuple(argv), *more) for name, address, argv, *more in hosts)
+    return Orders(
+        isolated=isolated,
+        hosts=tuple(orders),
+        kept=tuple(kept),
+        writable=tuple(writable),
+        channels=channels,
+        containers=None if containers is None else Containers(*containers),
+        lock=lock,
+        checkpoint=checkpoint,
+        caches=Caches(*caches),
+        pasta=pasta,
+    )

@@ -12,10 +12,16 @@ from muster.commands.arguments import UsageError
 from muster.local import environment, runfolder, tree
 from muster.local.docker_request import DOCKER
 from muster.local.environment import NETNS, PROCESS
+from muster.local.internet import find_pasta
 from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.request import Request
 from muster.local.rootfs import ML, is_below
 from muster.local.runfolder import RunFolder
+from muster.run.record import LOGS
+from muster.spec.distribution import Distribution
+from muster.spec.errors import ConfigError
+
+MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
 
 
 class Prepared(NamedTuple):
@@ -26,6 +32,7 @@ class Prepared(NamedTuple):
     isolation: str
     addresses: Mapping[str, str]
     shared: Mapping[str, str]
+    groups: tuple[str, ...] = ()  # control groups of the hosts, with --memory
 
 
 def choose_isolation(
@@ -35,6 +42,11 @@ def choose_isolation(
 
     Raises UsageError where it cannot hold the job.
     """
+    if request.internet and request.isolation in (PROCESS, DOCKER):
+        raise UsageError(
+            "--internet is for --isolation netns: other hosts have a way out already",
+            "leave out --internet",
+        )
     if request.docker:
         if clash := unsuitable(folder.path):
             raise UsageError(clash, "name another one with --output")
@@ -51,6 +63,8 @@ def choose_isolation(
 
     reason = unsuitable(folder.path) or why_not_isolated(folder.path)
     if not reason:
+        if request.internet:
+            find_pasta()
         return NETNS
     if request.isolation == NETNS:
         raise UsageError(
@@ -67,20 +81,43 @@ def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
 
     Open MPI knows hosts by their addresses and names, and files of hosts that share /dev/shm clash.
     """
-    from muster.contract.distribution import choose_distribution
-    from muster.contract.findings import Findings
-    from muster.contract.hyperparameters import decode_hyperparameters
     from muster.spec.distribution import Mpi
 
-    findings = Findings()
-    document = tree.hyperparameters(request, keys, "", "")
-    found = choose_distribution(decode_hyperparameters(document, findings), True, findings)
+    found = asked_distribution(request, keys)
     if not isinstance(found, Mpi):
         return ""
     return (
         f"{found.option} starts mpirun, which takes several hosts that are plain processes of one "
         "machine for one host"
     )
+
+
+def asked_distribution(request: Request, keys: Mapping[str, str]) -> Distribution:
+    """The distribution as the hosts will understand it; what is wrong with it they will say."""
+    from muster.contract.distribution import choose_distribution
+    from muster.contract.findings import Findings
+    from muster.contract.hyperparameters import decode_hyperparameters
+
+    findings = Findings()
+    document = tree.hyperparameters(request, keys, "", "")
+    return choose_distribution(decode_hyperparameters(document, findings), True, findings)
+
+
+def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
+    """Raises UsageError for more ranks than this machine can run in a useful time."""
+    from muster.spec.distribution import Single
+
+    option, processors = asked_distribution(request, keys), len(os.sched_getaffinity(0))
+    ranks = request.hosts
+    if not isinstance(option, Single):
+        each = option.processes_per_host or 1
+        ranks = getattr(option, "processes", None) or request.hosts * each
+    if ranks > MOST_RANKS * processors and not request.oversubscribe:
+        raise UsageError(
+            f"{ranks} ranks on {processors} processors: over {MOST_RANKS} for each would stand in "
+            "one another's way",
+            f"ask for at most {MOST_RANKS * processors}, or add --oversubscribe",
+        )
 
 
 def unsuitable(run_folder: str) -> str:
@@ -90,6 +127,22 @@ def unsuitable(run_folder: str) -> str:
     return ""
 
 
+def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) -> None:
+    """Packs the code beside what an earlier run left in the folder, for `runfolder.clear`.
+
+    `check` is called again and again, and may raise to end it. Raises UsageError and OSError.
+    """
+    from muster.local import sourcecode
+    from muster.local.module import entry_point
+
+    archive = os.path.join(folder.path, runfolder.FRESH_SOURCE)
+    checkpoint = request.checkpoint or folder.path
+    more = dict([entry_point(request.module)]) if request.module else {}
+    left_out = (folder.path, checkpoint)
+    sourcecode.pack(request.source_dir, archive, left_out, check, more, request.ignored)
+    os.makedirs(checkpoint, exist_ok=True)
+
+
 def prepare(
     request: Request,
     folder: RunFolder,
@@ -97,29 +150,46 @@ def prepare(
     keys: Mapping[str, str],
     check: Callable[[], None],
 ) -> Prepared:
-    """Packs the code and writes every host's tree; `keys` switch the distribution on.
+    """Writes every host's tree; `keys` switch the distribution on.
 
-    `check` is called again and again, and may raise to end it. Raises UsageError.
+    `check` may raise to end it. Raises OSError.
     """
-    from muster.local import sourcecode
-
-    archive = os.path.join(folder.path, runfolder.SOURCE)
-    sourcecode.pack(request.source_dir, archive, folder.path, check)
     check()
+    archive = os.path.join(folder.path, runfolder.SOURCE)
     interface = environment.interface_of(isolation)
     for host in request.host_names:
-        documents = {
-            "resourceconfig.json": tree.resource_config(request, host, interface),
-            "inputdataconfig.json": tree.input_data_config(tuple(request.channels)),
-            "hyperparameters.json": tree.hyperparameters(request, keys, folder.job, archive),
-        }
-        tree.write_tree(folder.base(host), documents, request.channels, isolation == DOCKER)
+        for path in (folder.host(host), folder.host(host, LOGS)):
+            os.mkdir(path, runfolder.PRIVATE)
+        files = documents(request, keys, host, interface, folder.job, archive)
+        tree.write_tree(folder.base(host), files, request.channels, isolation == DOCKER)
+        if request.checkpoint is not None and isolation == PROCESS:
+            tree.share_checkpoints(folder.base(host), request.checkpoint)
         if isolation != DOCKER:
             os.makedirs(folder.host(host, "site"), exist_ok=True)
-    os.makedirs(os.path.join(folder.path, "logs"), exist_ok=True)
     addresses = environment.addresses(isolation, request.host_names)
     shared = environment.run_variables(request, folder, isolation, addresses)
     return Prepared(request, folder, isolation, addresses, shared)
+
+
+def documents(
+    request: Request, keys: Mapping[str, str], host: str, interface: str, job: str, source: str
+) -> dict[str, Mapping[str, object]]:
+    """One host's files of input/config, by name."""
+    return {
+        "resourceconfig.json": tree.resource_config(request, host, interface),
+        "inputdataconfig.json": tree.input_data_config(tuple(request.channels)),
+        "hyperparameters.json": tree.hyperparameters(request, keys, job, source),
+    }
+
+
+def checked_keys(request: Request) -> dict[str, str]:
+    """`distribution_keys`, with what is wrong with the size or with them as a UsageError."""
+    try:
+        keys = distribution_keys(request)
+    except ConfigError as error:
+        raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
+    refuse_too_many(request, keys)
+    return keys
 
 
 def distribution_keys(request: Request) -> dict[str, str]:
@@ -143,6 +213,7 @@ def distribution_keys(request: Request) -> dict[str, str]:
 def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
     """What the holder is to start."""
     request, folder, isolation = prepared.request, prepared.folder, prepared.isolation
+    groups = prepared.groups or ("",) * request.hosts
     hosts = tuple(
         HostOrder(
             name=name,
@@ -155,16 +226,19 @@ def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
             base=folder.base(name),
             output=-1,
             errors=-1,
+            group=group,
         )
-        for name in request.host_names
+        for name, group in zip(request.host_names, groups, strict=True)
     )
     if isolation == PROCESS:
         return Orders(False, hosts)
     if request.docker:
         made_of = Containers(os.urandom(4).hex(), folder.path, **request.docker._asdict())
-        return Orders(False, hosts, channels=request.channels, containers=made_of)
-    kept = environment.kept_paths(caller)
-    return Orders(True, hosts, kept, (folder.path,), request.channels)
+        orders = Orders(False, hosts, channels=request.channels, containers=made_of)
+    else:
+        kept = environment.kept_paths(caller)
+        orders = Orders(True, hosts, kept, (folder.path,), request.channels)
+    return orders._replace(checkpoint=request.checkpoint or "")
 
 
 def train_command(isolation: str) -> tuple[str, ...]:

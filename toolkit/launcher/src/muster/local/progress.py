@@ -1,15 +1,30 @@
-"""What the hosts do right now, read from the run's events.jsonl as it grows."""
+"""What the hosts do right now, read from their events.jsonl as they grow."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 MAX_READ_BYTES = 1 << 20
 
 
 class Tail:
+    """What is new in the hosts' files of events, those of one host in their order."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._files = [_File(path) for path in paths]
+
+    def read(self) -> list[dict[str, object]]:
+        """All events since the last call."""
+        return [event for file in self._files for event in file.read()]
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+class _File:
     """New whole lines of a growing file, as JSON objects; what is not one is passed over."""
 
     def __init__(self, path: str) -> None:
@@ -67,6 +82,7 @@ class Progress:
         self.phases = dict.fromkeys(hosts, "start")
         self.joined: set[str] = set()
         self.ranks: dict[int, Rank] = {}
+        self.planned = 0  # ranks of all hosts
         self.failure = ""
         self.outcome: Mapping[str, object] | None = None
 
@@ -90,6 +106,8 @@ class Progress:
         time = event.get("t")
         at = float(time) if isinstance(time, (int, float)) else 0.0
         rank = self.ranks.setdefault(number, Rank(number, host, at))
+        size = event.get("world_size")
+        self.planned = max(self.planned, size if isinstance(size, int) else 0, len(self.ranks))
         if not ended:
             return
         rank.ended = at
@@ -101,10 +119,11 @@ class Progress:
         return sorted((r for r in self.ranks.values() if r.host == host), key=lambda r: r.number)
 
     def headline(self) -> str:
-        """Where the whole cluster is, in a few words; "" until ranks run. Changes seldom."""
+        """Where the whole cluster is, in a few words; "" before all ranks run, and after."""
         if self.outcome is not None:
             return f"ending: {str(self.outcome.get('result', '')).lower()}"
         if self.failure:
             return f"failing: {self.failure}"
         running = sum(rank.ended is None for rank in self.ranks.values())
-        return f"{running} of {len(self.ranks)} ranks running" if self.ranks else ""
+        all_began = self.ranks and len(self.ranks) >= self.planned
+        return f"{running} of {self.planned} ranks running" if all_began and running else ""

@@ -10,14 +10,17 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 
+from muster.contract.findings import Findings
+from muster.contract.settings import flag
 from muster.local.hosts import start_hosts
 from muster.local.orders import HostOrder, Orders
 from muster.local.progress import Progress, Tail
 from muster.local.request import Request
 from muster.local.runfolder import SOURCE, RunFolder
 from muster.local.screen import Screen
-from muster.local.session import Session
+from muster.local.session import Session, Timeout
 from muster.local.signals import Signals
+from muster.local.summary import TIMEOUT_EXIT_CODE
 from muster.spec.errors import StoppedError
 from muster.spec.steps import StepResult
 
@@ -25,7 +28,9 @@ INSTALLER_STOP_S = 5.0
 ASKING = ("requirements.txt", "setup.py", "pyproject.toml")
 
 
-def provision_hosts(request: Request, folder: RunFolder, screen: Screen, signals: Signals) -> None:
+def provision_hosts(
+    request: Request, folder: RunFolder, screen: Screen, signals: Signals, timeout: Timeout | None
+) -> None:
     """Fills every host's site folder. Does nothing when the code asks for nothing.
 
     Raises InstallError, or StoppedError when a signal or the timeout ended it.
@@ -39,8 +44,13 @@ def provision_hosts(request: Request, folder: RunFolder, screen: Screen, signals
     sites = [folder.host(name, "site") for name in request.host_names]
     os.makedirs(code)
     unpack(os.path.join(folder.path, SOURCE), "of the source folder", code)
-    steps = _Steps(screen, signals, request.timeout_s)
-    provision(code, sites[0], request.program, dict(os.environ), steps, _Log(screen))
+    steps = _Steps(screen, signals, timeout)
+    environ = {**os.environ, **request.environ}
+    replace_torch = flag(environ, "MUSTER_REPLACE_TORCH", Findings())
+    provision(
+        code, sites[0], request.program, dict(os.environ), steps, _Log(screen),
+        replace_torch=replace_torch,
+    )  # fmt: skip
     for site in sites[1:]:
         shutil.copytree(sites[0], site, symlinks=True, dirs_exist_ok=True)
     shutil.rmtree(code)
@@ -62,10 +72,10 @@ class _Log:
 class _Steps:
     """`spec.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
 
-    def __init__(self, screen: Screen, signals: Signals, timeout_s: float | None) -> None:
+    def __init__(self, screen: Screen, signals: Signals, timeout: Timeout | None) -> None:
         self._screen = screen
         self._signals = signals
-        self._timeout_s = timeout_s
+        self._timeout = timeout
 
     def __call__(
         self, argv: Sequence[str], environ: Mapping[str, str], cwd: str, show: bool = True
@@ -76,15 +86,19 @@ class _Steps:
             self._signals,
             hosts,
             Progress(()),
-            Tail(os.devnull),
+            Tail(()),
             self._screen,
-            self._timeout_s,
+            self._timeout,
             INSTALLER_STOP_S,
         )
         try:
             ending = session.run()
         finally:
             hosts.close()
+        if ending.timed_out and self._timeout:
+            error = StoppedError(f"stopped by --timeout {self._timeout.seconds:g} s reached")
+            error.exit_code = TIMEOUT_EXIT_CODE
+            raise error
         if ending.by:
             raise StoppedError(f"stopped by {ending.by} while requirements were installed")
         return StepResult(

@@ -6,11 +6,14 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
-from muster.local.docker_request import DockerOptions, read_docker
+from muster.local.docker_request import DOCKER, DockerOptions, read_docker
+from muster.local.ignored import NOTHING, Ignored, find_ignored
+from muster.local.rootfs import is_below
+from muster.spec.shown import parse_ranks
 
 MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
@@ -48,6 +51,15 @@ class Request(NamedTuple):
     timeout_s: float | None
     as_json: bool
     docker: DockerOptions | None = None  # with isolation docker, and only then
+    oversubscribe: bool = False
+    overwrite: bool = False
+    verbose: bool = False
+    ranks: str = ""  # whose output reaches the screen, see `spec.shown`; "" for all
+    checkpoint: str | None = None  # a folder for the checkpoints of all hosts, kept; may be missing
+    memory_bytes: int | None = None  # of each host, without docker
+    ignored: Ignored = NOTHING  # of the source folder; the program is packed all the same
+    internet: bool = False
+    module: str = ""  # which `program` starts; that file is not in the source folder
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -56,7 +68,7 @@ class Request(NamedTuple):
 
 def read_request(args: argparse.Namespace) -> Request:
     """The request behind parsed arguments. Raises UsageError."""
-    source_dir, program = find_script(args.script, args.source_dir)
+    source_dir, program = _find_code(args)
     groups = parse_groups(args.instance_groups) if args.instance_groups else ()
     hosts = sum(group.size for group in groups) or args.hosts or 1
     if groups and args.hosts not in (None, hosts):
@@ -66,6 +78,7 @@ def read_request(args: argparse.Namespace) -> Request:
         )
     distribution = parse_distribution(args.distribution)
     hyperparameters = parse_pairs("--hyperparameter", args.hyperparameter)
+    _refuse_misspelt(hyperparameters)
     enabled = any(key.startswith("sagemaker_") for key in hyperparameters)
     if args.processes_per_host is not None and distribution in (None, "none") and not enabled:
         raise UsageError(
@@ -74,6 +87,12 @@ def read_request(args: argparse.Namespace) -> Request:
         )
     if hosts > MAX_HOSTS:
         raise UsageError(f"{hosts} hosts are more than {MAX_HOSTS}, the most that one run can have")
+    channels = parse_channels(args.channel)
+    if args.output:
+        script = os.path.join(source_dir, program)
+        own = {"the code in": source_dir, "the script": os.path.realpath(script)}
+        own |= {f"--channel {name}": folder for name, folder in channels.items()}
+        _refuse_in_output(own, args.output)
     return Request(
         program=program,
         source_dir=source_dir,
@@ -82,7 +101,7 @@ def read_request(args: argparse.Namespace) -> Request:
         processes_per_host=args.processes_per_host,
         distribution=distribution,
         hyperparameters=hyperparameters,
-        channels=parse_channels(args.channel),
+        channels=channels,
         groups=groups,
         instance_type=args.instance_type,
         environ=parse_environ(args.env),
@@ -91,19 +110,61 @@ def read_request(args: argparse.Namespace) -> Request:
         timeout_s=args.timeout,
         as_json=args.json,
         docker=read_docker(args),
+        oversubscribe=args.oversubscribe,
+        overwrite=args.overwrite,
+        checkpoint=parse_checkpoint(args.checkpoint, args.output),
+        memory_bytes=None if args.isolation == DOCKER else args.memory,
+        ignored=find_ignored(source_dir).but_for(program),
+        internet=args.internet,
+        module=args.module or "",
+        verbose=args.verbose,
+        ranks=check_ranks(args.ranks),
     )
+
+
+def _refuse_misspelt(names: Iterable[str]) -> None:
+    """A misspelt key would train in another size than was asked for."""
+    from muster.contract.hyperparameters import intended
+
+    for name in names:
+        if meant := intended(name):
+            raise UsageError(
+                f"--hyperparameter: {name!r} is not a key that muster knows",
+                f"did you mean {meant}? A hyperparameter of your own needs a less similar name",
+            )
+
+
+def _find_code(args: argparse.Namespace) -> tuple[str, str]:
+    """(source folder, program below it) of a script or a module."""
+    if args.module is None:
+        return find_script(args.script, args.source_dir)
+    from muster.local.module import check_module, entry_point
+
+    if args.script is not None:
+        raise UsageError(
+            f"-m {args.module} and SCRIPT {args.script} are two different requests",
+            "name one of them; arguments for your script go after --",
+        )
+    folder = args.source_dir or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"--source-dir: no folder {folder!r}", _near_file(folder))
+    check_module(args.module, os.path.abspath(folder))
+    return os.path.abspath(folder), entry_point(args.module)[0]
 
 
 def find_script(script: str, source_dir: str | None) -> tuple[str, str]:
     """(source folder, program below it). Without a folder it is the script's own."""
     if source_dir is None:
+        if os.path.isdir(script):
+            raise UsageError(f"{script!r} is a folder, not a script", _script_in(script))
         if not os.path.isfile(script):
             raise UsageError(f"no file {script!r}", _near_file(script))
         path = os.path.abspath(script)
         return os.path.dirname(path), os.path.basename(path)
     folder = os.path.abspath(source_dir)
     if not os.path.isdir(folder):
-        raise UsageError(f"--source-dir: no folder {source_dir!r}")
+        _refuse_file("--source-dir", source_dir, "the folder that holds the script")
+        raise UsageError(f"--source-dir: no folder {source_dir!r}", _near_file(source_dir))
     for candidate in (os.path.join(folder, script), os.path.abspath(script)):
         program = os.path.relpath(candidate, folder)
         if os.path.isfile(candidate) and not program.startswith(".." + os.sep):
@@ -111,6 +172,21 @@ def find_script(script: str, source_dir: str | None) -> tuple[str, str]:
     raise UsageError(
         f"no file {script!r} in --source-dir {source_dir}", _near_file(os.path.join(folder, script))
     )
+
+
+def _refuse_file(option: str, path: str, what: str) -> None:
+    if os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        raise UsageError(f"{option}: {path!r} is a file", f"name {what}: {folder}")
+
+
+def _script_in(folder: str) -> str:
+    """What to write in place of a folder's name."""
+    scripts = sorted(name for name in os.listdir(folder) if name.endswith((".py", ".sh")))
+    usual = [name for name in ("train.py", "main.py") if name in scripts]
+    if chosen := (usual or scripts)[:1]:
+        return f"name a script in it, such as {os.path.join(folder, chosen[0])}"
+    return "name a script"
 
 
 def _near_file(path: str) -> str:
@@ -146,9 +222,42 @@ def parse_channels(texts: list[str]) -> dict[str, str]:
                 f"--channel: {name!r} cannot be a channel: letters, digits, . _ - only"
             )
         if not os.path.isdir(folder):
+            _refuse_file(f"--channel {name}", folder, "the folder that holds it")
             raise UsageError(f"--channel {name}: no folder {folder!r}", _near_file(folder))
         channels[name] = os.path.realpath(folder)
     return channels
+
+
+def check_ranks(text: str | None) -> str:
+    """What `train` will take. Raises UsageError."""
+    try:
+        if text is not None:
+            parse_ranks(text)
+    except ValueError as error:
+        raise UsageError(f"--ranks: {error}", "for example --ranks 0,last or --ranks 0-3") from None
+    return text or ""
+
+
+def parse_checkpoint(folder: str | None, output: str | None) -> str | None:
+    """The folder's real path. It may be one that is still to be made."""
+    if folder is None:
+        return None
+    path = os.path.realpath(folder)
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise UsageError(f"--checkpoint: {folder!r} is no folder")
+    if output is not None:
+        _refuse_in_output({"--checkpoint": folder}, output)
+    return path
+
+
+def _refuse_in_output(paths: Mapping[str, str], output: str) -> None:
+    """Raises UsageError for what the run needs and would delete. `paths`: by what they are."""
+    for what, path in paths.items():
+        if is_below(os.path.realpath(path), [os.path.realpath(output)]):
+            raise UsageError(
+                f"{what} {path} lies in the run folder, --output {output}",
+                "name a folder that stays when the run folder goes",
+            )
 
 
 def parse_environ(texts: list[str]) -> dict[str, str]:
@@ -163,13 +272,27 @@ def parse_distribution(text: str | None) -> str | Mapping[str, object] | None:
     """A name, or the SDK's dictionary as JSON."""
     if text is None or not text.lstrip().startswith("{"):
         return text or None
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--distribution is not JSON: {error}") from None
+    document = _json_or_python(text)
     if not isinstance(document, dict):
         raise UsageError("--distribution: expected a name or a JSON object")
     return document
+
+
+def _json_or_python(text: str) -> object:
+    """The SDK's dictionary, also as it stands in a Python file."""
+    import ast
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        why = str(error)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise UsageError(
+            f"--distribution is neither JSON nor a Python dictionary: {why}",
+            """write --distribution '{"torch_distributed": {"enabled": true}}', or its name""",
+        ) from None
 
 
 def parse_groups(text: str) -> tuple[Group, ...]:

@@ -7,16 +7,21 @@ mounted read-only, so that no script changes the user's data. Runs in a fresh mo
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterable
 
 from muster.local import kernel
+from muster.local.caches import Caches
 from muster.local.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC
 from muster.local.orders import HostOrder, Orders
 
 OLD = "/.old"
 HOME = "/tmp/home"
 ML = "/opt/ml"
+CHECKPOINTS = f"{ML}/checkpoints"
+RESOLVERS = "/run/systemd/resolve/resolv.conf"  # those that a resolver on loopback asks
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 MADE_HERE = ("proc", "sys", "tmp", "opt")
 _KEPT_FLAGS = {
@@ -49,10 +54,49 @@ def enter(orders: Orders, order: HostOrder) -> None:
         kernel.mount("tmpfs", data, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
     for name, real in channels.items():
         bind(real, f"{data}/{name}")
+    if orders.checkpoint:
+        bind(orders.checkpoint, CHECKPOINTS)
+    writable = _bind_caches(orders.caches)
     _own_hosts_file(orders)
+    if orders.pasta:
+        _reachable_resolvers()
     kernel.detach(OLD)
     os.rmdir(OLD)
-    _make_read_only((*TEMPORARY, ML, data, *orders.writable))
+    _make_read_only((*TEMPORARY, ML, data, CHECKPOINTS, *orders.writable, *writable))
+
+
+def _bind_caches(caches: Caches) -> list[str]:
+    """Puts caches into the host's home; returns those that may be written.
+
+    What a host writes into one that is seen stays with the host, where the kernel can do that;
+    else it is read-only.
+    """
+    writable = []
+    for place, folder in caches.compiled.items():
+        writable.append(os.path.join(HOME, place))
+        bind(folder, writable[-1])
+    for number, (place, folder) in enumerate(caches.seen.items()):
+        target = os.path.join(HOME, place)
+        try:
+            _lay_over(folder, target, f"/tmp/.cache-{number}")
+            writable.append(target)
+        except OSError:
+            bind(folder, target)
+    return writable
+
+
+def _lay_over(folder: str, target: str, own: str) -> None:
+    """The folder of the old root at `target`, with what is written there in `own`."""
+    if any(sign in folder for sign in ":,\\"):
+        raise OSError(errno.EINVAL, "not a name for an overlay", folder)
+    for path in (target, f"{own}/upper", f"{own}/work"):
+        os.makedirs(path)
+    options = f"lowerdir={OLD}{folder},upperdir={own}/upper,workdir={own}/work"
+    flags = MS_NOSUID | MS_NODEV
+    try:
+        kernel.mount("overlay", target, "overlay", flags, options)
+    except OSError:  # in a user namespace
+        kernel.mount("overlay", target, "overlay", flags, f"{options},userxattr")
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
@@ -138,6 +182,18 @@ def _own_hosts_file(orders: Orders) -> None:
     os.unlink(path)
 
 
+def _reachable_resolvers() -> None:
+    """The resolvers behind one on loopback, which is not the host's loopback."""
+    path = os.path.realpath("/etc/resolv.conf")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            servers = [line.split()[1] for line in file if line.startswith("nameserver ")]
+        if servers and all(server.startswith("127.") for server in servers):
+            kernel.mount(RESOLVERS, path, flags=MS_BIND)
+    except (OSError, IndexError):
+        pass  # names do not resolve, then; addresses are reached
+
+
 def _make_read_only(exempt: Iterable[str]) -> None:
     """Every mount but the exempt ones; other flags stay, as the kernel demands without root."""
     for path, options in mounts():
@@ -156,9 +212,9 @@ def _make_read_only(exempt: Iterable[str]) -> None:
 def mounts() -> list[tuple[str, frozenset[str]]]:
     """(path, options) of every mount of this process."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
-            fields = line.split(" ")
-            path = fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape")
-            found.append((path, frozenset(fields[5].split(","))))
+            fields = line.split(b" ")
+            path = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), fields[4])
+            found.append((os.fsdecode(path), frozenset(fields[5].decode("ascii").split(","))))
     return found

@@ -1,6 +1,8 @@
 """The run folder: made new, or taken over from an earlier run of ours, and locked while in use.
 
-Layout (architecture.md, "What a person sees"): summary.json, events.jsonl, logs/, HOST/opt/ml/.
+What a job made is never removed unless that was asked for.
+
+Layout (docs/local.md): summary.json, and of each host events.jsonl, logs/ and opt/ml/.
 """
 
 from __future__ import annotations
@@ -8,15 +10,28 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
+from muster.run.record import EVENTS
 
 RUNS = "muster-runs"
 MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
+FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
 SUMMARY = "summary.json"
-EVENTS = "events.jsonl"
+MODEL = "model"
+FRESH_MODEL = ".model.new"  # while it is gathered
+OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"
+_NAMES = {
+    "model": "a model",
+    "checkpoints": "checkpoints",
+    "output": "output",
+    "code": "files that its script wrote",
+    "other": "other files",
+}
+PRIVATE = 0o700  # hyperparameters, and what ranks wrote, are nobody else's business
 MAX_JOB_NAME = 63  # SageMaker's limit for a training job's name
 
 
@@ -32,26 +47,38 @@ class RunFolder(NamedTuple):
         """A path in the folder of one host."""
         return os.path.join(self.path, name, *below)
 
+    def events(self, name: str) -> str:
+        """The host's events.jsonl."""
+        return self.host(name, EVENTS)
+
     def base(self, name: str) -> str:
         """The host's opt/ml."""
         return self.host(name, "opt", "ml")
 
 
-def make_run_folder(program: str, output: str | None, now: float | None = None) -> RunFolder:
-    """`muster-runs/TIME-SCRIPT`, or `output`. Raises UsageError."""
+def make_run_folder(
+    program: str, output: str | None, overwrite: bool = False, now: float | None = None
+) -> RunFolder:
+    """`muster-runs/TIME-SCRIPT`, or `output`, locked; `overwrite`: also with what an earlier run
+    made, which lies there until `clear`.
+
+    Raises UsageError.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     stem = os.path.splitext(os.path.basename(program))[0]
     try:
         if output is not None:
             path = _take_output(output)
-            return _lock(path, job_name(f"{os.path.basename(path)}-{stamp}"))
+            return _lock(path, job_name(f"{os.path.basename(path)}-{stamp}"), overwrite)
         path = _make_below_runs(f"{stamp}-{stem}")
+        return _lock(path, job_name(os.path.basename(path)), overwrite)
     except OSError as error:
-        raise UsageError(
-            f"the run folder cannot be made: {error.filename}: {error.strerror}",
-            "name a writable one with --output DIR",
-        ) from None
-    return _lock(path, job_name(os.path.basename(path)))
+        raise UsageError(f"the run folder cannot be made: {in_words(error)}", OTHER_PLACE) from None
+
+
+def in_words(error: OSError) -> str:
+    """What the system refused, and where."""
+    return ": ".join(filter(None, [str(error.filename or ""), error.strerror or str(error)]))
 
 
 def job_name(text: str) -> str:
@@ -70,7 +97,7 @@ def _make_below_runs(name: str) -> str:
     while True:
         path = os.path.join(runs, name if number == 1 else f"{name}-{number}")
         try:
-            os.mkdir(path)
+            os.mkdir(path, PRIVATE)
             break
         except FileExistsError:
             number += 1
@@ -78,27 +105,65 @@ def _make_below_runs(name: str) -> str:
 
 
 def link_latest(folder: RunFolder) -> None:
-    """Turns `muster-runs/latest` to the run in one step; something else of that name stays."""
+    """Turns `muster-runs/latest` to the run in one step; something else of that name stays, and
+    where no link can be made there is none."""
     runs, name = os.path.split(folder.path)
     link = os.path.join(runs, "latest")
     if runs != os.path.realpath(RUNS) or (os.path.lexists(link) and not os.path.islink(link)):
         return
     fresh = os.path.join(runs, f".latest-{os.getpid()}")
-    os.symlink(name, fresh)
-    os.replace(fresh, link)
+    try:
+        os.symlink(name, fresh)
+        os.replace(fresh, link)
+    except OSError:
+        pass
+
+
+def clear(folder: RunFolder) -> None:
+    """Deletes the earlier run, and puts the code in place that was packed for this one: from here
+    on the folder is this run's. Raises OSError."""
+    fresh, source = (os.path.join(folder.path, name) for name in (FRESH_SOURCE, SOURCE))
+    _empty(folder.path, (MARK, FRESH_SOURCE))
+    os.ftruncate(folder.lock, 0)
+    os.write(folder.lock, f"{folder.job}\n".encode())
+    os.mkdir(os.path.dirname(source))
+    os.rename(fresh, source)
+
+
+def leave(folder: RunFolder) -> None:
+    """Gives up a run before `clear`: an earlier one in the folder stays, a new folder goes."""
+    try:
+        os.unlink(os.path.join(folder.path, FRESH_SOURCE))
+    except OSError:
+        pass
+    _close_unused(folder)
 
 
 def discard(folder: RunFolder) -> None:
-    """Removes a run that never began."""
-    _empty(folder.path)
-    os.unlink(os.path.join(folder.path, MARK))
-    os.rmdir(folder.path)
+    """Removes a run, as far as that can be done."""
+    try:
+        _empty(folder.path)
+    except OSError:
+        pass
+    _close_unused(folder)
+
+
+def _close_unused(folder: RunFolder) -> None:
+    """Removes the folder if nothing but the mark is in it, and unlocks it."""
+    try:
+        if os.listdir(folder.path) == [MARK]:
+            os.unlink(os.path.join(folder.path, MARK))
+            os.rmdir(folder.path)
+    except OSError:
+        pass
     os.close(folder.lock)
 
 
 def _take_output(output: str) -> str:
-    """The folder, empty. What an earlier run of ours left in it is removed, all else refused."""
-    os.makedirs(output, exist_ok=True)
+    """The folder, which is new, empty, or of an earlier run; all else is refused."""
+    os.makedirs(os.path.dirname(output), exist_ok=True)
+    if not os.path.isdir(output):
+        os.mkdir(output, PRIVATE)
     path = os.path.realpath(output)
     if os.listdir(path) and not os.path.isfile(os.path.join(path, MARK)):
         raise UsageError(
@@ -108,19 +173,44 @@ def _take_output(output: str) -> str:
     return path
 
 
-def _lock(path: str, job: str) -> RunFolder:
+def _lock(path: str, job: str, overwrite: bool) -> RunFolder:
+    """Takes the folder as it is. Raises UsageError and OSError, and then it stays so, unlocked."""
+    mark = hold(path)
+    try:
+        if not overwrite:
+            _refuse_what_was_made(path)
+    except (UsageError, OSError):
+        os.close(mark)
+        raise
+    return RunFolder(path, job, mark)
+
+
+def hold(path: str) -> int:
+    """The folder's lock, as a descriptor. Raises UsageError while another run has it, OSError."""
     import fcntl
 
     mark = os.open(os.path.join(path, MARK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(mark)
         raise UsageError(f"{path} is in use by another run", "name another folder") from None
-    _empty(path)
-    os.ftruncate(mark, 0)
-    os.write(mark, f"{job}\n".encode())
-    return RunFolder(path, job, mark)
+    except OSError as error:
+        os.close(mark)
+        raise OSError(error.errno, f"it cannot be locked: {error.strerror}", path) from None
+    return mark
+
+
+def _refuse_what_was_made(path: str) -> None:
+    """Raises UsageError where a job left something that is not to be had again."""
+    from muster.local.artifacts import made
+
+    found = list(dict.fromkeys(_NAMES[one.kind] for one in made(path)))
+    if found:
+        raise UsageError(
+            f"{path} is an earlier run and holds {', '.join(found)}",
+            "name another folder, or add --overwrite to delete all that is in it",
+        )
 
 
 def is_free(path: str) -> bool:
@@ -137,11 +227,11 @@ def is_free(path: str) -> bool:
     return True
 
 
-def _empty(path: str) -> None:
+def _empty(path: str, kept: Sequence[str] = (MARK,)) -> None:
     import shutil
 
     for entry in os.scandir(path):
-        if entry.name == MARK:
+        if entry.name in kept:
             continue
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

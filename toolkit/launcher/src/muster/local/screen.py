@@ -8,16 +8,23 @@ again behind it.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 
 from muster.local.outlet import Outlet
 from muster.local.progress import Progress
 from muster.local.pump import Pump
+from muster.spec.plain import printable, wrapped
 
 DRAW_EVERY_S = 0.25
+STATES_EVERY_S = 0.05
+SHOWN_STATES = 16
+GREEN, RED = "\x1b[32m", "\x1b[31m"
 SHOWN_RANKS = 8
+_PIECES = re.compile(r"\x1b\[[0-9;?]*[@-~]|.", re.DOTALL)
 FLUSH_S = 5.0
+RESULT_S = 60.0
 
 
 class Screen:
@@ -30,7 +37,11 @@ class Screen:
         self.pump = Pump(self._write)
         self._environ = environ
         self._live = os.isatty(2) and environ.get("TERM", "dumb") != "dumb"
+        self._colours = self._live and not environ.get("NO_COLOR")
         self._table: _Table | None = None
+        self._table_lines: list[str] = []
+        self._table_at = 0.0
+        self._states: list[bytes] = []
         self._drawn = 0
         self._drawn_at = 0.0
         self._last = ""
@@ -41,31 +52,70 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line of `muster local` itself."""
-        self.pump.say(text)
+        self.pump.say(wrapped(printable(text)))
+
+    def say_verdict(self, line: str, good: bool) -> None:
+        """The line that closes a run, in its colour."""
+        self.pump.say(self._painted(wrapped(printable(line)), GREEN if good else RED))
+
+    def release(self) -> None:
+        """The blocks of hosts that failed, which end the screen."""
+        self.pump.release(lambda line: self._painted(line.decode(errors="replace"), RED).encode())
+
+    def _painted(self, text: str, colour: str) -> str:
+        return f"{colour}{text}\x1b[0m" if self._colours else text
 
     def show(self, progress: Progress, now: float) -> None:
-        """Tells how the run stands: redraws the table, or says a changed headline."""
-        if not self._live:
+        """Tells how the run stands: redraws lines that are not complete and the table, or says a
+        changed headline."""
+        self.pump.tick(now, self._drawn_streams())
+        if not self._live or self._table_is_missing():
             headline = progress.headline()
             if headline and headline != self._last:
                 self._last = headline
                 self.say(f"muster local: {headline}")
+        if not self._live:
             return
-        if now - self._drawn_at < DRAW_EVERY_S:
+        states = [s for errors in self._drawn_streams() for s in self.pump.states(errors)]
+        every_s = DRAW_EVERY_S if states == self._states else STATES_EVERY_S
+        if now - self._drawn_at < every_s:
             return
-        self._table = self._table or _make_table(self._environ)
-        if self._table is None:
-            self._live = False
-            return
-        self._drawn_at = now
-        lines = self._table.render(progress)
-        self._err.write(self._wipe() + "".join(f"{line}\n" for line in lines).encode())
+        if self._table is not None and now - self._table_at >= DRAW_EVERY_S:
+            self._table_at, self._table_lines = now, self._table.render(progress)
+        self._drawn_at, self._states = now, states
+        self._draw()
+
+    def _drawn_streams(self) -> tuple[bool, ...]:
+        """Those whose open lines are drawn: what goes to the terminal that is drawn on."""
+        if not self._live:
+            return ()
+        return (True, False) if self._out is self._err else (True,)
+
+    def _table_is_missing(self) -> bool:
+        """Whether rich, which draws the table, is not installed."""
+        if self._table is None and not self._table_at:
+            self._table_at = -DRAW_EVERY_S
+            self._table = _make_table(self._environ)
+        return self._table is None
+
+    def _draw(self) -> None:
+        columns, rows = terminal_size()
+        room = max(1, min(SHOWN_STATES, rows - 2 - len(self._table_lines)))
+        lines = [fitting(state, columns - 1) for state in self._states[-room:]]
+        lines += [line.encode() for line in self._table_lines]
+        self._err.write(self._wipe() + b"".join(line + b"\n" for line in lines))
         self._drawn = len(lines)
 
     def clear(self) -> None:
-        """Takes the table away; what follows stays."""
+        """Takes what is drawn away; what follows stays."""
         self._err.write(self._wipe())
         self._live = False
+
+    def give_result(self, text: str) -> None:
+        """What a program reads on stdout; the run has ended."""
+        outlet = Outlet(1)
+        outlet.write(text.encode())
+        outlet.flush(RESULT_S)
 
     def flush(self) -> None:
         for outlet in self.outlets:
@@ -86,17 +136,24 @@ class _Table:
     """Renders with rich; one line per host."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        import io
+
         from rich.console import Console
 
         self._began = time.monotonic()
+        # of its own nothing is ever written: a terminal that is gone would end the run
         self._console = Console(
-            stderr=True, force_terminal=True, no_color=bool(environ.get("NO_COLOR")) or None
+            file=io.StringIO(),
+            force_terminal=True,
+            no_color=bool(environ.get("NO_COLOR")) or None,
         )
 
     def render(self, progress: Progress) -> list[str]:
         from rich.table import Table
 
-        height = max(3, self._console.height - 4)
+        columns, rows = terminal_size()
+        self._console.width = columns
+        height = max(3, rows - 4)
         took = f"{time.monotonic() - self._began:.0f} s"
         table = Table(box=None, pad_edge=False, title_justify="left", header_style="dim")
         for name in ("host", "phase", "ranks", took):
@@ -110,6 +167,32 @@ class _Table:
         if len(hosts) > height:
             lines.append(f"... and {len(hosts) - height} more hosts")
         return lines
+
+
+def terminal_size() -> tuple[int, int]:
+    try:
+        columns, rows = os.get_terminal_size(2)
+    except OSError:  # it has just been closed
+        columns, rows = 0, 0
+    return columns or 80, rows or 24
+
+
+def fitting(line: bytes, columns: int) -> bytes:
+    """The beginning of the line that takes so many columns. Colours stay; other sequences that
+    move the cursor go, since they would take it out of the place that is drawn anew."""
+    import unicodedata
+
+    text, width = [], 0
+    for piece in _PIECES.findall(line.decode("utf-8", "replace")):
+        if piece.startswith("\x1b"):
+            text.append(piece if piece.endswith("m") else "")
+            continue
+        width += 2 if unicodedata.east_asian_width(piece) in "WF" else 1
+        if width > columns:
+            break
+        text.append(piece if piece.isprintable() else " ")
+    colours = any(piece.startswith("\x1b") for piece in text)
+    return ("".join(text) + "\x1b[0m" * colours).encode()
 
 
 def _make_table(environ: Mapping[str, str]) -> _Table | None:

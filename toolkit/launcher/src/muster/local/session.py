@@ -32,6 +32,14 @@ class Ending(NamedTuple):
     abandoned: bool = False
 
 
+class Timeout(NamedTuple):
+    """`--timeout`: one for all that a run starts. `at`: when it is reached, of the monotonic
+    clock."""
+
+    seconds: float
+    at: float
+
+
 class Session:
     """`stop_limit_s`: from SIGTERM until SIGKILL to a host."""
 
@@ -42,7 +50,7 @@ class Session:
         progress: Progress,
         tail: Tail,
         screen: Screen,
-        timeout_s: float | None,
+        timeout: Timeout | None,
         stop_limit_s: float,
     ) -> None:
         self._signals = signals
@@ -51,8 +59,7 @@ class Session:
         self._tail = tail
         self._screen = screen
         self._stop_limit_s = stop_limit_s
-        self._timeout_s = timeout_s
-        self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._timeout = timeout
         self._kill_at: float | None = None
         self._killed_at = 0.0
         self._streams = {stream.fd: stream for stream in hosts.streams}
@@ -115,6 +122,8 @@ class Session:
 
     def _signalled(self, names: Sequence[str]) -> None:
         for name in names:
+            if name == "SIGHUP" and self.ending.by:
+                continue  # a terminal that closes says so twice, by its shell and by the kernel
             if self.ending.killed:
                 self._signalled_after_kill(name)
             elif self.ending.by:
@@ -132,8 +141,8 @@ class Session:
             self._screen.say(f"muster local: one more {name}: giving up on the container engine")
 
     def _check_times(self, now: float) -> None:
-        if self._timeout_at is not None and now > self._timeout_at and not self.ending.by:
-            self._stop("timeout", f"timeout after {self._timeout_s:g} s: stopping")
+        if self._timeout and now > self._timeout.at and not self.ending.by:
+            self._stop("timeout", f"timeout after {self._timeout.seconds:g} s: stopping")
             self.ending = self.ending._replace(timed_out=True)
         if self._kill_at is not None and now > self._kill_at and not self.ending.killed:
             self._kill(f"hosts did not end within {self._stop_limit_s:g} s")

@@ -11,13 +11,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from muster.commands.arguments import USAGE_EXIT_CODE
+from muster.local.artifacts import Clash, made
 from muster.local.progress import Progress
 from muster.local.screen import describe
 from muster.local.session import Ending
+from muster.run.record import LOGS
 from muster.spec.errors import STOPPED_EXIT_CODE, LaunchError
 
 SCHEMA = 1
 TIMEOUT_EXIT_CODE = 124
+SHOWN_CLASHES = 3
+_KINDS = {"model": "", "checkpoints": "", "output": "", "code": " that the script wrote there",
+          "other": ""}  # fmt: skip
 
 
 class HostEnd(NamedTuple):
@@ -83,11 +89,34 @@ def table(end: RunEnd, progress: Progress) -> list[str]:
     ]
 
 
-def places(run: str, model: str) -> list[str]:
+def places(run: str, hosts: Sequence[str], checkpoint: str | None) -> list[str]:
     """Where things lie, relative to the current folder when they are below it."""
-    found = [("model", model, _contents(model)), ("logs", os.path.join(run, "logs"), "")]
-    found.append(("record", run, ""))
-    return [f"  {name:<7} {shown(path)}{note}" for name, path, note in found]
+    lines = []
+    try:
+        found = made(run, checkpoint)
+    except OSError as error:
+        found = []
+        lines.append(("unread", error.filename or run, f": {error.strerror or error}"))
+    for kind, note in _KINDS.items():
+        folders = {one.folder: one.files for one in found if one.kind == kind}
+        if folders:
+            count = sum(folders.values())
+            files = f"{count} file{'' if count == 1 else 's'}"
+            lines.append((kind, _common(run, list(folders)), f" ({files}{note})"))
+        elif kind == "model" and not lines:
+            lines.append((kind, "none was saved", ""))
+    logs = os.path.join(run, hosts[0] if len(hosts) == 1 else "algo-*", LOGS)
+    lines += [("logs", logs, ""), ("record", run, "")]
+    return [f"  {name:<11} {shown(path)}{note}" for name, path, note in lines]
+
+
+def _common(run: str, folders: Sequence[str]) -> str:
+    """One path for folders of several hosts, or for what lies above them."""
+    common = os.path.commonpath(folders)
+    if common != run or run in folders:
+        return common
+    places = [os.path.relpath(folder, run).split(os.sep)[1:] for folder in folders]
+    return os.path.commonpath([os.path.join(run, "algo-*", *place) for place in places])
 
 
 def shown(path: str) -> str:
@@ -96,12 +125,13 @@ def shown(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
-def _contents(folder: str) -> str:
-    try:
-        count = sum(len(files) for _, _, files in os.walk(folder))
-    except OSError:
-        count = 0
-    return " (empty)" if count == 0 else f" ({count} file{'' if count == 1 else 's'})"
+def clashes_in_words(clashes: Sequence[Clash]) -> str:
+    """Which host's file is in the model where several have one of that name; "" when none is."""
+    if not clashes:
+        return ""
+    told = [f"{one.path} ({one.taken}'s; also of {', '.join(one.left)})" for one in clashes]
+    more = f", and {len(told) - SHOWN_CLASHES} more" if len(told) > SHOWN_CLASHES else ""
+    return f"several hosts saved a model file of one name: {', '.join(told[:SHOWN_CLASHES])}{more}"
 
 
 def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
@@ -123,6 +153,10 @@ def compose(path: str, end: RunEnd, job: str) -> dict[str, object]:
             text += f": all hosts were killed after {end.ending.by}"
         result = "Stopped" if end.ending.by else "Failed" if exit_code(end) else "Succeeded"
         document = incomplete(job, result, exit_code(end), text)
+    elif end.ending.by:
+        told = _outcome(document)
+        headline = "; ".join(filter(None, [_stopped_by(end), str(told.get("headline") or "")]))
+        document["outcome"] = {**told, "exit_code": exit_code(end), "headline": headline}
     document["local"] = {
         "isolation": end.isolation,
         "seconds": round(end.seconds, 3),
@@ -150,9 +184,16 @@ def incomplete(job: str, result: str, code: int, headline: str) -> dict[str, obj
 def write(path: str, document: Mapping[str, object]) -> None:
     """Writes it whole or not at all."""
     fresh = f"{path}.new"
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-    os.replace(fresh, path)
+    try:
+        with open(fresh, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+        os.replace(fresh, path)
+    except OSError:
+        try:
+            os.unlink(fresh)
+        except FileNotFoundError:
+            pass
+        raise
 
 
 def _read(path: str) -> dict[str, object] | None:
@@ -164,21 +205,59 @@ def _read(path: str) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
+def settled(path: str, end: RunEnd) -> RunEnd:
+    """The end of the run; what stopped it is no more than a note where the job that the summary
+    tells of had ended by itself before."""
+    result = _outcome(_read(path)).get("result")
+    if not end.ending.by or end.ending.killed or result not in ("Failed", "Succeeded"):
+        return end
+    note = f"{_stopped_by(end)}, after the job had ended by itself"
+    return end._replace(ending=Ending(), notes=(*end.notes, note))
+
+
+def _outcome(document: Mapping[str, object] | None) -> Mapping[str, object]:
+    found = (document or {}).get("outcome")
+    return found if isinstance(found, dict) else {}
+
+
+def headline(document: Mapping[str, object]) -> str:
+    return str(_outcome(document).get("headline") or "")
+
+
+def first_tail(document: Mapping[str, object]) -> str:
+    """The last lines of the rank that failed first; "" without one."""
+    first = _outcome(document).get("first")
+    return str(first.get("tail") or "") if isinstance(first, dict) else ""
+
+
+def _stopped_by(end: RunEnd) -> str:
+    if end.ending.timed_out:
+        return f"--timeout {end.timeout_s:g} s reached"
+    return "Ctrl-C" if end.ending.by == "SIGINT" else end.ending.by
+
+
+def last_line(end: RunEnd) -> str:
+    """What the screen of a run that was stopped ends with; "" for any other."""
+    return f"Stopped: {_stopped_by(end)} (exit code {exit_code(end)})" if end.ending.by else ""
+
+
 def verdict(end: RunEnd) -> str:
-    """The one line that closes a run."""
+    """The line above the table."""
     code = exit_code(end)
     took = f"{end.seconds:.1f} s"
-    if end.ending.timed_out:
-        return f"timeout after {end.timeout_s:g} s, exit code {code}"
     if end.ending.by:
-        return f"stopped by {end.ending.by} after {took}, exit code {code}"
+        return f"stopped after {took}"
+    if code == USAGE_EXIT_CODE and not end.error:
+        return f"failed after {took}, exit code {code}, the job's own: the command line was right"
     return f"succeeded in {took}" if code == 0 else f"failed after {took}, exit code {code}"
 
 
-def leader_of(document: Mapping[str, object], names: Sequence[str]) -> str:
-    """The host whose model folder counts, as the summary names it, else the first."""
-    hosts = document.get("hosts")
-    for host in hosts if isinstance(hosts, list) else ():
-        if isinstance(host, dict) and host.get("leader") and host.get("name") in names:
-            return str(host["name"])
-    return names[0]
+def leader_first(path: str, names: Sequence[str]) -> list[str]:
+    """The hosts, the leader that the summary names before the others."""
+    hosts = (_read(path) or {}).get("hosts")
+    leading = [
+        host.get("name")
+        for host in (hosts if isinstance(hosts, list) else ())
+        if isinstance(host, dict) and host.get("leader")
+    ]
+    return sorted(names, key=lambda name: name not in leading)

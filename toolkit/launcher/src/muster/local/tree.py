@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from muster.local.request import Request
 
-FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints")
+CHECKPOINTS = "checkpoints"
+FOLDERS = ("input/config", "input/data", "model", "output/data", CHECKPOINTS)
 DEFAULT_LOG_LEVEL = 20
 
 
@@ -83,6 +84,13 @@ def hyperparameters(
         document["sagemaker_mpi_num_of_processes_per_host"] = str(request.processes_per_host)
     document.update({key: on_the_wire(text) for key, text in request.hyperparameters.items()})
     return document
+
+
+def share_checkpoints(base: str, folder: str) -> None:
+    """Makes the folder the host's checkpoints, where nothing can be mounted in their place."""
+    place = os.path.join(base, CHECKPOINTS)
+    os.rmdir(place)
+    os.symlink(folder, place)
 
 
 def write_tree(

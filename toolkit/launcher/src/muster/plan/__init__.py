@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import LaunchPlan
 from muster.plan.single import plan_single
+from muster.plan.world import check_ipv4
 from muster.spec.distribution import Mpi, ParameterServer, Single, Torchrun
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
@@ -40,9 +41,11 @@ def plan(
             from muster.plan.mpi import plan_mpi
             from muster.plan.tools import Tools
 
+            check_ipv4(job.cluster, facts, option.option)
             return plan_mpi(job, option, facts, staged, tools or Tools())
         case ParameterServer() as option:
             from muster.plan.parameter_server import plan_parameter_server
             from muster.plan.tools import Tools
 
+            check_ipv4(job.cluster, facts, option.option)
             return plan_parameter_server(job, option, facts, staged, tools or Tools())

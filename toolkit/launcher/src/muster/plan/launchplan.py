@@ -130,6 +130,7 @@ class _LaunchPlanFields(NamedTuple):
     secret_variable: str
     scratch: Scratch
     lost_statuses: Mapping[int, str]
+    warnings: tuple[str, ...]
 
 
 class LaunchPlan(_LaunchPlanFields):  # built by name only
@@ -143,18 +144,18 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
     (ending in `*`) of the variables that a launcher makes and that are added over it.
     `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
-    host's own. `notes`: lines for the log and for `muster plan`; they, `additions`, `script`,
-    `services` and `daemon` are this host's. `per_rank`: variables that one rank of this host gets
-    over its script's environment. `services`: what serves the ranks here. `daemon`: what starts
-    the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on the
-    leader: the name that its launcher gives a host -> the host's index. `led_by_first`: the work
-    is over when rank 0 has ended well; ranks that then do nothing are ended. `launcher_lingers`:
-    it takes its time when ranks have failed, and nothing of value comes of it: it is ended with
-    them. `secret_variable`: in which scripts and services of this host get a secret of the job,
-    "" for none; it is made when they start, so no plan and no digest holds it. `scratch`: which
-    variables get private folders, for the same reason. `lost_statuses`: exit codes of ranks that
-    say nothing themselves, by which the launcher's library ends those that lost another rank or
-    the launcher, with words for them.
+    host's own. `notes`, `warnings`: lines for the log and `muster plan`; they, `additions`,
+    `script`, `services` and `daemon` are this host's. `per_rank`: variables that one rank of this
+    host gets over its script's environment. `services`: what serves the ranks here. `daemon`: what
+    starts the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on
+    the leader: the name that its launcher gives a host -> the host's index. `led_by_first`: the
+    work is over when rank 0 has ended well; ranks that then do nothing are ended.
+    `launcher_lingers`: it takes its time when ranks have failed, and nothing of value comes of it:
+    it is ended with them. `secret_variable`: in which scripts and services of this host get a
+    secret of the job, "" for none; it is made when they start, so no plan and no digest holds it.
+    `scratch`: which variables get private folders, for the same reason. `lost_statuses`: exit codes
+    of ranks that say nothing themselves, by which the launcher's library ends those that lost
+    another rank or the launcher, with words for them.
     Raises ValueError when the ranks do not fit the world size or two ports are equal.
     """
 
@@ -186,6 +187,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         secret_variable: str = "",
         scratch: Scratch = NO_SCRATCH,
         lost_statuses: Mapping[int, str] = MappingProxyType({}),
+        warnings: tuple[str, ...] = (),
     ) -> LaunchPlan:
         if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
             raise ValueError("ranks are not numbered 0, 1, 2, ...")
@@ -197,7 +199,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
             launcher_works_on, script, script_is_python, rank_env, agreed, notes, additions,
             rank_names, per_rank, services, daemon, daemon_hosts, led_by_first,
-            launcher_lingers, secret_variable, scratch, lost_statuses,
+            launcher_lingers, secret_variable, scratch, lost_statuses, warnings,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:

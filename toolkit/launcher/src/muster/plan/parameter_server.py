@@ -40,7 +40,7 @@ def plan_parameter_server(
     meeting = world.build(job, facts, _counts(job, option, framework, facts))
     links = plan_fabric(job, facts, staged.environ)
     common = (
-        *variables.unbuffered(staged.environ),
+        *variables.spoken(staged.environ),
         *(variables.master(meeting) if _meets(framework, meeting) else ()),
         *links.additions,
     )

@@ -20,6 +20,7 @@ from muster.spec.errors import ConfigError
 from muster.spec.job import Job
 
 WORKER_PORT, SERVER_PORT, MIRRORED_PORT = 2222, 2223, 8890
+RUNNING = "Running distributed training job with"  # lines of the vendor's image that tests look for
 CONFIG = "TF_CONFIG"
 Cluster = Mapping[str, Sequence[str]]
 
@@ -70,6 +71,7 @@ def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
         ),
         agreed=("tensorflow", _as_text(cluster)),
         remarks=(
+            f"{RUNNING} parameter servers",
             f"{chief} on {job.cluster.leader.name} port {first}; {ps_layout.where(job, servers)}",
             f"when the {chief} has ended, workers that do nothing more are ended",
         ),
@@ -95,7 +97,7 @@ def mirrored_workers(job: Job, meeting: World) -> Roles:
             job, meeting, {"worker": tuple(ports.values())}, store=len(meeting.facts) > 1
         ),
         agreed=("tensorflow", _as_text(cluster)),
-        remarks=(),
+        remarks=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
     )
 
 

@@ -10,14 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from muster.plan import script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan
-from muster.spec.distribution import Single
+from muster.spec.distribution import Single, switch_on
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
-
-SWITCH_ON = (
-    'distribution={"torch_distributed": {"enabled": True}} '
-    "(hyperparameter sagemaker_torch_distributed_enabled=true)"
-)
 
 
 def plan_single(
@@ -28,7 +23,7 @@ def plan_single(
     meeting = world.build(job, facts, dict.fromkeys(job.cluster.distribution, 1))
     several = len(facts) > 1
     links, remarks = _links(job, meeting, staged.environ) if several else ((), ())
-    additions = (*variables.unbuffered(staged.environ), *links)
+    additions = (*variables.spoken(staged.environ), *links)
     return LaunchPlan(
         option=option.option,
         world_size=meeting.size,
@@ -47,7 +42,17 @@ def plan_single(
         rank_env=(),
         agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address),
         notes=(*remarks, *map(str, additions)),
+        warnings=_warnings(job, len(facts)),
         additions=additions,
+    )
+
+
+def _warnings(job: Job, hosts: int) -> tuple[str, ...]:
+    if hosts == 1:
+        return ()
+    return (
+        f"no distribution was requested: each of {hosts} hosts runs the script once, by itself; to "
+        f"train on all of them together: {switch_on(bool(job.settings.isolation))}",
     )
 
 
@@ -60,8 +65,6 @@ def _links(
     fabric = plan_fabric(job, meeting.facts, environ)
     leader = variables.master(meeting)
     notes = (
-        f"no distribution was requested: each of {len(meeting.facts)} hosts runs the script once, "
-        f"by itself; to train on all of them together: {SWITCH_ON}",
         *variables.overridden(
             environ, variables.MASTER_VARIABLES, leader, "a job of several hosts"
         ),

@@ -74,6 +74,9 @@ def plan_torchrun(
         agreed=_agreed(job, meeting, staged, compiles),
         notes=(notes.understood("torchrun", meeting), *map(str, setting.additions), *setting.notes),
         additions=setting.additions,
+        per_rank=variables.each_data_parallel_rank(meeting, job.cluster.current)
+        if option.data_parallel
+        else {},
     )
 
 
@@ -134,7 +137,7 @@ def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Se
     leader = () if cluster.in_distribution else variables.master(meeting)
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     return _Setting(
-        additions=(*variables.unbuffered(environ), *leader, *made, *links.additions),
+        additions=(*variables.spoken(environ), *leader, *made, *links.additions),
         without=(*rank_names, *elastic, *identical),
         notes=(
             *variables.overridden(environ, rank_names, leader, "torch_distributed"),

@@ -28,11 +28,14 @@ MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 SECRETS = frozenset({"MUSTER_JOB_SECRET"})
 
 
-def unbuffered(environ: Mapping[str, str]) -> tuple[Addition, ...]:
-    """Output at once, so that a killed script has said all that it printed (protocol.md 4)."""
-    if "PYTHONUNBUFFERED" in environ:
-        return ()
-    return (Addition("PYTHONUNBUFFERED", "1", "lines appear when they are printed"),)
+def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:
+    """What Python says reaches the log: at once, so that a killed script has said all that it
+    printed (protocol.md 4), and with the line where it crashed in compiled code."""
+    made = (
+        Addition("PYTHONUNBUFFERED", "1", "lines appear when they are printed"),
+        Addition("PYTHONFAULTHANDLER", "1", "a crash prints the line where it happened"),
+    )
+    return tuple(addition for addition in made if addition.name not in environ)
 
 
 def master(world: World) -> tuple[Addition, ...]:
@@ -64,6 +67,20 @@ def each_rank(world: World, host: int) -> dict[int, dict[str, str]]:
             "LOCAL_RANK": str(slot.local_rank),
             "WORLD_SIZE": str(world.size),
             "LOCAL_WORLD_SIZE": local,
+        }
+        for slot in world.ranks
+        if slot.host == host and host in world.counts
+    }
+
+
+def each_data_parallel_rank(world: World, host: int) -> dict[int, dict[str, str]]:
+    """rank -> who it is in the words of smdistributed.dataparallel. Hugging Face's Trainer reads
+    the local rank there, wherever it sees that library asked for."""
+    return {
+        slot.rank: {
+            "SMDATAPARALLEL_RANK": str(slot.rank),
+            "SMDATAPARALLEL_LOCAL_RANK": str(slot.local_rank),
+            "SMDATAPARALLEL_SIZE": str(world.size),
         }
         for slot in world.ranks
         if slot.host == host and host in world.counts

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from muster.plan.launchplan import RankSlot
 from muster.spec.cluster import Cluster
-from muster.spec.errors import InternalError
+from muster.spec.errors import ConfigError, InternalError, Problem
 from muster.spec.job import Job
 from muster.spec.machine import HostFacts
 
@@ -39,6 +39,15 @@ def by_position(cluster: Cluster, facts: Sequence[HostFacts]) -> tuple[HostFacts
         places = sorted(fact.position for fact in facts)
         raise InternalError(f"facts of positions {places} for {len(cluster.hosts)} hosts")
     return tuple(found[position] for position in range(len(found)))
+
+
+def check_ipv4(cluster: Cluster, facts: Sequence[HostFacts], option: str) -> None:
+    """Raises ConfigError where hosts of an option that is for IPv4 alone have only IPv6."""
+    lacking = [cluster.hosts[one.position].name for one in facts if ":" in one.address]
+    if lacking and len(facts) > 1:
+        what = f"needs an IPv4 address on every host; with IPv6 alone: {some(lacking)}"
+        fix = "give the hosts IPv4 addresses, or use torch_distributed, which runs over IPv6"
+        raise ConfigError([Problem(option, what, fix)])
 
 
 def outside(cluster: Cluster) -> tuple[int, ...]:

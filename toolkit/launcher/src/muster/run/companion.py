@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from muster.plan.launchplan import Command
@@ -16,6 +17,7 @@ from muster.run.shortage import not_started
 from muster.run.verdict import signal_name
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import InternalError, LaunchError
+from muster.spec.shown import Shown
 
 LAST_WORDS_S = 0.5  # how long the output of what has ended may still come before it is told
 
@@ -31,9 +33,11 @@ class Companion:
         self.command = command
         self.wrapped: Wrapped | None = None
         self.told = False
-        self._what = f"the {kind} {os.path.basename(command.argv[0])}"
+        self.ended_s = 0.0
+        self.what = f"the {kind} {os.path.basename(command.argv[0])}"
         if kind == "server":
-            self._what = f"the server {name}"
+            self.what = f"the server {name}"
+        self._kind = kind
         self._host = host
         self._ended = ended
         self._words = Watcher()
@@ -56,20 +60,24 @@ class Companion:
         loop: Loop,
         pump: Pump,
         recorder: Recorder,
-        prefix: bool,
+        shown: Shown,
         shim_variable: str = "",
     ) -> None:
         """Its shim is there: starts it. `shim_variable`: for one whose children are shims."""
         self.wrapped = wrapped
-        mark = f"[{self._host}:{self.name}] ".encode() if prefix else b""
+        mark = f"[{self._host}:{self.name}] ".encode() if shown.prefix else b""
+        off_screen = shown.quiet and self._kind != "server"
 
         def stream_ended() -> None:
             loop.post(self._count_stream)
 
-        for fd, stream, target in ((out_fd, "out", 1), (err_fd, "err", 2)):
+        for fd, target in ((out_fd, 1), (err_fd, 2)):
             self._open_streams += 1
-            keep = recorder.keeper(f"{self.name}.{stream}")
-            pump.add(Stream(fd, target, mark, self._words, keep, stream_ended))
+            keep = recorder.keeper(f"{self.name}.log")
+            shown_at, is_stderr = -1 if off_screen else target, target == 2
+            pump.add(
+                Stream(fd, shown_at, mark, self._words, keep, stream_ended, is_stderr=is_stderr)
+            )
         environ = dict(self.command.env)
         if shim_variable:
             environ["MUSTER_SHIM"] = shim_variable
@@ -79,6 +87,7 @@ class Companion:
         """It started or ended, or its shim is gone."""
         if self.wrapped is None or not self.wrapped.ended:
             return
+        self.ended_s = self.ended_s or time.monotonic()
         if self._open_streams:
             loop.after(LAST_WORDS_S, self._tell)
         else:
@@ -103,19 +112,19 @@ class Companion:
         if wrapped is None:
             return None
         if wrapped.lost:
-            return lost_status(f"{self._what} on {self._host}")
+            return lost_status(f"{self.what} on {self._host}")
         if wrapped.lacked:
-            error = not_started(f"{self._what} on {self._host}", wrapped.failed_errno)
+            error = not_started(f"{self.what} on {self._host}", wrapped.failed_errno)
             return launch_trouble(error.message, error.fix)
         return None
 
     def how_it_ended(self) -> str:
         """`the launcher mpirun exited with 3`."""
         if self.wrapped is not None and self.wrapped.failure:
-            return f"{self._what} could not be started: {self.wrapped.failure}"
+            return f"{self.what} could not be started: {self.wrapped.failure}"
         if self.status < 0:
-            return f"{self._what} was killed by {signal_name(-self.status)}"
-        return f"{self._what} exited with {self.status}"
+            return f"{self.what} was killed by {signal_name(-self.status)}"
+        return f"{self.what} exited with {self.status}"
 
     def _count_stream(self) -> None:
         self._open_streams -= 1

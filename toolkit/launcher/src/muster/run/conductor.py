@@ -102,6 +102,7 @@ class Conductor:
         self._leader = leader
         self._helpers = frozenset(helpers)
         self._deadlines = deadlines
+        self._grace_s = deadlines.failfast_grace_s + deadlines.drain_s + HANG_UP_S
         self._peers = [_Peer() for _ in names]
         self._all_joined = Barrier(self._peers, lambda peer: peer.joined)
         self._all_staged = Barrier(self._peers, lambda peer: peer.facts is not None)
@@ -212,6 +213,14 @@ class Conductor:
         """The leader's own files and last lines are out: the others may leave."""
         self._orders.append(Order(None, Leave()))
 
+    def not_reached(self, hosts: Sequence[int], now: float) -> None:
+        """These hosts have not confirmed all that they were told. Of a failure the time that
+        hosts have to end counts from when all that are awaited know of it."""
+        if self._decide_by is None or self._stopped_by:
+            return
+        if any(self._peers[host].awaited for host in hosts):
+            self._decide_by = now + self._grace_s
+
     def tick(self, now: float) -> None:
         """Deadlines and progress lines; to be called at least every second."""
         if self.outcome is not None:
@@ -285,8 +294,7 @@ class Conductor:
             self._stopped_by = by
             self._decide_by = now + limits.stop_verdict_s
         else:
-            grace = limits.failfast_grace_s + limits.drain_s
-            self._decide_by = now + grace + HANG_UP_S
+            self._decide_by = now + self._grace_s
         self._orders.append(Order(None, Stop(external, by)))
 
     def _give_facts(self) -> None:
@@ -349,6 +357,7 @@ class Conductor:
             self._stopped_by,
             ends,
             self._deadlines.stop_grace_s,
+            frozenset(self.names[host] for host in self._helpers),
         )
         self._orders.append(Order(None, Verdict(self.outcome)))
 

@@ -1,4 +1,7 @@
-"""The supervisor's own lines: one per event, `time host level component message key=value`."""
+"""The supervisor's own lines: one per event, `time host level component message key=value`.
+
+They go to stderr from the job's log level on, and to `train.log` of the record from INFO on.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import time
 from collections.abc import Callable
 
 from muster.run.logs import Pump
+from muster.run.record import Recorder
+from muster.spec.plain import printable, wrapped
 
 STDERR = 2
+LOG = "train.log"
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 
 
@@ -25,25 +31,46 @@ def _value(value: object) -> str:
 
 
 class Console:
-    """Writes through the log pump, so that it never blocks. `mask` hides secrets."""
+    """Writes through the log pump, so that it never blocks. `mask` hides secrets. `wraps`: a person
+    reads it on a screen."""
 
-    def __init__(self, host: str, level: int, pump: Pump, mask: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        host: str,
+        level: int,
+        pump: Pump,
+        recorder: Recorder,
+        mask: Callable[[str], str],
+        wraps: bool = False,
+    ) -> None:
         self._host = host
         self._level = level
         self._pump = pump
+        self._keep = recorder.keeper(LOG)
         self._mask = mask
+        self._wraps = wraps
         self._over = False
 
     def __call__(
         self, component: str, message: str, /, level: str = "INFO", **facts: object
     ) -> None:
         """Satisfies `spec.steps.Log`."""
-        if not self._over and LEVELS.get(level, 20) >= self._level:
-            line = format_line(self._host, level, component, self._mask(message), facts)
-            self._pump.say(STDERR, self._mask(line).encode("utf-8", "replace"))
+        rank = LEVELS.get(level, 20)
+        if self._over or rank < min(self._level, LEVELS["INFO"]):
+            return
+        text = format_line(self._host, level, component, self._mask(message), facts)
+        line = printable(self._mask(text))
+        self._write(line, wrapped(line) if self._wraps else line, rank >= self._level)
 
     def last_block(self, text: str) -> None:
         """Several lines as they are: the summary and the failure block. No line of this host comes
         after them (protocol.md 8), also none of a thread that is still at work."""
         self._over = True
-        self._pump.say(STDERR, self._mask(text).encode("utf-8", "replace"))
+        block = printable(self._mask(text))
+        self._write(block, block, True)
+
+    def _write(self, kept: str, shown: str, is_shown: bool) -> None:
+        if self._keep is not None:
+            self._keep(kept.encode("utf-8", "replace"))
+        if is_shown:
+            self._pump.say(STDERR, shown.encode("utf-8", "replace"))

@@ -6,16 +6,15 @@ Source: protocol.md 2 and 6; reliability.md F20 to F23.
 from __future__ import annotations
 
 import os
-import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from muster.run import wire
+from muster.run.attempt import Attempt
 from muster.run.identity import PROTOCOL, Identity, brief, briefs
-from muster.run.link import Frames, Session
-from muster.run.loop import Loop, Timer
+from muster.run.link import Frames, Session, endpoint
+from muster.run.loop import Loop
 from muster.run.messages import Message, ToLeader, WireError
 from muster.run.patience import Patience
 from muster.spec.deadlines import Deadlines
@@ -38,8 +37,12 @@ class FollowerEvents(Protocol):
 
 
 class Follower:
-    """`resolve(done)` finds the leader's addresses off the loop's thread and calls
-    `done(addresses)` on it; `source`: the address to connect from, "" for any."""
+    """The connecting end. While the leader is silent it tries new connections beside the one that
+    it has, which may only wait for TCP to send again, and goes on with whichever works first.
+
+    `resolve(done)` finds the leader's addresses off the loop's thread and calls
+    `done(addresses)` on it; `source`: the address to connect from, "" for any.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,8 @@ class Follower:
         self._key = b""
         self._best_rtt_s = float("inf")
         self._addresses: list[str] = []
-        self._attempt: _Attempt | None = None
+        self._attempts: set[Attempt] = set()
+        self._replaced: list[Frames] = []  # until the leader has taken to the one in their place
         self._retry_s = FIRST_RETRY_S
         self._last_error = "its name does not resolve"
         self._back_by: float | None = None
@@ -89,9 +93,12 @@ class Follower:
         """Closes for good; nothing is told any more."""
         self._over = True
         self._session.detach()
-        if self._attempt is not None:
-            self._attempt.close()
-            self._attempt = None
+        self._drop_others()
+
+    def confirm(self) -> None:
+        """Says at once how much has arrived, which else goes out with the next heartbeat."""
+        if self._session.frames is not None:
+            self._session.frames.send(["h", self._session.received, time.monotonic()])
 
     # joining
 
@@ -124,8 +131,11 @@ class Follower:
         self._retry_s = min(LAST_RETRY_S, self._retry_s * 1.5)
 
     def _try(self, address: str) -> None:
-        self._attempt = _Attempt(self, self._loop, address, self._port, self._source)
-        self._attempt.begin(self._patience_s())
+        attempt = Attempt(
+            self._loop, address, self._port, self._source, self._hear_attempt, self._failed
+        )
+        self._attempts.add(attempt)
+        attempt.begin(self._patience_s())
 
     def _patience_s(self) -> float:
         """How long one address may take to answer; less when the time to come back runs out."""
@@ -133,27 +143,39 @@ class Follower:
             return CONNECT_S
         return max(LEAST_PATIENCE_S, min(CONNECT_S, self._back_by - time.monotonic()))
 
-    def _failed(self, attempt: _Attempt, why: str) -> None:
-        """An attempt came to nothing: try the next address, or again, or give up."""
-        if self._attempt is not attempt or self._over:
+    def _failed(self, attempt: Attempt, why: str) -> None:
+        """An attempt came to nothing. When joining: the next address, or again in a while."""
+        if attempt not in self._attempts:
             return
+        self._attempts.discard(attempt)
         attempt.close()
-        self._attempt = None
-        self._last_error = f"{why} at {attempt.address}:{self._port}"
-        if self._back_by is None:
+        self._last_error = f"{why} at {endpoint(attempt.address, self._port)}"
+        if not self._key:
             if self._addresses:
                 self._next_address()
             else:
                 self._later()
-            return
-        if attempt.refused or time.monotonic() >= self._back_by:
-            self._lose("its port is closed" if attempt.refused else why)
-            return
-        self._loop.after(0.1, self._come_back)
+        elif attempt.refused and self._back_by is not None:
+            self._lose("its port is closed")
+
+    def _drop_others(self) -> None:
+        """Closes every connection but the one in use."""
+        for attempt in self._attempts:
+            attempt.close()
+        self._attempts.clear()
+        for frames in self._replaced:
+            frames.close()
+        self._replaced.clear()
 
     # handshake
 
-    def _challenged(self, attempt: _Attempt, fields: list[object]) -> None:
+    def _hear_attempt(self, attempt: Attempt, fields: list[object]) -> None:
+        if attempt.heard == 1:
+            self._challenged(attempt, fields)
+        else:
+            self._welcomed(attempt, fields)
+
+    def _challenged(self, attempt: Attempt, fields: list[object]) -> None:
         name, protocol, nonce = fields
         if name != "challenge" or protocol != PROTOCOL or not isinstance(nonce, str):
             raise WireError("no challenge of this protocol")
@@ -163,7 +185,7 @@ class Follower:
         resume = bool(self._key)
         proof = ""
         if resume:
-            proof = wire.derive(self._key, "resume", *attempt.parts).hex()
+            proof = wire.resume_proof(self._key, attempt.parts, self._session.received)
         elif me.secret:
             proof = wire.derive(me.secret, "follower", *attempt.parts).hex()
         attempt.send(
@@ -181,37 +203,52 @@ class Follower:
             ]
         )
 
-    def _welcomed(self, attempt: _Attempt, fields: list[object]) -> None:
+    def _welcomed(self, attempt: Attempt, fields: list[object]) -> None:
         name, proof, key, heard = fields
         if name != "welcome" or not isinstance(proof, str) or not isinstance(key, str):
             raise WireError("no welcome")
-        secret = self._identity.secret
+        if not isinstance(heard, int):  # nothing of it is proved yet: it may be infinite
+            raise WireError("no welcome")
         fresh = not self._key
-        job_key = bytes.fromhex(key) if fresh else self._key
-        if fresh and len(job_key) != wire.KEY_BYTES:
-            raise WireError("no key")
-        if fresh and secret:
-            job_key = wire.masked(job_key, secret, *attempt.parts)
-        prover = (secret or job_key) if fresh else job_key
-        if not wire.equal(wire.derive(prover, "leader", *attempt.parts).hex(), proof):
+        job_key = self._key_of(attempt, key) if fresh else self._key
+        prover = (self._identity.secret or job_key) if fresh else job_key
+        if not wire.equal(wire.welcome_proof(prover, attempt.parts, heard), proof):
             raise WireError("a proof that does not fit: it is not the leader of this job")
         self._key = job_key
-        self._attempt = None
-        self.address = attempt.address
-        frames = attempt.hand_over(wire.derive(job_key, "session", *attempt.parts))
-        frames.on_payload = self._payload
-        frames.on_end = self._ended
-        self._back_by = None
-        self._session.attach(frames, int(heard))  # type: ignore[call-overload]
+        self._attempts.discard(attempt)
+        self._carry_on(attempt, heard)
         if fresh:
             self._events.leader_joined()
             self._beat()
-            self._watch_silence()
+            self._look()
+        else:
+            self.confirm()  # the leader changes over to this connection with its first frame
+
+    def _key_of(self, attempt: Attempt, given: str) -> bytes:
+        """The job key of a first welcome."""
+        key, secret = bytes.fromhex(given), self._identity.secret
+        if len(key) != wire.KEY_BYTES:
+            raise WireError("no key")
+        return wire.masked(key, secret, *attempt.parts) if secret else key
+
+    def _carry_on(self, attempt: Attempt, heard: int) -> None:
+        """Uses the connection of the attempt. The one before is kept until the leader speaks on
+        this one: it speaks on the other while its welcome may have been for nothing."""
+        frames = attempt.hand_over(wire.derive(self._key, "session", *attempt.parts))
+        frames.on_payload = lambda payload: self._payload(frames, payload)
+        frames.on_end = lambda why: self._ended(frames, why)
+        self.address = attempt.address
+        self._back_by = None
+        if self._session.frames is not None:
+            self._replaced.append(self._session.frames)
+        self._session.attach(frames, heard)
 
     # established
 
-    def _payload(self, payload: list[object]) -> None:
+    def _payload(self, frames: Frames, payload: list[object]) -> None:
         echo = self._session.take(payload)
+        if frames is self._session.frames and (self._attempts or self._replaced):
+            self._drop_others()
         if echo is None or echo[0] != "e":
             return
         try:
@@ -225,24 +262,29 @@ class Follower:
             self.clock_offset_s = leader_now - (sent + now) / 2
 
     def _beat(self) -> None:
-        if self._over:
-            return
-        if self._session.frames is not None:
-            self._session.frames.send(["h", self._session.received, time.monotonic()])
-        self._loop.after(self._deadlines.heartbeat_s, self._beat)
+        if not self._over:
+            self.confirm()
+            self._loop.after(self._deadlines.heartbeat_s, self._beat)
 
-    def _watch_silence(self) -> None:
+    def _look(self) -> None:
+        """Judges the leader's silence, and tries a new connection while it lasts."""
         if self._over:
             return
-        now = self._loop.read_s
+        limits, now = self._deadlines, self._loop.read_s
+        silent = now - self._session.heard_s
         spared = self._patience.spares(now)
-        if self._session.frames is not None and not spared:
-            silent = now - self._session.heard_s
-            if silent >= self._deadlines.lost_after_s:
+        if self._back_by is not None:
+            if now >= self._back_by:
+                self._lose(self._last_error)
+                return
+        elif not spared:
+            if silent >= limits.lost_after_s:
                 self._lose(f"no heartbeat for {silent:.0f} s")
                 return
             self._tell_silence(silent)
-        self._loop.after(min(1.0, self._deadlines.heartbeat_s), self._watch_silence)
+        if self._session.frames is None or silent >= limits.quiet_after_s:
+            self._try(self.address)
+        self._loop.after(limits.answer_s, self._look)
 
     def _tell_silence(self, silent: float) -> None:
         """Tells where a long silence begins and where it ends, once each."""
@@ -254,104 +296,18 @@ class Follower:
         else:
             self._events.leader_heard_again()
 
-    def _ended(self, why: str) -> None:
-        self._session.frames = None
-        if self._over:
+    def _ended(self, frames: Frames, why: str) -> None:
+        if self._over or frames is not self._session.frames:
             return
+        self._session.frames = None
         self._last_error = why
-        self._back_by = time.monotonic() + self._deadlines.reconnect_s
-        self._come_back()
-
-    def _come_back(self) -> None:
-        if not self._over and self._session.frames is None and self._attempt is None:
+        now = time.monotonic()
+        if now - self._session.heard_s < self._deadlines.reconnect_s:
+            self._back_by = now + self._deadlines.reconnect_s
+        # else the end of a long silence that counts already is no news of the leader
+        if not self._attempts:
             self._try(self.address)
 
     def _lose(self, why: str) -> None:
         self.close()
         self._events.leader_lost(why)
-
-
-class _Attempt:
-    """One try to reach the leader at one address, up to its welcome."""
-
-    def __init__(
-        self, follower: Follower, loop: Loop, address: str, port: int, source: str
-    ) -> None:
-        self.address = address
-        self.refused = False
-        self.parts: tuple[bytes, ...] = ()
-        self._follower = follower
-        self._loop = loop
-        self._target = (address, port)
-        self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._source = source
-        self._frames: Frames | None = None
-        self._timer: Timer | None = None
-        self._step = 0
-
-    def begin(self, limit_s: float) -> None:
-        """Connects without waiting; everything that goes wrong is told to the follower."""
-        self._sock.setblocking(False)
-        silence = f"no answer in {limit_s:.1f} s"
-        self._timer = self._loop.after(limit_s, lambda: self._fail(silence))
-        try:
-            if self._source:
-                self._sock.bind((self._source, 0))
-            self._sock.connect(self._target)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            # told later, so that the follower never runs inside itself
-            text = error.strerror or str(error)
-            self.refused = isinstance(error, ConnectionRefusedError)
-            self._loop.after(0, lambda: self._fail(text))
-            return
-        self._loop.watch(self._sock.fileno(), self._connected, write=True)
-
-    def send(self, message: list[object]) -> None:
-        if self._frames is not None:
-            self._frames.send(message)
-
-    def hand_over(self, key: bytes) -> Frames:
-        """The connection, authenticated from here on."""
-        assert self._frames is not None and self._timer is not None
-        self._timer.cancel()
-        self._frames.use_key(key)
-        return self._frames
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._frames is not None:
-            self._frames.close()
-        else:
-            self._loop.forget(self._sock.fileno())
-            self._sock.close()
-
-    def _fail(self, why: str) -> None:
-        self._follower._failed(self, why)
-
-    def _connected(self, events: int) -> None:
-        self._loop.forget(self._sock.fileno())
-        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self.refused = code == 111
-            self._fail(os.strerror(code).lower())
-            return
-        if not events & (select.EPOLLOUT | select.EPOLLIN):
-            self._fail("the connection ended")
-            return
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._frames = Frames(
-            self._loop, self._sock, wire.TO_LEADER, wire.TO_FOLLOWER, self._payload, self._fail
-        )
-
-    def _payload(self, fields: list[object]) -> None:
-        self._step += 1
-        try:
-            if self._step == 1:
-                self._follower._challenged(self, fields)
-            else:
-                self._follower._welcomed(self, fields)
-        except (TypeError, ValueError) as error:
-            raise WireError("a malformed handshake") from error

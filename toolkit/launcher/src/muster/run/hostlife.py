@@ -40,7 +40,7 @@ from muster.run.events import (
     WriteOutcome,
 )
 from muster.run.messages import Report, Stop, ToHost, Trouble
-from muster.run.verdict import Loss, from_trouble, lost_host
+from muster.run.verdict import Loss, from_trouble, lost_host, with_stopped
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Failed, Outcome, Stopped
@@ -62,6 +62,7 @@ class State(Enum):
     DONE = "done"
 
 
+LEADER_GRACE_S = 10.0  # of the leader, before it decides without a host, and for its word to come
 _NO_RANKS = frozenset({State.JOIN, State.STAGE, State.PLAN, State.READY})
 _AT_WORK = frozenset({State.SPAWN, State.WATCH})
 _RANKS_RUN = frozenset({State.SPAWN, State.WATCH, State.REPORT, State.STOP, State.KILL})
@@ -90,6 +91,7 @@ class HostLife:
         self._staging = False
         self._before_report = State.JOIN
         self._let_go = False
+        self._ends: tuple[m.RankEnd, ...] = ()
 
     def on(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from the event. Unexpected events are ignored, never fatal."""
@@ -128,6 +130,14 @@ class HostLife:
         if self.state is State.LEAVE and waited >= self._limits.finish_s:
             return self._finish(now)
         return []
+
+    def files_limit_s(self, now: float) -> float:
+        """How long the files of the outcome may take from now on."""
+        limits = self._limits
+        if self._stop is None or not self._stop.external:
+            return limits.finish_s / 2  # the others wait `finish_s` to be let go
+        left = self._stop_s + limits.stop_total_s - now
+        return max(1.0, min(left - 1, limits.finish_s / 2))
 
     def _on_progress(self, event: Event, now: float) -> list[Action]:
         """The way of a job that goes well, and what breaks it off on this host."""
@@ -215,8 +225,8 @@ class HostLife:
             return [Say(f"{by}: stopping", "WARNING")]
         if self._stop is not None or self.state in (State.JOIN, State.REPORT):
             return [Say(f"{by} again: the job is stopping already", "WARNING")]
-        if self.state in _OVER:
-            return [Say(f"{by} after the end: the outcome stands", "WARNING")]
+        if self.state in _OVER:  # told all the same: it limits how long the leader stays
+            return [Say(f"{by} after the end: the outcome stands", "WARNING"), Tell(m.Stopping(by))]
         if self.state is State.ENDED:
             return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
         self._before_report = self.state
@@ -248,6 +258,7 @@ class HostLife:
         if self.state in _OVER or self.state is State.ENDED:
             return []
         self._enter(State.ENDED, now)
+        self._ends = event.ranks
         failures = () if self._stop is not None and self._stop.external else event.failures
         told: list[Action] = [Tell(m.HostEnded(event.ranks, failures, dict(self.phases)))]
         if self._verdict is not None:
@@ -281,7 +292,7 @@ class HostLife:
     def _write_alone(self, outcome: Outcome, now: float) -> list[Action]:
         """An outcome of this host alone: nobody is there who could let it go."""
         self._let_go = True
-        return self._write(outcome, now)
+        return self._write(with_stopped(outcome, self._ends), now)
 
     def _stopped_alone(self, wanted: Stop, now: float) -> list[Action]:
         return self._write_alone(Stopped(wanted.by), now)
@@ -338,7 +349,9 @@ class HostLife:
         if self._stop is not None and self._stop.external:
             # later than the leader, which decides at `stop_verdict_s`, and in time to write
             return self._stop_s + (limits.stop_verdict_s + limits.stop_total_s) / 2
-        return self._stop_s + limits.failfast_grace_s + limits.drain_s + limits.finish_s
+        # the leader's own time begins when it has reached, or lost, the last host
+        waits_s = max(limits.finish_s, limits.lost_after_s + LEADER_GRACE_S)
+        return self._stop_s + limits.failfast_grace_s + limits.drain_s + waits_s
 
     def _enter(self, state: State, now: float) -> None:
         self.phases[self.state.value] = self.phases.get(self.state.value, 0.0) + (

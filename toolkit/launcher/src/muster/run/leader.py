@@ -14,7 +14,7 @@ from typing import Protocol, get_args
 from muster.run import wire
 from muster.run.handshake import Handshake, parse_hello, share_of_files
 from muster.run.identity import Hello, Identity, briefs, disagreement
-from muster.run.link import Session
+from muster.run.link import Session, endpoint, family
 from muster.run.loop import Loop, Timer
 from muster.run.messages import Message, StagedHost, ToHost, ToLeader, WireError, to_wire
 from muster.run.patience import Patience
@@ -47,7 +47,9 @@ class _Peer:
         self.session = session
         self.suspect_s: float | None = None
         self.silent = False  # and that was told
-        self.left = False
+        self.left = False  # it has ended, or was given up
+        self.welcomes = 0  # given to it when it came back
+        self.turn = 0  # which of them is in use
 
 
 class Leader:
@@ -81,6 +83,7 @@ class Leader:
         self._warned = False
         self._patience = Patience(deadlines)
         self._listener: socket.socket | None = None
+        self._closing = False
         self._closed = False
 
     def listen(
@@ -90,7 +93,7 @@ class Leader:
         holder_of: Callable[[str, int], str | None] = lambda _address, _port: None,
     ) -> None:
         """Binds the control port. Raises ClusterError, with the port's holder, when it cannot."""
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
@@ -98,7 +101,7 @@ class Leader:
         except OSError as error:
             listener.close()
             holder = holder_of(address, port)
-            told = f"the control port {address}:{port} cannot be bound: {error.strerror}"
+            told = f"the control port {endpoint(address, port)} cannot be bound: {error.strerror}"
             if holder is not None:
                 told = f"port {port} (control) is in use by {holder} on {self._names[0]}"
             raise ClusterError(
@@ -130,10 +133,16 @@ class Leader:
         """Followers that have not closed yet."""
         return sum(peer.session.frames is not None for peer in self._peers.values())
 
+    def unconfirmed(self) -> list[int]:
+        """Hosts that have not confirmed all that they were told, and are not given up."""
+        peers = self._peers.items()
+        return [host for host, peer in peers if not (peer.left or peer.session.confirmed)]
+
     def expect_closes(self) -> None:
-        """From now on a connection that ends means nothing."""
+        """From now on a connection may end once its host has confirmed everything."""
+        self._closing = True
         for peer in self._peers.values():
-            peer.left = True
+            peer.left = peer.left or (peer.session.frames is None and peer.session.confirmed)
 
     def close(self) -> None:
         """Closes everything."""
@@ -149,12 +158,12 @@ class Leader:
 
     @property
     def _sweep_s(self) -> float:
-        return min(1.0, self._deadlines.heartbeat_s, self._deadlines.reconnect_s / 2)
+        return min(self._deadlines.answer_s, self._deadlines.reconnect_s / 2)
 
     def _accept(self, _events: int) -> None:
         assert self._listener is not None
         try:
-            sock, (address, _) = self._listener.accept()
+            sock, (address, *_) = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -253,8 +262,8 @@ class Leader:
             return
         secret = self._identity.secret
         key = wire.masked(self._key, secret, *parts) if secret else self._key
-        proof = wire.derive(secret or self._key, "leader", *parts)
-        handshake.frames.send(["welcome", proof.hex(), key.hex(), 0])
+        proof = wire.welcome_proof(secret or self._key, parts, 0)
+        handshake.frames.send(["welcome", proof, key.hex(), 0])
         if handshake.frames.closed:
             return
         replaced = self._peers.get(hello.position)
@@ -264,7 +273,8 @@ class Leader:
         host = hello.position
         session = Session(lambda message: self._said(host, message))
         peer = self._peers[host] = _Peer(session)
-        self._connect(handshake, peer, host, parts, 0)
+        handshake.frames.use_key(wire.derive(self._key, "session", *parts))
+        self._attach(handshake, peer, host, 0)
         self._events.peer_joined(host)
         mine = briefs(self._identity.agreed)
         what = disagreement(mine, hello.agreed, self._identity.name, self._names[host])
@@ -272,26 +282,39 @@ class Leader:
             self._events.peer_disagrees(host, what)
 
     def _resume(self, handshake: Handshake, hello: Hello, parts: tuple[bytes, ...]) -> None:
-        peer = self._peers.get(hello.position)
-        proof = wire.derive(self._key, "resume", *parts)
-        if peer is None or not wire.equal(proof.hex(), hello.proof):
+        """Welcomes a host that is back. Its connection before is used until it speaks on this one,
+        so that a host which tries several at a time may close all but one."""
+        host, peer = hello.position, self._peers.get(hello.position)
+        proof = wire.resume_proof(self._key, parts, hello.received)
+        if peer is None or not wire.equal(proof, hello.proof):
             self._drop(handshake)
             return
-        answer = wire.derive(self._key, "leader", *parts)
-        handshake.frames.send(["welcome", answer.hex(), "", peer.session.received])
+        received = peer.session.received
+        answer = wire.welcome_proof(self._key, parts, received)
+        handshake.frames.send(["welcome", answer, "", received])
         if handshake.frames.closed:
             return
-        peer.session.detach()
-        self._connect(handshake, peer, hello.position, parts, hello.received)
-        if peer.suspect_s is not None:
-            peer.suspect_s = None
-            self._events.peer_recovered(hello.position)
+        peer.welcomes += 1
+        turn = peer.welcomes
 
-    def _connect(
-        self, handshake: Handshake, peer: _Peer, host: int, parts: tuple[bytes, ...], heard: int
-    ) -> None:
+        def speaks(payload: list[object]) -> None:
+            # its place is another's by now, or it speaks on a later connection already
+            if self._peers.get(host) is not peer or turn < peer.turn:
+                self._drop(handshake)
+                return
+            peer.turn = turn
+            peer.session.detach()
+            self._attach(handshake, peer, host, hello.received)
+            if peer.suspect_s is not None:
+                peer.suspect_s = None
+                self._events.peer_recovered(host)
+            self._payload(peer, payload)
+
+        handshake.frames.use_key(wire.derive(self._key, "session", *parts))
+        handshake.frames.on_payload = speaks
+
+    def _attach(self, handshake: Handshake, peer: _Peer, host: int, heard: int) -> None:
         frames = handshake.frames
-        frames.use_key(wire.derive(self._key, "session", *parts))
         frames.on_payload = lambda payload: self._payload(peer, payload)
         frames.on_end = lambda why: self._ended(host, peer)
         self._done_with(handshake)
@@ -318,6 +341,9 @@ class Leader:
         peer.session.frames = None
         if peer.left or self._closed or self._peers.get(host) is not peer:
             return
+        if self._closing and peer.session.confirmed:
+            peer.left = True
+            return
         peer.suspect_s = time.monotonic()
         self._events.peer_suspect(host)
 
@@ -330,16 +356,23 @@ class Leader:
         for host, peer in list(self._peers.items()):
             if peer.left:
                 continue
-            silent = now - peer.session.heard_s
-            if peer.suspect_s is not None and now - peer.suspect_s >= self._deadlines.reconnect_s:
-                self._give_up(host, peer, "its connection ended and did not come back")
-            elif spared or peer.suspect_s is not None:
-                continue
-            elif silent >= self._deadlines.lost_after_s:
-                self._give_up(host, peer, f"no heartbeat for {silent:.0f} s")
-            else:
-                self._tell_silence(host, peer, silent)
+            why = self._overdue(peer, now, spared)
+            if why:
+                self._give_up(host, peer, why)
+            elif peer.suspect_s is None and not spared:
+                self._tell_silence(host, peer, now - peer.session.heard_s)
         self._loop.after(self._sweep_s, self._sweep)
+
+    def _overdue(self, peer: _Peer, now: float, spared: bool) -> str:
+        """Why the host is given up now, or "". A connection that ends during a long silence is no
+        news of its host: then the silence goes on to count."""
+        heard_s, limits = peer.session.heard_s, self._deadlines
+        if peer.suspect_s is not None and peer.suspect_s - heard_s < limits.reconnect_s:
+            gone = now - peer.suspect_s >= limits.reconnect_s
+            return "its connection ended and did not come back" if gone else ""
+        silent = now - heard_s
+        lost = silent >= limits.lost_after_s and not spared
+        return f"no heartbeat for {silent:.0f} s" if lost else ""
 
     def _tell_silence(self, host: int, peer: _Peer, silent: float) -> None:
         """Tells where a long silence begins and where it ends, once each."""
@@ -357,6 +390,6 @@ class Leader:
         peer.session.detach()
         if self.strict:
             self._events.peer_lost(host, last, why)
-        else:
+        elif not self._closing:
             del self._peers[host]
             self._events.peer_freed(host)

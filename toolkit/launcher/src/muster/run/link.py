@@ -26,6 +26,16 @@ from muster.run.wire import (
 READ_BYTES = 1 << 16
 
 
+def family(address: str) -> socket.AddressFamily:
+    """Of an IPv4 or IPv6 address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def endpoint(address: str, port: int) -> str:
+    """As people write it: `10.0.0.1:7776`, `[fd00::1]:7776`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 class Frames:
     """Frames over a non-blocking socket. `on_payloads` gets each payload; `on_end` the reason."""
 
@@ -128,6 +138,11 @@ class Session:
         self._deliver = deliver
         self._sent = 0
         self._unheard: deque[tuple[int, bytes]] = deque()
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the other end has said of every message that it arrived."""
+        return not self._unheard
 
     def send(self, message: Message) -> None:
         """Sends now, or as soon as there is a connection again."""

@@ -3,6 +3,9 @@
 One thread reads all pipes and writes; the supervisor's own lines pass through the same thread, so
 that nothing the supervisor does can block on a reader that stopped reading (reliability.md F58,
 F59). A second thread keeps the files of each rank and drops and counts when the disk is slow.
+
+A pump that is `live` writes what `muster local` shows: every line once, as it stands after its
+carriage returns, and while it is not complete its state, which ends in a carriage return.
 """
 
 from __future__ import annotations
@@ -15,14 +18,19 @@ from collections import deque
 from collections.abc import Callable
 
 from muster.run.evidence import Watcher
+from muster.spec.errors import InternalError, LaunchError, MusterError
 
 READ_BYTES = 1 << 16
 LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
+STATE_BYTES = 1024
+LIVE_S = 0.05  # between two states of one line
+FAILURES = 100  # then the thread gives up
 
 
 class Stream:
-    """One pipe of one process and where its bytes go. `target` -1: on no screen. `mask` hides
-    secrets on the screen; what ranks write is passed as it is, so they have none."""
+    """One pipe of one process and where its bytes go. `target` -1: on no screen. `is_stderr`: what
+    its watcher takes it for, also off the screen. `mask` hides secrets on the screen; what ranks
+    write is passed as it is, so they have none."""
 
     def __init__(
         self,
@@ -33,16 +41,20 @@ class Stream:
         keep: Callable[[bytes], None] | None,
         ended: Callable[[], None],
         mask: Callable[[str], str] | None = None,
+        is_stderr: bool | None = None,
     ) -> None:
         self.mask = mask
         self.fd = fd
         self.target = target
+        self.is_stderr = target == 2 if is_stderr is None else is_stderr
         self.prefix = prefix
         self.watcher = watcher
         self.keep = keep
         self.ended = ended
         self.partial = b""
         self.at_line_start = True
+        self.open = b""  # live: what was passed on of the line that is not complete
+        self._told = b""
 
     def complete(self, data: bytes) -> bytes:
         """The part of all unwritten bytes that may be written now; the rest is kept."""
@@ -53,6 +65,29 @@ class Stream:
         whole = self.partial + data[:end] if end else self.partial + data
         self.partial = data[end:] if end else b""
         return whole
+
+    def settled(self, block: bytes) -> bytes:
+        """The lines that the block completes, each as it stands at its end."""
+        whole, end, rest = (self.open + block).rpartition(b"\n")
+        if b"\r" in whole:
+            whole = b"\n".join(map(_standing, whole.split(b"\n")))
+        self.open = _standing(rest) + b"\r" * rest.endswith(b"\r")
+        whole += end
+        if end:
+            self._told = b""
+        if len(self.open) > LINE_BYTES:
+            whole, self.open = whole + self.open, b""
+        return whole
+
+    def state(self) -> bytes:
+        """How the line that is not complete stands now; b"" where that was told."""
+        state = _standing(self.open + self.partial)[:STATE_BYTES]
+        if self.mask is not None:
+            state = _masked(state, self.mask)
+        if state == self._told or not self.at_line_start:
+            return b""
+        self._told = state
+        return self.prefix + state + b"\r"
 
     def prefixed(self, block: bytes) -> bytes:
         """The block with the prefix at the start of each of its lines."""
@@ -68,7 +103,10 @@ class Stream:
 class Pump:
     """The thread that writes. `say` adds a line of our own; `close` flushes within a limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: bool = False) -> None:
+        self._live = live
+        self._changed: set[Stream] = set()
+        self._states_at = 0.0
         self._poll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self._incoming: deque[Stream] = deque()
@@ -78,6 +116,7 @@ class Pump:
         self._closing = False
         self._broken: set[int] = set()
         self.problem = ""  # the first defect of whoever looks at streams beside the screen
+        self.failure: Exception | None = None  # why streams or lines may be lost: the job is over
         self._thread = threading.Thread(target=self._run, name="log-pump", daemon=True)
         self._thread.start()
 
@@ -108,6 +147,12 @@ class Pump:
         self._ask(self._finish_all)
 
     def _ask(self, call: Callable[[], None]) -> None:
+        if self.failure is not None and not self._thread.is_alive():
+            try:
+                call()  # the last words of a job that ends because of it
+            except Exception as error:
+                self.problem = self.problem or f"{type(error).__name__}: {error}"
+            return
         self._asked.append(call)
         self._wake()
 
@@ -118,8 +163,17 @@ class Pump:
             pass
 
     def _run(self) -> None:
+        """Goes on after a failure: while the job ends, its ranks must not block on full pipes."""
+        for _ in range(FAILURES):
+            try:
+                self._serve()
+                return
+            except Exception as error:
+                self.failure = self.failure or error
+
+    def _serve(self) -> None:
         while True:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._show_states()):
                 if fd == self._wake_r:
                     self._answer_wake()
                 elif fd in self._streams:
@@ -136,8 +190,8 @@ class Pump:
         while self._incoming:
             stream = self._incoming.popleft()
             os.set_blocking(stream.fd, False)
-            self._streams[stream.fd] = stream
             self._poll.register(stream.fd, select.EPOLLIN)
+            self._streams[stream.fd] = stream
         while self._asked:
             self._asked.popleft()()
 
@@ -155,12 +209,28 @@ class Pump:
         block = stream.complete(data)
         if block:
             self._pass_on(stream, block)
+        if self._live and stream.target >= 0:
+            self._changed.add(stream)
         return True
+
+    def _show_states(self) -> float | None:
+        """Writes how open lines stand; returns after how many seconds that is due again."""
+        if not self._changed:
+            return None
+        wait_s = self._states_at + LIVE_S - time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        self._states_at = time.monotonic()
+        for stream in self._changed:
+            if state := stream.state():
+                self._write(stream.target, state)
+        self._changed.clear()
+        return None
 
     def _pass_on(self, stream: Stream, block: bytes) -> None:
         try:
             if stream.watcher is not None:
-                stream.watcher.feed(block, time.monotonic(), stream.target == 2)
+                stream.watcher.feed(block, time.monotonic(), stream.is_stderr)
             if stream.keep is not None:
                 stream.keep(block)
         except Exception as error:
@@ -169,6 +239,8 @@ class Pump:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
         if stream.target >= 0:
             shown = block if stream.mask is None else _masked(block, stream.mask)
+            if self._live:
+                shown = stream.settled(shown)
             self._write(stream.target, stream.prefixed(shown))
 
     def _finish_all(self) -> None:
@@ -187,6 +259,9 @@ class Pump:
         if stream.partial:
             block, stream.partial = stream.partial, b""
             self._pass_on(stream, block)
+        self._changed.discard(stream)
+        if stream.open or (self._live and not stream.at_line_start):
+            self._write(stream.target, stream.prefixed(stream.settled(b"\n")))
         self._poll.unregister(stream.fd)
         del self._streams[stream.fd]
         os.close(stream.fd)
@@ -206,5 +281,19 @@ class Pump:
                 return
 
 
+def _standing(line: bytes) -> bytes:
+    """What a line shows: what stands behind its last carriage return, but for those at its end."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
 def _masked(block: bytes, mask: Callable[[str], str]) -> bytes:
     return mask(block.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def pump_error(failure: Exception) -> MusterError:
+    """What a job whose output nobody may pass on any more ends with."""
+    what = f"the output of ranks can no longer be passed on: {type(failure).__name__}: {failure}"
+    if isinstance(failure, OSError | MemoryError):
+        limits = "memory, open files, fs.epoll.max_user_watches"
+        return LaunchError(what, f"look at the limits of this machine: {limits}")
+    return InternalError(what, "this is a defect of muster: please report it")

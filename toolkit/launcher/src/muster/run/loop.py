@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,9 +46,11 @@ class Loop:
         self._timers: list[Timer] = []
         self._order = 0
         self._posted: deque[Callable[[], None]] = deque()
+        self._new: set[int] = set()  # descriptors whose owner came during this round of events
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopped = False
         self._closed = False
+        self._wake_lock = threading.RLock()  # signal handlers post while this thread may post
         self.read_s = time.monotonic()
         self.watch(self._wake_r, self._drain_wake)
 
@@ -63,6 +66,7 @@ class Loop:
             self._poll.modify(fd, events)
         else:
             self._poll.register(fd, events)
+            self._new.add(fd)
         self._handlers[fd] = handler
 
     def forget(self, fd: int) -> None:
@@ -79,13 +83,14 @@ class Loop:
 
     def post(self, call: Callable[[], None]) -> None:
         """Calls soon, on the loop's thread; safe from any thread, and nothing after `close`."""
-        if self._closed:
-            return
-        self._posted.append(call)
-        try:
-            os.write(self._wake_w, b"\0")
-        except OSError:
-            pass  # the pipe is full of wake-ups already, or has just been closed
+        with self._wake_lock:  # else the descriptor may be somebody else's by now
+            if self._closed:
+                return
+            self._posted.append(call)
+            try:
+                os.write(self._wake_w, b"\0")
+            except BlockingIOError:
+                pass  # the pipe is full of wake-ups already
 
     def stop(self) -> None:
         self._stopped = True
@@ -99,18 +104,20 @@ class Loop:
                 break
             wait = 0.0 if self._posted else self._time_to_next()
             began_s = time.monotonic()
+            self._new.clear()
             for fd, events in self._poll.poll(wait, len(self._handlers)):
                 handler = self._handlers.get(fd)
-                if handler is not None:
+                if handler is not None and fd not in self._new:  # else another one's event
                     handler(events)
             self.read_s = began_s
         self._stopped = False  # obeyed: it may run again
 
     def close(self) -> None:
-        self._closed = True
-        self._poll.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        with self._wake_lock:
+            self._closed = True
+            self._poll.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
 
     def _run_posted(self) -> None:
         for _ in range(len(self._posted)):

@@ -219,7 +219,12 @@ def without_secrets(message: ToLeader, mask: Callable[[str], str]) -> ToLeader:
     if not isinstance(message, Report | HostEnded):
         return message
     failures = tuple(
-        one._replace(summary=mask(one.summary), tail=mask(one.tail), note=mask(one.note))
+        one._replace(
+            summary=mask(one.summary),
+            tail=mask(one.tail),
+            note=mask(one.note),
+            fix=mask(one.fix),
+        )
         for one in message.failures
     )
     if isinstance(message, HostEnded):

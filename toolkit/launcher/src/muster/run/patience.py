@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from muster.spec.deadlines import Deadlines
 
-SPARED_BEATS = 2  # one that is just missed, and the next
-
 
 class Patience:
     """Tells a host that stood still itself (frozen, paused with its machine) from silent others.
@@ -17,7 +15,7 @@ class Patience:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._stand_s = deadlines.lost_after_s / 2
-        self._spared_s = SPARED_BEATS * deadlines.heartbeat_s
+        self._spared_s = deadlines.warn_after_s
         self._looked_s: float | None = None
         self._stood = False
         self._spared_until_s = float("-inf")

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from muster.plan.launchplan import LaunchPlan
+from muster.run.causes import Surroundings
 from muster.run.identity import Identity
+from muster.run.memory import Memory
 from muster.run.messages import RankEnd, Trouble, shortened
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome
+from muster.spec.shown import Shown
 from muster.spec.steps import StepRunner
 
 TEXT_BYTES = 4096
@@ -22,9 +25,11 @@ class Post(NamedTuple):
     """Where this host stands in the job.
 
     `address`: this host's on the job interface; `source`: the one that it connects from, "" for
-    any. `resolve`: name -> IPv4 addresses, may block. `checks_names`: no secret is shared, so a
+    any. `resolve`: name -> addresses, may block. `checks_names`: no secret is shared, so a
     peer's address must be one of its name's. `trouble`: what is wrong with this host's request,
-    when it joins only to say so. `port_holder`: who holds a port of an address, None when unknown.
+    when it joins only to say so. `memory`: what the kernel counts; `around`: what
+    surrounds the ranks, less what the plan says. `port_holder`: who holds a port of an address,
+    None when unknown.
     """
 
     cluster: Cluster
@@ -34,21 +39,24 @@ class Post(NamedTuple):
     source: str
     control_port: int
     checks_names: bool
-    log_prefix: bool
+    shown: Shown
     resolve: Callable[[str], Sequence[str]]
-    memory_note: Callable[[], str]
+    memory: Memory = Memory()
+    around: Surroundings = Surroundings()
     trouble: Trouble | None = None
     port_holder: Callable[[str, int], str | None] = lambda _address, _port: None
 
 
 class Ending(NamedTuple):
-    """What a host knows of the run when it writes its files; the leader knows all hosts."""
+    """What a host knows of the run when it writes its files; the leader knows all hosts. `notes`:
+    lines that a person should see before the outcome."""
 
     outcome: Outcome
     plan: LaunchPlan | None
     ranks: tuple[tuple[str, RankEnd], ...]
     phases: Mapping[str, Mapping[str, float]]  # host -> state -> seconds
     duration_s: float
+    notes: tuple[str, ...] = ()
 
 
 class Work(Protocol):
@@ -66,9 +74,22 @@ class Work(Protocol):
         """On the leader: whether the plan's ports are free. Raises MusterError."""
         ...
 
-    def write(self, ending: Ending) -> None:
-        """Writes the host's files and says the last lines; never raises for a bad disk."""
+    def write(self, ending: Ending) -> bool:
+        """Writes the host's files; whether the status file is there. Never raises for a bad disk,
+        and blocks, on a thread of its own, while a mount does not answer."""
         ...
+
+    def say(self, ending: Ending, written: bool) -> None:
+        """Says the last lines. `written`: the status file is there."""
+        ...
+
+
+def write_and_say(work: Work, ending: Ending, limit_s: float) -> None:
+    """The end of a host that has no loop: its files, within a limit, and its last lines."""
+    from muster.run.background import BackgroundCall
+
+    files = BackgroundCall("files", lambda: work.write(ending))
+    work.say(ending, files.ended(limit_s) and files.result())
 
 
 def trouble_of(error: BaseException, mask: Callable[[str], str] = str) -> Trouble:

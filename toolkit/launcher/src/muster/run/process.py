@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 
 from muster.run import rank_shim
 from muster.run.loop import Loop
+from muster.run.private_folder import open_private_folder
+from muster.run.reaper import reap
 from muster.run.scratch import Scratch
 from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped, open_pidfd
@@ -23,8 +25,8 @@ from muster.spec.errors import InternalError, LaunchError
 SHIM = os.path.abspath(rank_shim.__file__)
 SPARE = "spare"
 REST_S = 0.1
+SPARE_ENDS_S = 1.0  # once killed; only one in uninterruptible sleep takes longer
 ORPHAN_S = 2.0  # until somebody must have told the status of an orphan
-UNIX_PATH_LIMIT = 100
 MESSAGE_LIMIT_BYTES = 64 << 20
 
 NEVER_STARTED = (
@@ -49,13 +51,9 @@ class Nursery:
         self._asked: Callable[[tuple[str, ...]], str] = _refuse
         self._spare = _Spare()
         self._token = os.urandom(16).hex()
-        self.folder = private_folder()
-        self.path = os.path.join(self.folder, "s")
+        self.folder, self._listener = open_private_folder()
+        self.path = os.path.join(self.folder, rank_shim.SOCKET)
         self.scratch = Scratch(self.folder)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._listener.bind(self.path)
-        self._listener.listen(1024)
-        self._listener.setblocking(False)
         loop.watch(self._listener.fileno(), self._accept)
 
     def serve(
@@ -117,18 +115,10 @@ class Nursery:
         self.loop.forget(self._listener.fileno())
         self._listener.close()
         if spare in self.shims:
-            try:
-                os.waitpid(spare, 0)
-            except ChildProcessError:
-                pass  # whoever started us ignores SIGCHLD: the kernel has reaped it
+            reap(spare, SPARE_ENDS_S)
         for wrapped in self.all:
             self._disconnect(wrapped)
         self.scratch.remove()
-        for remove, path in ((os.unlink, self.path), (os.rmdir, self.folder)):
-            try:
-                remove(path)
-            except OSError:
-                pass
 
     def _fork(self, role: str, environ: Mapping[str, str]) -> int:
         argv = [sys.executable, "-I", "-S", SHIM, role]
@@ -201,9 +191,10 @@ class Nursery:
             return
         entries = (os.fsdecode(entry).partition("=") for entry in fields[4:])
         environ = {name: value for name, _, value in entries}
-        wrapped = Wrapped(os.fsdecode(fields[1]), pending.sock, pending.pid, environ)
+        role = os.fsdecode(fields[1])
+        wrapped = Wrapped(role, pending.sock, pending.pid, environ, self._listen_to)
         self.all.append(wrapped)
-        self.loop.watch(wrapped.sock.fileno(), lambda _events: self._hear(wrapped))
+        self._listen_to(wrapped, False)
         arrived = (wrapped, *pending.descriptors)
         if wrapped.role != SPARE:
             self._registered(*arrived)
@@ -221,7 +212,13 @@ class Nursery:
             pass  # it did not wait
         pending.drop()
 
+    def _listen_to(self, wrapped: Wrapped, orders_wait: bool) -> None:
+        if wrapped.connected:
+            fd = wrapped.sock.fileno()
+            self.loop.watch(fd, lambda _events: self._hear(wrapped), write=orders_wait)
+
     def _hear(self, wrapped: Wrapped) -> None:
+        wrapped.send_orders()
         try:
             messages = wrapped.messages()
         except ValueError:
@@ -349,21 +346,3 @@ class _Hello:
             if fd >= 0:
                 os.close(fd)
         self.sock.close()
-
-
-def private_folder() -> str:
-    """A new folder of mode 700 with a random name and a path short enough for a socket."""
-    tried = []
-    for parent in (os.environ.get("TMPDIR", "/tmp"), "/tmp", "/dev/shm", "/run", "/var/tmp"):
-        path = os.path.join(parent, "muster-" + os.urandom(6).hex())
-        if len(path) > UNIX_PATH_LIMIT - 4:
-            continue
-        try:
-            os.mkdir(path, 0o700)
-            return path
-        except OSError as error:
-            tried.append(f"{parent}: {error.strerror}")
-    raise InternalError(
-        "no folder for the supervisor's socket: " + "; ".join(tried),
-        "mount a writable /tmp (tmpfs will do) or set TMPDIR",
-    )

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from muster.plan.launchplan import LaunchPlan, RankSlot
-from muster.run.evidence import Watcher, last_traceback, looks_like_lost_peer
+from muster.run.causes import Cause, Surroundings, find_cause, follows_a_kill
+from muster.run.evidence import (
+    Evidence,
+    Watcher,
+    last_lines,
+    last_traceback,
+    looks_like_lost_peer,
+)
+from muster.run.memory import KillWatch
 from muster.run.messages import RankEnd, shortened
+from muster.run.record import Recorder
 from muster.run.wrapped import Wrapped
 from muster.spec.outcome import RankFailure
 
 FAILURE_TEXT_BYTES = 4096
 SUMMARY_BYTES = 600
+MORE_MEMORY = "use a smaller batch, fewer workers or ranks, or an instance with more memory"
+NOWHERE = Surroundings()
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # as itself, or as a shell says it of its program
 _OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own: it was leaving
 
 
@@ -53,6 +66,11 @@ class Rank:
             return False
         return evidence.at_s < (self.signalled_s or 0.0)
 
+    def log(self, recorder: Recorder) -> str:
+        """Where there is more of what it wrote: its error stream, else its output, else ""."""
+        wrote = "err" if self.watcher.tail else "out" if self.watcher.spoke else ""
+        return recorder.whole_log(f"rank-{self.slot.rank}.{wrote}") if wrote else ""
+
     def only_followed(self, lost_statuses: Mapping[int, str]) -> bool:
         """Whether it ended by a status that says no more than that something else went away."""
         status = (self.wrapped.status or 0) if self.wrapped is not None else 0
@@ -73,9 +91,10 @@ class Rank:
         program: str,
         clock_offset_s: float,
         log: str,
-        memory_note: Callable[[], str],
+        kills: KillWatch,
         mask: Callable[[str], str],
         lost_statuses: Mapping[int, str] = MappingProxyType({}),
+        around: Surroundings = NOWHERE,
     ) -> RankFailure:
         """Its failure as the leader weighs it: when it began by the leader's clock, and why.
 
@@ -83,26 +102,61 @@ class Rank:
         """
         assert self.wrapped is not None
         status = self.wrapped.status or 0
-        evidence = self.watcher.evidence()
+        evidence = self._cause_shown(status)
         at_s = self.ended_s if evidence is None else min(evidence.at_s, self.ended_s)
         lost = lost_statuses[status] if self.only_followed(lost_statuses) else ""
-        summary = evidence.summary if evidence is not None else lost
+        raised = mask(evidence.summary) if evidence is not None else lost
+        shown = last_traceback if evidence is not None else last_lines
+        words = mask(shown(self.watcher.tail))
+        cause = find_cause(status, raised, words, around)
         if self.wrapped.failure:
-            summary = f"{program} could not be started: {self.wrapped.failure}"
-        words = mask(last_traceback(self.watcher.tail))
-        tail = shortened(words, FAILURE_TEXT_BYTES, keep_end=True)
+            cause = Cause(f"{program} could not be started: {self.wrapped.failure}")
+        note, fix = self._memory(status, cause, kills)
         return RankFailure(
             host=host,
             rank=self.slot.rank,
             status=status,
             at_s=at_s + clock_offset_s,
-            summary=shortened(mask(summary), SUMMARY_BYTES),
-            tail=tail,
-            peer_lost=bool(lost) or looks_like_lost_peer(summary or tail),
+            summary=shortened(mask(cause.what), SUMMARY_BYTES),
+            tail=shortened(words, FAILURE_TEXT_BYTES, keep_end=True),
+            peer_lost=bool(lost) or looks_like_lost_peer(raised or words, words, around.addresses),
             signalled=self.ended_by_us and status in _OUR_SIGNALS,
             log=log,
-            note=memory_note() if status in (-signal.SIGKILL, 137) else "",
+            note=note,
+            fix=shortened(mask(fix), SUMMARY_BYTES),
         )
+
+    def _memory(self, status: int, cause: Cause, kills: KillWatch) -> tuple[str, str]:
+        """A note for one that the kernel killed for memory, and the fix for any."""
+        killed = status in _KILLED
+        pid = self.wrapped.pid if self.wrapped is not None else 0
+        note = kills.killed(pid, self.ended_s) if killed else ""
+        if note:
+            return note, MORE_MEMORY
+        another = ""
+        if killed or follows_a_kill(cause.what):
+            another = kills.another(self.ended_s, recent=not killed)
+        return "", f"{another}: {MORE_MEMORY}" if another else cause.fix
+
+    def _cause_shown(self, status: int) -> Evidence | None:
+        """Its last error block. Who is killed after it had gone on did not die of that."""
+        evidence = self.watcher.evidence()
+        killed = status == -signal.SIGKILL and evidence is not None and not evidence.is_open
+        return None if killed else evidence
+
+
+def pid_namespace() -> int | None:
+    """The namespace that pids of this host are of, as `ps -o pidns` and `lsns` show it."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def running(ranks: Iterable[Rank], others: Iterable[Wrapped]) -> list[int]:
+    """The pids of those that run."""
+    wrapped = [*(rank.wrapped for rank in ranks), *others]
+    return [one.pid for one in wrapped if one is not None and one.pid and not one.ended]
 
 
 def rank_environment(

@@ -4,7 +4,8 @@ It connects to its host's supervisor, hands over the read ends of the script's o
 the script in a session of its own, reports its true status, and exits only when it is released,
 so that neither torchrun nor mpirun ever decides an outcome. It is a child subreaper: whatever the
 script leaves behind stays below it and ends with it. When the supervisor's socket closes, the
-supervisor is gone: the whole tree is killed, exit 137. Source: protocol.md 4 and 5.
+supervisor is gone: the whole tree is killed, exit 137; if it was killed, the folders that it can
+no longer remove go too, secrets among them. Source: protocol.md 4 and 5.
 
 It runs once per rank, so it imports C modules only (`socket` and `signal` cost 8 ms and 5 ms) and
 nothing of muster. Messages both ways: 4 bytes of length, then fields joined by NUL.
@@ -20,15 +21,25 @@ import time
 
 IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 SHARED = b"MUSTER_SHARED"
+PREFIX = "muster-"  # of the name of a supervisor's private folder
+SOCKET = "s"  # in it
 PR_SET_CHILD_SUBREAPER = 36
+POLL_MS = 5
 GROUP_POLL_MS = 20
+ENDING_S = 2.0
 KILL_LIMIT_S = 10.0
+GONE = 137  # the exit code when the supervisor is
+
+
+def framed(fields: list[bytes]) -> bytes:
+    """One message as it travels."""
+    payload = b"\0".join(fields)
+    return len(payload).to_bytes(4, "big") + payload
 
 
 def send(sock: _socket.socket, fields: list[bytes], descriptors: tuple[int, ...] = ()) -> None:
     """Sends one message; descriptors travel with its first bytes."""
-    payload = b"\0".join(fields)
-    data = len(payload).to_bytes(4, "big") + payload
+    data = framed(fields)
     if descriptors:
         rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
         sent = sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
@@ -119,8 +130,38 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
+def children() -> list[int]:
+    """The direct children of this process, which has one thread; zombies included."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without that file
+        return [pid for pid, parent in parents().items() if parent == me]
+
+
+def is_abandoned(folder: str) -> bool:
+    """Whether this is the folder of a supervisor that was killed: the socket in it is there, and
+    nobody listens."""
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    path = folder + "/" + SOCKET
+    try:
+        sock.setblocking(False)
+        return (
+            os.path.basename(folder).startswith(PREFIX)
+            and os.lstat(path).st_mode & 0o170000 == 0o140000  # a socket: a file refuses us, too
+            and sock.connect_ex(path) == errno.ECONNREFUSED
+        )
+    except OSError:
+        return False
+    finally:
+        sock.close()
+
+
 def remove(folder: bytes) -> None:
     """Removes the folder and all in it, as far as that goes."""
+    if not folder:
+        return
     try:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
@@ -133,12 +174,9 @@ def remove(folder: bytes) -> None:
 
 
 class Shim:
-    """`shared`: a folder in memory that goes when nobody else can remove it, b"" for none."""
-
-    def __init__(self, sock: _socket.socket, script: int, shared: bytes) -> None:
+    def __init__(self, sock: _socket.socket, script: int) -> None:
         self.sock = sock
         self.script = script
-        self.shared = shared
         self.running = True
         self.status = 0
         self.reported = False
@@ -191,28 +229,26 @@ class Shim:
             pass
 
     def kill_tree(self) -> None:
-        """SIGKILL to everything below, again and again until nothing is left."""
+        """SIGKILL to everything below: children of those that end become ours, until there are
+        none."""
         self.group_signalled = False
         limit = time.monotonic() + KILL_LIMIT_S
-        me = os.getpid()
         while self.reap() and time.monotonic() < limit:
-            for pid in descendants(me):
+            for pid in children():
                 try:
                     os.kill(pid, _signal.SIGKILL)
                 except OSError:
                     pass
             if not self.reap():
                 break
-            select.poll().poll(5)
+            select.poll().poll(POLL_MS)
         self.report()
 
     def obey(self, message: "list[bytes] | None") -> "int | None":
         """One message of the supervisor; returns the exit code when this process is to end."""
         if message is None:
             self.kill_tree()
-            if self.shared:
-                remove(self.shared)
-            return 137
+            return GONE
         kind = message[0]
         if kind == b"signal":
             self.signal(int(message[1]), message[2] == b"group")
@@ -253,6 +289,7 @@ def main() -> int:
         sys.stderr.write(
             f"muster: only `train` starts this process; nobody answers at {path!r}: {error}\n"
         )
+        tidy(path)
         return 106
     out_r, out_w = os.pipe()
     err_r, err_w = os.pipe()
@@ -263,23 +300,51 @@ def main() -> int:
     os.close(err_r)
     become_subreaper()
     order = receive(sock)
+    if order is None:
+        tidy(path)
     if order is None or order[0] != b"start":
-        return 137
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_w, False)
-    _signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
+        return GONE
     count = int(order[2])
     argv, entries = order[3 : 3 + count], order[3 + count :]
     environ = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
     shared = environ.pop(SHARED, b"")
+    code = run(sock, argv, environ, order[1], (out_w, err_w))
+    if code == GONE:
+        tidy(path, shared)
+    return code
+
+
+def tidy(path: str, shared: bytes = b"") -> None:
+    """Removes what the supervisor cannot any more: the folder of its socket, and `shared`, one in
+    memory; nothing while it lives. Of one that is being ended our socket may close first."""
+    folder = os.path.dirname(path)
+    limit = time.monotonic() + ENDING_S
+    while os.path.exists(path) and not is_abandoned(folder) and time.monotonic() < limit:
+        select.poll().poll(POLL_MS)
+    if is_abandoned(folder):
+        remove(shared)
+        remove(os.fsencode(folder))
+
+
+def run(
+    sock: _socket.socket,
+    argv: list[bytes],
+    environ: dict[bytes, bytes],
+    cwd: bytes,
+    streams: tuple[int, int],
+) -> int:
+    """Starts the script and watches it to the end; this process's exit code."""
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    _signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
     try:
-        pid, failed = start(argv, environ, order[1], out_w, err_w)
+        pid, failed = start(argv, environ, cwd, *streams)
     except OSError as error:
         pid, failed = 0, error.errno or errno.EAGAIN
-    os.close(out_w)
-    os.close(err_w)
-    shim = Shim(sock, pid, shared)
+    for fd in streams:
+        os.close(fd)
+    shim = Shim(sock, pid)
     if failed:
         shim.running, shim.reported = False, True
         shim.tell("failed", failed)

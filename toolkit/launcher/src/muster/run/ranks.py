@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
 
 from muster.plan.launchplan import LaunchPlan
+from muster.run.causes import Surroundings
 from muster.run.companion import LAST_WORDS_S, Companion, launch_trouble, lost_status
 from muster.run.launching import ROLE, SETTLE_S, Launching
 from muster.run.logs import Pump, Stream
 from muster.run.loop import Loop
+from muster.run.memory import KillWatch, Memory
 from muster.run.messages import RankEnd, Trouble
 from muster.run.process import NEVER_STARTED, Nursery, turn_away
-from muster.run.rank import Rank, rank_environment
+from muster.run.rank import Rank, pid_namespace, rank_environment, running
 from muster.run.record import Recorder
 from muster.run.servers import Servers
 from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped
 from muster.spec.outcome import RankFailure
+from muster.spec.shown import Shown
+
+if TYPE_CHECKING:
+    from muster.run.group_watch import GroupWatch
 
 FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
 FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is told by then
+WATCH_S = 2.0  # what has ended by then is not looked at: nobody trains in so short a time
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
 
 
@@ -36,13 +43,12 @@ class RanksEvents(Protocol):
     def rank_failed(self, failure: RankFailure) -> None: ...
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None: ...
     def launch_failed(self, trouble: Trouble) -> None: ...
-    def ranks_note(self, text: str) -> None: ...
+    def ranks_note(self, text: str, level: str = "INFO") -> None: ...
 
 
 class HostRanks:
-    """`clock_offset()`: seconds to add to this host's monotonic clock to get the leader's.
-    `memory_note()`: says whether the kernel killed a process for memory, "" when it did not.
-    `mask`: hides secrets in what is told of failures."""
+    """`clock_offset()`: seconds from this host's clock to the leader's. `memory`: what the kernel
+    counts; `around`: the ranks, less what the plan says. `mask`: hides secrets in failures."""
 
     def __init__(
         self,
@@ -53,9 +59,10 @@ class HostRanks:
         recorder: Recorder,
         events: RanksEvents,
         drain_s: float,
-        prefix: bool,
+        shown: Shown,
         clock_offset: Callable[[], float],
-        memory_note: Callable[[], str],
+        memory: Memory,
+        around: Surroundings,
         mask: Callable[[str], str],
         idle_s: float,
         grace_s: float,
@@ -67,12 +74,14 @@ class HostRanks:
         self._recorder = recorder
         self._events = events
         self._drain_s = drain_s
-        self._prefix = prefix
+        self._shown = shown
         self._clock_offset = clock_offset
-        self._memory_note = memory_note
+        self._around = around
+        self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.wrapped))
         self._mask = mask
         self._idle_s, self._grace_s = idle_s, grace_s
         self._plan: LaunchPlan | None = None
+        self._addresses: Collection[str] = ()
         self._ranks: list[Rank] = []
         self._winding = False
         self._stopping = False
@@ -80,14 +89,21 @@ class HostRanks:
         self._held: set[int] = set()  # ranks whose failure is told once its cause had the time
         self._released = False
         self._started = False
+        self._leads = False
+        self._watch: GroupWatch | None = None
         told, closing = events.launch_failed, lambda: self._released or self._stopping
-        self._servers = Servers(host, loop, nursery, closing, told, memory_note, mask)
+        self._servers = Servers(host, loop, nursery, closing, told, self._kills, mask)
         self.launching = Launching(host, loop, nursery, self, closing, told, mask)
 
-    def start(self, plan: LaunchPlan, host: int) -> None:
-        """Starts what the plan has for this host. Raises LaunchError when a fork fails."""
+    def start(self, plan: LaunchPlan, host: int, addresses: Collection[str]) -> None:
+        """Starts what the plan has for this host; `addresses`: of all hosts of the job. Raises
+        LaunchError when a fork fails."""
         self._plan = plan
+        self._addresses = addresses
+        self._around = self._around.of_plan(plan, addresses)
+        self._kills.begin(self._loop, lambda: self._over)
         self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
+        self._leads = host == plan.leader
         self._servers.start(plan.services)
         self.launching.start(plan)
         if not plan.launched:
@@ -107,6 +123,7 @@ class HostRanks:
             not self._plan.script_is_python,
             self._idle_s,
             self._grace_s,
+            self._addresses,
             lambda: self._stopping or self._over,
             self._events.ranks_note,
         ).begin()
@@ -163,7 +180,7 @@ class HostRanks:
         if companion is not None:
             shims = self._nursery.variable if wrapped.role == ROLE else ""
             companion.begin(
-                wrapped, out_fd, err_fd, self._loop, self._pump, self._recorder, self._prefix, shims
+                wrapped, out_fd, err_fd, self._loop, self._pump, self._recorder, self._shown, shims
             )
             return
         rank = None if self._over else self._rank_of(wrapped)
@@ -197,18 +214,40 @@ class HostRanks:
         if rank is None:
             return
         if wrapped.pid and not wrapped.ended and wrapped.connected:
-            self._recorder.event("rank_started", rank.slot.rank, pid=wrapped.pid)
+            facts = {"pid": wrapped.pid, "pid_namespace": pid_namespace()}
+            size = 0 if self._plan is None else self._plan.world_size
+            self._recorder.event("rank_started", rank.slot.rank, world_size=size, **facts)
             self._tell_started()
         elif wrapped.ended and not rank.ended_s:
             self._rank_ended(rank, wrapped)
         elif wrapped.bereft and self._plan is not None and self._plan.lost_statuses:
             self._loop.after(SHIM_S, lambda: self._tell_shim(rank))
 
+    def describe(self, wrapped: Wrapped) -> str:
+        """What a shim stands for, to a reader."""
+        companion = self._companion_of(wrapped)
+        if companion is not None:
+            return companion.what
+        ranks = (rank.slot.rank for rank in self._ranks if rank.wrapped is wrapped)
+        return next((f"rank {rank}" for rank in ranks), wrapped.role)
+
     def _tell_started(self) -> None:
         """Once everything of this host runs, servers too."""
         if self.all_ran and self._servers.all_ran and not self._started:
             self._started = True
             self._events.ranks_started(len(self._ranks))
+            if self._leads and self._plan is not None and self._plan.launched:
+                self._loop.after(WATCH_S, self._watch_groups)
+
+    def _watch_groups(self) -> None:
+        assert self._plan is not None
+        if self._over or self._plan.world_size == 1:
+            return
+        from muster.run.group_watch import GroupWatch  # short jobs go without
+
+        world = [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size]
+        self._watch = GroupWatch(self._loop, world)
+        self._watch.look()
 
     def _tell_shim(self, rank: Rank) -> None:
         """A launcher takes the end of a shim for its rank's and ends the job for it. It may have
@@ -235,13 +274,17 @@ class HostRanks:
         return None
 
     def _stream(self, rank: Rank, fd: int, name: str, target: int) -> Stream:
-        prefix = f"[{self._host}:{rank.slot.rank}] ".encode() if self._prefix else b""
+        assert self._plan is not None
+        number, chosen = rank.slot.rank, self._shown.ranks
+        prefix = f"[{self._host}:{number}] ".encode() if self._shown.prefix else b""
+        if chosen is not None and not chosen.has(number, self._plan.world_size):
+            target = -1
         keep = self._recorder.keeper(f"rank-{rank.slot.rank}.{name}")
 
         def ended() -> None:
             self._loop.post(lambda: self._stream_ended(rank))
 
-        return Stream(fd, target, prefix, rank.watcher, keep, ended)
+        return Stream(fd, target, prefix, rank.watcher, keep, ended, is_stderr=name == "err")
 
     def _stream_ended(self, rank: Rank) -> None:
         rank.open_streams -= 1
@@ -288,9 +331,8 @@ class HostRanks:
     def _tell_held(self, rank: Rank) -> None:
         """Nobody has told of what the rank followed."""
         self._held.discard(rank.slot.rank)
-        if self._over:
-            return
-        self._events.rank_failed(self._failure(rank))
+        if not self._over:
+            self._events.rank_failed(self._failure(rank))
 
     def _rank_gone(self, rank: Rank) -> None:
         rank.gone = True
@@ -314,6 +356,10 @@ class HostRanks:
 
     def _tell_gone(self) -> None:
         self._over = True
+        well = all(rank.wrapped is not None and rank.wrapped.status == 0 for rank in self._ranks)
+        found = self._watch.warning() if well and self._watch is not None else ""
+        if found:
+            self._events.ranks_note(found, "WARNING")
         now = time.monotonic()
         ends = tuple(rank.end(now) for rank in self._ranks if rank.ended_s or rank.killed)
         self._events.ranks_gone(ends, self._failures())
@@ -329,10 +375,11 @@ class HostRanks:
             self._host,
             self._plan.script.argv[0],
             self._clock_offset(),
-            self._recorder.log_path(f"rank-{rank.slot.rank}.err"),
-            self._memory_note,
+            rank.log(self._recorder),
+            self._kills,
             self._mask,
             self._plan.lost_statuses,
+            self._around,
         )
 
     @property

@@ -95,3 +95,14 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
+
+
+def reap(pid: int, limit_s: float) -> None:
+    """Takes the status of a child that was killed. One that does not end in time, in
+    uninterruptible sleep as a rule, is left to whoever comes after us."""
+    until = time.monotonic() + limit_s
+    try:
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(0.0005)
+    except ChildProcessError:
+        pass  # whoever started us ignores SIGCHLD: the kernel has reaped it

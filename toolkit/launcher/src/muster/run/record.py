@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+EVENTS = "events.jsonl"
+LOGS = "logs"
 BACKLOG_BYTES = 2 << 20
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
@@ -77,23 +79,23 @@ class RankLog:
 
 
 class Recorder:
-    """`events_path`: events.jsonl, shared by the hosts of one machine; `logs_folder`: this host's;
-    "" records nothing. `limit`: bytes kept of the head and of the tail of each stream. `mask`
-    hides secrets in events and kept tails."""
+    """The record of one host: `events.jsonl` and `logs/` in `folder`, which is "" for no record and
+    is made, for its owner alone, with the first entry.
+
+    `limit`: bytes kept of the head and of the tail of each stream. `mask` hides secrets in events
+    and kept tails."""
 
     def __init__(
         self,
         host: str,
-        events_path: str,
-        logs_folder: str,
+        folder: str,
         limit: int,
         mask: Callable[[str], str],
     ) -> None:
-        self.logs_folder = logs_folder
         self.dropped_bytes = 0
         self.problem = ""
         self._host = host
-        self._events_path = events_path
+        self._folder = folder
         self._limit = limit
         self._mask = mask
         self._logs: dict[str, RankLog] = {}
@@ -108,7 +110,7 @@ class Recorder:
 
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
         """Adds one event; its time is now."""
-        if not self._events_path:
+        if not self._folder:
             return
         fields = {"t": time.monotonic(), "time": time.time(), "host": self._host, "rank": rank}
         text = json.dumps({**fields, "kind": kind, **facts}, default=str)
@@ -117,13 +119,17 @@ class Recorder:
 
     def keeper(self, name: str) -> Callable[[bytes], None] | None:
         """Where a stream's bytes go, e.g. `rank-0.out`; None when nothing is recorded."""
-        if not self.logs_folder:
+        if not self._folder:
             return None
         return lambda data: self._put(len(data), lambda: self._write_log(name, data))
 
     def log_path(self, name: str) -> str:
         """The path that a person is told; "" when nothing is recorded."""
-        return os.path.join(self.logs_folder, name) if self.logs_folder else ""
+        return os.path.join(self._folder, LOGS, name) if self._folder else ""
+
+    def whole_log(self, name: str) -> str:
+        """The same; "" also when not all went into the record so far."""
+        return "" if self.problem or self.dropped_bytes else self.log_path(name)
 
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.
@@ -195,17 +201,29 @@ class Recorder:
 
     def _write_event(self, line: bytes) -> None:
         if self._events_fd < 0:
-            os.makedirs(os.path.dirname(self._events_path), exist_ok=True)
+            make_private(self._folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._events_fd = os.open(self._events_path, flags, 0o644)
+            self._events_fd = os.open(os.path.join(self._folder, EVENTS), flags, 0o644)
         os.write(self._events_fd, line)
 
     def _write_log(self, name: str, data: bytes) -> None:
         log = self._logs.get(name)
         if log is None:
-            os.makedirs(self.logs_folder, exist_ok=True)
-            log = self._logs[name] = RankLog(os.path.join(self.logs_folder, name), self._limit)
+            make_private(self._folder)
+            os.makedirs(os.path.join(self._folder, LOGS), 0o700, exist_ok=True)
+            log = self._logs[name] = RankLog(self.log_path(name), self._limit)
         log.write(data)
+
+
+def make_private(folder: str) -> None:
+    """Makes the folder of one host, and the record's around it, for their owner alone."""
+    record = os.path.dirname(folder)
+    os.makedirs(os.path.dirname(record), exist_ok=True)
+    for path in (record, folder):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
 
 
 def _write_all(fd: int, data: bytes) -> None:

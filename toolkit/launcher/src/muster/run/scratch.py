@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from muster.run import rank_shim
+
 MEMORY = "/dev/shm"
 
 
@@ -41,11 +43,6 @@ class Scratch:
         return self._memory
 
     def remove(self) -> None:
-        """Removes all that was made; nothing of the job may run any more."""
-        made = [path for path in (self._files, self._memory) if path]
-        if not made:
-            return
-        import shutil
-
-        for path in made:
-            shutil.rmtree(path, ignore_errors=True)
+        """Removes the home and all that was made; nothing of the job may run any more."""
+        for path in (self._home, self._memory):
+            rank_shim.remove(os.fsencode(path))

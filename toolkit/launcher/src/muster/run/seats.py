@@ -19,6 +19,7 @@ from muster.run.messages import (
     Message,
     RankEnd,
     StartDaemon,
+    Stopping,
     ToHost,
     ToLeader,
     Verdict,
@@ -81,6 +82,7 @@ class LeaderSeat:
         self._addresses: dict[int, Sequence[str]] = {}
         self._asked: dict[int, list[tuple[str, Callable[[bool], None]]]] = {}
         self._released = False
+        self._stop_by = float("inf")  # when a stop from outside is to be over
         self._began_s = time.monotonic()
         helpers = sorted(set(range(len(cluster.hosts))) - set(cluster.distribution))
         self._conductor = Conductor(
@@ -110,6 +112,8 @@ class LeaderSeat:
         self._send(host, StartDaemon(asked))
 
     def tick(self, now: float) -> None:
+        if self._leader is not None:
+            self._conductor.not_reached(self._leader.unconfirmed(), now)
         self._conductor.tick(now)
         self._carry_out()
 
@@ -119,7 +123,8 @@ class LeaderSeat:
         self._carry_out()
 
     def farewell(self, done: Callable[[], None]) -> None:
-        """Waits a little until the others have closed, and for those that must still be told.
+        """Waits until every living host has confirmed how the job ended, as long as a network may
+        be cut or a stop from outside allows; then a little until they have closed.
 
         Hosts that have not joined are waited for only when this job was refused before it ran:
         each of them is to end with the same words (protocol.md 1).
@@ -127,9 +132,10 @@ class LeaderSeat:
         if self._leader is None:
             done()
             return
-        now = time.monotonic()
+        now, limits = time.monotonic(), self._post.deadlines
         self._leader.expect_closes()
-        self._wait_for_closes(now + self._post.deadlines.leave_s, self._tell_by(now), done)
+        confirm_by = now + limits.lost_after_s + limits.leave_s
+        self._linger(confirm_by, now + limits.leave_s, self._tell_by(now), done)
 
     def close(self) -> None:
         if self._leader is not None:
@@ -158,8 +164,11 @@ class LeaderSeat:
         self._carry_out()
 
     def peer_said(self, host: int, message: ToLeader) -> None:
-        if isinstance(message, HostEnded):
-            self._ended[host] = message
+        if isinstance(message, HostEnded) and self._conductor.outcome is None:
+            self._ended[host] = message  # a later one is no part of the outcome
+        if isinstance(message, Stopping):
+            total_s = self._post.deadlines.stop_total_s
+            self._stop_by = min(self._stop_by, time.monotonic() + total_s)
         self._conductor.heard(host, message, time.monotonic())
         self._carry_out()
 
@@ -269,12 +278,16 @@ class LeaderSeat:
         if host is None or host == self._me:
             self._happen(e.FromLeader(message))
 
-    def _wait_for_closes(self, close_by: float, tell_by: float, done: Callable[[], None]) -> None:
-        now = time.monotonic()
-        open_ones = self._leader is not None and self._leader.open_connections() > 0
+    def _linger(
+        self, confirm_by: float, close_by: float, tell_by: float, done: Callable[[], None]
+    ) -> None:
+        now, leader = time.monotonic(), self._leader
         untold = bool(self._conductor.missing()) and now < tell_by
-        if untold or (open_ones and now < close_by):
-            self._loop.after(0.01, lambda: self._wait_for_closes(close_by, tell_by, done))
+        open_ones = leader is not None and now < close_by and leader.open_connections() > 0
+        limit = min(confirm_by, self._stop_by)
+        unconfirmed = leader is not None and now < limit and bool(leader.unconfirmed())
+        if untold or open_ones or unconfirmed:
+            self._loop.after(0.01, lambda: self._linger(confirm_by, close_by, tell_by, done))
         else:
             done()
 
@@ -333,6 +346,7 @@ class FollowerSeat:
         pass
 
     def farewell(self, done: Callable[[], None]) -> None:
+        self._follower.confirm()
         done()
 
     def close(self) -> None:

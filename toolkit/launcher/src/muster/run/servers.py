@@ -9,9 +9,11 @@ from muster.plan.launchplan import Service
 from muster.run.companion import Companion
 from muster.run.evidence import looks_like_lost_peer
 from muster.run.loop import Loop
+from muster.run.memory import KillWatch
 from muster.run.messages import Trouble
 from muster.run.process import Nursery
 from muster.run.verdict import said_code
+from muster.run.wrapped import Wrapped
 
 KIND = "server"
 VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
@@ -28,7 +30,7 @@ class Servers:
         nursery: Nursery,
         over: Callable[[], bool],
         told: Callable[[Trouble], None],
-        memory_note: Callable[[], str],
+        kills: KillWatch,
         mask: Callable[[str], str],
     ) -> None:
         self._host = host
@@ -36,7 +38,7 @@ class Servers:
         self._nursery = nursery
         self._over = over
         self._told = told
-        self._memory_note = memory_note
+        self._kills = kills
         self._mask = mask
         self._all: list[Companion] = []
         self._endless: set[str] = set()  # servers that never end by themselves
@@ -54,6 +56,11 @@ class Servers:
         if kind != KIND:
             return None
         return next((server for server in self._all if server.name == name), None)
+
+    @property
+    def wrapped(self) -> list[Wrapped]:
+        """Of those whose shims are there."""
+        return [server.wrapped for server in self._all if server.wrapped is not None]
 
     @property
     def all_ran(self) -> bool:
@@ -87,7 +94,9 @@ class Servers:
         what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
         words = server.words(self._mask)
         fix = "see its lines below" if words else "it wrote nothing that says why"
-        note = self._memory_note() if server.status == -signal.SIGKILL else ""
+        note = ""
+        if server.status == -signal.SIGKILL and server.wrapped is not None:
+            note = self._kills.killed(server.wrapped.pid, server.ended_s)
         if note:
             what = f"{what}: {note}"
             fix = "use more servers or hosts, or an instance with more memory"

@@ -10,27 +10,30 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run import events as e
+from muster.run.background import BackgroundCall
 from muster.run.console import Console
 from muster.run.hostlife import HostLife, State
 from muster.run.leaving import Leaving
-from muster.run.logs import Pump
+from muster.run.logs import Pump, pump_error
 from muster.run.messages import RankEnd, Report, Trouble, without_secrets
-from muster.run.post import Ending, Post, Work, trouble_of
+from muster.run.post import Ending, Post, Work, trouble_of, write_and_say
 from muster.run.process import Nursery
 from muster.run.ranks import HostRanks
 from muster.run.reaper import Reaper, become_subreaper
 from muster.run.record import Recorder
 from muster.run.seats import FollowerSeat, LeaderSeat, Seat
 from muster.run.steps import Steps
+from muster.run.stopped import StoppedShims
 from muster.run.strays import Strays
 from muster.run.verdict import from_trouble, placed
 from muster.run.wrapped import Wrapped
 from muster.spec.errors import MusterError, StoppedError
+from muster.spec.machine import HostFacts
 from muster.spec.masking import Masker
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
 
@@ -69,8 +72,11 @@ class _Supervisor:
         self._queue: deque[Callable[[float], list[e.Action]]] = deque()
         self._busy = False
         self._plan: LaunchPlan | None = None
-        self._staging: threading.Thread | None = None
+        self._addresses: frozenset[str] = frozenset()  # of all hosts of the job
+        self._thread: threading.Thread | None = None  # that stages or plans
         self._mask_before: set[Any] = set()
+        self._pump_failed = False
+        self._notes: tuple[str, ...] = ()  # for the last lines
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._nursery = nursery
         self._strays = Strays(nursery.shims)
@@ -89,9 +95,10 @@ class _Supervisor:
             self._recorder,
             self,
             post.deadlines.drain_s,
-            post.log_prefix,
+            post.shown,
             lambda: self._seat.clock_offset_s,
-            post.memory_note,
+            post.memory,
+            post.around,
             self._mask,
             post.deadlines.idle_s,
             post.deadlines.failfast_grace_s,
@@ -101,6 +108,12 @@ class _Supervisor:
             self._nursery.shims.__contains__,
             self._shim_ended,
             self._nursery.adopted,
+        )
+        self._stopped = StoppedShims(
+            self._loop,
+            lambda: nursery.all,
+            self._ranks.describe,
+            lambda text: self._log("rank", text, level="WARNING"),
         )
         self._leaving = Leaving(
             self._loop, nursery, self._reaper, self._strays, self._log, self._write
@@ -120,6 +133,7 @@ class _Supervisor:
                 self._happen(e.WentWrong(trouble_of(error, self._mask)))
                 self._happen(e.NotJoined(str(error)))
             self._tick()
+            self._stopped.begin()
             self._loop.run()
         except Exception as error:
             return self._break_off(error)
@@ -149,7 +163,8 @@ class _Supervisor:
         self._seat.close()
         self._leaving.at_once()
         took = time.monotonic() - self._began_s
-        self._work.write(Ending(outcome, self._plan, (), {}, took))
+        limit_s = self._life.files_limit_s(time.monotonic())
+        write_and_say(self._work, Ending(outcome, self._plan, (), {}, took), limit_s)
         return outcome
 
     def _take_signals(self) -> dict[int, Any]:
@@ -171,6 +186,9 @@ class _Supervisor:
     def _tick(self) -> None:
         self._seat.tick(time.monotonic())
         self._take(self._life.tick)
+        if self._pump.failure is not None and not self._pump_failed:
+            self._pump_failed = True
+            self._happen(e.WentWrong(trouble_of(pump_error(self._pump.failure), self._mask)))
         self._loop.after(TICK_S, self._tick)
 
     # events
@@ -205,7 +223,8 @@ class _Supervisor:
         elif isinstance(action, e.AbortStage):
             self._steps.abort()
         elif isinstance(action, e.MakePlan):
-            self._make_plan(action)
+            facts = action.facts
+            self._guard(lambda: self._make_plan(facts))
         elif isinstance(action, e.Spawn):
             self._guard(self._spawn)
         elif isinstance(action, e.SpawnDaemon):
@@ -233,33 +252,35 @@ class _Supervisor:
 
     # phases
 
+    def _off_loop(self, name: str, work: Callable[[], e.Event]) -> None:
+        """Runs what may block on a thread, so that heartbeats go on; what it gives happens."""
+
+        def run() -> None:
+            try:
+                event = work()
+            except StoppedError:
+                return
+            except BaseException as error:
+                event = e.WentWrong(trouble_of(error, self._mask))
+            self._loop.post(lambda: self._happen(event))
+
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+        self._thread.start()
+
     def _begin_stage(self) -> None:
-        stage = threading.Thread(target=self._stage, name="stage", daemon=True)
-        stage.start()
-        self._staging = stage
+        leader = self._seat.leader_address
+        self._off_loop("stage", lambda: e.StageDone(self._work.stage(self._steps, leader)))
 
-    def _stage(self) -> None:
-        """On a thread of its own, so that heartbeats go on."""
-        try:
-            facts = self._work.stage(self._steps, self._seat.leader_address)
-        except StoppedError:
-            return
-        except BaseException as error:
-            trouble = trouble_of(error, self._mask)
-            self._loop.post(lambda: self._happen(e.WentWrong(trouble)))
-            return
-        self._loop.post(lambda: self._happen(e.StageDone(facts)))
-
-    def _make_plan(self, action: e.MakePlan) -> None:
-        def plan() -> None:
-            self._plan = self._work.plan(action.facts)
+    def _make_plan(self, facts: Sequence[HostFacts]) -> None:
+        def plan() -> e.Event:
+            made = self._plan = self._work.plan(facts)
+            self._addresses = frozenset(host.address for host in facts)
             if self._post.cluster.is_leader:
-                self._work.check(self._plan)
+                self._work.check(made)
             one_host = len(self._post.cluster.hosts) == 1
-            digest = "alone" if one_host else self._plan.digest
-            self._happen(e.Planned(digest, self._plan.led_by_first))
+            return e.Planned("alone" if one_host else made.digest, made.led_by_first)
 
-        self._guard(plan)
+        self._off_loop("plan", plan)
 
     def _spawn(self) -> None:
         assert self._plan is not None
@@ -269,7 +290,7 @@ class _Supervisor:
             secret = self._seat.job_secret(plan.secret_variable)
             self._learn([secret])
             plan = plan.with_secret(secret)
-        self._ranks.start(plan, self._post.cluster.current)
+        self._ranks.start(plan, self._post.cluster.current, self._addresses)
 
     def _spawn_daemon(self, asked: tuple[str, ...]) -> None:
         from muster.run.daemon import daemon_command
@@ -332,15 +353,16 @@ class _Supervisor:
     def launch_failed(self, trouble: Trouble) -> None:
         self._happen(e.WentWrong(trouble))
 
-    def ranks_note(self, text: str) -> None:
-        self._log("rank", text)
+    def ranks_note(self, text: str, level: str = "INFO") -> None:
+        self._log("rank", text, level=level)
 
     # the end
 
     def _wrap_up(self) -> None:
         """Lets the processes go, makes sure that nothing is left, then writes the files."""
+        self._notes = self._stopped.notes
         well = isinstance(self._life.outcome, Succeeded)
-        self._leaving.begin(self._ranks, self._staging, well)
+        self._leaving.begin(self._ranks, self._thread, well)
 
     def _write(self) -> None:
         outcome = self._life.outcome
@@ -351,14 +373,28 @@ class _Supervisor:
             exit_code=outcome.exit_code,
             headline=outcome.headline,
         )
-        ending = Ending(
-            outcome,
-            self._plan,
-            self._seat.ranks(),
-            self._seat.phases(),
-            time.monotonic() - self._began_s,
+        took = time.monotonic() - self._began_s
+        ranks, phases = self._seat.ranks(), self._seat.phases()
+        ending = Ending(outcome, self._plan, ranks, phases, took, self._notes)
+        # beside the loop: the others are told the outcome however long this disk takes
+        limit_s = self._life.files_limit_s(time.monotonic())
+
+        def say() -> None:
+            self._say_last(ending, files, limit_s)
+
+        files = BackgroundCall(
+            "files", lambda: self._work.write(ending), lambda: self._loop.post(say)
         )
-        self._work.write(ending)
+        self._loop.after(limit_s, say)
+
+    def _say_last(self, ending: Ending, files: BackgroundCall[bool], limit_s: float) -> None:
+        """Once: the files are written, or had the time for it."""
+        if self._life.state is not State.VERDICT:
+            return
+        if not files.ended(0):
+            what = f"a disk does not answer: the files of this host are not written {limit_s:g} s"
+            self._log("job", f"{what} after the outcome", level="WARNING")
+        self._work.say(ending, files.ended(0) and files.result())
         self._pump.flush(FLUSH_S)
         self._happen(e.FilesWritten())
         self._seat.files_written()

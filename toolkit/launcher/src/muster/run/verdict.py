@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from muster.run.evidence import frames
 from muster.run.messages import RankEnd, Trouble
 from muster.spec.errors import RESERVED_EXIT_CODES, PeerError
 from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
@@ -45,18 +46,40 @@ def decide(
     stopped_by: str,
     ends: Sequence[tuple[str, RankEnd]],
     grace_s: float,
+    outside: Collection[str] = frozenset(),
 ) -> Outcome:
     """The outcome of the job once nothing of it runs any more.
 
     `stopped_by`: who asked from outside, when that came before any failure. `ends`: every rank
-    that ended, with its host. `grace_s`: what a stop from outside left them.
+    that ended, with its host. `grace_s`: what a stop from outside left them. `outside`: hosts that
+    take no part in the distribution.
     """
+    outcome = _decide(failures, losses, troubles, stopped_by, ends, grace_s, outside)
+    return with_stopped(outcome, [end for _, end in ends])
+
+
+def with_stopped(outcome: Outcome, ends: Sequence[RankEnd]) -> Outcome:
+    """The outcome of a failure with the number of those ranks that muster stopped."""
+    if not isinstance(outcome, Failed):
+        return outcome
+    return outcome._replace(stopped_ranks=sum(end.stopped for end in ends))
+
+
+def _decide(
+    failures: Sequence[RankFailure],
+    losses: Sequence[Loss],
+    troubles: Sequence[Trouble],
+    stopped_by: str,
+    ends: Sequence[tuple[str, RankEnd]],
+    grace_s: float,
+    outside: Collection[str],
+) -> Outcome:
     first = first_failure(failures)
     loss = min(losses, key=lambda loss: loss.at_s, default=None)
     if loss is not None and (
         first is None or first.peer_lost or first.signalled or loss.at_s <= first.at_s
     ):
-        return lost_host(loss, stopped=sum(end.stopped for _, end in ends))
+        return lost_host(loss)
     if stopped_by:
         return Stopped(stopped_by, _forced_headline(ends, grace_s))
     trouble = min(troubles, key=lambda one: one.victim, default=None)
@@ -64,7 +87,7 @@ def decide(
     if trouble is not None and not (trouble.victim and own_error):
         return from_trouble(trouble, len(troubles) - 1)
     if first is not None:
-        return _from_rank(first, failures, ends)
+        return _from_rank(first, failures, [one for one in ends if one[0] not in outside])
     idle = sum(end.stopped for _, end in ends)  # nobody but rank 0's end makes us do that
     if idle:
         ranks = "idle one" if idle == 1 else "idle ones"
@@ -72,14 +95,13 @@ def decide(
     return Succeeded()
 
 
-def lost_host(loss: Loss, stopped: int = 0) -> Failed:
+def lost_host(loss: Loss) -> Failed:
     """The outcome when a host was lost."""
     return Failed(
         PeerError.exit_code,
         f"PeerError: lost {loss.host} ({loss.why})",
         f"look at the log and the failure reason of {loss.host}; retrying is useful when the "
         "machine or its network failed",
-        stopped_ranks=stopped,
     )
 
 
@@ -105,8 +127,8 @@ def _from_rank(
     first: RankFailure, failures: Sequence[RankFailure], ends: Sequence[tuple[str, RankEnd]]
 ) -> Failed:
     own = [f for f in failures if not f.peer_lost and not f.signalled]
-    failed = {failure.rank for failure in failures}
     also = max(0, len(own) - 1) if first in own else 0
+    first = _with_the_one_that_left(first, ends)
     code = exit_code(first)
     said = f"exit code {code}"
     if first.status != code and first.status >= 0:
@@ -121,20 +143,40 @@ def _from_rank(
     return Failed(
         code,
         headline,
-        _fix(first),
+        first.fix or f"see the last lines of rank {first.rank}",
         first=first,
-        stopped_ranks=sum(end.stopped and end.rank not in failed for _, end in ends),
         also_failed=also,
     )
 
 
-def _fix(first: RankFailure) -> str:
-    if first.note:
-        return "use a smaller batch or model per rank, or an instance with more memory"
-    if first.tail:
-        where = f"; all that it wrote: {first.log}" if first.log else ""
-        return f"see the last lines of rank {first.rank}{where}"
-    return f"rank {first.rank} wrote nothing to its error stream; let it say why it ends"
+def _with_the_one_that_left(first: RankFailure, ends: Sequence[tuple[str, RankEnd]]) -> RankFailure:
+    """The failure of a rank that only lost a peer, with the rank that had left it: one that ended
+    with 0, by itself and before it."""
+    lived_s = next((end.duration_s for _, end in ends if end.rank == first.rank), None)
+    left = [
+        (host, end)
+        for host, end in ends
+        if not (end.status or end.stopped) and lived_s is not None and end.duration_s <= lived_s
+    ]
+    if not first.peer_lost or not left:
+        return first
+    host, end = min(left, key=lambda one: one[1].duration_s)
+    return first._replace(
+        summary=f"rank {end.rank} on {host} exited with 0 after {end.duration_s:.1f} s while rank "
+        f"{first.rank} {_was_in(first.tail)}",
+        fix=f"find out why rank {end.rank} left earlier: all ranks must make the same calls "
+        "(unequal data: DistributedSampler, DDP's join(); an early return or exit)",
+    )
+
+
+def _was_in(tail: str) -> str:
+    """What the rank waited for, by the innermost call of torch.distributed in its traceback."""
+    calls = [
+        frame.function
+        for frame in frames(tail)
+        if frame.path.endswith("distributed/distributed_c10d.py")
+    ]
+    return f"was still in {calls[-1]}" if calls else "still waited for it"
 
 
 def exit_code(failure: RankFailure) -> int:

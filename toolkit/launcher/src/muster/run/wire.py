@@ -4,6 +4,8 @@ Handshake (reliability.md S03, protocol.md 2), F follower, L leader, n nonces:
   L -> F  challenge: n_L
   F -> L  hello: job id, position, digest, n_F, proof_F
   L -> F  welcome: proof_L, the job key (masked when both sides hold a job secret)
+A follower that comes back proves with the job key, and each side what it has received. Its new
+connection counts from the first frame on it; until then the one before does.
 From then on every frame carries HMAC(session key, direction, sequence number, payload), the session
 key being HMAC(job key, n_L, n_F, position): a frame replayed in any place or session is refused.
 Frames before that are small, so that a stranger costs the leader little memory.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections.abc import Sequence
 
 from muster.run.messages import WireError
 
@@ -62,6 +65,16 @@ def derive(key: bytes, purpose: str, *parts: bytes) -> bytes:
 def equal(expected: str, given: str) -> bool:
     """Compares proofs without telling by its time where they differ."""
     return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
+
+
+def resume_proof(key: bytes, parts: Sequence[bytes], received: int) -> str:
+    """Of a follower that comes back, having received so many messages."""
+    return derive(key, "resume", *parts, str(received).encode()).hex()
+
+
+def welcome_proof(key: bytes, parts: Sequence[bytes], received: int) -> str:
+    """Of the leader, which has received so many messages of this follower."""
+    return derive(key, "leader", *parts, str(received).encode()).hex()
 
 
 def masked(key: bytes, secret: bytes, *parts: bytes) -> bytes:

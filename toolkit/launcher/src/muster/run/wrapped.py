@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.run import rank_shim
 from muster.run.shortage import shortage
 
 REPORT_LIMIT_BYTES = 100
-ORDER_S = 2.0  # a shim that takes no order for so long is stopped or stuck
 _REPORTS = {b"started": 1, b"failed": 1, b"ended": 1, b"orphan": 2}
 
 
 class Wrapped:
-    """One shim and its script. `status` is the exit code or minus the signal, once `ended`."""
+    """One shim and its script. `status` is the exit code or minus the signal, once `ended`.
 
-    def __init__(self, role: str, sock: socket.socket, shim_pid: int, environ: dict[str, str]):
+    `sock` must not block. `watch_writes(self, on)` is called when orders begin to wait for a shim
+    that takes no more of them, and when none waits any longer.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        sock: socket.socket,
+        shim_pid: int,
+        environ: dict[str, str],
+        watch_writes: Callable[[Wrapped, bool], None],
+    ) -> None:
         self.role = role
         self.sock = sock
         self.shim_pid = shim_pid
@@ -32,6 +42,9 @@ class Wrapped:
         self.connected = True
         self.released = False
         self._inbox = b""
+        self._outbox = bytearray()
+        self._waits = False
+        self._watch_writes = watch_writes
 
     @property
     def ended(self) -> bool:
@@ -53,13 +66,23 @@ class Wrapped:
         return shortage(self.failed_errno) is not None
 
     def order(self, *fields: bytes) -> None:
-        """Sends one order; a shim that is gone is noticed by its socket, not here."""
+        """Gives one order, at once or as soon as the shim takes it, whole and in turn; a shim that
+        is gone is noticed by its socket, not here."""
+        self._outbox += rank_shim.framed(list(fields))
+        self.send_orders()
+
+    def send_orders(self) -> None:
+        """Sends what the shim takes now of the orders that wait for it."""
         try:
-            self.sock.settimeout(ORDER_S)
-            rank_shim.send(self.sock, list(fields))
-            self.sock.setblocking(False)
-        except OSError:
+            while self._outbox:
+                del self._outbox[: self.sock.send(self._outbox)]
+        except BlockingIOError:
             pass
+        except OSError:
+            self._outbox.clear()
+        if self._waits is not bool(self._outbox):
+            self._waits = not self._waits
+            self._watch_writes(self, self._waits)
 
     def start(self, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
         """Tells the shim what to run."""

@@ -52,6 +52,11 @@ _ALIASES = {
     "ps": "parameter_server",
     "mwms": "multi_worker_mirrored_strategy",
 }
+# what people call a job that torchrun starts
+_LIBRARIES = frozenset(
+    {"pytorch", "torch", "ddp", "fsdp", "fsdp2", "deepspeed", "accelerate", "lightning"}
+    | {"pytorch_lightning", "transformers", "huggingface"}
+)
 NAMES = ("none", *_STRATEGIES, *_ALIASES)
 _TOP_LEVEL = (
     "torch_distributed",
@@ -280,5 +285,9 @@ def _check_combination(enabled: list[str], findings: Findings) -> None:
 
 
 def _unknown(where: str, key: str, known: tuple[str, ...], findings: Findings) -> None:
+    if where == "distribution" and str(key).lower() in _LIBRARIES:
+        what = f"{short(key)} is what the script uses, not what starts it"
+        findings.problem(where, what, f"torch_distributed starts scripts that use {key}")
+        return
     what = f"unknown key {short(key)}{nearest(str(key), known)}"
     findings.problem(where, what, f"known: {named(known)}")

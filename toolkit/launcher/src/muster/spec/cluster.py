@@ -29,7 +29,7 @@ class Cluster(_ClusterFields):
     `current`: position of this host. `distribution`: positions, in order, of the hosts that take
     part in the distribution (all of them unless the cluster is heterogeneous); never empty.
     `interface`: the network interface that the request names, perhaps absent on this machine.
-    `addresses`: host name -> IPv4 address where the engine gives addresses (`muster local`).
+    `addresses`: host name -> address, IPv4 or IPv6, where the engine gives them (`muster local`).
     Raises ValueError when a position is out of range or a name appears twice.
     """
 

@@ -15,7 +15,7 @@ class Deadlines(NamedTuple):
     join_s: float = 900.0
     stage_s: float = 3600.0
     start_s: float = 120.0
-    heartbeat_s: float = 5.0
+    heartbeat_s: float = 1.0
     lost_after_s: float = 30.0
     reconnect_s: float = 5.0
     report_ack_s: float = 1.0
@@ -27,8 +27,19 @@ class Deadlines(NamedTuple):
     drain_s: float = 5.0
     finish_s: float = 60.0
     leave_s: float = 5.0
-    idle_s: float = 5.0  # how long a worker may do nothing once its chief has ended
+    idle_s: float = 60.0  # how long a worker may do nothing once its chief has ended; 0: for ever
     told_s: float = 60.0  # how long a leader with bad input waits to tell the others
+
+    @property
+    def answer_s(self) -> float:
+        """How long a heartbeat may go unanswered before another connection is tried, and how
+        often one is tried from then on."""
+        return min(1.0, self.heartbeat_s / 2)
+
+    @property
+    def quiet_after_s(self) -> float:
+        """The silence after which another connection is tried."""
+        return self.heartbeat_s + self.answer_s
 
     @property
     def warn_after_s(self) -> float:
@@ -56,7 +67,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "stop_grace_s": (0, 86_400),
     "drain_s": (0, 600),
     "finish_s": (1, 3_600),
-    "idle_s": (0.5, 86_400),
+    "idle_s": (0, 86_400),
 }
 
 

@@ -14,10 +14,14 @@ class Single(NamedTuple):
 
 
 class Torchrun(NamedTuple):
-    """torchrun on every host. `processes_per_host` None: the devices found, else 1."""
+    """torchrun on every host. `processes_per_host` None: the devices found, else 1.
+
+    `data_parallel`: smdistributed.dataparallel was asked for beside it, as the SDK demands on p5.
+    """
 
     option: str = "torch_distributed"
     processes_per_host: int | None = None
+    data_parallel: bool = False
 
 
 class Mpi(NamedTuple):
@@ -42,3 +46,13 @@ class ParameterServer(NamedTuple):
 
 
 Distribution = Union[Single, Torchrun, Mpi, ParameterServer]  # noqa: UP007 - a runtime alias on 3.10
+
+
+def switch_on(locally: bool) -> str:
+    """How torch_distributed is asked for, in the words of `muster local` or of the SDK."""
+    if locally:
+        return "--distribution torch_distributed"
+    return (
+        'distribution={"torch_distributed": {"enabled": True}} '
+        "(hyperparameter sagemaker_torch_distributed_enabled=true)"
+    )

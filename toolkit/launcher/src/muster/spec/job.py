@@ -8,6 +8,7 @@ from typing import NamedTuple
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines
 from muster.spec.distribution import Distribution
+from muster.spec.shown import Shown
 
 
 class Paths(NamedTuple):
@@ -52,11 +53,12 @@ class Settings(NamedTuple):
     store_port: int = 7777
     secret: str = ""  # MUSTER_JOB_SECRET; never reaches ranks, digests, logs or the run folder
     insecure_join: bool = False
-    log_prefix: bool = False
+    shown: Shown = Shown()  # MUSTER_LOG_PREFIX, MUSTER_QUIET, MUSTER_LIVE, MUSTER_SHOW_RANKS
     run_dir: str = ""  # MUSTER_RUN_DIR; "" writes the record below output/data/muster
     record: str = "tail"  # off | tail | full
     log_limit_bytes: int = 8 << 20
     install_target: str = ""  # MUSTER_INSTALL_TARGET; "" installs into the interpreter's own site
+    replace_torch: bool = False  # requirements may replace the image's torch
     oversubscribe: bool = False
     mpirun: str = ""  # MUSTER_MPIRUN; "" takes the one beside the interpreter, else on PATH
     mpi_raw_options: bool = False  # custom MPI options that nobody knows are handed to mpirun
@@ -64,6 +66,8 @@ class Settings(NamedTuple):
     ps_servers: int | None = None  # of the whole job; None: one per host
     ps_port: int | None = None  # the first port of parameter servers; None: the framework's own
     worker_port: int | None = None  # the first port of TensorFlow's workers
+    isolation: str = ""  # of `muster local`, which starts this host; "" elsewhere
+    source: str = ""  # the user's folder that `muster local` took the code from
     tf_chief: str = "chief"  # chief | master: what TF_CONFIG calls the first worker
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Interface(NamedTuple):
     name: str
-    address: str  # IPv4
+    address: str  # IPv4 or IPv6
 
 
 class Machine(NamedTuple):

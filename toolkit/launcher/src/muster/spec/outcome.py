@@ -13,9 +13,9 @@ class RankFailure(NamedTuple):
 
     `status`: its exit code, or minus the signal that ended it. `at_s`: time of the evidence (its
     last traceback, else its end) on the leader's monotonic clock. `summary`: the exception of its
-    last traceback, or "". `tail`: the last lines of its error stream. `peer_lost`: the error is
-    of the kind that a rank shows when another one went away first. `signalled`: it ended after
-    our own signal, with an error on its screen from before that.
+    last traceback, or how else it ended, or "". `tail`: the last lines of its error stream.
+    `peer_lost`: the error is of the kind that a rank shows when another one went away first.
+    `signalled`: it ended after our own signal, with an error on its screen from before that.
     """
 
     host: str
@@ -28,6 +28,7 @@ class RankFailure(NamedTuple):
     signalled: bool = False
     log: str = ""
     note: str = ""  # e.g. "killed by the kernel: container memory limit 64 MiB reached"
+    fix: str = ""  # "" when nothing better is known than its own lines
 
 
 class Succeeded(NamedTuple):

@@ -35,7 +35,7 @@ class Cgroups:
     def cpu_quota(self) -> float | None:
         """CPUs that the time slice is worth."""
         found: list[float] = []
-        for folder in self._folders("cpu"):
+        for folder in self.folders("cpu"):
             slices = _first(folder, "cpu.max").split()  # version 2: "200000 100000"
             if not slices:
                 quota, period = "cpu.cfs_quota_us", "cpu.cfs_period_us"
@@ -46,14 +46,19 @@ class Cgroups:
 
     def oom_kills(self) -> int | None:
         """How often the kernel killed a process of this container for memory; None: unknown."""
-        for folder in self._folders("memory"):
-            for name in ("memory.events", "memory.oom_control"):
-                for line in _lines(os.path.join(folder, name)):
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
+        counts = (self.kills_in(folder) for folder in self.folders("memory"))
+        return next((count for count in counts if count is not None), None)
+
+    @staticmethod
+    def kills_in(folder: str) -> int | None:
+        """The same of one group; None: unknown."""
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _lines(os.path.join(folder, name)):
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
         return None
 
-    def _folders(self, controller: str) -> list[str]:
+    def folders(self, controller: str) -> list[str]:
         """The group's folder and all above it, the innermost first, of whichever version."""
         unified = self._paths.get("", "")
         candidates = [
@@ -64,14 +69,9 @@ class Cgroups:
         return [folder for folder in candidates if os.path.isdir(folder)]
 
     def _numbers(self, controller: str, *names: str) -> list[int]:
-        folders = self._folders(controller)
+        folders = self.folders(controller)
         texts = [_first(folder, name) for folder in folders for name in set(names)]
         return [int(text) for text in texts if text.isdecimal()]
-
-
-def oom_kills() -> int | None:
-    """The kernel's kill counter of this container now; compare two readings (F11)."""
-    return Cgroups().oom_kills()
 
 
 def usable_cpus(cgroups: Cgroups) -> int:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from muster.spec.errors import InstallError
 from muster.spec.job import Program, Settings
 from muster.spec.steps import Log, StepRunner
 from muster.stage.patience import Patience
 
+if TYPE_CHECKING:
+    from muster.stage.pip import Pip
+
 REQUIREMENTS = "requirements.txt"
+SITE = ".muster-site"
 
 
 def install(
@@ -47,11 +52,42 @@ def install(
         if settings.install_target:
             from muster.stage.target import install_into
 
-            install_into(settings.install_target, wanted, program.code_dir, folder, pip, log)
+            install_into(settings, wanted, program.code_dir, folder, pip, log)
         else:
-            log("install", "installing", what=" ".join(wanted), python=pip.python)
-            pip.call(["install", *wanted], folder)
+            _install_here(wanted, folder, pip, settings.replace_torch, log)
     return program._replace(packaged=package)
+
+
+def _install_here(wanted: list[str], folder: str, pip: Pip, replace_torch: bool, log: Log) -> None:
+    """Into the interpreter's own folder. Raises InstallError."""
+    import tempfile
+
+    from muster.stage import pins
+
+    log("install", "installing", what=" ".join(wanted), python=pip.python)
+    with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
+        before = pins.installed(pip, private)
+        held = [] if replace_torch else pins.constrained(before, private)
+        pip.call(["install", *held, *wanted], folder)
+        after = pins.installed(pip, private)
+    pins.warn_of_replaced(before, after, log)
+    if not replace_torch:
+        pins.check(before, after)
+
+
+def target_of(program: Program, settings: Settings, environ: Mapping[str, str], base: str) -> str:
+    """The folder that requirements go to: the one that is set; one below `base` where the
+    interpreter's own folder cannot be written (another user than root, a read-only image); ""
+    where they go to the interpreter's own, or there are none."""
+    if settings.install_target or not _asks(program):
+        return settings.install_target
+    if any(environ.get(name) for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")):
+        return ""
+    import sysconfig
+
+    if os.access(sysconfig.get_path("purelib"), os.W_OK):
+        return ""
+    return os.path.join(base, SITE)
 
 
 def provision(
@@ -62,6 +98,7 @@ def provision(
     run: StepRunner,
     log: Log,
     python: str = "",
+    replace_torch: bool = False,
 ) -> None:
     """Installs into `target` ahead of a host that will have no network (protocol.md 11).
 
@@ -72,7 +109,8 @@ def provision(
 
     package = not program.endswith(".sh") and is_package(code_dir, program)
     staged = Program("module" if package else "script", program, code_dir, ())
-    install(staged, environ, Settings(install_target=target), run, log, python)
+    settings = Settings(install_target=target, replace_torch=replace_torch)
+    install(staged, environ, settings, run, log, python)
 
 
 def with_target(environ: Mapping[str, str], target: str) -> dict[str, str]:
@@ -83,6 +121,11 @@ def with_target(environ: Mapping[str, str], target: str) -> dict[str, str]:
             rest = environ.get(name, os.defpath if name == "PATH" else "")
             result[name] = first + (os.pathsep + rest if rest else "")
     return result
+
+
+def _asks(program: Program) -> bool:
+    path = os.path.join(program.code_dir, REQUIREMENTS)
+    return program.kind == "module" or os.path.isfile(path)
 
 
 def _wanted(program: Program, network_isolation: bool) -> list[str]:

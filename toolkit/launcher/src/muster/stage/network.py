@@ -37,7 +37,7 @@ def job_interface(cluster: Cluster, machine: Machine, log: Log | None = None) ->
             level="WARNING",
             used=interface.name,
             address=interface.address,
-            have=",".join(one.name for one in machine.interfaces),
+            have=",".join(dict.fromkeys(one.name for one in machine.interfaces)),
         )
     return interface
 
@@ -79,26 +79,27 @@ def _holder(address: str, machine: Machine) -> Interface | None:
 
 def route_source(target: str) -> str:
     """The address that packets to `target` would leave with, or "". Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect((target, 9))
-        except OSError:
-            return ""
-        return str(sock.getsockname()[0])
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def resolve(name: str, addresses: Mapping[str, str]) -> list[str]:
-    """IPv4 addresses of a host: the engine's own, else what the resolver says; [] when unknown.
-
-    May block as long as the system's resolver does.
-    """
+    """The addresses of a host: the engine's own, else what the resolver says, of IPv6 only where
+    there is none of IPv4; [] when unknown. May block as long as the system's resolver does."""
     if name in addresses:
         return [addresses[name]]
-    try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            continue
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return []
 
 
 def can_bind(port: int) -> bool:
@@ -140,7 +141,7 @@ def port_holder(address: str, port: int, proc: str = "/proc") -> str | None:
 def _holding_sockets(address: str, port: int, proc: str) -> set[str]:
     """Inodes of sockets on the port whose address overlaps with ours."""
     any_address = ("00000000", "0" * 32)
-    ours = socket.inet_aton(address)[::-1].hex().upper() if address else any_address[0]
+    ours = _in_table(address) if address else any_address[0]
     mapped = "0000000000000000FFFF0000" + ours
     found = set()
     for table in ("tcp", "tcp6"):
@@ -153,6 +154,13 @@ def _holding_sockets(address: str, port: int, proc: str) -> set[str]:
             if int(number, 16) == port and overlaps and fields[9] != "0":
                 found.add(fields[9])
     return found
+
+
+def _in_table(address: str) -> str:
+    """An address as /proc/net has it: words of 32 bits in the order of this machine's bytes."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    words = (packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
+    return b"".join(words).hex().upper()
 
 
 def _rows(path: str) -> list[str]:

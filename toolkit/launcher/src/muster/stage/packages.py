@@ -14,7 +14,8 @@ from muster.stage.tools import Question
 _NEEDED = {
     MODEL_PARALLEL: (
         ("smdistributed.modelparallel", "torch.sagemaker"),
-        "add a package that provides smdistributed.modelparallel to requirements.txt or the image",
+        "that library is in the vendor's images alone: install muster's wheel in one of them, or "
+        "drop mp_parameters and train with torch_distributed, by FSDP or DeepSpeed",
     ),
 }
 _ASK_S = 20.0

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from shutil import which
 
 from muster.spec.errors import InstallError
 from muster.spec.masking import Masker
@@ -25,6 +26,15 @@ _NO_NETWORK = (
     "Network is unreachable",
     "ConnectTimeoutError",
     "Connection refused",
+)
+
+
+_COMPILERS = ("cc", "gcc", "clang")
+# setuptools, CMake, Meson, cffi, cargo
+_NO_COMPILER = (
+    r"(?i)command '[^']*(?:gcc|g\+\+|cc|clang)[\w+.-]*' failed: No such file"
+    r"|unable to execute '[^']*(?:gcc|g\+\+|cc)[^']*'|No CMAKE_C(?:XX)?_COMPILER could be found"
+    r"|Unknown compiler\(s\)|(?:gcc|g\+\+|cc): (?:command )?not found|linker `cc` not found"
 )
 
 
@@ -54,6 +64,16 @@ class Pip:
         if result.status:
             raise self._failure(result)
 
+    def python_call(self, arguments: Sequence[str], folder: str) -> None:
+        """Runs the interpreter itself, unseen. Raises InstallError with its last lines."""
+        result = self._run((self.python, *arguments), self.environ, folder, False)
+        if result.status:
+            raise InstallError(
+                f"{self.python} does not say which packages it has (exit code {result.status})",
+                "see its last lines above, and whether it runs in this image",
+                result.tail,
+            )
+
     def _failure(self, result: StepResult) -> InstallError:
         tail = Masker.of(self.environ).mask(result.tail)
         if "No module named pip" in tail:
@@ -61,6 +81,11 @@ class Pip:
                 f"requirements need pip, and {self.python} has none",
                 f"{self.python} -m ensurepip, or install the packages in the image",
             )
+        from muster.stage.pins import conflict
+
+        error = conflict(tail)
+        if error is not None:
+            return error
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         # "Exception:" alone comes before a traceback, whose last line says what it was
         errors = [line for line in lines if line.startswith("ERROR:") and line[-1] != ":"]
@@ -73,6 +98,11 @@ class Pip:
     def _fix(self, tail: str) -> str:
         if "No space left on device" in tail:
             return self._room()
+        if re.search(_NO_COMPILER, tail) and not any(map(which, _COMPILERS)):
+            return (
+                "this image has no compiler, and the package has no wheel for this Python: build on"
+                " the `cpu-devel` image, which has one, or choose a version with a wheel"
+            )
         if "externally-managed-environment" in tail:
             return "run `train` from a virtual environment, or set PIP_BREAK_SYSTEM_PACKAGES=1"
         if any(text in tail for text in _NO_NETWORK):

@@ -15,6 +15,8 @@ PROBE_LIMIT_S = 10.0
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
 _UP = 0x1
+_GLOBAL = 0x0  # a scope; flags: IFA_F_TEMPORARY; IFA_F_DADFAILED, _DEPRECATED, _TENTATIVE
+_TEMPORARY, _NOT_USABLE = 0x01, 0x08 | 0x20 | 0x40
 
 
 def probe_machine(environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S) -> Machine:
@@ -90,7 +92,8 @@ def has_efa(folder: str = "/sys/class/infiniband") -> bool:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Network interfaces that are up, each with its first IPv4 address."""
+    """Network interfaces that are up, each with its first IPv4 address; behind them all global
+    IPv6 addresses."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         for _, name in socket.if_nameindex():
@@ -102,7 +105,22 @@ def interfaces() -> tuple[Interface, ...]:
                 continue  # no IPv4 address, or gone since
             if int.from_bytes(flags, "little") & _UP:
                 found.append(Interface(name, socket.inet_ntoa(address)))
-    return tuple(found)
+    return (*found, *_ipv6_addresses())
+
+
+def _ipv6_addresses(table: str = "/proc/net/if_inet6") -> list[Interface]:
+    """Those that last come first: of the temporary ones the kernel makes new ones every day."""
+    found = []
+    try:
+        with open(table, encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return []  # a kernel without IPv6
+    for digits, _, _, scope, flags, name in rows:
+        if int(scope, 16) == _GLOBAL and not int(flags, 16) & _NOT_USABLE:
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+            found.append((int(flags, 16) & _TEMPORARY, Interface(name, address)))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
 def shm_bytes(folder: str = "/dev/shm") -> int | None:

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.spec.errors import InstallError
+from muster.spec.job import Settings
 from muster.spec.steps import Log
+from muster.stage import pins
 from muster.stage.fingerprint import fingerprint
 from muster.stage.pip import Pip
 from muster.stage.requirements import options_of
@@ -21,14 +23,15 @@ _MARK = ".muster-installed"
 
 
 def install_into(
-    target: str, wanted: Sequence[str], code_dir: str, folder: str, pip: Pip, log: Log
+    settings: Settings, wanted: Sequence[str], code_dir: str, folder: str, pip: Pip, log: Log
 ) -> None:
-    """Makes `target` hold what `wanted` (pip's arguments, in `folder`) asks for beyond what the
-    interpreter and `target` have. Needs no network when nothing is missing.
+    """Makes the install target hold what `wanted` (pip's arguments, in `folder`) asks for beyond
+    what the interpreter and the target have. Needs no network when nothing is missing.
 
     What was installed for equal code before is known by a mark in `target`, and is not asked for
     again: a package cannot be rebuilt by a host without a network.
     """
+    target = settings.install_target
     mark = f"{fingerprint(code_dir)} {pip.python}"
     if _read(os.path.join(target, _MARK)) == mark:
         log("install", "everything is installed already", target=target)
@@ -37,8 +40,15 @@ def install_into(
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
-        missing = _missing(wanted, os.path.join(private, "report.json"), folder, pip)
+        before = pins.installed(pip, private)
+        held = [] if settings.replace_torch else pins.constrained(before, private)
+        report = os.path.join(private, "report.json")
+        missing = _missing([*held, *wanted], report, folder, pip)
         if missing:
+            after = {**before, **_versions(missing)}
+            if not settings.replace_torch:
+                pins.check(before, after)
+            pins.warn_of_replaced(before, after, log)
             names = " ".join(str(item["metadata"]["name"]) for item in missing)
             log("install", "installing", what=names, target=target, python=pip.python)
             options = options_of(os.path.join(folder, wanted[-1])) if "-r" in wanted else []
@@ -56,7 +66,7 @@ def install_into(
 
 def _missing(wanted: Sequence[str], report: str, folder: str, pip: Pip) -> list[dict[str, Any]]:
     """pip's own account of what it would install. Raises InstallError."""
-    pip.call(["install", "--dry-run", "--quiet", "--report", report, *wanted], folder)
+    pip.call(["install", "--dry-run", "--report", report, *wanted], folder)
     try:
         found: list[dict[str, Any]] = json.loads(_read(report))["install"]
     except (ValueError, KeyError) as error:
@@ -65,6 +75,11 @@ def _missing(wanted: Sequence[str], report: str, folder: str, pip: Pip) -> list[
             f"{pip.python} -m pip install --upgrade 'pip>=23'",
         ) from error
     return found
+
+
+def _versions(missing: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    found = (item["metadata"] for item in missing)
+    return {pins.normalized(str(each["name"])): str(each["version"]) for each in found}
 
 
 def pinned(missing: Sequence[Mapping[str, Any]]) -> list[str]:

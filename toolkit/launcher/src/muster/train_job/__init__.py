@@ -12,6 +12,7 @@ from muster.run.loop import Loop
 from muster.run.process import Nursery
 from muster.spec.errors import ConfigError, MusterError
 from muster.train_job.limits import check_open_files
+from muster.train_job.person import named
 
 if TYPE_CHECKING:
     from muster.run.post import Post
@@ -27,6 +28,7 @@ __all__ = ["run"]
 # Never handed to a rank, a launcher or an installer: the job secret is among them (protocol.md
 # 2), and a `train` or `muster local` started by a script is to be a job of its own.
 OURS_ALONE = "MUSTER_"
+FILES_S = 30.0  # how long the files of a host that has nobody to agree with may take
 
 
 def run(environ: Mapping[str, str]) -> Outcome:
@@ -41,6 +43,7 @@ def run(environ: Mapping[str, str]) -> Outcome:
     except Exception as error:  # no folder for its socket, no descriptor left
         return _mute(environ, error)
     try:
+        environ = named(environ, nursery.folder)
         nursery.warm_up({k: v for k, v in environ.items() if not k.startswith(OURS_ALONE)})
         return _run(environ, nursery)
     except Exception as error:
@@ -80,8 +83,9 @@ def _say_early(component: str, message: str, /, level: str = "INFO", **facts: ob
     import sys
 
     from muster.run.console import format_line
+    from muster.spec.plain import printable
 
-    sys.stderr.write(format_line("this-host", level, component, message, facts))
+    sys.stderr.write(printable(format_line("this-host", level, component, message, facts)))
 
 
 def _run_job(job: Job, output: Output, nursery: Nursery) -> Outcome:
@@ -90,10 +94,10 @@ def _run_job(job: Job, output: Output, nursery: Nursery) -> Outcome:
     from muster.train_job.work import JobWork
 
     place = find_place(job.cluster, output.console)
-    work = JobWork(job, output, place)
+    work = JobWork(job, output, place, nursery.folder)
     work.begin()
     post = _post(job.cluster, job.settings, job.deadlines, job.environ, place)
-    post = post._replace(identity=work.identity(), memory_note=work.memory_note)
+    post = post._replace(identity=work.identity(), around=work.around(), memory=work.memory())
     return supervise(post, work, output, nursery)
 
 
@@ -127,12 +131,13 @@ def _refuse(
 
 def _alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
     """The outcome of this host when there is nobody to agree with."""
-    from muster.run.post import Ending, trouble_of
+    from muster.run.post import Ending, trouble_of, write_and_say
     from muster.run.verdict import from_trouble
     from muster.train_job.refusal import RefusalWork
 
     outcome = from_trouble(trouble_of(error))
-    RefusalWork(environ, None, output).write(Ending(outcome, None, (), {}, 0.0))
+    work = RefusalWork(environ, None, output)
+    write_and_say(work, Ending(outcome, None, (), {}, 0.0), FILES_S)
     return outcome
 
 
@@ -142,6 +147,7 @@ def _mute(environ: Mapping[str, str], error: Exception) -> Outcome:
     import sys
 
     from muster.contract import report
+    from muster.run.background import BackgroundCall
     from muster.run.post import trouble_of
     from muster.run.verdict import from_trouble
     from muster.spec.masking import Masker
@@ -150,8 +156,11 @@ def _mute(environ: Mapping[str, str], error: Exception) -> Outcome:
     outcome = from_trouble(trouble_of(error))
     masker = Masker.of(environ)
     paths = base_paths(environ)
-    if os.path.isdir(paths.base):
-        report.write(paths, outcome, masker)
+
+    def write() -> bool:
+        return os.path.isdir(paths.base) and report.write(paths, outcome, masker)
+
+    BackgroundCall("files", write).ended(FILES_S)
     sys.stderr.write(report.failure_block(outcome, masker) + "\n")
     return outcome
 
@@ -183,9 +192,8 @@ def _post(
         control_port=settings.control_port,
         source=place.address if cluster.addresses else "",
         checks_names=not (settings.secret or settings.insecure_join),
-        log_prefix=settings.log_prefix,
+        shown=settings.shown,
         resolve=place.resolve,
-        memory_note=lambda: "",
         port_holder=_port_holder,
     )
 

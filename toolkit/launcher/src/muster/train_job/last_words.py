@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from muster.contract import markers
 from muster.contract.report import failure_block, failure_text
 from muster.run.hostlife import phase_lines
-from muster.spec.outcome import Succeeded
+from muster.spec.outcome import Failed, Succeeded
 
 if TYPE_CHECKING:
     from muster.run.post import Ending
@@ -24,11 +24,12 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
     log = output.console
     good = isinstance(outcome, Succeeded)
     log("report", markers.REPORTING_SUCCESS if good else markers.REPORTING_FAILURE)
+    level = "ERROR" if isinstance(outcome, Failed) else "INFO"
     if not good:
-        log("report", markers.encountered(outcome.exit_code), level="ERROR")
+        log("report", markers.encountered(outcome.exit_code), level=level)
     if not leads:
         said = outcome.headline or f"stopped by {getattr(outcome, 'by', '')}"
-        log("report", said, level="INFO" if good else "ERROR", exit_code=outcome.exit_code)
+        log("report", said, level=level, exit_code=outcome.exit_code)
         return
     for host, phases in ending.phases.items():
         took = phase_lines(phases)
@@ -36,4 +37,5 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
             log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):
         log("report", "no failure file could be written", level="WARNING")
-    output.console.last_block(failure_block(outcome, masker) + "\n")
+    block = [masker.mask(note) for note in ending.notes] + [failure_block(outcome, masker)]
+    output.console.last_block("\n".join(block) + "\n")

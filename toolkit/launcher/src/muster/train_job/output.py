@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster.run.console import Console
+from muster.run.console import LEVELS, Console
 from muster.run.logs import Pump
 from muster.run.record import Recorder
 from muster.run.supervise import Output
@@ -14,6 +14,7 @@ from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Paths
 from muster.spec.masking import Masker
+from muster.spec.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,26 +25,19 @@ DEFAULT_BASE = "/opt/ml"
 
 def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
     """The pump, the console and the recorder of this host."""
-    pump = Pump()
+    shown = job.settings.shown if isinstance(job, Job) else Shown()
+    pump = Pump(shown.live)
     masker = _masker_of(environ, job)
     if isinstance(job, ConfigError):
         name = _name_beside_bad_input(environ)
-        console = Console(name, 20, pump, masker.mask)
-        return Output(pump, console, Recorder(name, "", "", 1, masker.mask), masker)
+        recorder = Recorder(name, "", 1, masker.mask)
+        return Output(pump, Console(name, 20, pump, recorder, masker.mask), recorder, masker)
     name = job.cluster.me.name
     folder = record_folder(job)
-    logs = ""
-    if folder:
-        shared = bool(job.settings.run_dir)
-        logs = f"{folder}/logs/{name}" if shared else f"{folder}/logs"
-    recorder = Recorder(
-        name,
-        f"{folder}/events.jsonl" if folder else "",
-        logs,
-        job.settings.log_limit_bytes,
-        masker.mask,
-    )
-    console = Console(name, job.log_level, pump, masker.mask)
+    own = os.path.join(folder, name) if folder else ""
+    recorder = Recorder(name, own, job.settings.log_limit_bytes, masker.mask)
+    level = max(job.log_level, LEVELS["WARNING"]) if shown.quiet else job.log_level
+    console = Console(name, level, pump, recorder, masker.mask, wraps=shown.quiet)
     return Output(pump, console, recorder, masker)
 
 

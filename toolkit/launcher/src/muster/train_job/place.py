@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from muster.spec.cluster import Cluster
+from muster.spec.job import Job
 from muster.spec.steps import Log
 
 LOOPBACK = "127.0.0.1"
@@ -33,6 +34,22 @@ def find_place(cluster: Cluster, log: Log) -> Place:
     interface = job_interface(cluster, machine, log)
     address = cluster.addresses.get(cluster.me.name, interface.address)
     return Place(address, interface.name, lambda name: resolve(name, cluster.addresses))
+
+
+def say_if_key_is_open(job: Job, log: Log) -> None:
+    """Where hosts share no secret, whoever reads the network during the join can take part.
+
+    On SageMaker that is how jobs are, and the network is the job's own: no warning there.
+    """
+    cluster = job.cluster
+    if len(cluster.hosts) == 1 or not cluster.is_leader or job.settings.secret:
+        return
+    log(
+        "join",
+        "MUSTER_JOB_SECRET is not set: hosts get the job key unencrypted when they join; "
+        "set it, alike on every host, where others can read the network",
+        level="INFO" if job.environ.get("TRAINING_JOB_ARN") else "WARNING",
+    )
 
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")

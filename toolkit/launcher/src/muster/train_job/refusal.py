@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RefusalWork:
-    """Satisfies `run.post.Work`; only `write` is ever reached."""
+    """Satisfies `run.post.Work`; only `write` and `say` are ever reached."""
 
     def __init__(self, environ: Mapping[str, str], cluster: Cluster | None, output: Output) -> None:
         self._environ = environ
@@ -33,19 +33,21 @@ class RefusalWork:
     def check(self, plan: LaunchPlan) -> None:
         raise InternalError("a refused request is not planned")
 
-    def write(self, ending: Ending) -> None:
-        """The failure file and the block, and nothing else."""
+    def write(self, ending: Ending) -> bool:
+        """The failure file, and nothing else."""
         import os
 
         from muster.contract import report
-        from muster.train_job.last_words import say_last
         from muster.train_job.output import base_paths
 
-        masker = self._output.masker
         paths = base_paths(self._environ)
-        written = False
-        if os.path.isdir(paths.base):
-            report.reserve(paths)
-            written = report.write(paths, ending.outcome, masker)
+        if not os.path.isdir(paths.base):
+            return False
+        report.reserve(paths)
+        return report.write(paths, ending.outcome, self._output.masker)
+
+    def say(self, ending: Ending, written: bool) -> None:
+        from muster.train_job.last_words import say_last
+
         leads = self._cluster is None or self._cluster.is_leader
-        say_last(self._output, ending, masker, leads, written)
+        say_last(self._output, ending, self._output.masker, leads, written)

@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING
 
 from muster.contract import markers, report
 from muster.contract.environ import exports
-from muster.contract.inputs import absent_channels
+from muster.contract.findings import Findings
+from muster.contract.inputs import absent_channels, prepare_outputs
 from muster.plan import plan as make_plan
+from muster.run.background import BackgroundCall
+from muster.run.causes import SMALL_SHM_BYTES, Surroundings, more_shared_memory
 from muster.run.identity import Identity
+from muster.run.memory import Memory
 from muster.run.messages import shortened
+from muster.run.private_folder import remove_abandoned
 from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer
-from muster.spec.errors import ClusterError, ConfigError
+from muster.spec.errors import ClusterError, ConfigError, LaunchError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
 from muster.train_job import OURS_ALONE
 from muster.train_job.limits import check_open_files
 from muster.train_job.output import record_folder, say_what_is_missing
-from muster.train_job.place import Place, warn_of_init
+from muster.train_job.place import Place, say_if_key_is_open, warn_of_init
 from muster.version import __version__
 
 if TYPE_CHECKING:
@@ -45,9 +50,10 @@ def _agreed_option(option: Distribution) -> str:
 
 
 class JobWork:
-    """Satisfies `run.post.Work` for a request that was read without a complaint."""
+    """Satisfies `run.post.Work` for a request that was read without a complaint. `folder`: a
+    private one, which goes when the job ends, however it ends."""
 
-    def __init__(self, job: Job, output: Output, place: Place) -> None:
+    def __init__(self, job: Job, output: Output, place: Place, folder: str) -> None:
         self._job = job
         self._place = place
         self._output = output
@@ -55,26 +61,34 @@ class JobWork:
         self._masker = output.masker
         self._staged: Staged | None = None
         self._staging = False
-        self._oom_before: int | None = None
-        self._spilled = os.path.join(job.paths.output, ".muster-spilled")
+        self._folder = folder
 
     def begin(self) -> None:
-        """Before the join: room for the failure file, and what there is to warn of."""
+        """Before the join: room for the failure file, and what there is to warn of. Whether the
+        job can write where it leaves its work is known by `stage`, which tells all hosts."""
+        self._prepared = BackgroundCall("prepare", self._prepare)
+        for warning in self._job.warnings:
+            self._log("read", warning, level="WARNING")
+        warn_of_init(self._log)
+        say_if_key_is_open(self._job, self._log)
+
+    def _prepare(self) -> None:
+        """Makes the folders of the job's work and reserves the failure file. Raises ConfigError."""
+        remove_abandoned(os.path.dirname(self._folder))
         job = self._job
-        for folder in (job.paths.model, job.paths.output_data):
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except OSError as error:
-                self._log("start", f"{folder}: {error.strerror}", level="WARNING")
+        findings = Findings()
+        hint = job.platform.checkpoint_dir if job.platform is not None else None
+        prepare_outputs(job.paths, hint, findings)
+        for warning in findings.warnings:
+            self._log("start", warning, level="WARNING")
         if not report.reserve(job.paths):
             self._log(
                 "start",
                 f"no room can be reserved for the failure file in {job.paths.output}",
                 level="WARNING",
             )
-        for warning in job.warnings:
-            self._log("read", warning, level="WARNING")
-        warn_of_init(self._log)
+        if findings.problems:
+            raise findings.error()
 
     def identity(self) -> Identity:
         """Who this host is, and what all hosts must agree on (protocol.md 1)."""
@@ -94,40 +108,43 @@ class JobWork:
         secret = job.settings.secret.encode()
         return Identity(job.id, cluster.me.name, cluster.current, agreed, secret)
 
-    def memory_note(self) -> str:
-        """Says that the kernel killed for memory since the start, or ""."""
+    def around(self) -> Surroundings:
+        """What surrounds the ranks of this host, less what the plan says."""
+        from muster.stage.probe import shm_bytes
+
+        settings = self._job.settings
+        return Surroundings(settings.isolation, settings.source, shm_bytes=shm_bytes())
+
+    def memory(self) -> Memory:
         from muster.stage.cgroup import Cgroups
 
         cgroups = Cgroups()
-        now = cgroups.oom_kills()
-        if now is None or self._oom_before is None or now <= self._oom_before:
-            return ""
-        limit = cgroups.memory_limit_bytes()
-        size = f" of {limit >> 20} MiB" if limit else ""
-        return f"killed by the kernel: container memory limit{size} reached"
+        return Memory(cgroups.oom_kills, cgroups.memory_limit_bytes)
 
     def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
         """See `Work`. Order of contract.md 1.5: code, then requirements, then facts."""
-        from muster.stage.cgroup import oom_kills
-        from muster.stage.install import install, with_target
+        from muster.stage.install import install, target_of, with_target
         from muster.stage.patience import Patience
         from muster.stage.probe import probe_machine
         from muster.stage.source import code_hash, fetch
 
         job = self._job
+        with Patience(job.paths.base, self._log):
+            self._prepared.result()
         self._staging = True
-        self._oom_before = oom_kills()
         environ = {k: v for k, v in job.environ.items() if not k.startswith(OURS_ALONE)}
-        if job.settings.install_target:
-            environ = with_target(environ, job.settings.install_target)
+        target = job.settings.install_target
         if job.function:  # it fetches, installs and runs whatever it likes
             program = Program("function", job.function, job.paths.code, ())
         else:
             program = fetch(job, self._log)
             isolated = bool(job.platform is not None and job.platform.network_isolation)
+            target = target_of(program, job.settings, environ, job.paths.base)
+            settings = job.settings._replace(install_target=target)
             program = install(
-                program, environ, job.settings, run, self._log, network_isolation=isolated
+                program, environ, settings, run, self._log, network_isolation=isolated
             )
+        environ = with_target(environ, target)
         self._warn_of_absent_channels()
         machine = probe_machine(environ)
         several = len(job.cluster.hosts) > 1
@@ -163,6 +180,9 @@ class JobWork:
         level = "INFO" if self._job.cluster.is_leader else "DEBUG"
         for note in plan.notes:
             self._log("plan", note, level=level)
+        for warning in plan.warnings if self._job.cluster.is_leader else ():
+            self._log("plan", warning, level="WARNING")
+        self._warn_of_shared_memory(sum(slot.host == here for slot in plan.ranks))
         self._log(
             "plan",
             f"option {plan.option}",
@@ -197,10 +217,12 @@ class JobWork:
                     f"end that process, or set {port_variable(name)} on every host",
                 )
 
-    def write(self, ending: Ending) -> None:
+    def write(self, ending: Ending) -> bool:
         """See `Work`."""
-        from muster.train_job.last_words import say_last
-
+        try:
+            self._prepared.result()
+        except ConfigError:
+            pass  # is told as the outcome
         job = self._job
         written = report.write(job.paths, ending.outcome, self._masker)
         self._tidy()
@@ -211,15 +233,17 @@ class JobWork:
             problem = write_summary(folder, summary(job, ending, __version__), self._masker)
             if problem:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
+        return written
+
+    def say(self, ending: Ending, written: bool) -> None:
+        """See `Work`."""
+        from muster.train_job.last_words import say_last
+
         say_what_is_missing(self._output)
-        say_last(self._output, ending, self._masker, job.cluster.is_leader, written)
+        say_last(self._output, ending, self._masker, self._job.cluster.is_leader, written)
 
     def _tidy(self) -> None:
-        """Removes what must not stay; a mount that hangs is left to itself."""
-        if os.path.lexists(self._spilled):
-            from muster.contract.spill import remove
-
-            remove(self._spilled)
+        """Removes code that is there in part; a mount that hangs is left to itself."""
         if not self._staging or self._staged is not None:
             return
         import threading
@@ -241,6 +265,20 @@ class JobWork:
             where = f"{job.paths.data}/{name}"
             self._log("stage", f"channel {name!r} has no folder {where}", level="WARNING")
 
+    def _warn_of_shared_memory(self, ranks: int) -> None:
+        """Where it is what an engine gives that nobody told, and something here may use it."""
+        from muster.stage.probe import shm_bytes
+
+        size = shm_bytes()
+        if size is None or size > SMALL_SHM_BYTES or (ranks == 1 and not _has_torch()):
+            return
+        self._log(
+            "plan",
+            f"/dev/shm has {size >> 20} MiB: DataLoader workers and NCCL may die of it; "
+            f"{more_shared_memory(self._job.settings.isolation)}",
+            level="WARNING",
+        )
+
     def _rank_environment(
         self, environ: Mapping[str, str], machine: Machine, program: Program
     ) -> Mapping[str, str]:
@@ -250,7 +288,14 @@ class JobWork:
         merged = {**environ, **exports(self._job, machine, program)}
         paths = [program.code_dir, merged.get("PYTHONPATH", "")]
         merged["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        result, warnings = spill(merged, self._spilled, program.arguments)
+        where = os.path.join(self._folder, "spilled")
+        try:
+            result, warnings = spill(merged, where, program.arguments)
+        except OSError as error:
+            raise LaunchError(
+                f"variables too large for the kernel cannot be kept in {where}: {error.strerror}",
+                "give /tmp more room, or set TMPDIR to a folder with room",
+            ) from error
         for warning in warnings:
             self._log("stage", warning, level="WARNING")
         return result
@@ -302,3 +347,9 @@ class JobWork:
                     f"{mine} has code {leader.code_hash[:SHOWN_HASH]}",
                     "start every host from the same source",
                 )
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec  # takes milliseconds: asked last
+
+    return find_spec("torch") is not None

@@ -33,7 +33,7 @@ def main() -> None:
         os.execv(path, [path])
     text = (
         f"ConfigError: Muster(...): the image has no `train` of muster beside {sys.executable} or "
-        "on PATH\nFix: pip install muster-training in the image, or use one that has it\n"
+        "on PATH\nFix: install the wheel muster_training in the image, or use one that has it\n"
     )
     sys.stderr.write(text)
     base = os.environ.get("SAGEMAKER_BASE_DIR") or BASE

@@ -1,0 +1,115 @@
+"""What `muster plan SCRIPT` plans from: the files and the environment that `muster local` would
+give its first host, written to a temporary folder that is gone afterwards. Starts no host of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from muster.commands.show_plan import Row
+from muster.local import environment, preparation, runfolder, sourcecode, tree
+from muster.local.docker_request import DOCKER
+from muster.local.environment import NETNS, PROCESS
+from muster.local.module import entry_point
+from muster.local.request import Request, read_request
+from muster.local.rootfs import ML
+from muster.local.runfolder import RunFolder
+from muster.spec.machine import Interface, Machine
+
+CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
+NEVER_SHOWN = (*CHOSEN_LATE, "MUSTER_JOB_SECRET")
+
+
+class DryRun(NamedTuple):
+    """`machine`: this machine -> what a host of the run sees of it. `rows` take the place of those
+    of their name. `shown`: a text about the temporary folder -> the same about the real one."""
+
+    environ: dict[str, str]
+    machine: Callable[[Machine], Machine]
+    rows: tuple[Row, ...]
+    assumed: tuple[str, ...]
+    shown: Callable[[str], str]
+
+    def improved(self, rows: Iterable[Row]) -> tuple[Row, ...]:
+        better = {row.name: row for row in self.rows}
+        found = (better.get(row.name, row) for row in rows)
+        return tuple(row._replace(value=self.shown(row.value)) for row in found)
+
+
+@contextmanager
+def dry_run(args: argparse.Namespace) -> Iterator[DryRun]:
+    """Raises UsageError for what `muster local` would refuse."""
+    request = read_request(args)
+    keys = preparation.checked_keys(request)
+    with tempfile.TemporaryDirectory(prefix="muster-plan-") as temp:
+        stem = os.path.splitext(os.path.basename(request.program))[0]
+        folder = RunFolder(os.path.realpath(temp), runfolder.job_name(f"TIME-{stem}"), -1)
+        isolation = preparation.choose_isolation(request, folder, keys, _say)
+        yield _dry(request, folder, isolation, _with_tree(request, folder, isolation, keys))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text.replace("muster local:", "muster plan:", 1) + "\n")
+
+
+def _with_tree(
+    request: Request, folder: RunFolder, isolation: str, keys: dict[str, str]
+) -> dict[str, str]:
+    """The first host's environment, after its tree was written."""
+    host = request.host_names[0]
+    source = request.source_dir
+    if request.module:  # its entry point is made when the code is packed
+        source = folder.host("source")
+        os.mkdir(source)
+        name, content = entry_point(request.module)
+        with open(os.path.join(source, name), "wb") as file:
+            file.write(content)
+    interface = environment.interface_of(isolation)
+    documents = preparation.documents(request, keys, host, interface, folder.job, source)
+    tree.write_tree(folder.base(host), documents, request.channels)
+    addresses = environment.addresses(isolation, request.host_names)
+    shared = environment.run_variables(request, folder, isolation, addresses)
+    shared = {name: value for name, value in shared.items() if name not in NEVER_SHOWN}
+    environ = environment.host_environ(os.environ, request, folder, host, shared, isolation)
+    return {**environ, "SAGEMAKER_BASE_DIR": folder.base(host)}
+
+
+def _dry(request: Request, folder: RunFolder, isolation: str, environ: dict[str, str]) -> DryRun:
+    run = request.output or os.path.join(os.path.realpath(runfolder.RUNS), folder.job)
+    base = folder.base(request.host_names[0])
+    there = ML if isolation != PROCESS else base.replace(folder.path, run, 1)
+    size, count = sourcecode.measure(
+        request.source_dir, (run, request.checkpoint or run), request.ignored
+    )
+    code = f"{request.source_dir} ({count} file{'s' * (count != 1)}, {-(-size // 1024):,} KiB)"
+    if left_out := request.ignored.in_words(sourcecode.LEFT_OUT):
+        _say(f"muster local: {left_out}")
+    assumed = ["free ports are chosen when the hosts start: those shown are the defaults"]
+    if isolation == DOCKER:
+        assumed.append("programs are the image's: those of this machine are shown")
+    return DryRun(
+        environ=environ,
+        machine=lambda machine: _seen(machine, isolation, request.host_names),
+        rows=(
+            Row("base folder", there, f"isolation {isolation}"),
+            Row("code", code, "packed for every host"),
+        ),
+        assumed=tuple(assumed),
+        shown=lambda text: text.replace(base, there).replace(folder.path, run),
+    )
+
+
+def _seen(machine: Machine, isolation: str, names: tuple[str, ...]) -> Machine:
+    if isolation == DOCKER:
+        return machine._replace(gpus=0, neurons=0, efa=False)
+    if isolation != NETNS:
+        return machine
+    address = environment.addresses(isolation, names)[names[0]]
+    link = Interface(environment.interface_of(isolation), address)
+    return machine._replace(interfaces=(Interface(environment.LOOPBACK, "127.0.0.1"), link))

@@ -1,0 +1,157 @@
+"""The runs that were kept: which there are, how they ended, and how one is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections import Counter
+from typing import Any, NamedTuple
+
+from muster.commands.arguments import UsageError, did_you_mean
+from muster.local import runfolder
+from muster.local.artifacts import made
+from muster.local.command_file import Command, read_command
+
+LATEST = "latest"
+
+
+class Run(NamedTuple):
+    """`state`: running, succeeded, failed, stopped, or lost when nobody lived to say. `code` and
+    `seconds`: None unless it has ended."""
+
+    path: str
+    state: str
+    code: int | None
+    seconds: float | None
+    headline: str
+    hosts: tuple[str, ...]
+    command: Command | None
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def command_line(self) -> str:
+        return f"muster local {shlex.join(self.command.argv)}" if self.command else "-"
+
+    @property
+    def started(self) -> str:
+        if not self.command:
+            return "-"
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.command.started))
+
+
+def runs() -> list[Run]:
+    """All runs below `muster-runs`, the newest first."""
+    root = os.path.realpath(runfolder.RUNS)
+    names = os.listdir(root) if os.path.isdir(root) else []
+    paths = [os.path.join(root, name) for name in names if name != LATEST]
+    found = [read_run(path) for path in paths if _is_run(path)]
+    return sorted(found, key=lambda run: (_started(run), run.name), reverse=True)
+
+
+def _started(run: Run) -> float:
+    return run.command.started if run.command else os.stat(run.path).st_mtime
+
+
+def find_run(name: str) -> Run:
+    """By its name below `muster-runs`, by a path, or `latest`. Raises UsageError."""
+    for path in (os.path.join(runfolder.RUNS, name), name):
+        if name and _is_run(path):
+            return read_run(os.path.realpath(path))
+    known = [run.name for run in runs()]
+    if name == LATEST and known:
+        return read_run(os.path.realpath(os.path.join(runfolder.RUNS, known[0])))
+    if not known:
+        raise UsageError(
+            f"there are no runs in {os.path.realpath(runfolder.RUNS)}",
+            "go to the folder that you started `muster local` in, or name a run folder",
+        )
+    raise UsageError(f"no run {name!r}{did_you_mean(name, known)}", "muster history lists them")
+
+
+def _is_run(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, runfolder.MARK))
+
+
+def read_run(path: str) -> Run:
+    """What the folder says; a field that cannot be read is empty."""
+    summary = _summary(path)
+    local, outcome = summary.get("local", {}), summary.get("outcome", {})
+    state = str(outcome.get("result", "lost")).lower()
+    if not _is_free(path):
+        state = "running"
+    names = (entry for entry in sorted(os.listdir(path), key=_by_number))
+    return Run(
+        path=path,
+        state=state,
+        code=local.get("exit_code", outcome.get("exit_code")),
+        seconds=local.get("seconds"),
+        headline=str(outcome.get("headline") or ""),
+        hosts=tuple(name for name in names if os.path.isdir(os.path.join(path, name, "opt/ml"))),
+        command=read_command(path),
+    )
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """algo-2 before algo-10."""
+    return (len(name), name)
+
+
+def _summary(path: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(path, runfolder.SUMMARY), encoding="utf-8") as file:
+            document = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _is_free(path: str) -> bool:
+    try:
+        return runfolder.is_free(path)
+    except OSError:
+        return True
+
+
+def _refuse_unless(sure: bool, run: Run) -> None:
+    """Raises UsageError for a run that holds, or may hold, what a job made while not `sure`."""
+    if sure:
+        return
+    try:
+        kinds = Counter[str]()
+        for one in made(run.path):
+            kinds[one.kind] += one.files
+    except OSError as error:
+        why = f"what is in {run.name} cannot be read: {runfolder.in_words(error)}"
+        raise UsageError(why, "see whose files are in it, or add --yes to delete them") from None
+    if kinds:
+        found = ", ".join(f"{kind}: {files}" for kind, files in kinds.items())
+        raise UsageError(
+            f"{run.name} holds files that its job made ({found})", "add --yes to delete them"
+        )
+
+
+def remove(run: Run, sure: bool) -> None:
+    """Removes the run's folder, and `latest` where that is the run.
+
+    Raises UsageError for one that is in use, or that holds what a job made while not `sure`.
+    """
+    try:
+        folder = runfolder.RunFolder(run.path, "", runfolder.hold(run.path))
+    except OSError as error:
+        raise UsageError(f"{run.name} cannot be removed: {runfolder.in_words(error)}") from None
+    try:
+        _refuse_unless(sure, run)
+    except UsageError:
+        os.close(folder.lock)
+        raise
+    link = os.path.join(os.path.dirname(run.path), LATEST)
+    if os.path.islink(link) and os.path.realpath(link) == run.path:
+        os.unlink(link)
+    runfolder.discard(folder)
+    if os.path.exists(run.path):
+        raise UsageError(f"{run.path} could not be removed whole", "see whose files are in it")

@@ -1,0 +1,49 @@
+"""The user's own files behind the code folders of hosts, as failures name them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from muster.run.evidence import frames
+from muster.spec.plain import printable
+
+_CODE = r"/opt/ml/code/"
+_LINE = re.compile(rf'^.*File "[^"\n]*{_CODE}([^"\n]+)", line (\d+)[^\n]*$', re.MULTILINE)
+
+
+class Place(NamedTuple):
+    """`path`: absolute."""
+
+    path: str
+    line: int
+
+
+def with_own_paths(text: str, source: str) -> str:
+    """A traceback whose lines also say where their files lie in the source folder."""
+
+    def line(found: re.Match[str]) -> str:
+        path = os.path.join(source, found[1])
+        if not os.path.isfile(path):
+            return found[0]
+        return f"{found[0]}  ({printable(_shown(path))}:{found[2]})"
+
+    return _LINE.sub(line, text)
+
+
+def failing_place(tail: str, source: str) -> Place | None:
+    """The innermost line of the user's own in the last lines of a rank."""
+    own = [
+        Place(os.path.join(source, frame.path.rpartition(_CODE)[2]), frame.line)
+        for frame in frames(tail)
+        if _CODE in frame.path
+    ]
+    there = [place for place in own if os.path.isfile(place.path)]
+    innermost = 0 if "Fatal Python error: " in tail else -1
+    return there[innermost] if there else None
+
+
+def _shown(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,44 @@
+"""Text of anybody's as a terminal may show it: what muster prints itself passes through here.
+
+What ranks write is another matter: it is passed on byte for byte.
+"""
+
+from __future__ import annotations
+
+WIDTH = 200  # characters of a line of ours
+
+# C0 but for line ends and tabs, DEL, C1; line and paragraph separators; what has no width or turns
+# the direction of text; annotations, tags
+_CONTROLS = (
+    (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x61C, 0x61C), (0x180E, 0x180E), (0x200B, 0x200F),
+    (0x2028, 0x202E), (0x2060, 0x206F), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB), (0xE0000, 0xE007F),
+)  # fmt: skip
+_SHOWN_AS: dict[int, str | None] = {
+    code: "?" for low, high in _CONTROLS for code in range(low, high + 1) if chr(code) not in "\n\t"
+}
+_SHOWN_AS[0x0D] = None
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold and that moves no cursor: `?` for lone surrogates, escapes and
+    other controls. Lines end by `\\n` alone."""
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()
+    return text.translate(_SHOWN_AS)
+
+
+def wrapped(text: str, width: int = WIDTH) -> str:
+    """Lines of at most `width` characters, broken at a space where one is; what is left of a line
+    is indented further."""
+    return "\n".join(piece for line in text.split("\n") for piece in _pieces(line, width))
+
+
+def _pieces(line: str, width: int) -> list[str]:
+    pieces = []
+    indent = line[: len(line) - len(line.lstrip())][: width // 2] + "    "
+    while len(line) > width:
+        cut = line.rfind(" ", len(indent) + width // 4, width + 1)
+        cut = cut if cut > 0 else width
+        pieces.append(line[:cut].rstrip())
+        line = indent + line[cut:].lstrip()
+    return [*pieces, line]
