@@ -50,7 +50,7 @@ static int allocate(struct mc_comm *c) {
   c->local_of = calloc(n, sizeof *c->local_of);
   c->first_of = calloc(n + 1, sizeof *c->first_of);
   c->members = calloc(n, sizeof *c->members);
-  c->broken_marks = calloc(n > sizeof c->segment->verdict.marks ? n : sizeof c->segment->verdict.marks, 1);
+  c->broken_marks = calloc(n > MC_MARKED ? n : MC_MARKED, 1);
   c->waits_ns = calloc(n, sizeof *c->waits_ns);
   c->records = calloc(MC_RECORDS, sizeof *c->records);
   c->regions = calloc(MC_REGIONS, sizeof *c->regions);

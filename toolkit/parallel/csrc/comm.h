@@ -23,19 +23,21 @@ struct mc_rank_block { /* one per local rank, in the segment */
   uint64_t away_ns[2]; /* by parity: how long the rank has waited for other nodes since its last round */
   /* second: rarely read */
   _Alignas(64) struct mc_desc desc[2]; /* by parity of the round in which the call began */
+  _Atomic uint32_t edits[2]; /* of `desc`, odd while it is being written: others may read it at any time */
   _Alignas(64) _Atomic uint32_t state; /* 0 not yet, 1 attached, 2 left */
-  uint64_t process; /* segment.c; written before the state */
+  uint64_t process, started, stack, pids; /* segment.c; written before the state */
 };
-struct mc_verdict { /* the first failure of the node, written once */
-  _Atomic uint32_t state; /* fail.c */
+#define MC_MARKED 4096u
+struct mc_verdict { /* a failure of the node, written once */
   int32_t code, sys_errno, rank, told_by;
   struct mc_desc mine, other;
-  uint8_t marks[4096]; /* by world rank; larger groups: ranks beyond are not marked */
+  uint8_t marks[MC_MARKED]; /* by world rank; larger groups: ranks beyond are not marked */
 };
 struct mc_segment {
   uint32_t magic, locals;
   uint64_t slot_bytes;
-  struct mc_verdict verdict;
+  _Atomic uint32_t verdict_state; /* fail.c: which of them counts, the first that was written whole */
+  struct mc_verdict verdicts[4];
   _Alignas(64) struct mc_rank_block ranks[]; /* [locals], then the slots */
 };
 
@@ -108,10 +110,12 @@ void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns);
 static inline struct mc_rank_block *mc_block(const struct mc_comm *c, uint32_t local) { return &c->segment->ranks[local]; }
 static inline uint32_t mc_rank_of(const struct mc_comm *c, uint32_t local) { return c->members[c->first_of[c->node] + local]; }
 /* --- fail.c */
+const struct mc_verdict *mc_verdict(const struct mc_comm *c); /* the node's failure, NULL: none yet */
 /* Ends the group: writes the verdict (or takes the one that is there), tells the other nodes, wakes all.
  * marks: by world rank, may be NULL. Returns the code that counts. */
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other);
 int mc_fail_told(struct mc_comm *c, const struct mc_failure *told); /* another node's verdict: not told back */
+void mc_abort_told(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
 int mc_check(struct mc_comm *c);             /* MC_OK, or the verdict or abort that is there by now; cheap */
 /* One look at what a long wait must not miss: verdict, dead local ranks, other nodes' words, the
  * deadline. `missing` (by local rank, NULL: nobody local) is who has not come. Called every 50 ms. */

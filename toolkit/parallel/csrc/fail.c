@@ -6,16 +6,31 @@
 #include "fault_point.h"
 #include "net.h"
 
-enum { NONE, WRITTEN = 2, WRITING }; /* of a verdict; WRITING and above: which local rank does */
-#define WRITE_NS 200000000u /* a rank that dies while it writes the verdict is not waited for longer */
+/* The state of the node's verdict: 0 while there is none, then who writes which of the places: the number of the
+ * try from 1, the local rank, and whether it is done. A rank that stands still as it writes (dead, or stopped) is
+ * not waited for: the next try has a place of its own, so that no two ever write the same one (but the fifth). */
+#define DONE 1u
+#define WRITE_NS 200000000u
+#define SLICE_NS 1000000u
+#define PLACES (sizeof((struct mc_segment *)0)->verdicts / sizeof(struct mc_verdict))
+
+static uint32_t next_try(uint32_t state, uint32_t local) { return ((state >> 16) + 1) << 16 | local << 1; }
+
+static struct mc_verdict *place_of(const struct mc_comm *c, uint32_t state) {
+  return &c->segment->verdicts[((state >> 16) - 1) % PLACES];
+}
+
+const struct mc_verdict *mc_verdict(const struct mc_comm *c) {
+  uint32_t state = atomic_load_explicit(&c->segment->verdict_state, memory_order_acquire);
+  return state & DONE ? place_of(c, state) : NULL;
+}
 
 static void wake_all(struct mc_comm *c) {
   for (uint32_t local = 0; local < c->locals; local++) mc_futex_wake(&mc_block(c, local)->flag);
 }
 
 static uint32_t marked(const struct mc_comm *c) {
-  uint32_t room = (uint32_t)sizeof c->segment->verdict.marks;
-  return c->size < room ? c->size : room;
+  return c->size < MC_MARKED ? c->size : MC_MARKED;
 }
 
 static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
@@ -34,12 +49,11 @@ static void see_difference(struct mc_comm *c, const struct mc_verdict *verdict) 
 }
 
 /* Makes the verdict of the node this rank's own, and tells it on as it was written, once. */
-static int take(struct mc_comm *c) {
-  struct mc_verdict *verdict = &c->segment->verdict;
+static int take(struct mc_comm *c, const struct mc_verdict *verdict) {
   struct mc_failure written = {
       .code = verdict->code, .sys_errno = verdict->sys_errno, .rank = verdict->rank, .told_by = verdict->told_by,
       .mine = verdict->mine, .other = verdict->other,
-      .marks = marked(c) < c->size ? c->broken_marks : verdict->marks,
+      .marks = marked(c) < c->size ? c->broken_marks : (uint8_t *)verdict->marks,
       .waited_s = (double)(mc_now_ns() - c->began_ns) / 1e9};
   if (c->broken.code == MC_OK) {
     c->broken = written;
@@ -58,64 +72,60 @@ static int take(struct mc_comm *c) {
   return c->broken.code;
 }
 
-static bool there(struct mc_comm *c) {
-  return atomic_load_explicit(&c->segment->verdict.state, memory_order_acquire) == WRITTEN;
-}
-
-/* Whether this rank is the one that writes the verdict; if not it is there on return. Where its writer died in
- * the middle one of those who wait takes its place, for what it knows is as good. */
-static bool writes(struct mc_comm *c) {
-  _Atomic uint32_t *state = &c->segment->verdict.state;
-  uint32_t mine = WRITING + c->local, seen = NONE;
-  if (atomic_compare_exchange_strong(state, &seen, mine)) return true;
+/* A try to write the verdict, to be claimed by this rank: its state, or 0 once there is one. */
+static uint32_t claim(struct mc_comm *c) {
+  _Atomic uint32_t *state = &c->segment->verdict_state;
+  uint32_t seen = 0, mine = next_try(seen, c->local);
+  if (atomic_compare_exchange_strong(state, &seen, mine)) return mine;
   uint64_t began = mc_now_ns();
-  while (seen != WRITTEN) {
+  while (!(seen & DONE)) {
     uint32_t writer = seen;
-    if (mc_now_ns() - began > WRITE_NS && atomic_compare_exchange_strong(state, &seen, mine)) return true;
+    mine = next_try(writer, c->local);
+    if (mc_now_ns() - began > WRITE_NS && atomic_compare_exchange_strong(state, &seen, mine)) return mine;
+    mc_futex_sleep(state, writer, SLICE_NS);
     seen = atomic_load_explicit(state, memory_order_acquire);
     if (seen != writer) began = mc_now_ns();
   }
-  return false;
+  return 0;
 }
 
-static void write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
-  struct mc_verdict *verdict = &c->segment->verdict;
-  if (!writes(c)) return;
-  MC_FAULT_POINT(verdict_claimed);
-  verdict->code = what->code;
-  verdict->sys_errno = what->sys_errno;
-  verdict->rank = what->rank;
-  verdict->told_by = what->told_by;
-  verdict->mine = what->mine;
-  verdict->other = what->other;
-  memset(verdict->marks, 0, sizeof verdict->marks);
-  if (marks) memcpy(verdict->marks, marks, marked(c));
-  MC_FAULT_POINT(verdict_filled);
-  atomic_store_explicit(&verdict->state, WRITTEN, memory_order_release);
-  MC_FAULT_POINT(verdict_written);
-  wake_all(c);
+/* The node's verdict: what is there already, else `what`. */
+static const struct mc_verdict *write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
+  for (uint32_t mine; (mine = claim(c)) != 0;) {
+    MC_FAULT_POINT(verdict_claimed);
+    struct mc_verdict *verdict = place_of(c, mine);
+    *verdict = (struct mc_verdict){.code = what->code, .sys_errno = what->sys_errno, .rank = what->rank,
+                                   .told_by = what->told_by, .mine = what->mine, .other = what->other};
+    if (marks) memcpy(verdict->marks, marks, marked(c));
+    MC_FAULT_POINT(verdict_filled);
+    uint32_t seen = mine; /* another's, where this rank stood still meanwhile */
+    if (!atomic_compare_exchange_strong(&c->segment->verdict_state, &seen, mine | DONE)) continue;
+    MC_FAULT_POINT(verdict_written);
+    mc_futex_wake(&c->segment->verdict_state);
+    wake_all(c);
+  }
+  return mc_verdict(c);
 }
 
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other) {
   struct mc_failure what = {.code = code, .sys_errno = sys_errno, .rank = rank, .told_by = (int)c->rank, .mine = c->desc};
   if (other) what.other = *other;
-  uint8_t own[sizeof c->segment->verdict.marks] = {0};
-  if (!marks && rank >= 0 && (size_t)rank < sizeof own) {
+  uint8_t own[MC_MARKED] = {0};
+  if (!marks && rank >= 0 && (size_t)rank < MC_MARKED) {
     own[rank] = code == MC_EMISMATCH ? MC_DIFFERENT : code == MC_EPEER ? MC_DEAD : MC_MISSING;
     marks = own;
   }
-  write_down(c, &what, marks);
-  return take(c);
+  return take(c, write_down(c, &what, marks));
 }
 
 int mc_fail_told(struct mc_comm *c, const struct mc_failure *told) {
-  write_down(c, told, told->marks);
-  return take(c);
+  return take(c, write_down(c, told, told->marks));
 }
 
 int mc_check(struct mc_comm *c) {
   if (c->broken.code) return c->broken.code;
-  if (there(c)) return take(c);
+  const struct mc_verdict *verdict = mc_verdict(c);
+  if (verdict) return take(c, verdict);
   if (atomic_load(&c->aborted)) return mc_fail(c, MC_EABORT, 0, -1, NULL, NULL);
   return MC_OK;
 }
@@ -124,10 +134,16 @@ void mc_abort(struct mc_comm *c) {
   struct mc_failure what = {.code = MC_EABORT, .rank = -1, .told_by = (int)c->rank};
   atomic_store(&c->aborted, 1);
   write_down(c, &what, NULL);
+  if (c->net) mc_net_abort(c);
+}
+
+void mc_abort_told(struct mc_comm *c, uint32_t by) {
+  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .told_by = (int)by};
+  write_down(c, &what, NULL);
 }
 
 static int look_at_peers(struct mc_comm *c, const uint8_t *missing) {
-  uint8_t marks[sizeof c->segment->verdict.marks] = {0};
+  uint8_t marks[MC_MARKED] = {0};
   int first = -1;
   for (uint32_t local = 0; local < c->locals; local++) {
     if (!missing[local] || mc_local_alive(c, local)) continue;
@@ -158,7 +174,7 @@ static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {
 }
 
 static int too_late(struct mc_comm *c, const uint8_t *missing) {
-  uint8_t marks[sizeof c->segment->verdict.marks] = {0};
+  uint8_t marks[MC_MARKED] = {0};
   int first = -1;
   for (uint32_t local = 0; local < c->locals; local++) {
     uint32_t rank = mc_rank_of(c, local);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include "comm.h"
 
@@ -18,7 +19,7 @@ static const char *const names[] = {
 #undef MC_FAULT_NAME
 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int chosen = -1, number; /* the point, -1: none; the signal */
+static int chosen = -1, number; /* the point, -1: none; the signal, or minus the microseconds */
 static int left;                /* passings until it is raised; threads pass as well */
 
 static void read_instruction(void) {
@@ -43,7 +44,13 @@ static void note(const char *name) {
 
 void mc_fault_pass(enum mc_fault_point point) {
   pthread_once(&once, read_instruction);
-  if ((int)point != chosen || __atomic_sub_fetch(&left, 1, __ATOMIC_RELAXED) != 0) return;
+  if ((int)point != chosen) return;
+  const int to_come = __atomic_sub_fetch(&left, 1, __ATOMIC_RELAXED);
+  if (number < 0 && to_come <= 0) {
+    const struct timespec pause = {.tv_sec = -number / 1000000, .tv_nsec = -number % 1000000 * 1000L};
+    nanosleep(&pause, NULL);
+  }
+  if (number < 0 || to_come != 0) return;
   note(names[point]);
   /* This thread goes no further, whichever of them it is; what a handler takes is for the program's
    * own threads, since those of the core block it. */

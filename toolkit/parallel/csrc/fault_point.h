@@ -2,7 +2,9 @@
  * compiled without -DMC_FAULT_POINTS.
  *
  * MC_FAULT=point:nth:signal   at the nth passing (from 1) of `point` this process sends itself the signal
- * MC_FAULT_RECORD=file        gets a line "point nanoseconds" (CLOCK_MONOTONIC) just before
+ * MC_FAULT=point:nth:-us      from the nth passing on each takes so many microseconds longer: what can come
+ *                             between two steps comes between them
+ * MC_FAULT_RECORD=file        gets a line "point nanoseconds" (CLOCK_MONOTONIC) just before a signal
  *
  * Both are read once. Every point is listed here, and each is passed somewhere: the tests have a case for each. */
 #ifndef MUSTER_FAULT_POINT_H
@@ -26,7 +28,8 @@
   POINT(verdict_claimed) POINT(verdict_filled) POINT(verdict_written) POINT(verdict_taken) POINT(verdict_told) \
   /* messages of a node: p2p.c, p2p_ring.c, p2p_thread.c */ \
   POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_starved) POINT(ring_filled) \
-  POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) POINT(thread_moved) \
+  POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) \
+  POINT(bell_entrusted) POINT(thread_listens) POINT(thread_moved) \
   /* between nodes, the node's part of it: leg_round.c, leg_local.c */ \
   POINT(leg_counted) POINT(leg_slept) POINT(leg_reduce_in) POINT(leg_reduce_summed) POINT(leg_share_in) \
   POINT(leg_share_spread) POINT(leg_pairs_in) POINT(leg_pairs_out) \
@@ -44,7 +47,7 @@
   POINT(nodes_pairs_posted) POINT(nodes_pairs_in_node) \
   /* connections: net_dial.c, net_door.c */ \
   POINT(dial_connecting) POINT(dial_greeted) POINT(dial_proved) POINT(dial_welcomed) \
-  POINT(door_let_in) POINT(door_answered) POINT(door_handed) POINT(door_taken) \
+  POINT(door_let_in) POINT(door_answered) POINT(door_handed) POINT(door_taken) POINT(abort_heard) \
   /* frames and words: net_link.c, net_read.c, net_take.c, net_words.c, p2p_net.c */ \
   POINT(frames_sent) POINT(frames_part_sent) POINT(header_read) POINT(payload_part_read) POINT(frame_landed) \
   POINT(present_said) POINT(bye_said) \

@@ -27,7 +27,7 @@ static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *ad
   n->buffer_bytes = mc_socket_buffers();
   mc_socket_settle(listen_fd, n->buffer_bytes);
   int code = mc_door_open(n, listen_fd);
-  static const struct mc_taker *const takers[] = {&mc_collective_taker, &mc_p2p_taker};
+  static const struct mc_taker *const takers[] = {&mc_collective_taker, &mc_p2p_taker, NULL};
   for (uint32_t i = 0; i < MC_NET_CHANNELS && code == MC_OK; i++) code = mc_channel_open(&n->channels[i], n, i, takers[i]);
   return code;
 }
@@ -56,6 +56,7 @@ void mc_net_close(struct mc_comm *c) {
   struct mc_net *n = c->net;
   if (!n) return;
   if (c->pid == 0 || c->pid == (int)getpid()) { /* a forked child has no part in its parent's connections */
+    mc_net_abort_end(n);
     const uint64_t until = mc_now_ns() + 300000000u;
     for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) stop_reading(&n->channels[i]);
     for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_word_bye(&n->channels[i]);

@@ -5,7 +5,7 @@
 #define MUSTER_NET_H
 #include "comm.h"
 
-enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_CHANNELS }; /* connections of the two are apart */
+enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS }; /* each has connections of its own */
 
 /* 0 or an errno value; after a failure listen_fd is still the caller's. */
 int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses);
@@ -27,4 +27,7 @@ int mc_net_await(struct mc_comm *c, uint64_t ticket);
 int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
 /* Tells the verdict to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure);
+/* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to
+ * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one. */
+void mc_net_abort(struct mc_comm *c);
 #endif

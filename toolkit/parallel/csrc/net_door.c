@@ -67,6 +67,8 @@ static void listen_again(struct mc_door *door, bool on) {
   if (epoll_ctl(door->poll_fd, EPOLL_CTL_MOD, door->listen_fd, &event) == 0) door->listening = on;
 }
 
+static bool listen_to(struct mc_net *n, struct mc_pending *p);
+
 static void let_in(struct mc_net *n) {
   struct mc_door *door = &n->door;
   for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
@@ -82,7 +84,8 @@ static void let_in(struct mc_net *n) {
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
     struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - door->pending)}};
-    if (epoll_ctl(door->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0) put_out(p);
+    /* its greeting is there as a rule: who looks only every 50 ms answers at once */
+    if (epoll_ctl(door->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !listen_to(n, p)) put_out(p);
   }
 }
 
@@ -111,11 +114,18 @@ static bool answer(struct mc_net *n, struct mc_pending *p) {
   return sent;
 }
 
-/* The proof is there: the socket goes to the channel it asked for. */
+/* The proof is there: the socket goes to the channel it asked for, or has said all with its hello. */
 static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   uint8_t proof[MC_PROOF];
   mc_closing_proof(n->c, &p->hello, proof);
   if (!mc_proves(proof, p->buffer)) return false;
+  if (p->hello.greeting.channel == MC_NET_ABORT) {
+    mc_abort_told(n->c, p->hello.greeting.rank);
+    MC_FAULT_POINT(abort_heard);
+    mc_welcome_proof(n->c, &p->hello, proof);
+    send_all(p->fd, proof, sizeof proof);
+    return false;
+  }
   struct mc_handed *handed = malloc(sizeof *handed);
   if (!handed) return false;
   mc_welcome_proof(n->c, &p->hello, proof);

@@ -3,7 +3,7 @@
  * A channel is driven by one thread at a time; only its handed-over sockets and the door are shared
  * between channels, under door.lock. On MC_NET_COLLECTIVE a pair has one link, made by the higher
  * rank. On MC_NET_P2P links have a direction: the sender makes its own, so that a receive from
- * any source needs no connections of its own. */
+ * any source needs no connections of its own. On MC_NET_ABORT the hello is all. */
 #ifndef MUSTER_NET_LINK_H
 #define MUSTER_NET_LINK_H
 #include <pthread.h>
@@ -131,8 +131,14 @@ struct mc_door {
   int listen_fd, poll_fd; /* poll_fd: epoll over the listening socket and the pending ones */
   struct mc_pending *pending; /* [MC_PENDING] */
 };
+struct mc_abort { /* net_abort.c */
+  pthread_t thread;
+  _Atomic uint32_t begun, started, stop, done; /* done: no node is left to tell */
+  uint64_t began_ns;
+};
 struct mc_net {
   struct mc_comm *c;
+  struct mc_abort abort;
   struct mc_address *addresses;
   uint8_t group[MC_PROOF];
   struct mc_door door;
@@ -189,6 +195,8 @@ void mc_word_fail(struct mc_chan *ch, const struct mc_failure *failure);
 void mc_word_bye(struct mc_chan *ch);
 void mc_word_read(struct mc_chan *ch, struct mc_link *l, const uint8_t *payload);
 bool mc_missed_by(const struct mc_link *l, uint64_t seq, uint8_t *marks, uint32_t size);
+/* --- net_abort.c */
+void mc_net_abort_end(struct mc_net *n);
 /* --- net_take.c */
 extern const struct mc_taker mc_collective_taker;
 int mc_settle(struct mc_chan *ch);

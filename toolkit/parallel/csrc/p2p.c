@@ -32,6 +32,7 @@ static void release(struct mc_p2p *p) {
   }
   mc_area_unmap(p);
   free(p->requests), free(p->free_slots), free(p->peers);
+  if (p->pid == (int)getpid()) pthread_cond_destroy(&p->net_rest); /* else it may say that a thread waits */
   pthread_mutex_destroy(&p->lock);
   free(p);
 }
@@ -42,16 +43,18 @@ static int create(struct mc_comm *c) {
   p->c = c, p->ch = c->net ? &c->net->channels[MC_NET_P2P] : NULL;
   p->pid = (int)getpid();
   pthread_mutex_init(&p->lock, NULL);
+  pthread_condattr_t clock;
+  pthread_condattr_init(&clock);
+  pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+  pthread_cond_init(&p->net_rest, &clock);
+  pthread_condattr_destroy(&clock);
   p->peers = calloc(c->size, sizeof *p->peers);
   if (!p->peers || !mc_area_map(p)) {
     release(p);
     return MC_EMEM;
   }
   __atomic_store_n(&c->p2p, p, __ATOMIC_RELEASE);
-  if (mc_p2p_start(p)) return MC_OK;
-  __atomic_store_n(&c->p2p, NULL, __ATOMIC_RELEASE);
-  release(p);
-  return MC_ESYS;
+  return MC_OK;
 }
 
 static int opened(struct mc_comm *c) {
@@ -130,15 +133,6 @@ static void begin_receive(struct mc_p2p *p, struct mc_request *r) {
   mc_withdraw(p, r, p->peers[r->peer].code, p->peers[r->peer].why);
 }
 
-/* The thread cares for what nobody waits for. */
-static void entrust(struct mc_p2p *p) {
-  struct mc_bell *bell = mc_own_bell(p);
-  if (!p->pending || p->waiters) return;
-  atomic_store(&bell->listens, 1);
-  if (mc_bell_news(bell)) mc_rings_move(p); /* came before it listened */
-  if (p->pending && (p->idle || (p->polling && p->pending_near))) mc_p2p_kick(p);
-}
-
 int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *data, uint64_t bytes,
             double timeout_s, uint64_t *request) {
   if (!c || !request || way > MC_RECV || peer >= (int32_t)c->size || peer < (way == MC_RECV ? -1 : 0) ||
@@ -151,6 +145,10 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (code != MC_OK) return code;
   p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
   pthread_mutex_lock(&p->lock);
+  if (p->aborted) { /* while this thread waited for the lock: nobody would end the request any more */
+    pthread_mutex_unlock(&p->lock);
+    return MC_EABORT;
+  }
   struct mc_request *r = new_request(p);
   if (!r) {
     pthread_mutex_unlock(&p->lock);
@@ -160,18 +158,19 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   r->began_ns = mc_now_ns();
   r->deadline_ns = r->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
   r->remote = p->ch && (peer < 0 || !mc_is_local(c, (uint32_t)peer));
-  r->near = !p->area.own && (peer < 0 || mc_is_local(c, (uint32_t)peer));
+  r->near = p->area.own ? !r->remote : peer < 0 || mc_is_local(c, (uint32_t)peer);
   if (r->remote) p->pending_remote++;
   if (r->near) p->pending_near++;
   *request = r->id;
   MC_FAULT_POINT(post_begun);
-  if (way == MC_SEND) code = begin_send(p, r);
+  if (!mc_p2p_start(p, r)) code = MC_ESYS;
+  else if (way == MC_SEND) code = begin_send(p, r);
   else begin_receive(p, r);
   if (code != MC_OK) {
     mc_request_end(p, r, code, 0);
     forget(p, r);
   } else if (!r->done) {
-    entrust(p);
+    mc_p2p_entrust(p);
   }
   pthread_mutex_unlock(&p->lock);
   return code;
@@ -210,27 +209,44 @@ static void wait_for_bell(struct mc_p2p *p, uint32_t rings, uint64_t until, uint
   mc_bell_sleep(bell, rings, until - now < MC_SLICE_NS ? until - now : MC_SLICE_NS);
 }
 
-static void wait_locked(struct mc_p2p *p, uint64_t id, uint64_t until) {
+/* A waiter takes the place of the thread at the bell or at the sockets, and gives it back. */
+static void take_place(struct mc_p2p *p, bool near, bool remote, int sign) {
+  p->waiters += (uint32_t)sign;
+  if (near) p->bell_waiters += (uint32_t)sign;
+  if (near && remote) p->both_waiters += (uint32_t)sign;
+  if (!near) p->net_waiters += (uint32_t)sign;
+  if (near && sign > 0) atomic_store(&mc_own_bell(p)->listens, 0);
+  if (!near && sign < 0 && p->net_waiters) mc_bell_ring(mc_own_bell(p)); /* another one has the sockets now */
+  mc_p2p_entrust(p);
+}
+
+static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t until) {
   struct mc_bell *bell = mc_own_bell(p);
+  const uint64_t id = r->id, deadline_ns = r->deadline_ns + 1;
+  const bool near = r->near, remote = r->remote;
   const double spin_s = p->c->tuning.spin_s;
   uint64_t spin_until = mc_now_ns() + (spin_s > 0 ? (uint64_t)(spin_s * 1e9) : 0);
-  p->waiters++;
-  atomic_store(&bell->listens, 0); /* the waiter moves messages itself */
+  take_place(p, near, remote, 1);
   for (;;) {
     const uint32_t rings = atomic_load(&bell->rings);
-    mc_rings_move(p);
+    if (near) mc_rings_move(p);
     mc_p2p_sweep(p, false);
-    const struct mc_request *r = find(p, id);
-    const uint64_t now = mc_now_ns();
+    r = find(p, id);
+    const uint64_t now = mc_now_ns(), at_most = deadline_ns < until ? deadline_ns : until;
     if (!r || r->done || now >= until) break;
-    const uint64_t at_most = r->deadline_ns + 1 < until ? r->deadline_ns + 1 : until;
-    if (now >= at_most) mc_p2p_sweep(p, true);
-    pthread_mutex_unlock(&p->lock);
-    wait_for_bell(p, rings, at_most, &spin_until);
-    pthread_mutex_lock(&p->lock);
+    if (now >= at_most) {
+      mc_p2p_sweep(p, true);
+    } else if (!near && !p->polling) {
+      p->turns++;
+      mc_p2p_turn(p, now < spin_until ? 0 : at_most - now);
+    } else {
+      if (!near && p->net_waiters == 1) mc_p2p_kick(p); /* the thread is to leave */
+      pthread_mutex_unlock(&p->lock);
+      wait_for_bell(p, rings, at_most, &spin_until);
+      pthread_mutex_lock(&p->lock);
+    }
   }
-  p->waiters--;
-  entrust(p);
+  take_place(p, near, remote, -1);
 }
 
 int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status *status, struct mc_failure *failure) {
@@ -240,9 +256,10 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
   pthread_mutex_lock(&p->lock);
   struct mc_request *r = find(p, request);
   if (r && !r->done) {
-    const uint64_t until = wait_s > 0 ? mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9) : 0;
-    wait_locked(p, request, until);
-    r = find(p, request);
+    mc_rings_move(p);
+    mc_p2p_sweep(p, false);
+    if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
+    r = find(p, request); /* another thread may have been told its end */
   }
   int code = MC_OK;
   if (!r) code = MC_EINVAL;
@@ -257,12 +274,9 @@ void mc_p2p_close(struct mc_comm *c) {
   if (!p) return;
   if (p->pid == (int)getpid()) { /* in a forked child there is no such thread, and the lock may be held */
     pthread_mutex_lock(&p->lock);
-    p->stop = true;
     for (uint32_t i = 0; i < p->slots; i++)
       if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_ECLOSED, 0);
-    mc_p2p_kick(p);
-    pthread_mutex_unlock(&p->lock);
-    pthread_join(p->thread, NULL);
+    mc_p2p_stop(p); /* gives the lock back */
   }
   __atomic_store_n(&c->p2p, NULL, __ATOMIC_RELEASE);
   release(p);

@@ -67,12 +67,6 @@ void mc_bell_ring(struct mc_bell *bell) {
   if (atomic_load(&bell->listens)) mc_bell_call(bell);
 }
 
-bool mc_bell_news(struct mc_bell *bell) {
-  for (uint32_t i = 0; i < MC_LOCALS / 64; i++)
-    if (atomic_load_explicit(&bell->news[i], memory_order_relaxed)) return true;
-  return false;
-}
-
 static void sleep_on(_Atomic uint32_t *word, uint32_t value, uint64_t wait_ns) {
   const struct timespec wait = {.tv_sec = (time_t)(wait_ns / 1000000000u), .tv_nsec = (long)(wait_ns % 1000000000u)};
   futex_wait(word, value, wait_ns ? &wait : NULL);

@@ -17,7 +17,9 @@ void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_er
     __atomic_fetch_add(r->way == MC_SEND ? &stats->sends_bytes : &stats->receives_bytes,
                        r->way == MC_SEND ? r->bytes : r->got, __ATOMIC_RELAXED);
   }
-  if (p->waiters) mc_bell_ring(mc_own_bell(p)); /* it may be another thread's */
+  if (!p->waiters) return; /* it may be another thread's */
+  mc_bell_ring(mc_own_bell(p));
+  if (p->net_waiters && p->polling) mc_channel_wake(p->ch);
 }
 
 static bool fits(const struct mc_request *r, uint32_t peer, uint32_t tag) {

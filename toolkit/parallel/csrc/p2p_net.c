@@ -54,18 +54,19 @@ int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
 }
 
 void mc_p2p_net_want(struct mc_p2p *p, const struct mc_request *r) {
-  bool woken = false;
+  bool changed = false;
   if (r->peer >= 0) { /* our own connection to it tells whether it lives */
     struct mc_link *l = mc_link_new(p->ch, (uint32_t)r->peer, false);
+    changed = l && l->state == MC_LINK_NONE;
     if (l) mc_dial(l);
   }
   for (struct mc_link *l = p->ch->links; l; l = l->next) {
     if (!l->accepted || l->broken || (r->peer >= 0 && (uint32_t)r->peer != l->peer)) continue;
     if (l->phase != MC_HELD && l->state != MC_LINK_GONE) continue;
     mc_link_read(p->ch, l);
-    woken = true;
+    changed = true;
   }
-  if (!r->done && (woken || !p->polling || r->peer >= 0)) mc_p2p_kick(p);
+  if (changed && !r->done) mc_p2p_kick(p);
 }
 
 void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r) {

@@ -150,7 +150,7 @@ void mc_rings_move(struct mc_p2p *p) {
   const struct mc_comm *c = p->c;
   struct mc_bell *bell = mc_own_bell(p);
   for (uint32_t i = 0; i < (c->locals + 63) / 64; i++) {
-    if (!atomic_load_explicit(&bell->news[i], memory_order_relaxed)) continue;
+    if (!atomic_load(&bell->news[i])) continue; /* seq_cst: not before `listens`, see p2p_thread.c */
     uint64_t news = atomic_exchange(&bell->news[i], 0);
     while (news) {
       const uint32_t local = i * 64 + (uint32_t)__builtin_ctzll(news);

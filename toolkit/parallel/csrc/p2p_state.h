@@ -1,6 +1,10 @@
 /* Inside p2p. One lock guards all that is not shared with other processes; the rings and bells of the segment
  * are shared, each ring with one writer and one reader process. Whoever holds the lock may move messages: the
- * poster at once, a waiter while it waits, else the thread. */
+ * poster at once, a waiter while it waits, else a thread.
+ *
+ * There are two things to sleep on: the bell, which other ranks of the node ring, and the sockets. Nobody can
+ * sleep on both, so each has a thread of its own, started by the first request that concerns it. Whoever
+ * waits for another node sleeps in poll itself, for a hop through a thread costs as much as the way. */
 #ifndef MUSTER_P2P_STATE_H
 #define MUSTER_P2P_STATE_H
 #include <pthread.h>
@@ -75,15 +79,22 @@ struct mc_p2p {
   struct mc_comm *c;
   struct mc_chan *ch; /* NULL: one node */
   pthread_mutex_t lock;
-  pthread_t thread;
-  bool stop, polling, idle;
+  pthread_t bell_thread, net_thread;
+  bool bell_started, net_started, stop;
+  bool bell_idle;        /* the bell's thread sleeps without end: it is to be called where it is needed */
+  bool net_idle;         /* the same of the sockets' */
+  bool polling;          /* somebody sleeps in poll: nobody else may, `kick` wakes it */
+  pthread_cond_t net_rest;
   int pid;
   struct mc_area area;
   struct mc_peer *peers;             /* [size] */
   struct mc_request **requests;      /* by the low bits of the id */
   uint32_t *free_slots, slots, free_count;
   uint64_t next_id;
-  uint32_t pending, pending_remote, pending_near, waiters;
+  uint32_t pending, pending_remote, pending_near;
+  uint32_t waiters, bell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
+  uint32_t both_waiters;                       /* those of bell_waiters that need the sockets' thread */
+  uint64_t turns;                              /* of waiters at the sockets */
   struct mc_request *posted_first, *posted_last;
   struct mc_message *early_first, *early_last;
   uint64_t swept_ns;
@@ -99,7 +110,6 @@ bool mc_area_map(struct mc_p2p *p);
 void mc_area_unmap(struct mc_p2p *p);
 void mc_bell_ring(struct mc_bell *bell);
 void mc_bell_call(struct mc_bell *bell);
-bool mc_bell_news(struct mc_bell *bell);
 void mc_bell_sleep(struct mc_bell *bell, uint32_t rings, uint64_t wait_ns);
 void mc_bell_sleep_thread(struct mc_bell *bell, uint32_t calls, uint64_t wait_ns); /* 0: without end */
 /* --- p2p_ring.c */
@@ -128,6 +138,9 @@ void mc_p2p_sweep(struct mc_p2p *p, bool now);
 void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t mark, int code, int why);
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
 /* --- p2p_thread.c */
-bool mc_p2p_start(struct mc_p2p *p);
-void mc_p2p_kick(struct mc_p2p *p);
+bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r); /* the threads that care for it */
+void mc_p2p_entrust(struct mc_p2p *p);   /* to the threads: what nobody waits for */
+void mc_p2p_kick(struct mc_p2p *p);      /* the sockets are to be looked at anew */
+void mc_p2p_turn(struct mc_p2p *p, uint64_t wait_ns); /* at the sockets: moves, else sleeps in poll without the lock */
+void mc_p2p_stop(struct mc_p2p *p);
 #endif

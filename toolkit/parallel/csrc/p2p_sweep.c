@@ -49,7 +49,8 @@ static bool somebody_aborted(const struct mc_p2p *p) {
   if (atomic_load(&c->aborted)) return true;
   for (uint32_t i = 0; !p->area.own && i < c->locals; i++)
     if (atomic_load(&p->area.bells[i].aborted)) return true;
-  return c->segment && atomic_load(&c->segment->verdict.state) == 2 && c->segment->verdict.code == MC_EABORT;
+  const struct mc_verdict *verdict = c->segment ? mc_verdict(c) : NULL;
+  return verdict && verdict->code == MC_EABORT;
 }
 
 static void end_all(struct mc_p2p *p) {
@@ -75,6 +76,7 @@ void mc_p2p_sweep(struct mc_p2p *p, bool at_once) {
   const uint64_t now = mc_now_ns();
   if (!at_once && now - p->swept_ns < MC_SLICE_NS) return;
   p->swept_ns = now;
+  if (p->ch) mc_door_look(p->ch->net); /* who waits for this node alone polls no sockets: an abort comes there */
   if (!p->aborted && somebody_aborted(p)) end_all(p);
   uint64_t looked[MC_LOCALS / 64] = {0};
   for (uint32_t i = 0; p->pending && i < p->slots; i++) {

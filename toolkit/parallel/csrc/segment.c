@@ -3,10 +3,14 @@
  * Each rank holds a POSIX record lock on one byte of the segment's file. The kernel drops it when the
  * process ends, however it ends; another rank asks for it (F_GETLK). That needs no process id, so it
  * works between containers with process namespaces of their own, and a forked child does not hold it.
- * The price: the process must not close another descriptor of the same file (that would drop it). */
+ * A process that closes another descriptor of the same file drops it, too. So of a rank that does not hold it
+ * /proc has a second opinion, where both have the same process ids. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,10 +59,43 @@ static uint64_t this_process(void) {
   return seen;
 }
 
+/* Of a process: when it began, in the kernel's ticks since boot. 0: it has ended, or that cannot be read.
+ * `stack`: where its stack begins, which is another place after an exec; 0: that is not for us to read. */
+static uint64_t start_of(uint32_t pid, uint64_t *stack) {
+  char path[32], text[1024];
+  *stack = 0;
+  snprintf(path, sizeof path, "/proc/%" PRIu32 "/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (got <= 0) return 0;
+  text[got] = '\0';
+  const char *after = strrchr(text, ')'); /* of the name, which may hold anything: state is field 3, start 22 */
+  char state;
+  uint64_t start;
+  const char *format = " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64
+                       " %*s %*s %*s %*s %*s %" SCNu64; /* fields 3, 22 and 28 */
+  const int found = after ? sscanf(after + 1, format, &state, &start, stack) : 0;
+  return found >= 2 && state != 'Z' && state != 'X' ? start : 0;
+}
+
+static uint64_t pid_namespace(void) {
+  struct stat facts;
+  return stat("/proc/self/ns/pid", &facts) ? 0 : (uint64_t)facts.st_ino;
+}
+
+static bool is_running(const struct mc_rank_block *block) {
+  uint64_t stack;
+  return block->started && block->pids && block->pids == pid_namespace() &&
+         start_of((uint32_t)block->process, &stack) == block->started &&
+         (!stack || !block->stack || stack == block->stack);
+}
+
 bool mc_local_alive(struct mc_comm *c, uint32_t local) {
   if (local == c->local) return true;
   if (atomic_load(&mc_block(c, local)->state) == 2) return false;
-  return !c->watched[local] || holds_lock(c, local);
+  return !c->watched[local] || holds_lock(c, local) || is_running(mc_block(c, local));
 }
 
 static int map(struct mc_comm *c, int fd) {
@@ -103,6 +140,8 @@ int mc_segment_attach(struct mc_comm *c, int fd, uint64_t deadline_ns) {
   MC_FAULT_POINT(attach_locked);
   struct mc_rank_block *mine = mc_block(c, c->local);
   mine->process = this_process();
+  mine->started = start_of((uint32_t)mine->process, &mine->stack);
+  mine->pids = pid_namespace();
   if (c->local == 0) {
     c->segment->magic = MAGIC;
     c->segment->locals = c->locals;

@@ -12,6 +12,7 @@
 
 #define LOOK_NS 50000000u /* how long a sleep may overlook a death, a verdict, an abort */
 #define PAUSE_NS 3000u    /* then others may have the processor: two ranks may share it */
+#define DESCRIBED_TRIES 1000u
 #define YIELDS 20u        /* at least, before the first sleep */
 
 static inline void pause_a_little(void) {
@@ -35,14 +36,38 @@ static inline bool reached(struct mc_rank_block *block, uint32_t round) {
   return (int32_t)(atomic_load_explicit(&block->flag, memory_order_acquire) - round) >= 0;
 }
 
-/* The number may be read at any time (fail.c: who is in this call), the rest only after the flag. */
-static void describe(struct mc_desc *place, const struct mc_desc *desc) {
-  __atomic_store_n(&place->seq, desc->seq, __ATOMIC_RELAXED);
-  place->count = desc->count;
-  place->verb = desc->verb;
-  place->dtype = desc->dtype;
-  place->op = desc->op;
-  place->root = desc->root;
+static void copy(struct mc_desc *to, const struct mc_desc *from) {
+  __atomic_store_n(&to->seq, __atomic_load_n(&from->seq, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  __atomic_store_n(&to->count, __atomic_load_n(&from->count, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  __atomic_store_n(&to->verb, __atomic_load_n(&from->verb, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  __atomic_store_n(&to->dtype, __atomic_load_n(&from->dtype, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  __atomic_store_n(&to->op, __atomic_load_n(&from->op, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  __atomic_store_n(&to->root, __atomic_load_n(&from->root, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+}
+
+/* A rank that differs is described before it has come to this round, as it may begin its next call: a sequence
+ * lock says whether what was read is of one call. */
+static void describe(struct mc_rank_block *mine, uint32_t parity, const struct mc_desc *desc) {
+  _Atomic uint32_t *edits = &mine->edits[parity];
+  uint32_t before = atomic_load_explicit(edits, memory_order_relaxed);
+  atomic_store_explicit(edits, before + 1, memory_order_relaxed);
+  atomic_thread_fence(memory_order_release);
+  copy(&mine->desc[parity], desc);
+  atomic_store_explicit(edits, before + 2, memory_order_release);
+}
+
+/* Its owner may have died as it wrote: then what is there has to do. */
+static struct mc_desc described(struct mc_rank_block *block, uint32_t parity) {
+  struct mc_desc found;
+  for (unsigned tries = 0; tries < DESCRIBED_TRIES; tries++) {
+    uint32_t before = atomic_load_explicit(&block->edits[parity], memory_order_acquire);
+    copy(&found, &block->desc[parity]);
+    atomic_thread_fence(memory_order_acquire);
+    uint32_t after = atomic_load_explicit(&block->edits[parity], memory_order_relaxed);
+    if (before == after && !(before & 1)) break;
+    sched_yield();
+  }
+  return found;
 }
 
 void mc_publish(struct mc_comm *c) {
@@ -52,7 +77,7 @@ void mc_publish(struct mc_comm *c) {
   mine->where[parity] = c->where;
   mine->away_ns[parity] = c->away_ns;
   c->away_ns = 0;
-  if (c->sign) describe(&mine->desc[parity], &c->desc);
+  if (c->sign) describe(mine, parity, &c->desc);
   MC_FAULT_POINT(round_signed);
   /* The store and the load must not pass each other (and those of a waiter neither), else a waiter
    * that goes to sleep at this moment would be missed: sequential consistency on all four. */
@@ -116,8 +141,9 @@ int mc_await_rank(struct mc_comm *c, uint32_t local, uint32_t round) {
 static int differs(struct mc_comm *c, uint32_t local, uint32_t parity) {
   struct mc_rank_block *block = mc_block(c, local);
   /* A rank in the middle of another call has signed no new one: then the later of its two counts. */
-  uint32_t which = block->sign[parity] ? parity : block->desc[0].seq < block->desc[1].seq;
-  struct mc_desc other = block->desc[which];
+  struct mc_desc first = described(block, 0), second = described(block, 1);
+  bool later = block->sign[parity] ? parity : first.seq < second.seq;
+  struct mc_desc other = later ? second : first;
   return mc_fail(c, MC_EMISMATCH, 0, (int)mc_rank_of(c, local), NULL, &other);
 }
 

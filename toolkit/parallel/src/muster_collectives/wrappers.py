@@ -3,7 +3,8 @@
 Scripts and containers of the SageMaker data parallel library call them before the program. Here a
 launcher has set up everything already, so their own options are read and have no effect. Where
 that launcher is mpirun alone, the program gets the variables that torch.distributed looks for, so
-that `init_process_group("smddp")` needs no more there than elsewhere.
+that `init_process_group("smddp")` needs no more there than elsewhere. Under any launcher it gets
+those that scripts of that library read.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return _USAGE
     sys.stdout.flush()
     sys.stderr.flush()
+    environ = {**os.environ, **environment.for_torch(os.environ)}
+    environ.update(environment.for_data_parallel(environ))
     try:
-        os.execvpe(program[0], program, {**os.environ, **environment.for_torch(os.environ)})
+        os.execvpe(program[0], program, environ)
     except FileNotFoundError:
         print(f"{name}: {program[0]} is not there", file=sys.stderr)
         return _NOT_FOUND

@@ -141,6 +141,7 @@ class FailurePlace:
         self.raw = McFailure()
         self._marks = (u8 * max(size, 1))()
         self.raw.marks = ctypes.addressof(self._marks)
+        self.raw.rank = self.raw.told_by = -1
         self.pointer = ctypes.pointer(self.raw)
         self.address = ptr(ctypes.addressof(self.raw))
 

@@ -20,6 +20,11 @@ _TORCH_FROM_OPEN_MPI = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
+_DATA_PARALLEL = {
+    "SMDATAPARALLEL_RANK": "RANK",
+    "SMDATAPARALLEL_LOCAL_RANK": "LOCAL_RANK",
+    "SMDATAPARALLEL_SIZE": "WORLD_SIZE",
+}
 _MAX_WORLD = 1 << 20
 DEFAULT_PORT = 29500
 
@@ -86,6 +91,13 @@ def for_torch(environ: Mapping[str, str]) -> dict[str, str]:
     if _is_one_host(environ, environ.get("OMPI_COMM_WORLD_SIZE", "")):
         found["MASTER_ADDR"] = "127.0.0.1"
     found["MASTER_PORT"] = str(_port_of(environ))
+    return {name: text for name, text in found.items() if text and not environ.get(name)}
+
+
+def for_data_parallel(environ: Mapping[str, str]) -> dict[str, str]:
+    """What scripts of smdistributed.dataparallel read of this rank (Hugging Face's Trainer the
+    local rank), from what a launcher has set; {} where none has. What is set stays."""
+    found = {name: environ.get(source, "") for name, source in _DATA_PARALLEL.items()}
     return {name: text for name, text in found.items() if text and not environ.get(name)}
 
 

@@ -79,7 +79,8 @@ class NativeCommunicator(Communicator):
         # thread's own, and a signal handler can be told instead of waiting for itself
         self._lock = threading.RLock()
         self._is_busy = False
-        self._gate = threading.Condition()  # a signal handler may come in between and abort
+        self._entry_lock = threading.RLock()  # a signal handler may come in between and abort
+        self._gate = threading.Condition(self._entry_lock)
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
         self.regions: set[NativeRegion] = set()
@@ -201,7 +202,7 @@ class NativeCommunicator(Communicator):
 
     def enter(self) -> ctypes.c_void_p:
         """The core's handle, which lives until `leave`. Raises ClosedError, ForkError."""
-        with self._gate:
+        with self._entry_lock:  # each transfer comes by here: no Python of a Condition
             if self._handle is None:
                 raise self._closed()
             if os.getpid() != self._pid:
@@ -210,9 +211,10 @@ class NativeCommunicator(Communicator):
             return self._handle
 
     def leave(self) -> None:
-        with self._gate:
+        with self._entry_lock:
             self._inside -= 1
-            self._gate.notify_all()
+            if self._handle is None:  # a close waits for it
+                self._gate.notify_all()
 
     # --- registered memory
 

@@ -80,7 +80,6 @@ class NativeRequest:
 
     def _look(self, wait_s: float) -> bool:
         look = _Look(abi.McStatus(), abi.FailurePlace(self._group.size))
-        look.place.clear()
         try:
             handle = self._group.enter()
         except CollectiveError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from muster_collectives.torch.arguments import Arguments, Row, op_of
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
+from muster_collectives.torch.cuda.batch import Batch, calling_batch
 from muster_collectives.torch.cuda.feedback import Feedback
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.lanes import Lanes
@@ -45,12 +47,16 @@ class DevicePath:
         self._wire = wire_of(settings.wire)
         self._lanes: dict[torch.device, Lanes] = {}
         self._feedback = Feedback()
+        self._batch: Batch | None = None
         self._staging: HostStaging | None = None
         if host_sum is not None:
             self._staging = HostStaging(host_sum, settings.segment_bytes, settings.timeout_s)
 
     def call(self, row: Row, arguments: Arguments) -> Work:
         """Any verb of c10d, on tensors that may be views that say "negated" or "conjugated"."""
+        if self._batch is not None:  # an exception has interrupted it
+            batch, self._batch = self._batch, None
+            batch.close()
         if not views.has_views(arguments.tensors) or self._is_of_host(row, arguments):
             return self._issue(row, arguments)
         tensors, written = views.resolved(arguments.tensors)
@@ -58,10 +64,25 @@ class DevicePath:
         return self._copied_back(work, written, arguments.tensors[0])
 
     def transfer(self, verb: str, tensor: Tensor, *rest: Any) -> Work:
-        """`send` or `recv` of one tensor, which may be such a view, by the world group."""
+        """`send` or `recv` of one tensor, which may be such a view, by the world group; those of
+        torch's `batch_isend_irecv` together."""
+        world = self.groups.world
         (plain,), written = views.resolved((tensor,))
-        work = getattr(self.groups.world, verb)([plain], *rest)
-        return self._copied_back(work, written if verb == "recv" else [], [tensor])
+        begin = functools.partial(getattr(world, verb), [plain], *rest)
+        written = written if verb == "recv" else []
+        frame = calling_batch() if getattr(world, "supports_coalescing", False) else None
+        if self._batch is not None and self._batch.frame is not frame:
+            self._batch.close()
+        if frame is None:
+            return self._copied_back(begin(), written, [tensor])
+        if self._batch is None or self._batch.frame is None:
+            self._batch = Batch(world, frame, self._copied_back)
+        batch = self._batch
+        try:
+            return batch.add(begin, written, tensor, plain)
+        finally:
+            if batch.frame is None:  # it has begun: its works alone keep its tensors
+                self._batch = None
 
     def all_reduce(self, tensor: Tensor, op: Any) -> Work:
         """In place, contiguous; reductions of all that the inner groups can reduce."""
