@@ -1,0 +1,1 @@
+"""What stands in for packages that a script imports and the machine does not have."""

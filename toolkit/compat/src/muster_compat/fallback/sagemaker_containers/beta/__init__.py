@@ -1,0 +1,1 @@
+"""Where the older package kept its modules."""

@@ -1,0 +1,1 @@
+"""What MXNet training scripts import of the container package: `training_utils`."""
