@@ -7,10 +7,13 @@ TIMED := scripts/timed
 # what an editable install is made from: the core is compiled anew when its sources change
 PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/parallel/hatch_build.py toolkit/parallel/csrc/*.[ch])
 TARGET ?= cpu
+# $(call said,NAME,WORD): WORD=value where make was called with NAME=value; the environment's does not count
+said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
+CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
 .PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels clean
-.PHONY: image image-name base-image test-image push lock-neuron
+.PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +21,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything development and the demo need
 
 $(STAMP): constraints/dev.txt docker/versions.env scripts/setup $(PACKAGES)
-	@scripts/setup
+	@$(if $(filter 3.%,$(PYTHON)),PYTHON= )scripts/setup  # 3.N is the Python of an image
 
 demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine (DISTRIBUTION=... chooses how)
 	@$(BIN)/python examples/digits/demo.py $(if $(DISTRIBUTION),--distribution "$(DISTRIBUTION)")
@@ -29,11 +32,11 @@ check: $(STAMP) ## format, lint, types, import layers, unit tests (under 60 s)
 fmt: $(STAMP) ## format the code and mend what lint can mend
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
-test: $(STAMP) ## everything that needs no root, Docker or apt (at most 8 minutes)
-	@$(TIMED) test 480 scripts/run-tests fast
+test: $(STAMP) ## everything that needs no root, Docker or apt (at most 10 minutes)
+	@$(TIMED) test 600 scripts/run-tests fast
 
-test-all: $(STAMP) ## all but what test runs: namespaces, frameworks, images, SDKs, other Pythons (45 minutes)
-	@$(TIMED) test-all 2700 scripts/run-tests all
+test-all: $(STAMP) ## all but what test runs: namespaces, frameworks, images, SDKs, other Pythons (60 minutes)
+	@$(TIMED) test-all 3600 scripts/run-tests all
 
 test-collectives: $(STAMP) ## the collective backend: operations, faults, torch's layers, sanitizers (20 minutes)
 	@$(TIMED) test-collectives 1200 scripts/run-tests collectives
@@ -45,24 +48,27 @@ soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; 
 	@$(BIN)/python -m tests.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
 	  --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY),--output .cache/soak.json) $(if $(JSON),--json)
 
-bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON
-	@$(BIN)/python -m benchmarks.launcher
+bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON (ROWS="trivial parent", PARENT=REVISION)
+	@PARENT=$(PARENT) $(BIN)/python -m benchmarks.launcher $(ROWS)
 
-image: $(STAMP) ## build the image TARGET=cpu (or base, cpu-devel, cuda-efa, neuron)
-	@$(IMAGES) build $(TARGET) $(addprefix --build-arg ,$(BUILD_ARGS))
+image: $(STAMP) ## build the image TARGET=cpu (or base, cpu-devel, cuda-efa, neuron); PYTHON=3.13 TORCH=... REFRESH=1 SSH=0
+	@$(IMAGES) build $(TARGET) $(addprefix --build-arg ,$(CHOSEN))
 
 image-name: $(STAMP) ## print the reference of the last build of TARGET=cpu (with make -s)
 	@$(IMAGES) name $(TARGET)
 
-base-image: $(STAMP) ## make the base with debootstrap, where no registry can be reached
-	@$(IMAGES) base
+base-image: $(STAMP) ## make the base (of PYTHON=3.13) with debootstrap, where no registry can be reached
+	@$(IMAGES) base $(if $(call said,PYTHON,x),--python $(PYTHON))
 
 test-image: $(STAMP) ## build the test child of TARGET=cpu and run its tests in a container
 	@$(IMAGES) test $(TARGET)
 
-push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=..., MANIFEST=...)
+push: $(STAMP) ## push TARGET=cpu to REGISTRY=... REPOSITORY=... (CREATE=1, TAG=..., BUILD=N, MANIFEST=...)
 	@$(IMAGES) push $(TARGET) --registry "$(REGISTRY)" --repository "$(REPOSITORY)" $(if $(filter-out 0 no false,$(CREATE)),--create) \
-	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
+	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(BUILD),--build "$(BUILD)") $(if $(TAG),--tag "$(TAG)") $(if $(MANIFEST),--manifest "$(MANIFEST)")
+
+push-tools: ## install skopeo, with which a push is verified (root; Debian, Ubuntu)
+	@command -v skopeo >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends skopeo; }
 
 bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, scan
 	@$(BIN)/python -m benchmarks.images
@@ -74,17 +80,20 @@ wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 
 	@scripts/release-wheels
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed sdk2 sdk3 release; do \
-	  ../$(BIN)/uv pip compile --quiet $$name.in --universal --python-version 3.10 --no-annotate \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release; do \
+	  ../$(BIN)/uv pip compile --quiet $$name.in --excludes excluded.txt --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
 	@cd docker/constraints && for name in base cpu cuda-efa build test sagemaker-training; do \
-	  env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet $$name.in --generate-hashes --python-version 3.11 \
-	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url --no-emit-find-links \
+	  env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet $$name.in --generate-hashes --python-version 3.10 \
+	    --universal --no-annotate --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file $$name.txt || exit 1; done
 	@cd examples/tensorflow-image && env -u UV_FIND_LINKS ../../$(BIN)/uv pip compile --quiet requirements.in \
 	  --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.txt
+
+lock-torch: $(STAMP) ## make docker/constraints/torch-TORCH.txt, on a machine that reaches torch's CPU index
+	@scripts/lock-torch $(TORCH)
 
 lock-neuron: $(STAMP) ## make docker/constraints/neuron.txt, on a machine that reaches the Neuron index
 	@scripts/lock-neuron

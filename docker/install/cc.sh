@@ -4,4 +4,3 @@ set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends gcc libc6-dev
-"$(dirname "$0")/tidy.sh"

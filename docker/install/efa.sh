@@ -21,4 +21,3 @@ printf 'efa.sh: installer %s with %s\n' "$version" "${flags[*]}"
 ./efa_installer.sh "${flags[@]}"
 cd /
 rm -rf "$work"
-"$here/tidy.sh"

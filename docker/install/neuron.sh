@@ -29,5 +29,4 @@ found: ${found[*]:-none of $(apt-cache madison "$name" | wc -l)}"
 done
 printf 'neuron.sh: %s\n' "${wanted[*]}"
 apt-get install -y -qq --no-install-recommends "${trust[@]}" "${wanted[@]}"
-"$(dirname "$0")/tidy.sh"
 "$(dirname "$0")/ld-paths.sh" /opt/aws/neuron/lib /opt/amazon/efa/lib{,64} /opt/amazon/openmpi5/lib{,64}

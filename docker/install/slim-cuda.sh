@@ -1,7 +1,5 @@
 #!/usr/bin/env bash
 # As slim-torch.sh, for the environment with CUDA: torch.compile stays whole (C++ headers, triton).
-# NVIDIA's libraries go to /nvidia, to be a layer of their own: pulled beside the other one, and not
-# again when only torch changes.
 set -euo pipefail
 site=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -rf "$site"/torch/test "$site"/torch/bin/*test*
@@ -9,4 +7,3 @@ find "$site" -name '*.pyi' -delete
 find "$site" -type d -name __pycache__ -prune -exec rm -rf {} +
 find "$site"/{numpy,sympy,networkx,mpmath,setuptools} -type d -name tests -prune -exec rm -rf {} +
 /opt/venv/bin/python "$(dirname "$0")/warm.py"
-mv "$site/nvidia" /nvidia

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The last layer of every image, and the only one that a release of the launcher changes: its wheel,
+# toolkit.sh IMAGE: the last layer of every image, and the only one that a release of the launcher changes: its wheel,
 # and the lists of all that the image holds.
 set -euo pipefail
 here=$(dirname "$0")
@@ -8,7 +8,8 @@ here=$(dirname "$0")
   --disable-pip-version-check --root-user-action ignore "$here"/wheels/*.whl
 # what jobs import; `muster local`, `plan` and `doctor` are rarely called here, and the layer is to
 # stay small: it is all that a release uploads
+settle
 site=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 /opt/venv/bin/python -m compileall -q -x '/muster/(local|commands|sdk)/' "$site"/muster
-"$here/venv/bin/python" -B "$here/sbom.py" /usr/share/muster
-"$here/tidy.sh"
+SOURCE_DATE_EPOCH=$STEP_EPOCH /opt/venv/bin/python -B -m muster sbom --output /usr/share/muster \
+  --name "$1" --version "$(/opt/venv/bin/train --version | cut -d' ' -f2)"

@@ -32,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("target", help=f"one of {', '.join(TARGETS)}")
         if name == "build":
             one.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+        if name == "base":
+            one.add_argument("--python", default="", help="for images of another Python")
         if name == "push":
             push.add_arguments(one)
     return made
@@ -45,12 +47,13 @@ def main() -> int:
         elif args.command == "name":
             print(last_built(args.target).reference)
         elif args.command == "base":
-            print(base_image.make_base())
+            print(base_image.make_base(args.python))
         elif args.command == "test":
             return check.test_inside(args.target)
         elif args.command == "scan":
-            found = scan(find_client(building=False), last_built(args.target).reference, traces())
-            print(summary(found))
+            reference = last_built(args.target).reference
+            found = scan(find_client(building=False), reference, traces())
+            print(summary(reference, found))
             return 1 if found else 0
         elif args.command == "buildx":
             print(have_buildx())

@@ -11,17 +11,19 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.images.build import say
+from scripts.images.choice import choose, pythons
 from scripts.images.engine import Client, find_client
 from scripts.images.errors import ImageError
 from scripts.images.inputs import LOCAL_BASE
-from scripts.images.pins import pins
 from scripts.images.targets import BUILT
 
 LIMIT_S = 900.0
+EPOCH_S = 1767225600  # as in docker/install/step.sh
 APT = Path("/etc/apt")
 # as Debian's own slim images are: no manuals, no translations; licences stay
 SLIM = """\
@@ -34,9 +36,16 @@ path-exclude /usr/share/man/*
 EMPTIED = ("var/lib/apt/lists", "var/cache/apt", "var/log", "tmp", "run", "usr/share/doc")
 
 
-def make_base() -> str:
-    """The reference of the image, which is made unless the engine has it. Raises ImageError."""
-    suite = pins()["BASE_SUITE"]
+def make_base(python: str = "") -> str:
+    """The reference of the image, which is made unless the engine has it; for the usual Python or
+    another one. Raises ImageError."""
+    choice = choose("base", [f"PYTHON={python}"] if python else [])
+    if not choice.base.startswith("debian:"):
+        raise ImageError(
+            f"Python {choice.python} is in no release of Debian that is made here",
+            f"pull {choice.base}, or BASE_IMAGE=an image you have with it",
+        )
+    suite = choice.suite
     reference = LOCAL_BASE.format(suite=suite)
     client = find_client(building=False)
     if client.has(reference):
@@ -57,6 +66,7 @@ def _debootstrap(suite: str, archive: Path) -> None:
     mirror = find_mirror(suite)
     say(f"debootstrap {suite} from this machine's mirror")
     BUILT.mkdir(parents=True, exist_ok=True)
+    began_s = time.time()
     with tempfile.TemporaryDirectory(prefix="muster-base-") as folder:
         root = Path(folder) / "root"
         done = subprocess.run(
@@ -65,6 +75,7 @@ def _debootstrap(suite: str, archive: Path) -> None:
                 suite, str(root), mirror,
             ],
             stdout=2, check=False, timeout=LIMIT_S,
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S)},  # the day in /etc/shadow
         )  # fmt: skip
         if done.returncode:
             raise ImageError(
@@ -72,13 +83,15 @@ def _debootstrap(suite: str, archive: Path) -> None:
             )
         _slim(root)
         (root / "etc/apt/sources.list").write_text(apt_lines(suite))
-        _pack(root, archive)
+        _pack(root, archive, began_s)
 
 
 def find_mirror(suite: str) -> str:
-    """The address that this machine's apt has for the suite. Raises ImageError."""
-    for address, suites in sources():
-        if suite in suites:
+    """The address that this machine's apt has for the suite, or for another one that images are
+    made of: a mirror has them all. Raises ImageError."""
+    known = list(sources())
+    for wanted in (suite, *sorted({name for name, _ in pythons().values()})):
+        for address in (address for address, suites in known if wanted in suites):
             if "@" in address.partition("://")[2].partition("/")[0]:
                 raise ImageError(
                     "apt's mirror on this machine is named with a password, which an image would "
@@ -93,9 +106,14 @@ def find_mirror(suite: str) -> str:
 
 def apt_lines(suite: str) -> str:
     """What apt in the image reads: the suite, and its updates where this machine has them."""
-    wanted = (suite, f"{suite}-updates", f"{suite}-security")
-    found = {name: address for address, suites in sources() for name in suites if name in wanted}
-    return "".join(f"deb {found[name]} {name} main\n" for name in wanted if name in found)
+    found = {name: address for address, suites in sources() for name in suites}
+    here = next(
+        name for name in (suite, *(name for name, _ in pythons().values())) if name in found
+    )
+    rows = (
+        (found.get(f"{here}{part}"), f"{suite}{part}") for part in ("", "-updates", "-security")
+    )
+    return "".join(f"deb {address} {name} main\n" for address, name in rows if address)
 
 
 def sources() -> Iterator[tuple[str, list[str]]]:
@@ -130,12 +148,18 @@ def _slim(root: Path) -> None:
     (root / "var/log/apt").mkdir(parents=True)
 
 
-def _pack(root: Path, archive: Path) -> None:
+def _pack(root: Path, archive: Path, began_s: float) -> None:
+    """What was made since then gets one time, so that the same packages are the same archive."""
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if member.mtime >= began_s:
+            member.mtime = EPOCH_S
+        return None if member.name.startswith("dev/") else member  # the engine makes its own
+
     part = archive.with_suffix(".part")
     with tarfile.open(part, "w") as packed:
         for path in sorted(root.iterdir()):
-            if path.name != "dev":  # the engine makes its own
-                packed.add(path, path.name)
+            packed.add(path, path.name, filter=kept)
     os.replace(part, archive)
 
 

@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 
+from scripts.images.choice import choose
 from scripts.images.engine import Client, find_client, outward
 from scripts.images.errors import ImageError
 from scripts.images.inputs import Inputs, find_inputs
 from scripts.images.pins import CHECKOUT, version
-from scripts.images.sizes import layers, table
+from scripts.images.sizes import layers, size_of, table
 from scripts.images.targets import (
     Built,
     forget,
@@ -21,41 +22,52 @@ from scripts.images.targets import (
     remember,
     revision,
     target_of,
-    variant_of,
 )
 
 DOCKERFILE = CHECKOUT / "docker" / "Dockerfile"
 LIMIT_S = 5400.0  # the CUDA wheels are gigabytes
 
 
-def build(name: str, arguments: tuple[str, ...] = (), tag: str = "", label: str = "") -> Built:
+def build(
+    name: str,
+    arguments: tuple[str, ...] = (),
+    tag: str = "",
+    label: str = "",
+    fresh: bool = False,
+) -> Built:
     """Builds the target, tags it, and remembers it. Raises ImageError.
 
     `arguments`: further NAME=value of the Dockerfile. `tag`: in place of the usual one.
-    `label`: one more, such as a test run's.
+    `label`: one more, such as a test run's. `fresh`: nothing is taken from the cache.
     """
     target_of(name)
     _check(arguments)
     client = find_client()
-    inputs = find_inputs(client, os.environ)
+    asked = choose(name, arguments)
+    inputs = find_inputs(client, os.environ, asked)
     if not tag:
         forget(name)
     commit = revision()
     say(f"{name}: {client.program} {client.version}, BuildKit" + " by buildx" * client.buildx)
     for note in inputs.notes:
         say(note)
-    wanted = tag or reference(name, commit, variant_of(inputs.base, arguments))
+    if asked.refresh:
+        say(
+            f"Debian's packages of {asked.refresh} (REFRESH=0 takes those of the first build again)"
+        )
+    wanted = tag or reference(name, commit, asked, inputs.base)
     began_s = time.monotonic()
     code = client.show(
-        *command(name, wanted, commit, inputs, client, arguments, label), limit_s=LIMIT_S
+        *command(name, wanted, commit, inputs, client, asked.arguments(), label, fresh),
+        limit_s=LIMIT_S,
     )
     if code:
         what = f"{name} was not built: docker build ended with {code}"
         raise ImageError(what, "the last lines above say which step failed, and why")
     image_id = client.must("image", "inspect", "--format={{.Id}}", wanted).strip()
-    say(table(layers(client, wanted)))
+    say(table(layers(client, wanted), size_of(client, inputs.base)))
     say(f"{wanted} in {time.monotonic() - began_s:.1f} s")
-    built = Built(name, wanted, image_id, commit)
+    built = Built(name, wanted, image_id, commit, asked.arguments())
     if not tag:
         remember(built)
     return built
@@ -69,6 +81,7 @@ def command(
     client: Client,
     arguments: tuple[str, ...] = (),
     label: str = "",
+    fresh: bool = False,
 ) -> list[str]:
     """The words behind `docker`."""
     words = ["buildx", "build", "--load"] if client.buildx else ["build"]
@@ -83,6 +96,7 @@ def command(
         f"--build-arg=REVISION={commit}",
         *(f"--build-arg={one}" for one in arguments),
         *([f"--label={label}"] if label else []),
+        *(["--no-cache"] if fresh else []),
         str(CHECKOUT),
     ]
 

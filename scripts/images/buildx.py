@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from scripts.images.base_image import find_mirror
+from scripts.images.choice import pythons
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins
 
@@ -28,7 +29,9 @@ def have_buildx() -> Path:
     if platform.machine() != "x86_64":
         raise ImageError(f"no pinned buildx for {platform.machine()}", "install docker-buildx")
     known = pins()
-    address = f"{find_mirror(known['BASE_SUITE']).rstrip('/')}/{known['BUILDX_DEB']}"
+    address = (
+        f"{find_mirror(pythons()[known['IMAGE_PYTHON']][0]).rstrip('/')}/{known['BUILDX_DEB']}"
+    )
     try:
         with urllib.request.urlopen(address, timeout=FETCH_S) as answer:
             package = answer.read()

@@ -22,7 +22,7 @@ def test_inside(name: str) -> int:
     plain = target_of(name).name
     client = find_client()
     tested = last_built(plain)
-    child = build(f"{plain}-test")
+    child = build(f"{plain}-test", tested.arguments)
     below, all_of_it = (_layers(client, one.image_id) for one in (tested, child))
     if all_of_it[: len(below)] != below:
         raise ImageError(

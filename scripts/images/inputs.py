@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.images.choice import Choice, choose
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins, read_env
@@ -49,8 +50,9 @@ class Inputs(NamedTuple):
         ]
 
 
-def find_inputs(client: Client, environ: Mapping[str, str]) -> Inputs:
-    """Raises ImageError when there is no base, or a file that was named is not there."""
+def find_inputs(client: Client, environ: Mapping[str, str], choice: Choice | None = None) -> Inputs:
+    """For the choice, or the usual one. Raises ImageError when there is no base, or a file that was
+    named is not there."""
     given = read_env(LOCAL) if LOCAL.is_file() else {}
     for name in given:
         if name not in KNOWN:
@@ -59,7 +61,7 @@ def find_inputs(client: Client, environ: Mapping[str, str]) -> Inputs:
     conf, named = _file(given, "PIP_CONF"), _file(given, "CA_BUNDLE")
     settings = pip_settings()
     bundle = named or _certificate(settings, environ)
-    base, about_base = _base(client, given.get("BASE_IMAGE", ""))
+    base, about_base = _base(client, given.get("BASE_IMAGE", ""), choice or choose("base"))
     notes = [about_base] if about_base else []
     if conf is None and (bundle or any(name in settings for name in INDEXES)):
         conf = _write_conf(settings, bundle)
@@ -69,9 +71,10 @@ def find_inputs(client: Client, environ: Mapping[str, str]) -> Inputs:
     return Inputs(base, conf, bundle, tuple(notes))
 
 
-def _base(client: Client, asked: str) -> tuple[str, str]:
-    pinned = pins()["BASE_IMAGE"]
-    local = LOCAL_BASE.format(suite=pins()["BASE_SUITE"])
+def _base(client: Client, asked: str, choice: Choice) -> tuple[str, str]:
+    pinned = choice.base
+    # Debian's own Python: another one is in no image that `base` makes
+    local = LOCAL_BASE.format(suite=choice.suite) if pinned.startswith("debian:") else ""
     if asked:
         if not client.has(asked) and client.show("pull", "--quiet", asked, limit_s=600):
             raise ImageError(
@@ -79,12 +82,13 @@ def _base(client: Client, asked: str) -> tuple[str, str]:
                 "name an image you have (docker images), or make base-image",
             )
         return asked, f"base image: {asked}"
-    if not client.has(pinned) and client.has(local):
+    if local and not client.has(pinned) and client.has(local):
         return local, f"base image: {local}, made here (the pinned one is not on this engine)"
     if not client.has(pinned) and client.show("pull", "--quiet", pinned, limit_s=600):
+        cure = f"make base-image PYTHON={choice.python} (by debootstrap), or " if local else ""
         raise ImageError(
             f"the base image {pinned} is not here and could not be pulled",
-            "make base-image (makes one with debootstrap), or BASE_IMAGE=an image you have",
+            f"{cure}BASE_IMAGE=an image you have with Python {choice.python}",
         )
     return pinned, ""
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +18,12 @@ from pathlib import Path
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.push_problem import explained
-from scripts.images.registry import HUB, Login
+from scripts.images.registry import HUB, Login, private_folder
 
 __all__ = ["from_environment", "logged_in", "stored"]
 
 HELPER_S = 30.0
 LOGIN_S = 120.0
-MEMORY = "/dev/shm"
 HUB_KEY = "https://index.docker.io/v1/"  # under which docker keeps a login to its own registry
 
 
@@ -48,16 +45,12 @@ def logged_in(client: Client, host: str, login: Login) -> Iterator[Client]:
 
     Raises ImageError when the login is refused.
     """
-    place = MEMORY if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="muster-push-", dir=place)  # mode 700
-    try:
+    with private_folder() as folder:
         # with an entry in it the client does not look for a store of the desktop to use instead
         Path(folder, "config.json").write_text(json.dumps({"auths": {host: {}}}))
-        private = client._replace(host=_engine(client), config=folder)
+        private = client._replace(host=_engine(client), config=str(folder))
         _log_in(private, host, login)
         yield private
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _engine(client: Client) -> str:

@@ -23,7 +23,15 @@ from scripts.images.errors import ImageError
 from scripts.images.login import from_environment, logged_in, stored
 from scripts.images.pins import CHECKOUT
 from scripts.images.push_problem import explained
-from scripts.images.pushed import Image, Pushed, image_of, is_insecure, verified, write
+from scripts.images.pushed import (
+    Image,
+    Pushed,
+    contents_of,
+    image_of,
+    is_insecure,
+    verified,
+    write,
+)
 from scripts.images.registry import Login, Manifest, Registry, manifest_of, reached
 from scripts.images.targets import TARGETS, last_built
 
@@ -66,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tag", default="", help="in place of the one of the build; one that exists never moves"
+    )
+    parser.add_argument(
+        "--build",
+        type=int,
+        default=0,
+        metavar="N",
+        help="ends the tag with -bN: for a rebuild of a commit, such as one for security updates",
     )
     parser.add_argument(
         "--manifest", default="", metavar="FILE", help="default: dist/images/TARGET.json"
@@ -114,6 +129,9 @@ def _order(args: argparse.Namespace) -> Order:
         cure = "small letters and digits, with . _ - / between them, 2 to 256 of them"
         raise ImageError(f"--repository {args.repository!r} is not a name of one", cure)
     image, tag = _what(args)
+    if args.build < 0:
+        raise ImageError(f"--build {args.build} is no number of a build", "1 or more")
+    tag += f"-b{args.build}" if args.build else ""
     if not _TAG.fullmatch(tag):
         cure = "up to 128 letters, digits, . _ -, not beginning with . or -"
         raise ImageError(f"{tag!r} is not a tag", cure)
@@ -167,27 +185,32 @@ def _push(order: Order, client: Client, image: Image) -> Pushed:
             client = stack.enter_context(logged_in(client, order.address, login))
             _say(f"logged in to {order.address} as {login.user}")
         reader = login or stored(order.address, os.environ)
-        registry = reached(order.address, reader, is_insecure(client, order.address))
+        insecure = is_insecure(client, order.address)
+        registry = stack.enter_context(reached(order.address, reader, insecure))
         there = manifest_of(registry, order.repository, order.tag)
         if there is None:
             there = _upload(order, client, image, registry)
         else:
-            _refuse_another(order, client, image, there)
-            _say(f"{order.place}:{order.tag} is already there, and is this image")
+            same = _same(order, registry, image, there)
+            _say(f"{order.place}:{order.tag} is already there, and {same}")
         return verified(
             registry, image, there, host=order.host, repository=order.repository, tag=order.tag
         )
 
 
-def _refuse_another(order: Order, client: Client, image: Image, there: Manifest) -> None:
-    """Raises ImageError unless what has the tag there is this image."""
+def _same(order: Order, registry: Registry, image: Image, there: Manifest) -> str:
+    """Why what has the tag there stands for this image. Raises ImageError when it does not."""
     known = {image.image_id, *image.digests(order.place)}
-    if known.isdisjoint({there.config, there.digest, *there.parts}):
-        raise ImageError(
-            f"{order.host}/{order.repository}:{order.tag} exists and is another image "
-            f"({there.digest}); this one is {image.image_id}",
-            "tags never move: commit the change and build again, or choose another one with --tag",
-        )
+    if not known.isdisjoint({there.config, there.digest, *there.parts}):
+        return "is this image"
+    if there.config and contents_of(registry, order.repository, there) == image.contents:
+        return f"is another build of the same contents ({there.config})"
+    raise ImageError(
+        f"{order.host}/{order.repository}:{order.tag} exists and is another image "
+        f"({there.digest}); this one is {image.image_id}",
+        "tags never move: commit the change and build again; number a rebuild of the same commit "
+        "with --build 2 (make push BUILD=2); or choose another tag with --tag",
+    )
 
 
 def _upload(order: Order, client: Client, image: Image, registry: Registry) -> Manifest:

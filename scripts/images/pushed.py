@@ -7,20 +7,54 @@ import ipaddress
 import json
 import os
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.images.engine import Client
 from scripts.images.errors import ImageError
 from scripts.images.push_problem import explained
-from scripts.images.registry import HUB, Layer, Manifest, Registry, is_loopback, manifest_of
+from scripts.images.registry import (
+    HUB,
+    Layer,
+    Manifest,
+    Registry,
+    config_of,
+    is_loopback,
+    manifest_of,
+)
 from scripts.images.targets import TARGETS
 
-__all__ = ["SCHEMA", "Image", "Pushed", "image_of", "is_insecure", "verified", "write"]
+__all__ = [
+    "SCHEMA",
+    "Image",
+    "Pushed",
+    "contents_of",
+    "image_of",
+    "is_insecure",
+    "verified",
+    "write",
+]
 
 SCHEMA = 1  # of the image manifest file
 _LABEL = "org.opencontainers.image."
+_SETTINGS = ("Env", "Entrypoint", "Cmd", "User", "WorkingDir", "Labels", "ExposedPorts", "Volumes",
+             "StopSignal", "Healthcheck", "Shell")  # fmt: skip
+
+
+class Contents(NamedTuple):
+    """What a container of an image gets: `layers` by the digest of what is in them unpacked, and
+    the `settings` (environment, command, user, labels). Two builds of one commit from the same
+    packages have equal ones, though their ids differ by the time of the build."""
+
+    layers: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, layers: Sequence[str], settings: Mapping[str, Any]) -> Contents:
+        """`settings` as engines write them: what they leave empty, or about the build, goes."""
+        kept = {name: value for name, value in settings.items() if value and name in _SETTINGS}
+        return cls(tuple(layers), kept)
 
 
 class Image(NamedTuple):
@@ -33,6 +67,7 @@ class Image(NamedTuple):
     tags: tuple[str, ...]
     known_as: tuple[str, ...]
     labels: Mapping[str, str]
+    contents: Contents
 
     def digests(self, place: str) -> tuple[str, ...]:
         """The digests that the engine knows it by in that repository."""
@@ -78,6 +113,7 @@ def image_of(client: Client, target: str, reference: str) -> Image:
         tuple(found.get("RepoTags") or ()),
         tuple(found.get("RepoDigests") or ()),
         (found.get("Config") or {}).get("Labels") or {},
+        Contents.read(found["RootFS"].get("Layers") or (), found.get("Config") or {}),
     )
 
 
@@ -109,7 +145,8 @@ def verified(
             "push again; if it stays so, ask the registry's owner",
         )
     one = _single(registry, repository, again)
-    if image.image_id not in (one.config, one.digest, again.digest):
+    same = image.image_id in (one.config, one.digest, again.digest)
+    if not same and image.contents != contents_of(registry, repository, one):
         raise ImageError(
             f"{host}/{repository}@{again.digest} is of another image ({one.config}) than "
             f"{image.image_id}",
@@ -124,7 +161,7 @@ def verified(
         repository=repository,
         tag=tag,
         digest=again.digest,
-        image_id=image.image_id,
+        image_id=one.config or image.image_id,
         size_bytes=image.size_bytes,
         compressed_bytes=sum(layer.compressed_bytes for layer in one.layers),
         layers=one.layers,
@@ -133,6 +170,13 @@ def verified(
         created=image.created,
         pushed=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def contents_of(registry: Registry, repository: str, found: Manifest) -> Contents:
+    """What is in an image of the registry. Raises ImageError."""
+    config = config_of(registry, repository, found.digest)
+    layers = (config.get("rootfs") or {}).get("diff_ids") or ()
+    return Contents.read(layers, config.get("config") or {})
 
 
 def _single(registry: Registry, repository: str, found: Manifest) -> Manifest:

@@ -6,20 +6,16 @@ them the image's history and configuration. Source: reliability.md S01, S14.
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from scripts.images.engine import Client
-from scripts.images.errors import ImageError
+from scripts.images.saved import layers_of, saved
 
 HEAD_BYTES = 1 << 20  # of a file that are searched
-LIMIT_S = 600.0
 # a header alone is in every library that reads keys: a key has its content behind it
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=:,\-\s]{64}")
 _SECRET = rb"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
@@ -34,6 +30,7 @@ _CREDENTIAL = re.compile(
 _IN_ADDRESS = re.compile(rb"https?://[^/\s:@\"'<>]+:[^/\s@\"'<>]+@[\w.-]+")
 _SETTINGS = re.compile(r"^(etc|root|home|opt/ml|run)/")
 _OF_DEBIAN = re.compile(r"^usr/lib/dpkg/")  # its tools name its own mirror
+_OF_BASE = re.compile(r"^etc/apt/sources\.list")  # the mirror that the base was given
 _NAMES = (
     (re.compile(r"(^|/)ssh_host_\w+_key(\.pub)?$|(^|/)id_(rsa|dsa|ecdsa|ed25519)(\.pub)?$"), "key"),
     (re.compile(r"(^|/)authorized_keys$"), "key"),
@@ -50,33 +47,18 @@ class Finding(NamedTuple):
 
 
 def scan(client: Client, reference: str, words: Sequence[str] = ()) -> list[Finding]:
-    """What must not be there. `words`: texts that are this machine's, such as an index's name;
-    the lowest layer, which is the base's, may hold them. Raises ImageError."""
+    """What must not be there. `words`: texts that are this machine's, such as an index's name.
+    Raises ImageError."""
     known = [word.encode() for word in words if word]
     found = [*_described(client, reference, known)]
-    with tempfile.NamedTemporaryFile(suffix=".tar") as saved:
-        argv = client.argv("save", reference)
-        done = subprocess.run(
-            argv, stdout=saved, stderr=subprocess.PIPE, env=client.environ(), check=False,
-            timeout=LIMIT_S,
-        )  # fmt: skip
-        if done.returncode:
-            raise ImageError(f"docker save: {done.stderr.decode(errors='replace').strip()}")
-        return found + list(scan_archive(Path(saved.name), known))
+    with saved(client, reference) as path:
+        return found + list(scan_archive(path, known))
 
 
 def scan_archive(path: Path, words: Sequence[bytes] = ()) -> Iterator[Finding]:
-    """What `docker save` wrote: an archive of archives, listed in manifest.json. Layers may lie
-    below their own names or below blobs/, and may be links to each other."""
-    with tarfile.open(path) as image:
-        listed = image.extractfile("manifest.json")
-        assert listed is not None
-        for number, name in enumerate(json.load(listed)[0]["Layers"]):
-            layer = image.extractfile(name)
-            if layer is None:
-                raise ImageError(f"docker save: layer {name} is no file")
-            with tarfile.open(fileobj=layer) as files:
-                yield from _layer(files, f"layer {number}", words if number else ())
+    """What `docker save` wrote."""
+    for number, layer in enumerate(layers_of(path)):
+        yield from _layer(layer, number, words)
 
 
 def _described(client: Client, reference: str, words: Iterable[bytes]) -> Iterator[Finding]:
@@ -86,17 +68,18 @@ def _described(client: Client, reference: str, words: Iterable[bytes]) -> Iterat
         yield from _content(text.encode(), where, words, settings=True)
 
 
-def _layer(files: tarfile.TarFile, layer: str, words: Iterable[bytes]) -> Iterator[Finding]:
+def _layer(files: tarfile.TarFile, number: int, words: Iterable[bytes]) -> Iterator[Finding]:
     for member in files:
         path = member.name.removeprefix("./").lstrip("/")
-        where = f"{layer} /{path}"
+        where = f"layer {number} /{path}"
         for pattern, what in _NAMES:
             if member.size and pattern.search(path):
                 yield Finding(what, where)
         content = files.extractfile(member) if member.isfile() else None
         if content is not None:
             settings = bool(_SETTINGS.search(path))
-            looked_for = () if _OF_DEBIAN.search(path) else words
+            theirs = _OF_DEBIAN.search(path) or (number == 0 and _OF_BASE.search(path))
+            looked_for = () if theirs else words
             yield from _content(content.read(HEAD_BYTES), where, looked_for, settings)
 
 
@@ -112,5 +95,10 @@ def _content(data: bytes, where: str, words: Iterable[bytes], settings: bool) ->
             yield Finding(f"{word.decode()!r}, which is this machine's", where)
 
 
-def summary(found: Iterable[Finding]) -> str:
-    return json.dumps([one._asdict() for one in found], indent=1)
+def summary(reference: str, found: Sequence[Finding]) -> str:
+    """A line for each, and one that says how it ended."""
+    looked = "in every layer, the history and the configuration"
+    end = f"{len(found)} found" if found else "no key, credential or trace of this machine"
+    return "\n".join(
+        [*(f"{one.where}: {one.what}" for one in found), f"{reference}: {end} {looked}"]
+    )

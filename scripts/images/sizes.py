@@ -24,16 +24,21 @@ def layers(client: Client, reference: str) -> list[Layer]:
     return [layer for layer in found if layer.size_bytes]
 
 
-def beside_base(found: Sequence[Layer]) -> int:
-    """Bytes of all layers but the base's, which is the lowest."""
-    return sum(layer.size_bytes for layer in found[1:])
+def size_of(client: Client, reference: str) -> int:
+    """Bytes of an image, unpacked."""
+    return int(client.must("image", "inspect", "--format={{.Size}}", reference))
 
 
-def table(found: Sequence[Layer]) -> str:
+def beside_base(found: Sequence[Layer], base_bytes: int) -> int:
+    """Bytes that an image has more than its base, whose files are in its lowest layer."""
+    return sum(layer.size_bytes for layer in found) - base_bytes
+
+
+def table(found: Sequence[Layer], base_bytes: int) -> str:
     """A line for each layer, and the sum."""
     rows = [f"  {layer.size_bytes / 1e6:9.1f} MB  {layer.made_by[:100]}" for layer in found]
     total = sum(layer.size_bytes for layer in found)
-    end = f"{beside_base(found) / 1e6:.1f} MB beside the base"
+    end = f"{beside_base(found, base_bytes) / 1e6:.1f} MB beside the base"
     return "\n".join([*rows, f"  {total / 1e6:9.1f} MB  in all, {end}"])
 
 

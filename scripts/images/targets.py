@@ -7,9 +7,10 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from scripts.images.choice import Choice, choose
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins, version
 
@@ -42,12 +43,13 @@ TARGETS: Mapping[str, Target] = {
 
 
 class Built(NamedTuple):
-    """The last build of a target: the reference it was given, and the image's id."""
+    """The last build of a target: the reference it was given, the image's id, and the arguments."""
 
     target: str
     reference: str
     image_id: str
     revision: str
+    arguments: tuple[str, ...] = ()
 
 
 def target_of(name: str) -> Target:
@@ -71,21 +73,27 @@ def _codebuild() -> str:
     return named[:12] if re.fullmatch("[0-9a-f]{40}", named) else ""
 
 
-def reference(name: str, commit: str, variant: str = "") -> str:
-    """The immutable tag: version, framework, device, Python, system, commit.
-
-    `variant`: what else makes it another image, such as a base of the user's own.
-    """
-    target, known = target_of(name), pins()
-    framework = f"{target.framework}{known.get(target.pin, '')}" if target.framework else ""
-    python = f"py{known['IMAGE_PYTHON'].replace('.', '')}"
-    words = [version(), framework, name, python, known["BASE_SUITE"], commit, variant]
+def reference(name: str, commit: str, choice: Choice | None = None, base: str = "") -> str:
+    """The immutable tag: version, framework, device, Python, system, commit, the day of REFRESH,
+    and what else makes it another image. `base`: "" for the pinned one."""
+    target, choice = target_of(name), choice or choose(name)
+    torch = (target.pin == "TORCH_VERSION" and choice.torch) or pins().get(target.pin, "")
+    words = [
+        version(),
+        f"{target.framework}{torch}" if target.framework else "",
+        name,
+        f"py{choice.python.replace('.', '')}",
+        choice.suite,
+        commit,
+        f"r{choice.refresh}" if choice.refresh else "",
+        _variant(choice, base),
+    ]
     return f"{REPOSITORY}:{'-'.join(word for word in words if word)}"
 
 
-def variant_of(base: str, arguments: Sequence[str]) -> str:
-    """A few characters for a base that is not the pinned one, and for build arguments, or ""."""
-    given = sorted([*arguments, *([base] if base != pins()["BASE_IMAGE"] else [])])
+def _variant(choice: Choice, base: str) -> str:
+    """A few characters for a base that is not the pinned one, and for further arguments, or ""."""
+    given = sorted([*choice.further, *([base] if base not in ("", choice.base) else [])])
     return f"v{hashlib.sha256(repr(given).encode()).hexdigest()[:6]}" if given else ""
 
 
@@ -105,7 +113,8 @@ def last_built(name: str) -> Built:
     """What the last build of the target gave. Raises ImageError when there was none."""
     target_of(name)
     try:
-        return Built(**json.loads((BUILT / f"{name}.json").read_text()))
+        found = Built(**json.loads((BUILT / f"{name}.json").read_text()))
+        return found._replace(arguments=tuple(found.arguments))
     except (OSError, ValueError, TypeError) as error:
         raise ImageError(f"no image {name} was built here", f"make image TARGET={name}") from error
 
