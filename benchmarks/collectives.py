@@ -20,6 +20,7 @@ from benchmarks import (
     collectives_deepspeed,
     collectives_lost,
     collectives_nodes,
+    collectives_p2p,
     collectives_sizes,
     collectives_training,
 )
@@ -34,6 +35,7 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "types": collectives_sizes.types,
     "shards": collectives_sizes.shards,
     "calls": collectives_sizes.calls,
+    "p2p": collectives_p2p.rows,
     "ddp": collectives_training.ddp,
     "sharded": collectives_training.sharded,
     "hooks": collectives_training.hooks,

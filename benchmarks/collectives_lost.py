@@ -1,4 +1,5 @@
-"""Rows of a lost rank: from SIGKILL to the exception on the last survivor, ours and gloo's."""
+"""Rows of a lost rank: from SIGKILL to the exception on the last survivor, ours and gloo's. And of
+a group that a rank aborts, which gloo tells nobody."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ RANKS, VICTIM = 3, 1
 NODES, LOCAL = 2, 2
 # of two nodes: one beside rank 0, the leader of the other node and the rank beside it
 VICTIMS = (1, 2, 3)
-LIMIT_S = 2.0
+LIMIT_S, HEARD_S = 2.0, 0.5
 GIVE_UP_S = 30.0
-WAITING, INSIDE = "waiting", "inside"
+WAITING, INSIDE, IDLE = "waiting", "inside", "idle"
 STATES = ((WAITING, "while all others wait"), (INSIDE, "inside a 64 MiB sum"))
 Environs = Sequence[dict[str, str]]
 
@@ -41,6 +42,7 @@ def between_nodes(rounds: int) -> Iterator[Row]:
             victims = [VICTIMS[number % len(VICTIMS)] for number in range(max(3, rounds))]
             for state, words in STATES:
                 yield _row(f"{what} {words}", state, environs, victims)
+            yield _heard([_once("muster", IDLE, victim, environs) for victim in victims])
     except LinksError as error:
         yield Row(what, "s", None, {}, (), str(error))
 
@@ -61,6 +63,15 @@ def _row(what: str, state: str, environs: Environs, victims: Sequence[int]) -> R
     )  # fmt: skip
 
 
+def _heard(times: Sequence[float]) -> Row:
+    return Row(
+        f"abort by a rank of {NODES} nodes x {LOCAL} in no call until the last rank's exception",
+        "s", max(times), {}, (under(max(times), HEARD_S, "s", "worst"),),
+        f"worst of {len(times)} jobs: {', '.join(f'{each:.2f}' for each in times)}; the aborting "
+        "rank keeps its group open; gloo has no such abort",
+    )  # fmt: skip
+
+
 def _once(backend: str, state: str, victim: int, environs: Environs) -> float:
     """Seconds. Raises RuntimeError where a survivor was told nothing, or not the name."""
     size = len(environs)
@@ -69,13 +80,13 @@ def _once(backend: str, state: str, victim: int, environs: Environs) -> float:
         job.wait_for("busy", timeout_s=120)
         time.sleep(0.3)  # so that the survivors sleep in the call, as in a real hang
         began = time.monotonic()
-        job.send(victim, signal.SIGKILL)
+        job.send(victim, signal.SIGUSR1 if state == IDLE else signal.SIGKILL)
         job.wait(GIVE_UP_S)
         text = ranks.shown([ranks.Ended(0, job.output(rank)) for rank in range(size)])
     told = []
     for rank in set(range(size)) - {victim}:
         line = job_line(text, rank)
-        if backend == "muster" and line["ranks"] != [victim]:
+        if backend == "muster" and state != IDLE and line["ranks"] != [victim]:
             raise RuntimeError(f"rank {rank} was not told who died: {line}")
         told.append(float(str(line["failed_at"])) - began)
     return max(told)

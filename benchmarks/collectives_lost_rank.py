@@ -1,4 +1,7 @@
-"""One rank of a job that loses another: `collectives_lost_rank BACKEND waiting|inside VICTIM`."""
+"""One rank of a job that loses another: `collectives_lost_rank BACKEND waiting|inside|idle VICTIM`.
+
+`idle`: the victim lives, and aborts the group when it gets SIGUSR1, in no call itself.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from muster_collectives.bench.group import place
 
 LARGE = 16 << 20  # elements
 MINUTES = 2.0
+OPEN_S = 10.0
 
 
 def main(backend: str, state: str, victim: int) -> None:
@@ -31,9 +35,15 @@ def main(backend: str, state: str, victim: int) -> None:
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=limit)
     data = torch.ones(LARGE if state == "inside" else 1024)
     dist.all_reduce(data)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     print("busy", flush=True)
     if state == "waiting" and rank == victim:
         signal.pause()  # until it is killed
+    if state == "idle" and rank == victim:
+        signal.pause()
+        dist.distributed_c10d._get_default_group().abort()
+        time.sleep(OPEN_S)  # its group stays open: the others do not hear its end
+        return
     try:
         while True:
             dist.all_reduce(data)

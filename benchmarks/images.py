@@ -29,9 +29,10 @@ from benchmarks.timing import interleaved
 from scripts.images.build import build, command
 from scripts.images.engine import Client, find_client
 from scripts.images.inputs import find_inputs
+from scripts.images.likeness import content_of, differences
 from scripts.images.pins import CHECKOUT
 from scripts.images.scan import scan
-from scripts.images.sizes import beside_base, layers
+from scripts.images.sizes import beside_base, layers, size_of
 from scripts.images.traces import traces
 from tests.support.mltree import write_tree
 
@@ -83,10 +84,12 @@ def _rows(client: Client, folder: Path, tag: str) -> Iterator[Row]:
     yield _stop(client, folder, base, shape)
     yield from _start(client, folder, base, shape)
     yield _scan(client, cpu)
+    yield _again(client, tag)
 
 
 def _size(client: Client, cpu: str) -> Row:
-    size = beside_base(layers(client, cpu))
+    base = find_inputs(client, os.environ).base
+    size = beside_base(layers(client, cpu), size_of(client, base))
     return Row(
         "cpu image, unpacked, beside the base", "MB", size / 1e6, {DLC: DLC_CPU_BYTES / 1e6},
         (under(size / 1e6, 800, "MB"),),
@@ -236,6 +239,22 @@ def _scan(client: Client, cpu: str) -> Row:
     return Row(
         "keys, credentials, pip settings, mirrors in any layer or the history", "found",
         float(len(found)), {}, (Bound("none", not found),), str(found) if found else "",
+    )  # fmt: skip
+
+
+def _again(client: Client, tag: str) -> Row:
+    """The same commit twice, without the cache: layers, and configurations without their times."""
+    one, other = (
+        content_of(
+            client,
+            build("cpu", tag=f"{tag}:again-{number}", label=f"{LABEL}={tag}", fresh=True).reference,
+        )
+        for number in range(2)
+    )
+    found = list(differences(one, other))
+    return Row(
+        "two no-cache builds of `cpu`: what differs in layers and configuration", "entries",
+        float(len(found)), {}, (Bound("equal layers", not found),), "; ".join(found[:3]),
     )  # fmt: skip
 
 

@@ -116,9 +116,9 @@ class TwoHostJob:
 def phases(run_folder: Path) -> dict[str, float]:
     """Seconds of every phase on the leader, from the run's events."""
     begins: list[tuple[str, float]] = []
-    for line in (run_folder / "events.jsonl").read_text().splitlines():
+    for line in (run_folder / "algo-1" / "events.jsonl").read_text().splitlines():
         event = json.loads(line)
-        if event["host"] == "algo-1" and event["kind"] in ("phase", "outcome"):
+        if event["kind"] in ("phase", "outcome"):
             begins.append((event.get("name", "end"), event["t"]))
     begins.sort(key=lambda begin: begin[1])
     ends = [t for _, t in begins[1:]]

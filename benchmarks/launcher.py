@@ -7,13 +7,25 @@ writes `benchmarks/results/launcher.json`. `python -m benchmarks.launcher pump t
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks import load, lost, mpi, parameter_server, pump, soak, told
+from benchmarks import (
+    desk,
+    load,
+    lost,
+    mpi,
+    outages,
+    parameter_server,
+    parent,
+    pump,
+    soak,
+    told,
+)
 from benchmarks.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.report import Beginning, report
 from benchmarks.software import INCUMBENT, TORCHRUN, TORCHX, Software, installed_size, software
@@ -156,11 +168,14 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "sizes": lambda folder, rounds: _sizes(_software()),
     "commands": lambda folder, rounds: _commands(folder, _software(), rounds),
     "hosts": lambda folder, rounds: _two_hosts(folder, _software(), max(3, rounds // 3)),
+    "parent": lambda folder, rounds: parent.rows(folder, os.environ.get("PARENT", "")),
     "mpi": lambda folder, rounds: mpi.rows(_software(), max(3, rounds // 3)),
     "parameters": lambda folder, rounds: parameter_server.rows(rounds),
     "pump": lambda folder, rounds: pump.rows(folder, _software()),
     "told": lambda folder, rounds: told.rows(folder),
     "lost": lambda folder, rounds: lost.rows(folder),
+    "outages": lambda folder, rounds: outages.rows(folder),
+    "desk": lambda folder, rounds: desk.rows(folder / "desk"),
     "load": lambda folder, rounds: load.rows(),
     "soak": lambda folder, rounds: soak.rows(),
 }

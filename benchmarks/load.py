@@ -27,7 +27,7 @@ from tests.support.ports import free_ports
 LIMIT_S = 120.0  # of every step
 SPARE_FILES = 100  # beside one connection per host
 GROWTH = 1.25
-HEARTBEATS_S = 10.0  # two beats of every host at the default
+HEARTBEATS_S = 5.0  # five beats of every host at the default
 _BEATS = "heartbeats {:.1%} of a core, "
 
 

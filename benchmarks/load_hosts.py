@@ -14,6 +14,7 @@ from muster.run import events as e
 from muster.run import messages as m
 from muster.run.follower import Follower
 from muster.run.identity import Identity
+from muster.run.link import Frames
 from muster.run.loop import Loop
 from muster.run.post import Post
 from muster.run.record import Recorder
@@ -23,6 +24,7 @@ from muster.spec.cluster import Cluster, Host
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import RankFailure
+from muster.spec.shown import Shown
 
 ADDRESS = "127.0.0.1"
 
@@ -75,11 +77,11 @@ class IdleFollower(Follower):
     """Leaves the facts of other hosts unread: one process stands for thousands of hosts, each of
     which would read them on a machine of its own."""
 
-    def _payload(self, payload: list[object]) -> None:
+    def _payload(self, frames: Frames, payload: list[object]) -> None:
         fields = payload[-1]
         if isinstance(fields, list) and fields[0] == "FactsPart":
             payload = [*payload[:-1], [*fields[:-1], []]]
-        super()._payload(payload)
+        super()._payload(frames, payload)
 
 
 class Leading:
@@ -93,10 +95,10 @@ class Leading:
             tuple(range(hosts)),
         )
         post = Post(
-            cluster, identity(0), Deadlines(), ADDRESS, "", port, True, False,
-            lambda _name: (ADDRESS,), lambda: "",
+            cluster, identity(0), Deadlines(), ADDRESS, "", port, True, Shown(),
+            lambda _name: (ADDRESS,),
         )  # fmt: skip
-        recorder = Recorder(name_of(0), "", "", 0, str)
+        recorder = Recorder(name_of(0), "", 0, str)
         self.seat = LeaderSeat(self.loop, post, self._happen, self._log, recorder)
         self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.seat.tell(said)))
 

@@ -58,14 +58,19 @@ class Size(NamedTuple):
 
 def software() -> Software:
     """Makes what is not there yet. Raises UnavailableError when a peer cannot be had."""
-    wheel = build_wheel(CHECKOUT / "toolkit" / "launcher", CACHE / "bench-wheel")
     locks = CHECKOUT / "constraints"
     return Software(
-        wheel_environment("bench-muster", wheel) / "bin",
+        launcher_of(CHECKOUT, "bench-muster"),
         locked_environment("incumbent", locks / "incumbent.txt") / "bin",
         locked_environment("torchx", locks / "torchx.txt") / "bin",
         Path(sys.prefix) / "bin",
     )
+
+
+def launcher_of(checkout: Path, name: str) -> Path:
+    """The executables of the launcher's wheel of a checkout, in the environment `.cache/NAME`."""
+    wheel = build_wheel(checkout / "toolkit" / "launcher", CACHE / f"{name}-wheel")
+    return wheel_environment(name, wheel) / "bin"
 
 
 def installed_size(bin_folder: Path, distribution: str) -> Size:
