@@ -137,7 +137,7 @@ def show(folder: Path, ranks: list[RankResult]) -> None:
 
 
 def model(folder: Path) -> Path:
-    return folder / "algo-1/opt/ml/model/model.pt"
+    return folder / "model/model.pt"
 
 
 def shown(path: Path) -> str:

@@ -4,6 +4,7 @@ they write.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.images import image
 from tests.support.local_docker import (
     Start,
     as_nobody,
+    changed,
     context,
     job,
 )
@@ -23,6 +25,7 @@ from tests.support.nobody import NOBODY
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first
 
 LOOK = """\
+import os
 import json, os, socket
 def attempt(action):
     try:
@@ -116,6 +119,18 @@ def test_every_container_is_a_host_of_its_own_with_the_limits_that_were_asked_fo
     assert "each host may take 512 MiB, 1 processor, 48 MiB in /dev/shm" in result.err
 
 
+def test_hosts_share_the_folder_of_checkpoints_and_it_stays(
+    start: Start, home: Path, base: str
+) -> None:
+    (home / "src/saves.py").write_text(
+        "import os\nopen('/opt/ml/checkpoints/' + os.environ['SM_CURRENT_HOST'], 'w').write('x')\n"
+    )
+    result = start(home, job("saves", base, "--checkpoint", "ckpt")).wait()
+    assert result.code == 0, result.err
+    assert sorted(path.name for path in (home / "ckpt").iterdir()) == ["algo-1", "algo-2"]
+    assert {path.stat().st_uid for path in (home / "ckpt").iterdir()} == {os.getuid()}
+
+
 def test_the_record_is_that_of_any_other_isolation(start: Start, home: Path, base: str) -> None:
     result = start(home, job("train", base)).wait()
     assert result.code == 0, result.err
@@ -125,7 +140,7 @@ def test_the_record_is_that_of_any_other_isolation(start: Start, home: Path, bas
     ]
     assert result.summary["plan"]["master_addr"] == "algo-1"
     assert result.summary["outcome"]["result"] == "Succeeded"
-    assert (result.folder / "logs/algo-2/rank-1.out").read_text() == "ready on algo-2\n"
+    assert (result.folder / "algo-2/logs/rank-1.out").read_text() == "ready on algo-2\n"
     ended = [event for event in events_in(result.folder) if event["kind"] == "rank_ended"]
     assert {event["host"] for event in ended} == {"algo-1", "algo-2"}
     for host in ("algo-1", "algo-2"):
@@ -203,4 +218,53 @@ def test_what_containers_wrote_belongs_to_the_user_who_ran_them(
     result = start(nobodys_home, job("train", base), **member).wait()
     assert result.code == 0, result.err
     assert {path.stat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
-    assert (result.folder / "logs/algo-2/rank-1.out").exists()
+    assert (result.folder / "algo-2/logs/rank-1.out").exists()
+
+
+WHO = """\
+import os
+with open(os.path.join(os.environ["SM_MODEL_DIR"], "mine"), "w") as file:
+    file.write("x")
+print("user", os.getuid(), os.getgid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("instruction", "option", "seen"),
+    [
+        ("USER 1000", (), "user 1000 0"),
+        ("USER 1000:1001", ("--user", "0"), "user 0 0"),
+        ("LABEL x=y", (), "user 0 0"),
+        ("LABEL x=y", ("--user", "1234:1235"), "user 1234 1235"),
+    ],
+)
+def test_hosts_run_as_the_images_user_or_as_the_one_that_was_asked_for(
+    start: Start,
+    engine: Engine,
+    base: str,
+    home: Path,
+    instruction: str,
+    option: tuple[str, ...],
+    seen: str,
+) -> None:
+    (home / "src/who.py").write_text(WHO)
+    with changed(engine, base, instruction) as reference:
+        result = start(home, job("who", reference, *option)).wait()
+    assert result.code == 0, result.err
+    assert result.out.count(seen) == 2
+    assert ("hosts run as user" in result.err) == (not seen.startswith("user 0"))
+    assert {path.lstat().st_uid for path in result.folder.rglob("*")} == {os.getuid()}
+    assert (result.folder / "algo-2/opt/ml/model/mine").exists()
+    assert result.summary["outcome"]["result"] == "Succeeded"
+
+
+def test_the_callers_files_stay_the_callers_whoever_runs_the_hosts(
+    nobodys_home: Path, start: Start, base: str, socket: Path
+) -> None:
+    (nobodys_home / "src/who.py").write_text(WHO)
+    user = as_nobody(f"--groups={socket.stat().st_gid}")
+    result = start(nobodys_home, job("who", base, "--user", "1234"), **user).wait()
+    assert result.code == 0, result.err
+    assert result.out.count("user 1234") == 2
+    assert {path.lstat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
+    assert result.folder.stat().st_uid == NOBODY

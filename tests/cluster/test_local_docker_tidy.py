@@ -101,6 +101,19 @@ def test_a_network_that_cannot_go_keeps_no_file_from_its_owner(
     assert run.file.stat().st_uid == run.folder.stat().st_uid
 
 
+def test_in_a_checkpoint_folder_only_the_containers_files_change_their_owner(
+    run: Run, client: Any, base: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    checkpoint = tmp_path_factory.mktemp("checkpoint")
+    for name, owner in (("theirs", NOBODY), ("a colleague's", 4242)):
+        (checkpoint / name).write_text("x")
+        os.chown(checkpoint / name, owner, owner)
+    wanted = run.wanted._replace(image=base, user=f"{NOBODY}:{NOBODY}")
+    assert tidy(client, wanted, settled, checkpoint=str(checkpoint)) == (True, ())
+    assert (checkpoint / "theirs").stat().st_uid == checkpoint.stat().st_uid
+    assert (checkpoint / "a colleague's").stat().st_uid == 4242
+
+
 def test_a_folder_that_cannot_be_read_is_no_fault_of_the_engine(run: Run, client: Any) -> None:
     found = tidy(client, run.wanted._replace(folder=str(run.file)), settled)
     assert found.is_clean

@@ -18,7 +18,7 @@ import pytest
 
 from muster.local.hosts import why_not_isolated
 from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, facts_of, runs
-from tests.support.nobody import AS_NOBODY, NOBODY, home_of_nobody, readable_python
+from tests.support.nobody import NOBODY, as_nobody, home_of_nobody, readable_python
 from tests.support.waiting import wait_until
 
 NETNS = ("--isolation", "netns")
@@ -137,11 +137,41 @@ def test_namespaces_are_the_default(start: Start, home: Path) -> None:
     assert (result.folder / "algo-2/opt/ml/model/model.txt").read_text() == "algo-2"
 
 
+def test_hosts_share_the_folder_of_checkpoints_and_it_stays(start: Start, home: Path) -> None:
+    (home / "src/saves.py").write_text(
+        "import os\n"
+        "name = '/opt/ml/checkpoints/' + os.environ['SM_CURRENT_HOST']\n"
+        "print('found', sorted(os.listdir('/opt/ml/checkpoints')), flush=True)\n"
+        "open(name, 'w').write('x')\n"
+    )
+    argv = ("src/saves.py", "--hosts", "2", "--checkpoint", "ckpt", *NETNS)
+    for expected in (set(), {"algo-1", "algo-2"}):
+        result = start(home, argv).wait()
+        assert result.code == 0, result.err
+        assert all(name in result.out for name in expected)
+    assert sorted(path.name for path in (home / "ckpt").iterdir()) == ["algo-1", "algo-2"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize(
+    "name", ["Ω 日本 é", b"not-utf8-\xff\xfe".decode(errors="surrogateescape")]
+)
+def test_a_mount_of_any_name_is_no_obstacle(start: Start, home: Path, name: str) -> None:
+    place = home / name
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", os.fsencode(place)], check=True)
+    try:
+        result = start(home, ("src/train.py", *NETNS)).wait()
+        assert result.code == 0, result.err
+    finally:
+        subprocess.run(["umount", "-l", os.fsencode(place)], check=True)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_it_works_without_root(nobodys_home: Path, start: Start) -> None:
     python = readable_python()
     argv = ("src/look.py", "--hosts", "2", "--channel", "train=data", *NETNS)
-    result = start(nobodys_home, argv, wrapper=AS_NOBODY, python=python).wait()
+    result = start(nobodys_home, argv, wrapper=as_nobody(), python=python).wait()
     assert result.code == 0, result.err
     check_facts(facts_of(result.out))
     assert {path.stat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
@@ -150,7 +180,7 @@ def test_it_works_without_root(nobodys_home: Path, start: Start) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_killed_without_root_it_leaves_nothing(nobodys_home: Path, start: Start) -> None:
     argv = ("src/stubborn.py", "--hosts", "2", *NETNS)
-    run = start(nobodys_home, argv, wrapper=AS_NOBODY, python=readable_python())
+    run = start(nobodys_home, argv, wrapper=as_nobody(), python=readable_python())
     run.wait_ready(2)
     run.signal(signal.SIGKILL)
     run.check_nothing_left()
@@ -241,6 +271,17 @@ def test_a_requirement_that_cannot_be_had_ends_the_run_with_101(start: Start, ho
     run.check_nothing_left(limit_s=0)
 
 
+def test_the_timeout_counts_while_requirements_are_installed(start: Start, home: Path) -> None:
+    (home / "src/setup.py").write_text("import time; time.sleep(600)\n")
+    run = start(home, ("src/train.py", "--timeout", "5", *NETNS))
+    result = run.wait()
+    assert result.code == 124, result.err
+    last = result.err.rstrip().splitlines()[-1]
+    assert last == "Stopped: --timeout 5 s reached (exit code 124)"
+    assert result.summary["outcome"]["exit_code"] == 124
+    run.check_nothing_left(limit_s=0)
+
+
 WITHOUT_NETWORK_NAMESPACES = (
     *("unshare", "--user", "--map-root-user", "sh", "-c"),
     'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"',
@@ -252,7 +293,7 @@ def test_where_the_kernel_refuses_hosts_become_plain_processes(start: Start, hom
     run = start(home, ("src/train.py", "--hosts", "2"), wrapper=WITHOUT_NETWORK_NAMESPACES)
     result = run.wait()
     assert result.code == 0, result.err
-    assert "no namespaces here (unshare: No space left on device)" in result.err
+    assert "no namespaces here (unshare: the kernel's limit of namespaces" in result.err
     assert result.summary["local"]["isolation"] == "process"
 
 
@@ -264,3 +305,82 @@ def test_namespaces_that_were_asked_for_and_refused_are_a_usage_error(
     assert result.code == 2
     assert "--isolation netns is not possible here" in result.err
     assert not result.folder.exists()
+
+
+CACHES = """\
+import os, sys
+home = os.path.expanduser("~")
+hub = f"{home}/.cache/huggingface"
+print("model", open(f"{hub}/model").read(), flush=True)
+try:
+    open(f"{hub}/{os.environ['SM_CURRENT_HOST']}", "w").close()
+except OSError as error:
+    print("read-only", error, flush=True)
+built = f"{home}/.cache/torch_extensions/{os.environ['SM_CURRENT_HOST']}"
+print("built before", os.path.exists(built), flush=True)
+open(built, "w").close()
+kernels = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+open(f"{kernels}/x", "w").close()
+"""
+
+
+def check_caches(start: Start, home: Path, **user: Any) -> None:
+    (home / "src/caches.py").write_text(CACHES)
+    hub = home / "me/.cache/huggingface"
+    hub.mkdir(parents=True)
+    (hub / "model").write_text("weights")
+    for path in (home / "me", home / "me/.cache", hub, hub / "model"):
+        os.chown(path, (home / "src").stat().st_uid, -1)
+    argv = ("src/caches.py", "--hosts", "2", *NETNS)
+    environ = {"HOME": str(home / "me"), "XDG_CACHE_HOME": ""}
+    for built in ("False", "True"):
+        result = start(home, argv, environ, **user).wait()
+        assert result.code == 0, result.err
+        assert result.out.count("model weights") == 2
+        assert result.out.count(f"built before {built}") == 2
+    assert os.listdir(hub) == ["model"]
+    made = home / "me/.cache/muster"
+    assert sorted(os.listdir(made / "torch_extensions")) == ["algo-1", "algo-2"]
+    assert (made / "torchinductor/x").exists()
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_hosts_see_the_users_caches_and_share_those_of_compilers(start: Start, home: Path) -> None:
+    check_caches(start, home)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_caches_work_without_root(nobodys_home: Path, start: Start) -> None:
+    wrapper = (*as_nobody()[:-1], f"HOME={nobodys_home}/me")
+    check_caches(start, nobodys_home, wrapper=wrapper, python=readable_python())
+
+
+def test_a_lock_that_a_killed_build_left_is_removed_unless_another_run_is_at_work(
+    start: Start, home: Path
+) -> None:
+    folder = home / "me/.cache/muster/torch_extensions/py311_cpu/mine"
+    folder.mkdir(parents=True)
+    lock, go = folder / "lock", home / "me/go"
+    lock.touch()
+    environ = {"HOME": str(home / "me"), "XDG_CACHE_HOME": ""}
+    until = ("--hyperparameter", "seconds=60", "--hyperparameter", f"until={go}")
+    first = start(home, ("src/train.py", *until, *NETNS), environ)
+    first.wait_ready(1)
+    assert not lock.exists()
+    lock.touch()
+    second = start(home, ("src/train.py", *NETNS), environ).wait()
+    assert second.code == 0, second.err
+    assert lock.exists()
+    go.touch()
+    assert first.wait().code == 0
+
+
+def test_a_path_in_a_folder_that_hosts_have_of_their_own_is_warned_of(
+    start: Start, home: Path
+) -> None:
+    argv = ("src/train.py", "--env", "DATA=/tmp/mine", *NETNS)
+    result = start(home, (*argv, "--", "--to=/var/tmp/x", "--lr=/2")).wait()
+    assert result.code == 0, result.err
+    assert "WARNING --env DATA=/tmp/mine: /tmp is each host's own" in result.err
+    assert "WARNING -- /var/tmp/x: /var/tmp is each host's own" in result.err
+    assert result.err.count("WARNING --") == 2

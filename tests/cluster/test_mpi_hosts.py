@@ -11,7 +11,7 @@ from muster.local.hosts import why_not_isolated
 from tests.support.cluster import Result
 from tests.support.local_runs import runs
 from tests.support.mpi import MakeMpi, OpenMpi
-from tests.support.nobody import AS_NOBODY, home_of_nobody, readable_python
+from tests.support.nobody import as_nobody, home_of_nobody, readable_python
 
 HOSTS = ["algo-1", "algo-2", "algo-3"]
 # what each rank writes goes out in one piece
@@ -94,7 +94,7 @@ def test_hosts_of_an_unprivileged_user_need_nothing_more(open_mpi: OpenMpi, tmp_
             home,
             (*argv, "--isolation", "netns"),
             environ={"MUSTER_MPIRUN": open_mpi.mpirun},
-            wrapper=AS_NOBODY,
+            wrapper=as_nobody(),
             python=readable_python(),
         ).wait()
         assert result.code == 0, result.err

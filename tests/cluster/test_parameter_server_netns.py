@@ -48,7 +48,7 @@ def test_hosts_with_a_network_each_meet_by_name_at_the_known_ports(
     run = start(
         tmp_path,
         [str(tmp_path / "code" / "train.py"), *options],
-        environ={"MUSTER_PS_FRAMEWORK": "tensorflow"},
+        environ={"MUSTER_PS_FRAMEWORK": "tensorflow", "MUSTER_IDLE_S": "5"},
     )
     result = run.wait()
     assert result.code == 0, result.err

@@ -167,7 +167,7 @@ static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"patient", play_small, NULL},
     {"direct", play_direct, NULL},     {"messages", play_messages, NULL},
     {"timeout", play_timeout, NULL},   {"beside", play_messages_beside, NULL},
-    {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL},
+    {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL}, {"abort_idle", play_abort_idle, NULL},
     {"leave", play_leave, NULL},       {"mix", play_mix, NULL},
     {"types", play_types, NULL},       {"large", play_large, tune_large},
     {"legs-f16", play_legs, tune_f16}, {"large-direct", play_large_direct, tune_large},

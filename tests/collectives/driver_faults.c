@@ -90,6 +90,23 @@ void play_abort(struct rank *self) {
   CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_EABORT);
 }
 
+/* Rank 0 aborts in no call; the others are in one, or about to be. */
+void play_abort_idle(struct rank *self) {
+  const uint32_t others = self->size - 1;
+  CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_OK);
+  if (self->rank == 0) {
+    CHECK(self, wait_until(&ready, others));
+    mc_abort(self->comm);
+    CHECK(self, wait_until(&gave_up, others));
+  } else {
+    tell(&ready);
+    CHECK(self, all_reduce(self, 2000, MC_F32, WAIT_S) == MC_EABORT);
+    CHECK(self, self->failure.told_by == 0);
+    tell(&gave_up);
+  }
+  CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_EABORT);
+}
+
 /* The last rank says good-bye in the middle; the others are told who left. */
 void play_leave(struct rank *self) {
   CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_OK);

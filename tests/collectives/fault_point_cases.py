@@ -97,6 +97,7 @@ def _of_a_failure() -> Iterator[Case]:
     yield Case("verdict_written", "aborts", 1, nth=1, kinds=ENDED)
     yield Case("verdict_taken", "aborts", 0, "aab", nth=1, kinds=EITHER)
     yield Case("verdict_told", "aborts", 0, "abc", nth=1, kinds=EITHER)
+    yield Case("abort_heard", "aborted 2", 0, "abc", nth=1, kinds=EITHER)
 
 
 def _of_messages() -> Iterator[Case]:
@@ -104,7 +105,9 @@ def _of_messages() -> Iterator[Case]:
         yield Case(point, "messages 1000", 1, nth=5)
     for point in ("ring_piece_written", "ring_starved", "ring_piece_read"):
         yield Case(point, "messages 900000", 1, nth=5)
-    yield Case("thread_moved", "messages 1000", 1, nth=1)
+    for point in ("thread_listens", "thread_moved"):
+        yield Case(point, "messages 1000", 1, nth=1)
+    yield Case("bell_entrusted", "messages 1000", 1)
     for point in ("message_queued", "message_arriving", "message_landed", "message_sent"):
         yield Case(point, "messages 1000", 2, "aab")
     yield Case("message_arriving", "messages 900000", 0, "aab")

@@ -48,6 +48,7 @@ class Rank:
         name, *numbers = words.split()
         plays: dict[str, Callable[..., None]] = {
             "creates": self.repeat, "leaves": self.leaves, "aborts": self.aborts,
+            "aborted": self.aborted,
             "expires": self.expires, "held": self.held, "held_gather": self.held_gather,
             "uneven": self.uneven, "messages": self.messages,
         }  # fmt: skip
@@ -123,6 +124,13 @@ class Rank:
         """The victim ends the call that the others are in."""
         self.repeat_some(3)
         if self.is_victim:
+            self.world.abort()
+        self.repeat()
+
+    def aborted(self, by: int) -> None:
+        """Rank `by` is in no call when it ends those of the others; the victim hears it first."""
+        self.repeat_some(3)
+        if self.rank == by:
             self.world.abort()
         self.repeat()
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,61 @@ def aborts(own: Guilty) -> dict[str, Any]:
     return words
 
 
+def aborts_idle(own: Guilty) -> dict[str, Any]:
+    """The victim ends the call of all and is in none itself; it lives on with the group open."""
+    if not own.is_victim:
+        with own.marked():
+            return own.told(own.all_reduce)
+    return _abort_in_no_call(own)
+
+
+def aborts_early(own: Guilty) -> dict[str, Any]:
+    """As before, but nobody is in a call: the others learn of it in their next one."""
+    if own.is_victim:
+        return _abort_in_no_call(own, waiting=False)
+    own.meeting.wait_for_mark("aborted")
+    return own.told(own.all_reduce)
+
+
+def aborts_receives(own: Guilty) -> dict[str, Any]:
+    """As before; the others wait for messages that nobody sends, from one another."""
+    if own.is_victim:
+        return _abort_in_no_call(own)
+    peer = next(rank for rank in range(own.meeting.size) if rank not in (own.rank, own.victim))
+    posted = own.comm.post_recv(int(own.data.ctypes.data), 64, peer, 7, LONG_S)
+    own.meeting.mark(f"waits-{own.rank}")
+    return own.told(posted.wait)
+
+
+def _abort_in_no_call(own: Guilty, waiting: bool = True) -> dict[str, Any]:
+    for rank in {*range(own.meeting.size)} - {own.rank} if waiting else ():
+        own.meeting.wait_for_mark(f"waits-{rank}")
+    aborted_at = time.monotonic()
+    own.comm.abort()
+    own.meeting.mark("aborted")
+    own.meeting.wait_for_mark("told")
+    return {"kind": "", "aborted_at": aborted_at}
+
+
+def execs(own: Guilty) -> dict[str, Any]:
+    """The victim becomes another program, as a script does that starts itself anew."""
+    if own.is_victim:
+        wait = 'while [ ! -e "$0" ]; do sleep 0.05; done'
+        os.execv("/bin/sh", ["/bin/sh", "-c", wait, str(own.meeting.folder / "mark-told")])
+    return own.told(own.all_reduce)
+
+
+def reopens(own: Guilty) -> dict[str, Any]:
+    """The victim, which comes late, closes other descriptors of all its files."""
+    if own.is_victim:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                os.close(os.open(f"/proc/self/fd/{name}", os.O_RDWR | os.O_NONBLOCK))
+        own.meeting.wait_for_mark("strike")
+    with own.marked() if not own.is_victim else nullcontext():
+        return own.told(own.all_reduce)
+
+
 def forks(own: Guilty) -> dict[str, Any]:
     """A forked child may not use the group, and its end does not harm it."""
     child = os.fork()
@@ -241,7 +296,8 @@ def handled(own: Guilty) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
     each.__name__: each
-    for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, forks, straggles,
+    for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, aborts_idle,
+                 aborts_early, aborts_receives, execs, reopens, forks, straggles,
                  works, interrupted, handled, cut)
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -164,6 +165,38 @@ def dead(comm: Communicator) -> dict[str, Any]:
     return {"kind": ""}
 
 
+def away(comm: Communicator) -> dict[str, Any]:
+    """Rank 0 sends rank 1 far more than a ring holds; in turns both wait, the sender is in no
+    call of the group until it has arrived, and the receiver until it has left. What the last rank
+    owes rank 0 meanwhile, if there is one more, comes at the end. Says how long each took."""
+    took: dict[str, list[float]] = {"none": [], "sender": [], "receiver": []}
+    meeting, data = Meeting(), np.ones(int(os.environ.get("AWAY_BYTES", "67108864")), np.uint8)
+    late, room = None, np.zeros(8, np.uint8)
+    if comm.size > 2 and comm.rank == 0:
+        late = receive(comm, room, comm.size - 1, 8)
+    for turn in range(7):
+        for who, each in took.items():
+            comm.barrier(LIMIT_S)
+            began, name = time.monotonic(), f"{who}-{turn}"
+            if comm.rank == 0:
+                request = send(comm, data, 1, 7)
+                busy = who == "sender"
+            elif comm.rank == 1:
+                request = receive(comm, data, 0, 7)
+                busy = who == "receiver"
+            else:
+                continue
+            if busy:
+                meeting.wait_for_mark(name)
+            request.wait(LIMIT_S)
+            each.append(time.monotonic() - began)
+            if not busy:
+                meeting.mark(name)
+    if late is not None or comm.rank == comm.size - 1 > 1:
+        (late or send(comm, room, 0, 8)).wait(LIMIT_S)
+    return took
+
+
 class Held:
     """The core's library, in which a thread that is told the end of a request does `then` before
     it can note it."""
@@ -229,7 +262,7 @@ def ended(request: Any) -> int | str:
 
 SCENARIOS: dict[str, Callable[[Communicator], dict[str, Any]]] = {
     each.__name__: each
-    for each in (sizes, order, any_source, lengths, beside, alone, dead, told_once)
+    for each in (sizes, order, any_source, lengths, beside, alone, away, dead, told_once)
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_collectives.core.environment import for_torch
+from muster_collectives.core.environment import for_data_parallel, for_torch
 from tests.support import ranks
 from tests.support.mpi import chosen
 from tests.support.venvs import CHECKOUT, build_wheel
@@ -56,7 +56,7 @@ def test_the_wheel_has_the_names_and_leaves_the_namespace_open(tmp_path: Path) -
 
 
 def test_the_modules_hold_names_and_no_logic() -> None:
-    for module in (COMPAT / "src").rglob("*.py"):
+    for module in (COMPAT / "src" / "smdistributed").rglob("*.py"):
         for statement in ast.parse(module.read_text()).body:
             says = ast.unparse(statement)
             is_name = isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign)
@@ -115,7 +115,7 @@ def test_the_current_api_starts_under_mpirun_alone_behind_smddprun(version: str)
         "value = torch.full((1000,), dist.get_rank() + 1.0)\n"
         "dist.all_reduce(value)\n"
         "said = [dist.get_backend(), dist.get_world_size(), value[0].item()]\n"
-        "said.append(os.environ['LOCAL_RANK'])\n"
+        "said += [os.environ['LOCAL_RANK'], os.environ['SMDATAPARALLEL_LOCAL_RANK']]\n"
         "os.write(1, f'{said}\\n'.encode())\n"
         "dist.destroy_process_group()\n"
     )
@@ -129,7 +129,9 @@ def test_the_current_api_starts_under_mpirun_alone_behind_smddprun(version: str)
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"['smddp', 2, 3.0, '{rank}']" for rank in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"['smddp', 2, 3.0, '{rank}', '{rank}']" for rank in (0, 1)
+    ]
 
 
 def test_the_wrappers_fill_in_only_what_mpirun_alone_leaves_unset() -> None:
@@ -144,6 +146,16 @@ def test_the_wrappers_fill_in_only_what_mpirun_alone_leaves_unset() -> None:
     assert for_torch({"PATH": "/bin", **job}) == {}  # not a rank: alone, or torchrun's
     several = {**OPEN_MPI[1], "OMPI_COMM_WORLD_SIZE": "4"}
     assert "MASTER_ADDR" not in for_torch(several)  # on several hosts nobody can know it
+
+
+def test_the_wrappers_tell_each_rank_who_it_is_in_the_librarys_words() -> None:
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    assert for_data_parallel(torchrun) == {
+        "SMDATAPARALLEL_RANK": "3", "SMDATAPARALLEL_LOCAL_RANK": "1", "SMDATAPARALLEL_SIZE": "4",
+    }  # fmt: skip
+    own = {**torchrun, "SMDATAPARALLEL_LOCAL_RANK": "0"}
+    assert "SMDATAPARALLEL_LOCAL_RANK" not in for_data_parallel(own)
+    assert for_data_parallel({"PATH": "/bin"}) == {}
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_device_numbers.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
-ON_GPU = Path(__file__).with_name("ranks_device_gpu.py")
+ON_GPU = [
+    (Path(__file__).with_name("ranks_device_gpu.py"), 2),
+    (Path(__file__).with_name("ranks_device_alone.py"), 1),
+]
 NAMES = [*names_of(SCRIPT.with_name("ranks_device.py")), *names_of(SCRIPT)]
 
 
@@ -29,13 +33,14 @@ def test_compositions(job: Job, name: str) -> None:
     job.require(name)
 
 
-def test_streams_and_events_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script, ranks", ON_GPU, ids=["two ranks", "one rank"])
+def test_on_a_gpu(tmp_path: Path, script: Path, ranks: int) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        pytest.skip("no GPU here: the order of streams is proved on one")
-    job = run_checks(ON_GPU, 2, tmp_path)
-    for name in ("start", *names_of(ON_GPU), "stop"):
+        pytest.skip("no GPU here: streams, events and NCCL are proved on one")
+    job = run_checks(script, ranks, tmp_path)
+    for name in ("start", *names_of(script), "stop"):
         job.require(name)
 
 
@@ -319,3 +324,71 @@ def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
     device._host.group = host = Inner()
     device.abort()
     assert host.aborted and device._path.groups.world.aborted
+
+
+class _Together:
+    """Stands for NCCL's group: what it was asked, in order."""
+
+    supports_coalescing = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def _start_coalescing(self) -> None:
+        self.asked.append("start")
+
+    def send(self, tensors: list[object], peer: int, tag: int) -> None:
+        self.asked.append("send")
+
+    def recv(self, tensors: list[object], peer: int, tag: int) -> None:
+        if peer < 0:
+            raise ValueError("no such rank")
+        self.asked.append("recv")
+
+    def _end_coalescing(self) -> object:
+        from muster_collectives.torch.work import Finished
+
+        self.asked.append("end")
+        return Finished()
+
+
+def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own batch_isend_irecv calls them one by one; on a GPU see ranks_device_alone.py."""
+    import torch
+    import torch.distributed as dist
+
+    from muster_collectives.torch.arguments import Arguments
+    from muster_collectives.torch.cuda import (
+        DevicePath,
+        DeviceSettings,
+        InnerGroups,
+        batch,
+        plan_layout,
+    )
+    from muster_collectives.torch.verbs import VERBS
+
+    world = _Together()
+    path = DevicePath(InnerGroups(plan_layout(0, [0]), world), DeviceSettings())  # type: ignore[arg-type]
+    ops = [SimpleNamespace(tensor=SimpleNamespace(is_cuda=True)) for _ in range(3)]
+
+    def of_torch(p2p_op_list: list[SimpleNamespace], verbs: list[tuple[str, int]]) -> list[Any]:
+        return [path.transfer(verb, torch.ones(1), peer, 0) for verb, peer in verbs]
+
+    monkeypatch.setattr(batch, "_TORCH", of_torch.__code__)
+    works = of_torch(ops, [("send", 1), ("recv", 1), ("send", 2)])
+    assert world.asked == ["start", "send", "recv", "send", "end"]
+    assert len(works) == 3 and all(work.wait() for work in works)
+    assert len(world.asked) == 5, "one batch was begun twice"
+
+    world.asked.clear()
+    with pytest.raises(ValueError, match="no such rank"):
+        of_torch(ops, [("send", 1), ("recv", -1)])
+    assert world.asked == ["start", "send", "end"], "a refused batch leaves NCCL's open"
+    path.transfer("send", torch.ones(1), 1, 0)
+    assert world.asked[3:] == ["send"], "a transfer outside of a batch was coalesced"
+
+    world.asked.clear()
+    of_torch(ops, [("send", 1)])  # two transfers never came: something else was raised between them
+    with pytest.raises(AttributeError, match="allreduce"):  # of the stand-in
+        path.call(VERBS[0].row, Arguments(([torch.ones(1)],), dist.AllreduceOptions()))
+    assert world.asked == ["start", "send", "end"], "the next collective fell into an open batch"

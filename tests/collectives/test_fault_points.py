@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.collectives.fault_point_cases import (
     points,
 )
 from tests.collectives.faulting import CONNECT_LATE_S, Outcome, Workshop, faulty_core, workshop
+from tests.collectives.jobs import clean, job
 from tests.collectives.test_faults import DEATH_S, SLACK_S
 
 # a call that cannot end; healthy ranks must keep it too, in every call before
@@ -106,6 +108,19 @@ def test_an_exception_of_a_rank_there_ends_the_call_of_all(ranks: Workshop, case
     assert found.codes[case.victim] == 1
     assert_told(found, case, EITHER, DEATH_S)
     assert_nothing_left(ranks, found)
+
+
+@pytest.mark.parametrize("point", ["thread_listens", "thread_moved", "ring_starved", "ring_noted"])
+def test_no_wake_up_is_lost_between_two_steps_of_the_thread_at_the_bell(
+    core: Path, point: str
+) -> None:
+    """16 MiB take 64 fillings of the ring, for each of which the thread is woken: 50 ms are lost
+    with every one that it sleeps through."""
+    environ = {"COLLECTIVES_CORE": str(core), "AWAY_BYTES": str(16 << 20),
+               "MC_FAULT": f"{point}:1:-1000"}  # fmt: skip
+    with job("p2p_worker", 2, "away", environ=environ) as started:
+        took = clean(started.ends())[1]["away"]["sender"]
+    assert statistics.median(took) < 1.0, took
 
 
 def test_an_instruction_for_a_point_that_is_not_there_ends_the_rank(ranks: Workshop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,8 @@ from tests.collectives.test_faults import NODES, names
 # A signal waits 50 ms in the core, never for the end of the call. The rank looks at the clock as it
 # handles it: what comes after is the machine's.
 HANDLED_S = 2.0
+# An abort is heard within 0.5 s (bench-collectives measures it); here a machine may be slow.
+HEARD_S = 3.0
 PLACES = [
     *NODES,
     pytest.param("pure", id="pure Python"),
@@ -64,6 +67,43 @@ def test_an_abort_ends_the_call_of_every_rank_and_a_new_group_works(nodes: str) 
         assert each["again"] == "AbortedError"
         assert each["right"], "a group made after an abort gives a wrong sum"
         assert each["descriptors"] <= 0, f"{each['descriptors']} descriptors are left"
+
+
+@pytest.mark.promise("F44")
+@pytest.mark.parametrize("scenario", ["aborts_idle", "aborts_early", "aborts_receives"])
+@pytest.mark.parametrize("nodes", ["aaa", "abb", "aab", "abc"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_an_abort_of_a_rank_in_no_call_is_heard_by_all_ranks_of_all_nodes(
+    scenario: str, nodes: str, victim: int
+) -> None:
+    others = [rank for rank in range(3) if rank != victim]
+    with job("fault_worker", 3, scenario, str(victim), nodes=names(nodes)) as started:
+        told = clean(started.ends(of=others))  # while the victim still has its group open
+        started.mark("told")
+        aborted = clean(started.ends(of=[victim]))[0]
+    for each in told:
+        assert each["kind"] == "AbortedError", each
+        assert each["again"] == "AbortedError"
+        assert each["failed_at"] - aborted["aborted_at"] < HEARD_S, each
+
+
+def test_a_rank_that_becomes_another_program_is_missed_at_once() -> None:
+    with job("fault_worker", 3, "execs", "1", nodes=names("aaa")) as started:
+        ends = started.ends(of=[0, 2])
+        started.mark("told")
+        started.ends(of=[1])
+    for each in clean(ends):
+        assert (each["kind"], each["ranks"]) == ("PeerError", [1]), each
+
+
+def test_a_rank_that_closes_another_descriptor_of_the_segment_is_not_taken_for_dead() -> None:
+    with job("fault_worker", 3, "reopens", "1", nodes=names("aaa")) as started:
+        for rank in (0, 2):
+            started.wait_for(f"waits-{rank}")
+        with pytest.raises(subprocess.TimeoutExpired):  # several looks at who is alive
+            started.processes[0].wait(0.5)
+        started.mark("strike")
+        assert [each["kind"] for each in clean(started.ends())] == ["", "", ""]
 
 
 @pytest.mark.parametrize("nodes", NODES)

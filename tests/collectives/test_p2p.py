@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 from typing import Any
 
 import pytest
@@ -48,6 +49,24 @@ def test_the_end_of_a_message_is_lost_neither_to_another_thread_nor_to_a_signal(
     if not words["other"]:
         pytest.skip("the pure core notes an end where it finds it")
     assert words == {"other": [100, 100], "again": [100]}, words
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param("aa", id="one node"),
+        pytest.param("aab", id="beside a request of another node"),
+        pytest.param("ab", id="two nodes"),
+    ],
+)
+def test_a_message_moves_as_fast_while_one_side_computes(nodes: str) -> None:
+    """Beside what it takes where both wait, in turns on the same machine. A wake-up that is lost
+    costs 50 ms for each 256 KiB, a hundred times as much in all; a look every ms ten times."""
+    said = run(nodes, "away")
+    sender, receiver = said[0]["away"], said[1]["away"]
+    limit_s = 6 * statistics.median(receiver["none"]) + 0.03
+    assert statistics.median(receiver["sender"]) < limit_s, receiver
+    assert statistics.median(sender["receiver"]) < limit_s, (sender, receiver["none"])
 
 
 @pytest.mark.parametrize("nodes", NODES)

@@ -33,10 +33,10 @@ GOOD = (
     "ops aa 200", "ops aaa 200", "ops aaaaa 60", "small aa 2000", "small aaa 1000",
     "patient aa 20", "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
 )  # fmt: skip
-FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "leave aaa")
+FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "abort_idle aaa", "leave aaa")
 NODES = (
     "ops ab 100", "ops aab 100", "ops abab 60", "small ab 200", "messages aab 40", "beside abb 40",
-    "timeout aab", "mismatch aab", "abort aab", "leave aab",
+    "timeout aab", "mismatch aab", "abort aab", "abort_idle aab", "abort_idle abc", "leave aab",
 )  # fmt: skip
 ISAS = ("plain", "avx2", "avx512")
 # every type and operation, at every edge of the registers, at odd addresses

@@ -125,6 +125,13 @@ _RAN = (
     ),
     Common(
         Intended(
+            "env.PYTHONFAULTHANDLER", ABSENT, "1",
+            "a crash prints the line where it happened", "issue 16 section 2",
+        ),
+        lambda case: case.ran and "PYTHONFAULTHANDLER" not in case.scenario.environ,
+    ),
+    Common(
+        Intended(
             "env.PYTHONPATH", "<base>/code:<bin>:*", "<base>/code:<host>/site",
             "the user's own, not the toolkit's whole sys.path", "contract.md 4.4 row 27",
         ),
@@ -408,6 +415,16 @@ _SMDDP = (
             "set for one host as for several", "contract.md 3.3",
         ),
         lambda case: case.smddp and case.alone,
+    ),
+    *(
+        Common(
+            _mpi(
+                f"env.SMDATAPARALLEL_{name}", ABSENT, "*",
+                "what the library's smddprun would tell each rank", "contract.md 3.3",
+            ),
+            lambda case: case.smddp,
+        )
+        for name in ("RANK", "LOCAL_RANK", "SIZE")
     ),
     Common(
         _mpi(

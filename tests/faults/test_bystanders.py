@@ -58,7 +58,7 @@ def test_a_rank_that_ignores_the_stop_after_a_failure_elsewhere_is_killed_after_
         job, lambda job: (job.base("algo-2") / "code" / "go").touch()
     )
     assert {(r.code, r.first_line) for r in results.values()} == {
-        (42, "UserScriptError: it ended without an error message (algo-2 rank 1, exit code 42)")
+        (42, "UserScriptError: exit(42) without an error message (algo-2 rank 1, exit code 42)")
     }
 
 

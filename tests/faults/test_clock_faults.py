@@ -49,6 +49,9 @@ READERS = {  # stamps for people and programs, and what `doctor` says of the clo
     ("run/record.py", "event"),
     ("run/console.py", "format_line"),
     ("local/runfolder.py", "make_run_folder"),
+    ("local/command_file.py", "write_command"),  # when a run began, for `muster history`
+    ("local/history.py", "started"),
+    ("commands/sbom.py", "_timestamp"),
     ("commands/doctor_facts.py", "look"),
     ("commands/doctor_checks.py", "clock"),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -73,10 +76,18 @@ def test_a_disk_that_was_full_before_costs_the_file_and_not_the_code(cluster: Ma
     assert not seen
 
 
+def data_alone(job: Cluster) -> list[str]:
+    """Mounts of an output folder that is read-only but for its `data`."""
+    output = job.base("algo-1") / "output"
+    made = [f"mkdir -p {output}", f"mount -t tmpfs tmpfs {output}", f"mkdir {output}/data"]
+    disk = [f"mount -t tmpfs tmpfs {output}/data", f"mount -o remount,ro {output}"]
+    return [*made, *disk, f"! touch {output}/probe 2>/dev/null"]
+
+
 @pytest.mark.promise("F51")
 def test_a_read_only_output_folder_costs_the_file_and_not_the_code(cluster: Make) -> None:
     job = cluster(FAILS, hosts=1)
-    result, seen = run_on(job, *read_only_disk(job.base("algo-1") / "output"))
+    result, seen = run_on(job, *data_alone(job))
     check_failure(result, seen)
     assert not seen
 
@@ -84,9 +95,33 @@ def test_a_read_only_output_folder_costs_the_file_and_not_the_code(cluster: Make
 @pytest.mark.promise("F51")
 def test_a_read_only_output_folder_does_not_fail_a_job_that_went_well(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)
-    result, seen = run_on(job, *read_only_disk(job.base("algo-1") / "output"))
+    result, seen = run_on(job, *data_alone(job))
     assert (result.code, result.out, seen) == (0, "ran\n", "")
     assert "no room can be reserved" in result.err
+
+
+@pytest.mark.promise("B41")
+@pytest.mark.parametrize("name", ["model", "output/data", "checkpoints"])
+def test_a_folder_for_the_jobs_work_that_is_read_only_ends_it_before_it_runs(
+    cluster: Make, name: str
+) -> None:
+    job = cluster("print('ran')", hosts=1)
+    folder = job.base("algo-1") / name
+    result, _ = run_on(job, *read_only_disk(folder))
+    assert (result.code, result.out) == (100, ""), result.err
+    assert f"ConfigError: {folder}: cannot be written: mounted read-only" in result.err
+    assert "--tmpfs" in result.err
+
+
+@pytest.mark.promise("B41")
+def test_a_host_that_cannot_keep_a_model_ends_the_job_on_all_hosts(cluster: Make) -> None:
+    job = cluster("print('ran')")
+    folder = job.base("algo-2") / "model"
+    job.start("algo-1")
+    job.start("algo-2", command=behind(read_only_disk(folder)))
+    results = job.wait(30)
+    assert [(result.code, result.out) for result in results.values()] == [(100, "")] * 2
+    assert f"{folder}: cannot be written" in results["algo-1"].first_line
 
 
 @pytest.mark.promise("F51")
@@ -98,21 +133,52 @@ def test_an_absent_output_folder_is_made(cluster: Make) -> None:
     assert result.failure
 
 
-@pytest.mark.promise("F51")
-def test_an_output_folder_that_cannot_be_made_costs_the_file_and_not_the_code(
-    cluster: Make,
-) -> None:
-    job = cluster(FAILS, hosts=1)
+@pytest.mark.promise("B41")
+def test_folders_that_cannot_be_made_end_the_job_before_it_runs(cluster: Make) -> None:
+    job = cluster("print('ran')", hosts=1)
     base = job.base("algo-1")
     assert not (base / "output").exists()
-    result, seen = run_on(
+    result, _ = run_on(
         job,
         f"mount --bind {base} {base}",
         f"mount -o remount,bind,ro {base}",
         f"! mkdir {base}/output 2>/dev/null",  # the fault
     )
-    check_failure(result, seen)
-    assert not seen
+    assert (result.code, result.out) == (100, ""), result.err
+    assert f"{base}/output/data: cannot be made: Read-only file system" in result.err
+
+
+@pytest.mark.promise("F66")
+def test_a_temporary_folder_without_an_inode_is_not_used(cluster: Make) -> None:
+    job = cluster("print('ran')", hosts=1)
+    full = job.folder / "full"
+    job.environ["TMPDIR"] = str(full)
+    fill = f"touch {full}/one && ! touch {full}/two 2>/dev/null"  # the fault
+    job.start(command=behind([*small_disk(full, "nr_inodes=2"), fill]))
+    result = job.wait(30)["algo-1"]
+    assert (result.code, result.out) == (0, "ran\n"), result.err
+
+
+NO_FOLDER = """
+from muster.run.private_folder import open_private_folder
+from muster.spec.errors import LaunchError
+try:
+    open_private_folder()
+except LaunchError as error:
+    print(error.message, error.fix, sep="\\n")
+"""
+
+
+@pytest.mark.promise("F66")
+def test_where_no_temporary_folder_has_an_inode_each_is_named() -> None:
+    full = ("/tmp", "/dev/shm", "/run", "/var/tmp")
+    mounts = [f"mount -t tmpfs -o nr_inodes=2 tmpfs {folder}" for folder in full]
+    words = behind(mounts, [sys.executable, "-c", NO_FOLDER])
+    environ = {**os.environ, "TMPDIR": "/tmp"}
+    said = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+    for folder in full:
+        assert f"{folder}: No space left on device (no inode is free)" in said
+    assert "mount a writable /tmp with room" in said
 
 
 @pytest.mark.promise("F50")

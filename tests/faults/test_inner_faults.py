@@ -54,7 +54,7 @@ def test_no_exception_inside_the_launcher_ends_with_success(
 @pytest.mark.promise("F12")
 def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)
-    where = "muster.run.process:private_folder"
+    where = "muster.run.process:open_private_folder"
     result = end_of_broken(job, where, "OSError(28, 'no space')")
     assert (result.code, result.success) == (105, False), result.err
     assert result.first_line.startswith("InternalError: ")

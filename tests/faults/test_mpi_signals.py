@@ -117,7 +117,7 @@ def test_an_exit_code_of_one_rank_is_that_of_every_host(mpi: MakeMpi) -> None:
     results = job.run(20)
     assert {result.code for result in results.values()} == {42}
     assert lines_of(results) == {
-        "UserScriptError: it ended without an error message (algo-2 rank 3, exit code 42)"
+        "UserScriptError: exit(42) without an error message (algo-2 rank 3, exit code 42)"
     }
 
 
@@ -174,7 +174,7 @@ def test_mpi_abort_is_the_abort_of_its_rank_and_of_no_other(mpi: MakeMpi, others
     assert time.monotonic() - began < 5
     assert {result.code for result in results.values()} == {7}
     assert lines_of(results) == {
-        "UserScriptError: it ended without an error message (algo-2 rank 2, exit code 7)"
+        "UserScriptError: exit(7) without an error message (algo-2 rank 2, exit code 7)"
     }
     assert statuses(job)[2] == 7
     assert "MPI_ABORT was invoked on rank 2" in results["algo-1"].err

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ from tests.support.waiting import wait_until
 LOST_AFTER_S = 3.0
 # a connection may take its time to come back, and silence is not told early on a busy machine
 PATIENT = {"MUSTER_RECONNECT_S": "10", "MUSTER_LOST_AFTER_S": "10"}
+DEFAULTS = {"MUSTER_HEARTBEAT_S": "1", "MUSTER_RECONNECT_S": "5", "MUSTER_LOST_AFTER_S": "30"}
+# after a loss TCP sends again at about 0.2, 0.6, 1.4, 3.1, 6.3 and 12.7 s: healed between two of
+# them, and lost before the later one to whoever waits for TCP
+HEALS_S, TCP_IS_LATE = 3.6, {"MUSTER_RECONNECT_S": "10", "MUSTER_LOST_AFTER_S": "6"}
+HEALS_LATER_S = 7.0  # than `leave_s`
+# who of two hosts is deaf: both, the leader, the follower
+DIRECTIONS = (slice(0, 2), slice(0, 1), slice(1, 2))
 Up = Callable[..., tuple[LocalRun, list[Host]]]
 under_mpirun_too = pytest.mark.parametrize("up", ["", *VERSIONS], indirect=True)
 
@@ -54,7 +62,8 @@ def up(tools: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
         def begin(hosts: int = 2, script: str = SCRIPT, **environ: str) -> object:
             (tmp_path / "train.py").write_text(launch.prelude + script)
             settings = {"MUSTER_LOST_AFTER_S": f"{LOST_AFTER_S:g}", **launch.environ, **environ}
-            argv = ["train.py", "--hosts", str(hosts), "--isolation", "netns", *launch.argv]
+            argv = ["train.py", "--hosts", str(hosts), "--isolation", "netns", "--verbose"]
+            argv += launch.argv
             run = start(tmp_path, argv, environ=settings)
             run.wait_ready(hosts)
             found = [Host(run, f"algo-{number + 1}") for number in range(hosts)]
@@ -83,6 +92,23 @@ def check_nothing_was_lost(run: LocalRun, hosts: list[Host]) -> None:
     assert "PeerError" not in result.err
 
 
+@contextmanager
+def deaf(hosts: list[Host]) -> Iterator[None]:
+    """What is sent to these hosts is lost on its way while the block lasts."""
+    with ExitStack() as rules:
+        words = ("INPUT", "!", "-i", "lo", "-p", "tcp", "-j", "DROP")
+        dropping = [rules.enter_context(host.rule(*words)) for host in hosts]
+        yield
+        assert sum(rule.hits() for rule in dropping) >= 3  # a leader that hears nothing is silent
+
+
+def outage(hosts: list[Host], seconds: float) -> None:
+    """They are deaf for so long."""
+    with deaf(hosts):
+        healed_s = time.monotonic() + seconds
+        wait_until(lambda: time.monotonic() >= healed_s, seconds + 5)
+
+
 def warnings_about(run: LocalRun, text: str) -> list[str]:
     return [line for line in run.err.splitlines() if " WARNING " in line and text in line]
 
@@ -109,7 +135,7 @@ def test_a_host_that_stays_frozen_is_lost_and_knows_it_when_it_thaws(up: Up) -> 
     hosts[1].freeze()
     began = time.monotonic()
     others = [hosts[0], hosts[2]]
-    wait_until(lambda: all(host.failure for host in others), 15, lambda: run.err)
+    wait_until(lambda: all(host.failure and host.outcome for host in others), 15, lambda: run.err)
     assert LOST_AFTER_S - 1 < time.monotonic() - began < LOST_AFTER_S + 6
     for host in others:
         assert host.outcome == ("Failed", 102)
@@ -128,7 +154,7 @@ def test_a_leader_that_stays_frozen_is_lost_to_its_followers(up: Up) -> None:
     run, hosts = up(hosts=3)
     run.expect(apart=frozenset({"algo-1"}))
     hosts[0].freeze()
-    wait_until(lambda: all(host.failure for host in hosts[1:]), 15, lambda: run.err)
+    wait_until(lambda: all(one.failure and one.outcome for one in hosts[1:]), 15, lambda: run.err)
     for host in hosts[1:]:
         assert host.outcome == ("Failed", 102)
         assert host.failure.startswith("PeerError: lost algo-1 (no heartbeat for ")
@@ -169,13 +195,60 @@ def test_on_a_partition_each_side_names_what_it_lost(up: Up) -> None:
 @under_mpirun_too
 @pytest.mark.promise("F29")
 def test_a_partition_that_heals_in_time_loses_nobody(up: Up) -> None:
-    run, hosts = up(**PATIENT)
-    with (
-        hosts[1].rule("INPUT", "-p", "tcp", "-j", "DROP"),
-        hosts[1].rule("OUTPUT", "-p", "tcp", "-j", "DROP") as outward,
-    ):
-        outward.wait_for(6)  # the leader only answers: there is nothing to count inward
+    """Packets are lost on the wire. A drop in OUTPUT would prove little: the kernel tells TCP of
+    it (EPERM), and TCP then tries twice a second instead of backing off."""
+    run, hosts = up(**TCP_IS_LATE)
+    outage(hosts, seconds=HEALS_S)
     check_nothing_was_lost(run, hosts)
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.promise("F30")
+def test_an_outage_of_26_s_loses_nobody_by_default(up: Up) -> None:
+    """Both ways, and each host deaf while it is still heard; side by side, since they only wait."""
+    jobs = [up(**DEFAULTS) for _ in DIRECTIONS]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        cut_off = [hosts[part] for part, (_, hosts) in zip(DIRECTIONS, jobs, strict=True)]
+        list(pool.map(lambda hosts: outage(hosts, seconds=26), cut_off))
+    for run, hosts in jobs:
+        check_nothing_was_lost(run, hosts)
+
+
+FAILING = """
+if os.environ["SM_CURRENT_HOST"] == "algo-2":
+    raise ValueError("bad batch")
+"""
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.promise("F31")
+def test_hosts_that_are_cut_off_when_one_fails_agree_once_they_hear_each_other(up: Up) -> None:
+    """The leader stays until the other has the verdict, also when that host failed itself."""
+    jobs = [up(script=SCRIPT + FAILING, **PATIENT) for _ in DIRECTIONS]
+    with ExitStack() as cuts:
+        for part, (_, hosts) in zip(DIRECTIONS, jobs, strict=True):
+            cuts.enter_context(deaf(hosts[part]))
+            hosts[1].release()
+        healed_s = time.monotonic() + HEALS_LATER_S
+        wait_until(lambda: time.monotonic() >= healed_s, 15)
+    for run, hosts in jobs:
+        assert run.wait(30).code == 1, run.err
+        assert [host.outcome for host in hosts] == [("Failed", 1)] * 2
+        assert hosts[0].failure == hosts[1].failure
+        assert hosts[0].failure.startswith("UserScriptError: ValueError: bad batch (algo-2 rank 1")
+
+
+@pytest.mark.promise("F01")
+def test_a_stop_does_not_wait_for_a_host_that_is_cut_off_beyond_its_time(up: Up) -> None:
+    run, hosts = up(MUSTER_LOST_AFTER_S="20", MUSTER_STOP_GRACE_S="1")
+    run.expect(apart=frozenset({"algo-2"}))
+    with deaf(hosts[1:]):
+        os.kill(hosts[0].pid, signal.SIGTERM)
+        wait_until(lambda: not os.path.exists(f"/proc/{hosts[0].pid}"), 15, lambda: run.err)
+        assert hosts[0].outcome == ("Stopped", 143)
+        assert hosts[1].outcome is None  # nothing is known there yet: so it was not waited for
+    os.kill(hosts[1].pid, signal.SIGTERM)
+    assert run.wait(20).code == 143, run.err
 
 
 @under_mpirun_too

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, Result, pids
+from tests.support.commands import Recorder
 from tests.support.packages import make_wheel
 
 Make = Callable[..., Cluster]
@@ -132,9 +133,12 @@ def start(job: Cluster, canaries: Canaries) -> None:
 
 
 @contextmanager
-def command_lines() -> Iterator[set[bytes]]:
-    """Every command line of this machine that could be seen meanwhile."""
+def command_lines(job: Cluster) -> Iterator[set[bytes]]:
+    """The command lines of the job's Pythons and of what they start, as they tell them themselves,
+    and those of this machine that could be seen meanwhile."""
     seen: set[bytes] = set()
+    recorder = Recorder(job.folder.parent)
+    job.environ |= recorder.environ
     done = threading.Event()
 
     def look() -> None:
@@ -152,6 +156,7 @@ def command_lines() -> Iterator[set[bytes]]:
     finally:
         done.set()
         thread.join(10)
+        seen |= {"\0".join(words).encode() for words in recorder.started()}
 
 
 def written(job: Cluster) -> Mapping[str, bytes]:
@@ -183,7 +188,7 @@ def system_files() -> dict[str, tuple[int, int]]:
 def test_no_canary_leaves_the_processes_that_it_is_for(cluster: Make, canaries: Canaries) -> None:
     job = job_with(cluster, canaries)
     system = system_files()
-    with command_lines() as seen:
+    with command_lines(job) as seen:
         start(job, canaries)
         results = job.wait(90)
     assert "/etc/passwd" in system
@@ -232,7 +237,7 @@ def test_an_installer_that_fails_names_no_canary(cluster: Make, canaries: Canari
     for name in job.names:
         wanted = job.base(name) / "code" / "requirements.txt"
         wanted.write_text(wanted.read_text() + "no-such-package==1.0\n")
-    with command_lines() as seen:
+    with command_lines(job) as seen:
         start(job, canaries)
         results = job.wait(90)
     assert any(b"pip\0install" in line for line in seen)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, Result
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 
@@ -27,10 +31,11 @@ PREDICTABLE = [
     "success",
     "data/muster/summary.json",
     "data/muster/summary.json.part",
-    "data/muster/events.jsonl",
-    "data/muster/logs/rank-0.out",
-    "data/muster/logs/rank-0.err",
-    "data/muster/logs/rank-0.out.tail",
+    "data/muster/algo-1/events.jsonl",
+    "data/muster/algo-1/logs/train.log",
+    "data/muster/algo-1/logs/rank-0.out",
+    "data/muster/algo-1/logs/rank-0.err",
+    "data/muster/algo-1/logs/rank-0.out.tail",
 ]
 
 
@@ -70,32 +75,69 @@ def _check_status(job: Cluster, result: Result) -> None:
     assert status.is_file() and not status.is_symlink()
 
 
-def test_a_link_in_the_place_of_the_folder_for_long_values_is_not_followed(cluster: Make) -> None:
-    job = cluster("import os; print(len(os.environ['SM_HPS_FILE']) > 0)\n", hosts=1)
-    job.set_hyperparameters({"sagemaker_program": "train.py", **LONG})
-    _, folder = outside(job)
-    path = job.base("algo-1") / "output" / ".muster-spilled"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(folder)
-    result = job.run()["algo-1"]
-    assert result.code == 0
-    assert result.out == "True\n"
-    untouched(job)
+SHOWS_AND_WAITS = """
+import os, stat, time
+folder = os.path.dirname(os.environ["SM_HPS_FILE"])
+print(oct(stat.S_IMODE(os.stat(folder).st_mode)), folder, flush=True)
+print("ready", os.getpid(), flush=True)
+while not os.path.exists(os.path.join(os.environ['TEST_FOLDER'], 'go')):
+    time.sleep(0.02)
+"""
 
 
-def test_a_folder_for_long_values_that_others_may_read_is_made_anew(cluster: Make) -> None:
-    script = (
-        "import os, stat\n"
-        "folder = os.path.dirname(os.environ['SM_HPS_FILE'])\n"
-        "print(oct(stat.S_IMODE(os.stat(folder).st_mode)), 'planted' in os.listdir(folder))\n"
-    )
-    job = cluster(script, hosts=1)
+def with_long_values(cluster: Make) -> Cluster:
+    """A job whose ranks have long values and wait."""
+    job = cluster(SHOWS_AND_WAITS, hosts=1)
     job.set_hyperparameters({"sagemaker_program": "train.py", **LONG})
-    path = job.base("algo-1") / "output" / ".muster-spilled"
-    path.mkdir(parents=True)
-    path.chmod(0o777)
-    (path / "planted").write_text("x")
-    assert job.run()["algo-1"].out == "0o700 False\n"
+    job.environ["TEST_FOLDER"] = str(job.folder)
+    job.start()
+    job.wait_for("algo-1", "ready")
+    mode, folder = job.text("algo-1").split()[:2]
+    assert mode == "0o700"
+    assert Path(folder).is_relative_to(job.temp)  # no mount of the platform's
+    assert "x" * 1000 in Path(folder, "SM_HPS").read_text()
+    return job
+
+
+@pytest.mark.promise("S09")
+def test_long_values_lie_in_the_private_folder_until_the_job_ends(cluster: Make) -> None:
+    job = with_long_values(cluster)
+    (job.folder / "go").touch()
+    assert job.wait(30)["algo-1"].code == 0
+    assert not list(job.temp.iterdir())
+
+
+@pytest.mark.promise("S09")
+def test_long_values_go_with_a_train_that_is_killed(cluster: Make) -> None:
+    job = with_long_values(cluster)
+    job.signal("algo-1", signal.SIGKILL)
+    job.wait(10)
+    wait_until(lambda: not list(job.temp.iterdir()), 10, "the private folder is still there")
+
+
+@pytest.mark.promise("S09")
+def test_the_next_start_removes_what_a_train_and_its_shims_left_that_were_killed(
+    cluster: Make,
+) -> None:
+    job = with_long_values(cluster)
+    rank = int(job.text("algo-1").split()[3])
+    shim = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(shim, signal.SIGSTOP)
+    job.signal("algo-1", signal.SIGKILL)
+    job.wait(10)
+    for pid in (shim, rank):
+        os.kill(pid, signal.SIGKILL)
+    assert list(job.temp.iterdir())  # the fault
+    other = job.temp / "muster-0123456789ab"  # of a job that lives
+    other.mkdir()
+    with socket.socket(socket.AF_UNIX) as lives:
+        lives.bind(str(other / "s"))
+        lives.listen()
+        (job.folder / "go").touch()
+        job.start()
+        assert job.wait(30)["algo-1"].code == 0
+        assert list(job.temp.iterdir()) == [other]
+    shutil.rmtree(other)
 
 
 def test_what_a_job_makes_in_the_temporary_folder_is_private_and_never_called_the_same(

@@ -210,7 +210,7 @@ def test_the_leaders_own_words_sent_back_prove_nothing(stable: Attacked) -> None
     mirror = Stranger(stable).challenge()
     mirror.nonce = mirror.leader_nonce
     both = bytes.fromhex(mirror.nonce)
-    proof = wire.derive(stable.secret, "leader", both, both, b"5").hex()
+    proof = wire.welcome_proof(stable.secret, (both, both, b"5"), 0)
     mirror.say(mirror.hello(5, stable.secret, proof=proof))
     assert mirror.dropped()
 

@@ -81,3 +81,21 @@ def test_a_launcher_that_is_killed_ends_the_job_and_its_ranks(cluster: Make) -> 
     result = job.wait(15)["algo-1"]
     assert result.code == 137
     assert "the launcher torchrun was killed by SIGKILL while its ranks ran" in result.first_line
+
+
+@pytest.mark.promise("F67")
+@pytest.mark.long
+def test_a_job_whose_shim_is_stopped_says_so_and_ends_when_told(cluster: Make) -> None:
+    script = "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
+    job = cluster(script, hosts=1)
+    job.start()
+    job.wait_for("algo-1", "ready")
+    shim = shim_above(int(job.text("algo-1").split()[1]))
+    os.kill(shim, signal.SIGSTOP)
+    named = f"the process above rank 0 (PID {shim}) is stopped"
+    job.wait_for("algo-1", named, stream="err", limit_s=90)
+    job.signal("algo-1")
+    result = job.wait(20)["algo-1"]
+    assert result.code == 143
+    before, _, _ = result.err.partition("STOPPED by ")
+    assert before.rstrip().splitlines()[-1].startswith(named)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, lines
+from tests.support.sabotage import SAID, train_with_broken
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
@@ -137,3 +138,29 @@ def waiting_bytes(fd: int) -> int:
 def memory_kb(pid: int, field: str) -> int:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1])
+
+
+FLOODS = "import time\nfor _ in range(4096):\n    print('x' * 255)\ntime.sleep(600)\n"
+
+
+@pytest.mark.promise("F68")
+@pytest.mark.parametrize(
+    ("where", "error", "code", "said"),
+    [
+        ("_move", "OSError(28, 'No space left on device')", 106, "LaunchError"),
+        ("_answer_wake", "OSError(28, 'No space left on device')", 106, "LaunchError"),
+        ("_move", "ValueError('x')", 105, "InternalError"),
+    ],
+)
+def test_a_job_whose_output_nobody_passes_on_fails_and_says_why(
+    cluster: Make, where: str, error: str, code: int, said: str
+) -> None:
+    """Without it every rank would block on a full pipe for ever."""
+    job = cluster(FLOODS, hosts=1)
+    job.expect(internal_error=True)
+    job.start(command=train_with_broken(f"muster.run.logs:Pump.{where}", error))
+    result = job.wait(30)["algo-1"]
+    assert SAID in result.err  # the fault
+    assert result.code == code, result.err
+    assert result.first_line.startswith(f"{said}: the output of ranks can no longer be passed on")
+    assert result.err.rstrip().endswith(f"exit code {code}")

@@ -50,8 +50,9 @@ def start_mpi(
     pairs = {**for_scripts, **SHARED}.items()
     given = [word for name, value in pairs for word in ("--env", f"{name}={value}")]
     return start(
-        python, script, "mpi", hosts, "--processes-per-host", str(RANKS), *given, environ=environ
-    )
+        python, script, "mpi", hosts, "--processes-per-host", str(RANKS), "--verbose", *given,
+        environ=environ,
+    )  # fmt: skip
 
 
 def check(run: LocalRun, hosts: int, open_mpi: str) -> None:

@@ -60,7 +60,7 @@ def test_every_command_is_a_make_target() -> None:
     guard = 'test "$CODEBUILD_BUILD_SUCCEEDING" = 1'
     assert [c for c in commands if "make " not in c] == [guard]
     made = {word for c in commands for word in _after(c.split(), "make")}
-    assert made == {"setup", "check", "image", "test-image", "push"}
+    assert made == {"setup", "push-tools", "check", "image", "test-image", "push"}
 
 
 def _after(words: list[str], word: str) -> list[str]:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.images.build import build
 from scripts.images.engine import Client
 from scripts.images.inputs import find_inputs
+from scripts.images.likeness import content_of, differences, likeness
 from scripts.images.scan import scan, scan_archive
-from scripts.images.sizes import beside_base, layers
+from scripts.images.sizes import beside_base, layers, size_of
 from scripts.images.traces import traces
 from tests.support.images import LABEL, RUN, client, image
 from tests.support.mltree import write_tree
@@ -81,14 +83,101 @@ def test_an_image_sets_only_what_it_needs_and_says_what_it_is(engine: Client, ta
     assert isinstance(labels, dict)
     assert labels["org.opencontainers.image.version"]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
-    ours = [name for name in labels if name.startswith("ml.muster.")]
-    assert 4 <= len(ours) <= 10
+    ours = {name: text for name, text in labels.items() if name.startswith("ml.muster.")}
+    assert ours["ml.muster.python"] == "3.11"
+    assert ours["ml.muster.os"] == "debian-bookworm"
+    assert "" not in ours.values() and len(ours) <= 10
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_history_has_the_steps_that_made_the_layers(engine: Client, target: str) -> None:
+    """BuildKit lets stages on one another write into one history: an auditor then reads that tools
+    of the build are in the image."""
+    steps = [one.made_by for one in layers(engine, image(target))]
+    found = [step.rpartition("step.sh ")[2].split()[0] for step in steps]
+    assert found == ["COPY", "ssh.sh", "copy.sh", "libraries.sh", "toolkit.sh"]
+
+
+@pytest.mark.promise("S12")
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_program_runs_as_another_user_than_it_was_started_by(
+    engine: Client, target: str
+) -> None:
+    find = "find / -xdev -type f -perm /6000 -print; dpkg-statoverride --list /usr/bin/passwd"
+    run = ("run", "--rm", f"--label={LABEL}={RUN}", "--network=none", image(target))
+    assert engine.must(*run, "bash", "-c", find).split() == [
+        "root",
+        "root",
+        "755",
+        "/usr/bin/passwd",
+    ]
+
+
+def test_without_ssh_there_is_none(engine: Client) -> None:
+    look = "! type ssh sshd; ls -A /etc/ssh /usr/local/lib; python -c 'import paramiko'"
+    run = ("run", "--rm", f"--label={LABEL}={RUN}", "--network=none", image("base", "SSH=0"))
+    said = engine.run(*run, "bash", "-c", look)
+    assert said.returncode == 0 and "muster-ssh" not in said.stdout, said
+
+
+CHILD = """\
+ARG BASE
+FROM ${BASE}
+RUN cd /opt/venv/lib/python3.*/site-packages && mkdir own-7.dist-info && \\
+    printf 'Metadata-Version: 2.1\\nName: own\\nVersion: 7\\n' > own-7.dist-info/METADATA && \\
+    muster sbom --output /usr/share/muster --name mine --version 3
+"""
+
+
+@pytest.mark.promise("S14")
+def test_an_image_that_is_built_on_ours_is_called_by_its_own_name(
+    engine: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text(CHILD)
+    reference = f"muster-test-{RUN}:child"
+    try:
+        words = (
+            f"--build-arg=BASE={image('base')}",
+            f"--tag={reference}",
+            f"--label={LABEL}={RUN}",
+        )
+        engine.must("build", *words, "--network=none", str(tmp_path))
+        config = json.loads(engine.must("image", "inspect", "--format={{json .Config}}", reference))
+        run = ("run", "--rm", f"--label={LABEL}={RUN}", "--network=none", reference)
+        bill = json.loads(engine.must(*run, "cat", "/usr/share/muster/sbom.cdx.json"))
+    finally:
+        engine.run("rmi", "--force", reference)
+    assert {
+        name: text for name, text in config["Labels"].items() if text and "opencont" in name
+    } == {}
+    assert config["Labels"]["ml.muster.version"]  # what it stands on
+    subject = bill["metadata"]["component"]
+    assert (subject["name"], subject["version"]) == ("mine", "3")
+    assert "pkg:pypi/own@7" in {one.get("purl") for one in bill["components"]}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_builds_of_one_commit_are_the_same_image(engine: Client, target: str) -> None:
+    """Nothing comes from the cache. The packages have to be the same: a mirror may get new ones."""
+    tags = [f"muster-test-{RUN}:again-{target}-{number}" for number in range(2)]
+    try:
+        one, other = (
+            content_of(engine, build(target, tag=tag, label=f"{LABEL}={RUN}", fresh=True).reference)
+            for tag in tags
+        )
+    finally:
+        engine.run("rmi", "--force", *tags)
+    assert list(differences(one, other)) == []
+    assert likeness(one.config) == likeness(other.config)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_is_small(engine: Client, target: str) -> None:
     found = layers(engine, image(target))
-    assert beside_base(found) < LARGEST_BYTES[target], found
+    base_bytes = size_of(engine, find_inputs(engine, os.environ).base)
+    assert beside_base(found, base_bytes) < LARGEST_BYTES[target], found
     assert found[-1].size_bytes < 8e6, "the toolkit's layer is all that a release moves"
 
 
@@ -303,7 +392,9 @@ def test_an_ordinary_user_without_any_right_trains_on_a_read_only_disk(
     target: str,  # type: ignore[no-untyped-def]
 ) -> None:
     script = (
-        "import os, pathlib\n"
+        "import getpass, os, pathlib\n"
+        "assert getpass.getuser() == 'user-12345'\n"
+        "pathlib.Path.home().joinpath('cache').mkdir()\n"
         "assert os.getuid() == 12345 and 'CapEff:\\t0000000000000000' in "
         "pathlib.Path('/proc/self/status').read_text()\n"
         "try:\n    open('/usr/there', 'w')\n"

@@ -13,7 +13,7 @@ from scripts.images.pins import CHECKOUT
 from tests.support.images import LABEL, RUN, client, contained
 
 PREREQUISITES = ("git", "make", "python3", "python3-venv")
-SENTENCE = "A machine needs Linux, git, make, and Python 3.10 or newer with `venv`"
+SENTENCE = "Requirements: Linux, git, make, and Python 3.10 or newer with `venv`"
 DOCKERFILE = """\
 ARG BASE_IMAGE
 FROM ${{BASE_IMAGE}}

@@ -68,6 +68,25 @@ def test_a_tag_that_is_another_image_is_refused_and_stays(desk: Desk, registry: 
     assert desk.run(f"{registry.address}/{desk.mark}:one", "cat", "/toolkit") == "first"
 
 
+def test_another_build_of_the_same_contents_is_a_success_and_a_rebuild_has_a_number(
+    desk: Desk, registry: Registry
+) -> None:
+    below = desk.image("first")
+    first, second = (desk.layer(below, "toolkit", b"same") for _ in range(2))
+    ids = {desk.engine.must("image", "inspect", "-f", "{{.Id}}", each) for each in (first, second)}
+    assert len(ids) == 2, "the engine made one image of two builds"
+    told = desk.pushed(registry.address, f"--image={first}", "--tag=one")
+    again = desk.push(registry.address, f"--image={second}", "--tag=one")
+    assert again.returncode == 0, again.stderr
+    assert "is another build of the same contents" in again.stderr
+    assert again.stdout == f"{told['reference']}\n"
+    renewed = f"--image={desk.layer(below, 'toolkit', b'with security updates')}"
+    desk.manifest.unlink()
+    assert "--build 2" in desk.refused(registry.address, renewed, "--tag=one")
+    rebuilt = desk.pushed(registry.address, renewed, "--tag=one", "--build=2")
+    assert rebuilt["tag"] == "one-b2" and rebuilt["digest"] != told["digest"]
+
+
 def test_a_second_push_of_the_same_image_succeeds_and_sends_nothing(
     desk: Desk, registry: Registry
 ) -> None:
@@ -134,7 +153,7 @@ def test_what_is_not_there_is_said_in_one_sentence(desk: Desk, registry: Registr
     image = f"--image={desk.image('first')}"
     words = (registry.address, "--tag=one")
     assert "has no image nowhere:1" in desk.refused(*words, "--image=nowhere:1")
-    assert "no registry answers at 127.0.0.1:1 " in desk.refused("127.0.0.1:1", image, "--tag=one")
+    assert "the registry cannot be reached" in desk.refused("127.0.0.1:1", image, "--tag=one")
     nobody = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
     assert "DOCKER_HOST" in desk.refused(*words, image, **nobody)
     assert "`docker`" in desk.refused(*words, image, PATH="/nonexistent")

@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from scripts.images.engine import Client
 from scripts.images.login import logged_in
 from scripts.images.registry import Login
+from tests.support.commands import Recorder
 from tests.support.pushing import MOTO_ACCOUNT, Desk
 from tests.support.registries import Registry, counted, moto
 from tests.support.venvs import CHECKOUT
@@ -139,21 +139,15 @@ def test_an_engine_that_a_context_of_the_user_names_is_pushed_from(
 def test_credentials_leave_no_trace(desk: Desk, guarded: Registry) -> None:
     secret = "correct-horse"
     before = {path: path.read_bytes() for path in desk.home.rglob("*") if path.is_file()}
-    seen: list[bytes] = []
-    done = threading.Event()
-    watcher = threading.Thread(target=watch_commands, args=(seen, done))
-    watcher.start()
-    try:
-        bulky = desk.image("first", bulk=secrets.token_bytes(MEGABYTE))
-        words = (f"--image={bulky}", "--tag=one", "--create")
-        login = {"REGISTRY_USER": "somebody", "REGISTRY_PASSWORD": secret}
-        ended = desk.push(guarded.address, *words, **login)
-    finally:
-        done.set()
-        watcher.join(30)
+    recorder = Recorder(desk.folder)
+    bulky = desk.image("first", bulk=secrets.token_bytes(MEGABYTE))
+    words = (f"--image={bulky}", "--tag=one", "--create")
+    login = {"REGISTRY_USER": "somebody", "REGISTRY_PASSWORD": secret}
+    ended = desk.push(guarded.address, *words, **login, **recorder.environ)
     assert ended.returncode == 0, ended.stderr
-    assert any(b"--password-stdin" in command for command in seen)  # it did see the login
-    assert not any(secret.encode() in command for command in seen)
+    started = [" ".join(words) for words in recorder.started()]
+    assert any("--password-stdin" in command for command in started)  # it did see the login
+    assert not any(secret in command for command in started)
     assert secret not in ended.stdout + ended.stderr + desk.manifest.read_text()
     assert {p: p.read_bytes() for p in desk.home.rglob("*") if p.is_file()} == before
     assert not private_folders()
@@ -185,18 +179,6 @@ def test_a_push_that_is_stopped_leaves_no_credential(desk: Desk, guarded: Regist
                 os.killpg(push.pid, signal.SIGKILL)
             push.wait(10)
     assert output.read_text() == ""
-
-
-def watch_commands(seen: list[bytes], done: threading.Event) -> None:
-    """All command lines of this machine while it lasts."""
-    found = set()
-    while not done.is_set():
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                found.add(Path("/proc", name, "cmdline").read_bytes())
-            except OSError:
-                pass  # it has ended
-    seen += found
 
 
 def private_folders() -> list[Path]:

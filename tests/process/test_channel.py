@@ -43,6 +43,21 @@ def test_hosts_with_the_secret_join_and_talk(channel: Channel) -> None:
     assert sides[1][0].address == channel.address
 
 
+def test_hosts_join_over_ipv6_and_the_address_decides_without_a_secret(channel: Channel) -> None:
+    asked: list[str] = []
+
+    def admits(_host: int, address: str, done: Callable[[bool], None]) -> None:
+        asked.append(address)
+        done(True)
+
+    channel.address = "::1"
+    channel.lead(secret=b"", admits=admits)
+    follower, side = channel.follow(1, secret=b"")
+    channel.until(lambda: side.joined)
+    assert asked == ["::1"]
+    assert follower.address == "::1"
+
+
 @pytest.mark.promise("S03")
 @pytest.mark.parametrize(
     "fields",
@@ -157,6 +172,8 @@ def test_a_silent_host_is_lost_and_a_silent_leader_too(channel: Channel) -> None
     # the leader is to give up first: it would see the follower's end, which reads nothing itself
     follower, side = channel.joined(1, FAST._replace(lost_after_s=3 * FAST.lost_after_s))
     leader.strict = True
+    assert leader._listener is not None
+    channel.loop.forget(leader._listener.fileno())  # new connections are not looked at
     assert follower._session.frames is not None
     channel.loop.forget(follower._session.frames.sock.fileno())  # it reads no more
     follower._session.frames.send = lambda message: None  # type: ignore[method-assign]

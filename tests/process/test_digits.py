@@ -82,8 +82,8 @@ def _run_folder(
             "rank": rank, "world_size": 2, "accuracy": accuracy, "seconds": 1.0, "backend": backend,
         }  # fmt: skip
         (output / f"metrics-rank{rank}.json").write_text(json.dumps(content))
-    (folder / "algo-1/opt/ml/model").mkdir()
-    (folder / "algo-1/opt/ml/model/model.pt").write_bytes(b"")
+    (folder / "model").mkdir()
+    (folder / "model/model.pt").write_bytes(b"")
     return folder
 
 
@@ -115,7 +115,7 @@ def test_the_demo_refuses(
 
 def test_the_demo_refuses_a_run_without_a_model(tmp_path: Path) -> None:
     folder = _run_folder(tmp_path, (0.97, 0.97))
-    (folder / "algo-1/opt/ml/model/model.pt").unlink()
+    (folder / "model/model.pt").unlink()
     with pytest.raises(Exception, match="no model"):
         _checked(folder)
 

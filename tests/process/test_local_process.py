@@ -63,7 +63,7 @@ def test_every_host_runs_the_script_in_a_tree_of_its_own(start: Start, home: Pat
         assert config["current_host"] == host
     assert before == (contents(home / "src"), contents(home / "data"))
     assert result.summary["local"]["exit_code"] == 0
-    assert (result.folder / "logs/algo-2/rank-1.out").read_text() == "ready on algo-2\n"
+    assert (result.folder / "algo-2/logs/rank-1.out").read_text() == "ready on algo-2\n"
 
 
 def test_the_end_names_hosts_ranks_and_where_things_lie(start: Start, home: Path) -> None:
@@ -76,9 +76,24 @@ def test_the_end_names_hosts_ranks_and_where_things_lie(start: Start, home: Path
         ["algo-1", "0", "exit", "0"],
         ["algo-2", "1", "exit", "0"],
     ]
-    assert words[3] == ["model", f"{result.folder.name}/algo-1/opt/ml/model", "(1", "file)"]
+    assert words[3] == ["model", f"{result.folder.name}/model", "(1", "file)"]
     assert [word[0] for word in words[4:]] == ["logs", "record"]
+    assert words[4] == ["logs", f"{result.folder.name}/algo-*/logs"]
     assert "which differs from SageMaker in:" in result.err
+
+
+def test_the_record_of_each_host_lies_in_its_folder_for_its_owner_alone(
+    start: Start, home: Path
+) -> None:
+    result = start(home, ("src/train.py", "--hosts", "2", *PROCESS)).wait()
+    assert result.code == 0, result.err
+    found = sorted(str(path.relative_to(result.folder)) for path in result.folder.glob("*/*.jsonl"))
+    assert found == ["algo-1/events.jsonl", "algo-2/events.jsonl"]
+    logs = sorted(path.name for path in result.folder.glob("algo-2/logs/*"))
+    assert logs == ["rank-1.out", "train.log"]
+    assert " INFO " in (result.folder / "algo-2/logs/train.log").read_text()
+    folders = (".", "algo-1", "algo-1/logs", "algo-2/logs")
+    assert {(result.folder / name).stat().st_mode & 0o777 for name in folders} == {0o700}
 
 
 def test_the_exit_code_is_the_scripts_and_its_error_stands_last(start: Start, home: Path) -> None:
@@ -122,7 +137,15 @@ def test_a_signal_stops_the_scripts_in_time_and_leaves_nothing(
 def test_an_interrupt_at_any_moment_ends_the_run_cleanly(
     start: Start, home: Path, moment: str, isolation: tuple[str, ...]
 ) -> None:
-    argv = ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *isolation)
+    argv = (
+        "src/train.py",
+        "--hosts",
+        "2",
+        "--hyperparameter",
+        "seconds=600",
+        "--verbose",
+        *isolation,
+    )
     run = start(home, argv)
     wait_until(lambda: moment in run.err, 10)
     run.signal(signal.SIGINT)
@@ -176,9 +199,43 @@ def test_the_timeout_stops_the_job_and_says_so(start: Start, home: Path) -> None
     argv = ("src/train.py", "--hyperparameter", "seconds=600", "--timeout", "10", *PROCESS)
     result = start(home, argv).wait()  # it counts from before the hosts start
     assert result.code == 124
-    assert "timeout after 10 s" in result.err
+    assert result.err.rstrip().splitlines()[-1] == "Stopped: --timeout 10 s reached (exit code 124)"
+    shown = [line for line in result.err.splitlines() if " INFO " not in line]
+    assert not any("143" in line for line in shown)
+    assert result.summary["outcome"]["exit_code"] == result.summary["local"]["exit_code"] == 124
     assert "checkpoint written" in result.out
     assert result.summary["local"]["note"] == "timeout after 10 s"
+
+
+CRASHES = "def break_it():\n    raise ValueError('100% bad\\nbatch')\nbreak_it()\n"
+
+
+def test_the_block_and_the_annotation_name_the_user_s_own_line(start: Start, home: Path) -> None:
+    (home / "src" / "crashes.py").write_text(CRASHES)
+    actions = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(home)}
+    result = start(home, ("src/crashes.py", "--hosts", "2", *PROCESS), environ=actions).wait()
+    assert result.code == 1
+    lines = result.err.splitlines()
+    assert any(line.endswith("line 2, in break_it  (src/crashes.py:2)") for line in lines)
+    block = lines.index(next(line for line in lines if line.startswith("FAILED algo-")))
+    (error,) = [line for line in lines if line.startswith("::error ")]
+    assert error.startswith(
+        "::error file=src/crashes.py,line=2::UserScriptError: ValueError: 100%25"
+    )
+    group = next(place for place, line in enumerate(lines) if line.startswith("::group::"))
+    assert group < lines.index("::endgroup::") < lines.index(error) < block
+    assert max(map(len, lines[block:])) <= 200
+
+
+def test_ctrl_c_ends_with_one_line_and_one_code(start: Start, home: Path) -> None:
+    run = start(home, ("src/train.py", "--hosts", "2", "--hyperparameter", "seconds=600", *PROCESS))
+    run.wait_ready(2)
+    run.signal(signal.SIGINT)
+    result = run.wait()
+    assert result.code == result.summary["outcome"]["exit_code"] == 143
+    assert result.summary["outcome"]["headline"] == "Ctrl-C"
+    assert result.err.rstrip().splitlines()[-1] == "Stopped: Ctrl-C (exit code 143)"
+    assert "STOPPED by" not in result.err
 
 
 def test_two_runs_at_once_stay_apart(start: Start, home: Path) -> None:
@@ -347,7 +404,7 @@ def test_a_slow_reader_neither_loses_bytes_nor_delays_a_stop(home: Path, start: 
     argv = ("src/loud.py", *PROCESS)
     run = start(home, argv, environ={"MUSTER_STOP_GRACE_S": "0.5"}, stdout=writer)
     os.close(writer)
-    log = run.folder / "logs/algo-1/rank-0.out"
+    log = run.folder / "algo-1/logs/rank-0.out"
     wait_until(lambda: log.exists() and log.stat().st_size > 1 << 17, 30)
     run.signal(signal.SIGINT)  # nobody has read a byte yet
     wait_until((run.folder / "summary.json").exists, 15)
@@ -381,3 +438,117 @@ def test_the_first_line_comes_soon(
             times.append(time.monotonic() - began)
             process.stdout.read()
     assert min(times) < budget_s
+
+
+TOLD = """\
+import json, os, sys
+names = [name for name in os.environ if name.startswith("SM_")]
+told = {"argv": sys.argv, "environ": {name: os.environ[name] for name in names}}
+print(json.dumps(told), flush=True)
+"""
+
+
+def test_a_plan_says_what_the_run_then_does(start: Start, home: Path) -> None:
+    (home / "src/told.py").write_text(TOLD)
+    argv = ("src/told.py", "--channel", "train=data", "--hyperparameter", "lr=0.1", *PROCESS)
+    run = start(home, argv)
+    result = run.wait()
+    assert result.code == 0, result.err
+    told = json.loads(result.out.partition(" ")[2])
+    command = [sys.executable, "-m", "muster", "plan", *argv, "--output", str(result.folder)]
+    planned = json.loads(subprocess.check_output([*command, "--json"], cwd=home))
+    assert planned["hosts"][0]["script"][1:] == told["argv"]
+    exports, environ = planned["exports"], told["environ"]
+    differ = {name for name in environ if exports[name] != environ[name]}
+    # the run's own name and archive; its corner of the loopback network and its ports are random
+    own = {"SM_JOB_NAME", "SM_MODULE_DIR", "SM_TRAINING_ENV", "SM_MASTER_ADDR", "SM_MASTER_PORT"}
+    assert differ <= own
+
+
+def test_a_number_of_the_command_line_keeps_its_spelling(start: Start, home: Path) -> None:
+    (home / "src/told.py").write_text(TOLD)
+    result = start(home, ("src/told.py", "--hyperparameter", "tag=1.10", *PROCESS)).wait()
+    told = json.loads(result.out.partition(" ")[2])
+    assert told["argv"][1:] == ["--tag", "1.10"]
+    assert json.loads(told["environ"]["SM_HPS"]) == {"tag": 1.1}
+
+
+def test_exit_code_2_of_the_script_is_said_to_be_its_own(start: Start, home: Path) -> None:
+    (home / "src/usage.py").write_text("import sys; sys.exit(2)\n")
+    result = start(home, ("src/usage.py", *PROCESS)).wait()
+    assert result.code == 2
+    assert "exit code 2, the job's own: the command line was right" in result.err
+
+
+@pytest.mark.parametrize("command", ["local", "plan", "doctor"])
+def test_an_interrupt_while_a_command_is_loaded_shows_no_traceback(
+    home: Path, command: str
+) -> None:
+    (home / "slow").mkdir()
+    (home / "slow/argparse.py").write_text(
+        "import pathlib, time\npathlib.Path('loading').touch()\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "muster", command],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(home / "slow")},
+        stderr=subprocess.PIPE,
+    )
+    wait_until((home / "loading").exists, 30)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors == b""
+
+
+def test_a_limit_of_namespaces_is_named_and_is_not_a_full_disk(start: Start, home: Path) -> None:
+    wrapper = ("unshare", "--user", "--map-root-user", "--mount")
+    if subprocess.run([*wrapper, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here")
+    lowered = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    run = start(home, ("src/train.py",), wrapper=(*wrapper, "sh", "-c", lowered, "sh"))
+    result = run.wait()
+    assert result.code == 0, result.err
+    assert "no namespaces here" in result.err
+    assert "user.max_net_namespaces is 0" in result.err
+    assert "No space left" not in result.err
+
+
+MODULE = """\
+import multiprocessing, sys
+from .lib import FACTOR
+def times(number):
+    return number * FACTOR
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(__package__, sys.argv[1:], pool.map(times, [1, 2]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [(), pytest.param(("--distribution", "torch_distributed"), marks=pytest.mark.torch)],
+)
+def test_a_module_runs_as_python_would_run_it(
+    start: Start, home: Path, distribution: tuple[str, ...]
+) -> None:
+    (home / "job").mkdir()
+    (home / "job/lib.py").write_text("FACTOR = 3\n")
+    (home / "job/train.py").write_text(MODULE)
+    result = start(home, ("-m", "job.train", *distribution, *PROCESS, "--", "--x")).wait()
+    assert result.code == 0, result.err
+    assert result.out == "[algo-1:0] job ['--x'] [3, 6]\n"
+
+
+def test_an_import_of_a_folder_beside_the_source_folder_gets_a_hint(
+    start: Start, home: Path
+) -> None:
+    (home / "job").mkdir()
+    (home / "job/train.py").write_text("import job.train\n")
+    result = start(home, ("job/train.py", *PROCESS)).wait()
+    assert result.code == 1
+    assert "train.py imports job of this folder" in result.err
+    assert "--source-dir ." in result.err
+    result = start(home, ("job/train.py", "--source-dir", ".", *PROCESS)).wait()
+    assert result.code == 0, result.err
+    assert "of this folder" not in result.err

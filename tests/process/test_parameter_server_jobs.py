@@ -108,6 +108,62 @@ def test_a_worker_that_waits_for_something_outside_is_at_work(cluster: Make, wai
     assert len(said(results["algo-2"].out, "uploaded")) == 1
 
 
+UPLOADS = """
+    import socket, threading
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
+        with open("model.bin", "wb") as file:
+            file.truncate(200_000)
+        store = socket.create_server(("127.0.0.1", 0))
+
+        def take():
+            with store.accept()[0] as taken:
+                while taken.recv(1 << 20):
+                    pass
+
+        def upload():
+            with socket.create_connection(store.getsockname()) as sock:
+                for _ in range(50):
+                    with open("model.bin", "rb", buffering=0) as file:
+                        sock.sendall(file.read())
+                    time.sleep(0.1)
+            say("uploaded")
+
+        threads = [threading.Thread(target=one) for one in (take, upload)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+"""
+
+
+@pytest.mark.promise("F65")
+def test_a_worker_that_uploads_in_threads_is_at_work(cluster: Make) -> None:
+    """2 MB/s for 5 s, as an S3 client does it: next to no processor time, and the main thread
+    waits for its own threads."""
+    job = framework_cluster(cluster, UPLOADS, "tensorflow", environ={"MUSTER_IDLE_S": "1"})
+    job.expect(code_writes=("model.bin",))
+    results = job.run(limit_s=60)
+    assert {r.code for r in results.values()} == {0}, job.story("failed")
+    assert len(said(results["algo-2"].out, "uploaded")) == 1, results["algo-2"].err
+    assert "it ends now" not in results["algo-2"].err
+
+
+@pytest.mark.promise("F65")
+def test_without_a_limit_no_worker_is_ended(cluster: Make) -> None:
+    script = """
+        import threading
+        if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
+            thread = threading.Thread(target=time.sleep, args=(8,))
+            thread.start()
+            thread.join()
+            say("finished")
+    """
+    job = framework_cluster(cluster, script, "tensorflow", environ={"MUSTER_IDLE_S": "0"})
+    results = job.run(limit_s=60)
+    assert {r.code for r in results.values()} == {0}, job.story("failed")
+    assert len(said(results["algo-2"].out, "finished")) == 1
+
+
 def test_a_worker_that_fails_by_itself_after_its_chief_fails_the_job(cluster: Make) -> None:
     script = WORKS_ON.format(end="raise ValueError('late')")
     results = framework_cluster(cluster, script, "tensorflow").run(limit_s=40)

@@ -82,7 +82,7 @@ def test_another_train_is_not_mistaken_for_ours(tmp_path: Path) -> None:
     assert done.returncode == 100
     assert "the wrong one" not in done.stdout
     assert "ConfigError: Muster(...): the image has no `train` of muster" in done.stderr
-    assert "Fix: pip install muster-training" in done.stderr
+    assert "Fix: install the wheel muster_training in the image" in done.stderr
     assert (tmp_path / "output" / "failure").read_text() == done.stderr
 
 

@@ -78,3 +78,24 @@ def holds(pid: int, secret: str) -> bool:
         return secret.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.promise("S03")
+@pytest.mark.parametrize(
+    ("secret", "environ", "level"),
+    [
+        (False, {}, "WARNING"),
+        (False, {"TRAINING_JOB_ARN": "arn:aws:sagemaker:::training-job/x"}, "INFO"),
+        (True, {}, ""),
+    ],
+    ids=["elsewhere", "on SageMaker", "with a secret"],
+)
+def test_a_job_whose_hosts_share_no_secret_says_so_once(
+    cluster: Callable[..., Cluster], secret: bool, environ: dict[str, str], level: str
+) -> None:
+    job = cluster("pass\n", environ=environ)
+    if not secret:
+        del job.environ["MUSTER_JOB_SECRET"]
+    texts = [result.err for result in job.run(limit_s=20).values()]
+    said = [line for text in texts for line in text.splitlines() if "MUSTER_JOB_SECRET" in line]
+    assert [line.split()[2] for line in said] == ([level] if level else [])

@@ -14,7 +14,7 @@ import pytest
 
 from muster.spec.errors import ConfigError, InstallError
 from muster.spec.job import Program, Settings
-from muster.stage.install import install, provision, with_target
+from muster.stage.install import install, provision, target_of, with_target
 from muster.stage.program import decide
 from tests.support.packages import (
     HATCH,
@@ -59,9 +59,12 @@ class Desk:
             path.write_text(text)
         return self
 
-    def install(self, name: str = "train.py", target: bool = False) -> Program:
+    def install(
+        self, name: str = "train.py", target: bool = False, replace_torch: bool = False
+    ) -> Program:
         program = decide(str(self.code), name, (), "", ours=False)
-        settings = Settings(install_target=str(self.target) if target else "")
+        folder = str(self.target) if target else ""
+        settings = Settings(install_target=folder, replace_torch=replace_torch)
         return install(
             program, self.environ, settings, self.steps, self.log, python=str(self.python)
         )
@@ -121,10 +124,83 @@ def test_a_package_is_built_from_a_copy_and_the_code_folder_stays_as_it_was(
     assert program == Program("module", "mine.train", str(desk.code), (), packaged=True)
     assert desk.run("import demo, mine.train") == "ran"
     assert before == {path: path.stat().st_mtime_ns for path in [desk.code, *desk.code.rglob("*")]}
-    ((argv, _, folder),) = desk.steps.calls
-    assert argv[1:] == ("-m", "pip", "install", ".", "-r", "requirements.txt")
+    ((argv, _, folder),) = [each for each in desk.steps.calls if "pip" in each[0]]
+    assert argv[1:4] == ("-m", "pip", "install") and argv[-3:] == (".", "-r", "requirements.txt")
     assert folder != str(desk.code)
     assert not Path(folder).exists()
+
+
+@pytest.fixture
+def with_torch(desk: Desk) -> Desk:
+    """As in the image `cpu`: a build of torch that is not the index's."""
+    for name, version in (("torch", "2.13.0+cpu"), ("demo", "1.0")):
+        info = site_packages(desk.python) / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").touch()
+    return desk.put(train_py="")
+
+
+@pytest.mark.promise("F65")
+@pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+def test_requirements_that_need_another_torch_are_refused_with_both_sides(
+    target: bool, with_torch: Desk
+) -> None:
+    make_wheel(with_torch.wheels, "torch", "2.15.0")
+    make_wheel(with_torch.wheels, "torchvision", "0.30.0", ["torch==2.15.0"])
+    error = with_torch.put(requirements_txt="torchvision\n").failure(target=target)
+    assert "torchvision 0.30.0 depends on torch==2.15.0" in error.headline
+    assert "the image has torch==2.13.0+cpu" in error.headline
+    assert "MUSTER_REPLACE_TORCH=1" in error.fix
+    with_torch.put(requirements_txt="torch==2.15.0\n")
+    assert "needs another torch" in with_torch.failure(target=target).headline
+    if not target:
+        with_torch.install(replace_torch=True)
+        assert "torch 2.13.0+cpu by 2.15.0" in with_torch.log.text
+
+
+@pytest.mark.promise("F65")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="elsewhere the index builds for CPU")
+@pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+def test_a_torchvision_that_cannot_work_with_the_images_torch_ends_the_job_before_it_trains(
+    target: bool, with_torch: Desk
+) -> None:
+    make_wheel(with_torch.wheels, "torchvision", "0.28.0", ["torch==2.13.0"])
+    with_torch.put(requirements_txt="torchvision\n")
+    assert "torchvision 0.28.0 was built for CUDA" in with_torch.failure(target=target).headline
+
+
+def test_a_torchvision_of_the_same_kind_of_build_as_torch_is_installed(with_torch: Desk) -> None:
+    make_wheel(with_torch.wheels, "torchvision", "0.28.0+cpu", ["torch==2.13.0"])
+    with_torch.put(requirements_txt="torchvision\n").install()
+    assert with_torch.run("import torchvision as t; print(t.VERSION)") == "0.28.0+cpu"
+
+
+@pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+def test_a_package_of_the_image_that_is_replaced_is_named_with_both_versions(
+    target: bool, with_torch: Desk
+) -> None:
+    make_wheel(with_torch.wheels, "demo", "2.0")
+    with_torch.put(requirements_txt="demo>=2\n").install(target=target)
+    warned = [line for line in with_torch.log.lines if line.startswith("WARNING")]
+    assert warned == [
+        "WARNING install requirements replaced packages of the image: demo 1.0 by 2.0"
+    ]
+
+
+@pytest.mark.promise("F63")
+def test_requirements_go_below_the_base_folder_where_the_interpreter_cannot_be_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = decide(str(desk.put(train_py="").code), "train.py", (), "", ours=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/proc/nothing-is-written-here")
+    assert target_of(program, Settings(), {}, "/opt/ml") == "", "nothing is asked for"
+    desk.put(requirements_txt="demo\n")
+    assert target_of(program, Settings(), {}, "/opt/ml") == "/opt/ml/.muster-site"
+    assert target_of(program, Settings(), {"PIP_USER": "1"}, "/opt/ml") == ""
+    assert target_of(program, Settings(install_target="/x"), {}, "/opt/ml") == "/x"
+    monkeypatch.undo()
+    assert target_of(program, Settings(), {}, "/opt/ml") == "" or os.geteuid()
 
 
 @pytest.mark.promise("F57")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.mltree import write_tree
 
@@ -50,3 +53,25 @@ def test_a_trivial_job_imports_nothing_heavy(tmp_path: Path) -> None:
     code, loaded = json.loads(done.stdout)
     assert code == 0, done.stderr
     assert set(loaded) <= ALLOWED, sorted(set(loaded) - ALLOWED)
+
+
+HELD = (
+    "import sys, _signal\n"
+    "import muster.cli\n"
+    "def held(how, which):\n"
+    "    print(sorted(name for name in sys.modules if 'muster' in name or name == 'signal'))\n"
+    "    raise SystemExit\n"
+    "_signal.pthread_sigmask = held\n"
+    "sys.argv = ['train']\n"
+    "muster.cli.train()\n"
+)
+
+
+@pytest.mark.promise("F06")
+def test_a_stop_is_held_before_anything_else_is_imported() -> None:
+    """PID 1 loses a signal that comes before: all that is left is Python's own start."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", HELD], capture_output=True, text=True, check=True
+    )
+    seen = {name for name in ast.literal_eval(done.stdout) if not name.startswith("__editable")}
+    assert {name for name in seen if "_impl_" not in name} == {"muster", "muster.cli"}

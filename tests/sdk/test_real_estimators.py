@@ -41,6 +41,9 @@ SILENT: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+TYPES = ("ml.p5.48xlarge", "ml.trn1.32xlarge")
+
+
 def case(name: str, kind: str, distribution: Any, **more: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"entry_point": "job.py", "source_dir": "@code"}
     if kind == "Estimator":
@@ -78,6 +81,26 @@ def test_a_generic_estimator_hands_on_what_hyperparameters_makes(v2: Client, ask
     ]})  # fmt: skip
     assert answers["without"] == made
     assert keys(answers["with"]) == {name: json.dumps(text) for name, text in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["PyTorch", "Estimator"])
+def test_smddp_reaches_types_that_the_sdk_refuses_by_keys_alone(
+    v2: Client, asked: Ask, kind: str
+) -> None:
+    """docs/sdk.md, "smddp on p5, trn1": `hyperparameters("smddp")` without `distribution=`."""
+    made = hyperparameters("smddp")
+    answers = asked(v2, {"cases": [
+        typed(case(name, kind, None, hyperparameters=made), name) for name in TYPES
+    ] + [typed(case("refused", "PyTorch", {"smdistributed": {"dataparallel": ON}}), TYPES[0])]
+    })  # fmt: skip
+    encoded = made if kind == "Estimator" else {key: json.dumps(v) for key, v in made.items()}
+    for name in TYPES:
+        assert keys(answers[name]) == encoded, answers[name]
+    assert "do not support p5 instances" in str(answers["refused"]), answers["refused"]
+
+
+def typed(one: dict[str, Any], instance_type: str) -> dict[str, Any]:
+    return {**one, "arguments": {**one["arguments"], "instance_type": instance_type}}
 
 
 def test_what_the_sdk_drops_in_silence_is_what_the_page_says(v2: Client, asked: Ask) -> None:
@@ -159,8 +182,11 @@ def test_the_examples_of_the_page_are_accepted_by_sdk_v2(
     v2: Client, asked: Ask, tmp_path: Path
 ) -> None:
     answers = asked(v2, {"examples": examples(tmp_path, 2)})
-    framework, generic, local = answers["sent"]
+    framework, data_parallel, generic, local = answers["sent"]
     assert framework["sagemaker_torch_distributed_enabled"] == "true"
+    assert (
+        json.loads(json.loads(data_parallel["sagemaker_distributed_dataparallel_enabled"])) is True
+    )
     assert json.loads(json.loads(generic["sagemaker_mpi_num_of_processes_per_host"])) == 8
     assert local["sagemaker_torch_distributed_enabled"] == "true"
 

@@ -53,6 +53,7 @@ def test_the_tensorflow_estimator_trains_on_parameter_servers(
         "source_dir": str(source),
         "model_dir": False,
         "distribution": {"parameter_server": {"enabled": True}},
+        "environment": {"MUSTER_IDLE_S": "5"},
     }
     job = run(
         v2,

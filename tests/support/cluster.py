@@ -46,6 +46,7 @@ FAST = {  # the protocol's times, made short where a test does not ask about the
     "MUSTER_RECONNECT_S": "0.5",
     "MUSTER_FAILFAST_GRACE_S": "2",
     "MUSTER_STOP_GRACE_S": "3",
+    "MUSTER_IDLE_S": "5",
 }
 
 

@@ -94,6 +94,14 @@ def deepspeed_packages() -> Path:
     return next((place / "lib").glob("python*/site-packages"))
 
 
+@functools.cache
+def library_packages(name: str) -> Path:
+    """The folder with the packages of `constraints/<name>.txt`, which go beside .venv's torch.
+    Raises UnavailableError."""
+    place = locked_environment(name, CHECKOUT / "constraints" / f"{name}.txt")
+    return next((place / "lib").glob("python*/site-packages"))
+
+
 def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 

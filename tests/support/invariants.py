@@ -35,6 +35,7 @@ STATUS = re.compile(r"^ExecuteUserScriptError: ExitCode (-?\d+)$", re.M)
 ENCOUNTERED = re.compile(r"Encountered exit_code (-?\d+)")
 BLOCK = re.compile(r"^(?:STOPPED by .*, )?exit code (\d+)(?: \(muster keeps .*)?$")
 MAY_CHANGE = ("output", "model", "checkpoints", "tmp")  # below /opt/ml
+SITE = ".muster-site"  # of requirements, where the interpreter cannot be written
 
 
 class Left(NamedTuple):
@@ -136,6 +137,8 @@ def check_tree(
         parts = Path(path).parts
         was = "changed" if path in before and path in after else "new"
         was = "removed" if path not in after else was
+        if parts[0] == SITE:
+            continue
         if any(part.startswith(OURS) for part in parts):
             if was == "new" and not killed:
                 wrong.append(f"left over: {path}")

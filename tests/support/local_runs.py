@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -10,9 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ FAST = {
     "MUSTER_RECONNECT_S": "0.5",
     "MUSTER_FAILFAST_GRACE_S": "2",
     "MUSTER_STOP_GRACE_S": "2",
+    "MUSTER_IDLE_S": "5",
 }
 SCRIPT = """\
 import os, signal, sys, time
@@ -73,6 +77,8 @@ class LocalRun:
     """One `muster local` in a session of its own; its processes are known by a mark.
 
     `check_invariants` says afterwards whether what holds for every job held for this one.
+    `terminal`: is its stdin, stdout and stderr, and hangs it up when its other end is closed.
+    `output`: its run folder.
     """
 
     def __init__(
@@ -83,9 +89,11 @@ class LocalRun:
         wrapper: Sequence[str] = (),
         python: str = sys.executable,
         stdout: int | None = None,
+        terminal: int | None = None,
+        output: Path | None = None,
     ) -> None:
         self.mark = uuid.uuid4().hex
-        self.folder = home / f"run-{self.mark[:8]}"
+        self.folder = output or home / f"run-{self.mark[:8]}"
         self._out = home / f"out-{self.mark[:8]}"
         self._err = home / f"err-{self.mark[:8]}"
         self.canary = "canary-" + secrets.token_hex(12)
@@ -109,10 +117,11 @@ class LocalRun:
                     "MY_API_TOKEN": self.canary,
                     **(environ or {}),
                 },
-                stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=err,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdout=(terminal or out) if stdout is None else stdout,
+                stderr=terminal or err,
                 start_new_session=True,
+                preexec_fn=None if terminal is None else partial(_be_of_terminal, terminal),  # noqa: PLW1509
             )
 
     @property
@@ -198,7 +207,7 @@ class LocalRun:
         declared = self.declared if declared is None else declared
         lefts = self.lefts()
         wrong = check_job(lefts, declared) + self._left_behind(lefts)
-        return wrong + self._codes(lefts, declared) + self._shown(declared)
+        return wrong + self._codes(lefts, declared) + self._counts() + self._shown(declared)
 
     def check_invariants(self) -> None:
         """What holds after every run, however it ended; waits for its end."""
@@ -239,19 +248,28 @@ class LocalRun:
             wrong.append(f"exit code {code}, the leader's is {lefts[0].code}")
         return wrong
 
+    def _counts(self) -> list[str]:
+        """The number of ranks that muster stopped is that of the table of ranks."""
+        file = self.folder / "summary.json"
+        record = json.loads(file.read_text()) if file.exists() else {}
+        told = record.get("outcome", {}).get("stopped_ranks")
+        stopped = sum(rank["stopped"] for rank in record.get("ranks", ()))
+        return [] if told in (None, stopped) else [f"{told} ranks stopped, {stopped} in the table"]
+
     def _left_behind(self, lefts: Sequence[Left]) -> list[str]:
-        """Files that are nobody's now. Hosts that were killed cannot tidy up."""
+        """Files that are nobody's now. Hosts that were killed cannot tidy up below /opt/ml; what
+        is private to them in the temporary folder goes with their last process."""
         tidy = [left for left in lefts if left.ended_by_itself]
         files = [file for left in tidy for file in left.base.rglob(f"{OURS}*")]
-        if tidy == lefts:
-            files += self.temp.glob("muster-*")
+        files += self.temp.glob("muster-*")
         return [f"left over: {file}" for file in sorted(files)]
 
     def _shown(self, declared: Declared) -> list[str]:
         """Where a secret can be read. What scripts print lies in the logs beside."""
         if not declared.canary or declared.scripts_show_it:
             return []
-        files = (self._out, self._err, self.folder / "summary.json", self.folder / "events.jsonl")
+        told = (*self.folder.glob("*/events.jsonl"), *self.folder.glob("*/logs/train.log"))
+        files = (self._out, self._err, self.folder / "summary.json", *told)
         secret = declared.canary.encode()
         return [
             f"a secret was shown in {file.name}"
@@ -281,6 +299,10 @@ def runs() -> Iterator[Callable[..., LocalRun]]:
 
     with checked(started):
         yield start
+
+
+def _be_of_terminal(terminal: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

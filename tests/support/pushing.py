@@ -139,6 +139,8 @@ def desk_of_test(folder: Path) -> Iterator[Desk]:
         desk = Desk(usable_engine(), folder)
     except NoEngineError as error:
         pytest.skip(str(error))
+    if shutil.which("skopeo") is None:
+        pytest.skip("no skopeo here, with which a push is verified: apt-get install skopeo")
     try:
         yield desk
     finally:

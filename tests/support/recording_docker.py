@@ -84,7 +84,8 @@ def inspect(words: list[str]) -> int:
     name = words[-1]
     if not place(name).exists():
         if name.startswith("debian:"):
-            return 0  # the base, which is there
+            print(1)  # the base, which is there: its size
+            return 0
         print(f"Error: No such image: {name}", file=sys.stderr)
         return 1
     image = json.loads(place(name).read_text())
@@ -100,6 +101,7 @@ def inspect(words: list[str]) -> int:
         "Created": "2026-01-01T00:00:00Z",
         "RepoTags": ["muster:kept"],
         "RepoDigests": image["digests"],
+        "RootFS": {"Layers": image["layers"]},
         "Config": {"Labels": image["labels"]},
     }
     print(json.dumps([found]))

@@ -12,19 +12,19 @@ from tests.support.events import events_in
 WAIT_SHOWN = """\
 def wait_recorded(name, *words):
     import os, sys, time
-    path = os.path.join(os.environ["TEST_RUN_DIR"], name)
+    from pathlib import Path
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        if os.path.exists(path):
+        for path in Path(os.environ["TEST_RUN_DIR"]).glob(name):
             with open(path) as file:
                 if any(all(word in line for word in words) for line in file):
                     return
         time.sleep(0.002)
     sys.exit(f"never recorded in {name}: {words}")
 def wait_shown(host, rank, text):
-    wait_recorded(f"logs/{host}/rank-{rank}.err", text)
+    wait_recorded(f"{host}/logs/rank-{rank}.err", text)
 def wait_ended(rank):
-    wait_recorded("events.jsonl", f'"rank": {rank},', '"rank_ended"')
+    wait_recorded("*/events.jsonl", f'"rank": {rank},', '"rank_ended"')
 """
 
 

@@ -72,9 +72,11 @@ class Stranger:
         position = fields.get("position", place)
         proof = ""
         if secret:
-            parts = (bytes.fromhex(self.leader_nonce), bytes.fromhex(self.nonce))
-            purpose = "resume" if fields.get("resume") else "follower"
-            proof = wire.derive(secret, purpose, *parts, str(position).encode()).hex()
+            nonces = (bytes.fromhex(self.leader_nonce), bytes.fromhex(self.nonce))
+            parts = (*nonces, str(position).encode())
+            proof = wire.derive(secret, "follower", *parts).hex()
+            if fields.get("resume"):
+                proof = wire.resume_proof(secret, parts, 0)
         values = {
             "kind": "hello",
             "protocol": PROTOCOL,

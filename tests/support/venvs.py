@@ -52,7 +52,8 @@ def locked_environment(
     the lock holds, and their own requirements are not installed. Made anew when one of them (of
     the project its pyproject.toml) or the interpreter changed. Raises UnavailableError.
     """
-    content, installs = lock.read_bytes(), [_Install(["-r", str(lock)])]
+    # a lock is whole: what it leaves out on purpose (torch) must not come by a package's wish
+    content, installs = lock.read_bytes(), [_Install(["--no-deps", "-r", str(lock)])]
     if project is not None:
         content += (project / "pyproject.toml").read_bytes()
         installs.append(_Install([*_AS_IT_IS, "-e", str(project)]))

@@ -24,7 +24,7 @@ ELSEWHERE = {
     "B23": "unit/test_odd_input.py",
     "B24": "unit/test_sdk_distribution.py",
     "B39": "unit/test_absent_channels.py",
-    "B41": "unit/test_odd_input.py",
+    "B41": "unit/test_outputs.py",
     "B42": "unit/test_stage_small.py",
     "B43": "unit/test_stage_archive.py",
     "B44": "unit/test_stage_source.py",

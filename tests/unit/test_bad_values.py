@@ -162,8 +162,8 @@ CASES: tuple[Bad, ...] = (
     ),
     case(
         "B45",
-        "MUSTER_LOST_AFTER_S: 2 s is under two heartbeats of 5 s",
-        MUSTER_LOST_AFTER_S="2",
+        "MUSTER_LOST_AFTER_S: 1 s is under two heartbeats of 1 s",
+        MUSTER_LOST_AFTER_S="1",
     ),
     case("B45", "MUSTER_JOIN_S: expected", MUSTER_JOIN_S="1" * 100_000),
     case(

@@ -60,7 +60,7 @@ def test_without_the_package_the_command_that_brings_it_is_named(
     with pytest.raises(EngineError) as refused:
         connect(1)
     assert "not installed" in refused.value.message
-    assert "pip install 'muster-training[docker]'" in refused.value.fix
+    assert "pip install docker" in refused.value.fix
 
 
 def test_an_address_that_is_none_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.images.buildx import PLUGIN
+from scripts.images.choice import choose, pythons
 from scripts.images.errors import ImageError
 from scripts.images.pins import CHECKOUT, pins, read_env, version
 from scripts.images.targets import TARGETS, Target, reference
@@ -32,24 +34,30 @@ def tool(name: str) -> str:
 
 
 def test_every_default_of_the_dockerfile_is_the_pin_of_versions_env() -> None:
-    known = pins()
+    usual = choose("base")
+    known = {
+        **pins(), "PYTHON": usual.python, "SUITE": usual.suite, "BASE_IMAGE": usual.base, "SSH": "1"
+    }  # fmt: skip
     defaults = re.findall(r"^ARG (\w+)=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert len(defaults) >= 10
     assert [(name, known.get(name)) for name, _ in defaults] == defaults
 
 
 def test_bake_has_the_same_defaults() -> None:
-    known = {**pins(), "VERSION": version()}
+    known = {**pins(), "VERSION": version(), "PYTHON": pins()["IMAGE_PYTHON"]}
     defaults = dict(re.findall(r'^variable "(\w+)" \{ default = "([^"]*)" \}$', BAKE, re.MULTILINE))
-    assert {"BASE_IMAGE", "VERSION"} <= defaults.keys()
+    assert {"PYTHON", "TORCH_VERSION", "VERSION"} <= defaults.keys()
     for name, value in defaults.items():
         if name in known:
             assert value == known[name], name
+    bases = re.findall(r'^    "([\d.]+)" = \["(\w+)", "(\S+)"\]$', BAKE, re.MULTILINE)
+    assert {python: (suite, base) for python, suite, base in bases} == pythons()
 
 
 @pytest.mark.promise("S14")
 def test_the_base_is_pinned_by_digest_and_nothing_is_latest() -> None:
-    assert re.search(r"@sha256:[0-9a-f]{64}$", pins()["BASE_IMAGE"])
+    for suite, base in pythons().values():
+        assert re.search(rf"-?slim(-{suite})?@sha256:[0-9a-f]{{64}}$", base), base
     texts = {path.name: path.read_text() for path in (DOCKER / "Dockerfile", *SCRIPTS)}
     texts |= {"versions.env": (DOCKER / "versions.env").read_text(), "bake": BAKE}
     for name, text in texts.items():
@@ -71,8 +79,8 @@ def test_every_package_of_a_lock_has_a_version_and_a_hash(lock: Path) -> None:
 
 
 def test_torch_s_lock_is_of_the_pinned_version() -> None:
-    text = (DOCKER / "constraints" / "cpu-torch.txt").read_text()
-    assert f"torch=={pins()['TORCH_VERSION']}+cpu" in text
+    torch = pins()["TORCH_VERSION"]
+    assert f"torch=={torch}+cpu" in (DOCKER / "constraints" / f"torch-{torch}.txt").read_text()
 
 
 def test_pip_installs_by_hash_or_from_our_own_wheels_only() -> None:
@@ -87,8 +95,8 @@ def test_pip_installs_by_hash_or_from_our_own_wheels_only() -> None:
 def test_what_has_to_be_built_is_built_with_packages_of_a_lock() -> None:
     """pip's own isolation would take the newest ones from the index, without a hash."""
     text = (DOCKER / "install" / "venv.sh").read_text()
-    calls = re.findall(r'^ *(pip .*-r "\$lock")$', text, re.MULTILINE)
-    assert len(calls) == 2
+    calls = re.findall(r'^ *(pip .*-r "?(?:\$lock|/build/torchvision.txt)"?)$', text, re.MULTILINE)
+    assert len(calls) == 3
     for call in calls:
         assert "--only-binary :all:" in call or "--no-build-isolation" in call, call
 
@@ -102,10 +110,9 @@ def test_public_upstreams_stand_in_versions_env_only() -> None:
 
 def test_images_start_in_exec_form_below_tini_and_have_no_health_check() -> None:
     assert not re.search(r"^(HEALTHCHECK|USER|EXPOSE|VOLUME)\b", DOCKERFILE, re.MULTILINE)
+    assert 'ENTRYPOINT ["/usr/bin/tini", "--"]\nCMD ["train"]\n' in stage("os")
     for name in TARGETS:
-        text = stage(name)
-        assert 'ENTRYPOINT ["/usr/bin/tini", "--"]\nCMD ["train"]\n' in text, name
-        assert 8 >= len(re.findall(r"ml\.muster\.", text)) >= 4, name
+        assert "ENTRYPOINT" not in stage(name) and "CMD [" not in stage(name), name
         assert f"FROM {name} AS {name}-test\n" in DOCKERFILE, name
 
 
@@ -114,22 +121,30 @@ def test_labels_agree_with_the_pins_and_take_only_arguments_that_the_stage_has(
     target: Target,
 ) -> None:
     """An argument that a stage does not declare is empty there, and nothing says so."""
-    text = stage(target.name)
-    said = dict(re.findall(r'([\w.-]+)="([^"]*)"', text))
+    common, text = stage("os"), stage(target.name)
+    said = dict(re.findall(r'([\w.-]+)="([^"]*)"', common + text.partition("ONBUILD")[0]))
     prefix = "org.opencontainers.image."
     assert said[f"{prefix}title"] == f"muster {target.name}"
     assert said[f"{prefix}licenses"] == "Apache-2.0"
     for label, argument in (
-        ("version", "VERSION"), ("revision", "REVISION"), ("base.name", "BASE_IMAGE"),
+        (f"{prefix}version", "VERSION"), (f"{prefix}revision", "REVISION"),
+        (f"{prefix}base.name", "BASE_IMAGE"), ("ml.muster.python", "PYTHON"),
     ):  # fmt: skip
-        assert said[f"{prefix}{label}"] == f"${{{argument}}}"
-        assert re.search(rf"^ARG {argument}\b", text, re.MULTILINE), argument
-    python = pins()["IMAGE_PYTHON"].replace(".", "-")
-    torch = pins()[target.pin].split(".")[:2] if target.pin else None
-    assert [name for name in said if ".python." in name] == [f"ml.muster.python.{python}"]
-    assert [name for name in said if ".framework." in name] == (
-        [f"ml.muster.framework.pytorch.{'-'.join(torch)}"] if torch else []
+        assert said[label] == f"${{{argument}}}"
+        assert re.search(rf"^ARG {argument}\b", common, re.MULTILINE), argument
+    assert said["ml.muster.os"] == "debian-${SUITE}"
+    assert said.get("ml.muster.framework", "") == (
+        f"pytorch-${{{target.pin}}}" if target.pin else ""
     )
+    assert not target.pin or re.search(rf"^ARG {target.pin}\b", text, re.MULTILINE)
+
+
+def test_an_image_that_is_built_on_ours_has_none_of_our_titles() -> None:
+    """Labels are inherited: it would be called by our name, version and commit."""
+    ours = set(re.findall(r"(org\.opencontainers\.[\w.]+)=", stage("os") + stage("base")))
+    for name in TARGETS:
+        emptied = re.findall(r'([\w.]+)=""', stage(name).partition("ONBUILD LABEL")[2])
+        assert set(emptied) == ours, name
 
 
 def stage(name: str) -> str:
@@ -173,22 +188,42 @@ def _code(path: Path) -> list[str]:
 
 
 @pytest.mark.dev
-def test_bake_prints_what_make_image_builds() -> None:
+@pytest.mark.parametrize("python", pythons())
+def test_bake_prints_what_make_image_builds_with_every_python(python: str) -> None:
+    printed = baked(REVISION="abc", PYTHON=python)
+    assert set(printed) == set(TARGETS)
+    chosen = choose("base", [f"PYTHON={python}"])._replace(refresh="")
+    for name, target in printed.items():
+        assert target["target"] == name
+        assert target["dockerfile"] == "docker/Dockerfile"
+        assert target["tags"] == [reference(name, "abc", chosen)]
+        assert target["args"]["BASE_IMAGE"] == chosen.base
+        assert {f"{word}={target['args'][word]}" for word in ("PYTHON", "SUITE")} == {
+            *chosen.arguments()
+        }
+
+
+@pytest.mark.dev
+def test_bake_makes_no_tag_that_moves() -> None:
+    assert all("tags" not in target for target in baked().values())
+    other = choose("cpu", ["TORCH_VERSION=2.13.0"])._replace(torch="9.9", refresh="20261123")
+    cpu = baked(REVISION="abc", TORCH_VERSION="9.9", REFRESH="20261123")["cpu"]
+    assert cpu["tags"] == [reference("cpu", "abc", other)]
+    assert (cpu["args"]["TORCH_VERSION"], cpu["args"]["REFRESH"]) == ("9.9", "20261123")
+
+
+def baked(**variables: str) -> dict[str, Any]:
+    """The targets that bake would build."""
     if not PLUGIN.is_file():
         pytest.skip("no docker buildx in .cache (python -m scripts.images buildx)")
     words = [str(PLUGIN), "bake", "--file", "docker-bake.hcl", "--print", *TARGETS]
     done = subprocess.run(
-        words, cwd=CHECKOUT, env={**os.environ, "REVISION": "abc", "HOME": str(PLUGIN.parent)},
+        words, cwd=CHECKOUT, env={**os.environ, **variables, "HOME": str(PLUGIN.parent)},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)["target"]
-    assert set(printed) == set(TARGETS)
-    for name, target in printed.items():
-        assert target["target"] == name
-        assert target["dockerfile"] == "docker/Dockerfile"
-        assert target["tags"] == [reference(name, "abc")]
-        assert target["args"]["BASE_IMAGE"] == pins()["BASE_IMAGE"]
+    found: dict[str, Any] = json.loads(done.stdout)["target"]
+    return found
 
 
 def test_a_line_that_is_no_pin_is_named_with_its_number(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def test_another_isolation_has_no_containers() -> None:
     "option",
     [
         ("--image", "x"),
-        ("--memory", "1g"),
         ("--shm-size", "1g"),
         ("--cpus", "1"),
         ("--keep",),
+        ("--user", "1000"),
     ],
 )
 @pytest.mark.parametrize("isolation", [(), ("--isolation", "netns"), ("--isolation", "process")])
@@ -173,3 +173,16 @@ def test_processors_may_be_parts_of_one() -> None:
 )
 def test_sizes_are_told_exactly(size_bytes: int, words: str) -> None:
     assert size_in_words(size_bytes) == words
+
+
+@pytest.mark.parametrize("text", ["0", "1000", "1000:1001"])
+def test_a_user_is_a_number_with_or_without_a_group(text: str) -> None:
+    wanted = read(*DOCKER, "--image", "x", "--user", text).docker
+    assert wanted is not None
+    assert wanted.user == text
+
+
+@pytest.mark.parametrize("text", ["", "app", "1000:", "-1", "1:2:3", "$(id -u)"])
+def test_another_user_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--user: expected UID or UID:GID"):
+        read(*DOCKER, "--image", "x", f"--user={text}")

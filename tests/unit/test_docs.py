@@ -158,3 +158,16 @@ def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as web pages of repositories make them."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_library_has_a_word_for_every_option() -> None:
+    page = read("docs/frameworks.md")
+    section = page.partition("## Hugging Face, accelerate, Lightning\n")[2].partition("\n## ")[0]
+    head, *table = rows(section)
+    assert len(head) == 4
+    assert all(len(row) == 4 and all(row) for row in table)
+    options = quoted(" ".join(row[0] for row in table))
+    assert {
+        "torch_distributed", "mpi", "smdistributed.dataparallel", "parameter_server",
+        "multi_worker_mirrored_strategy", "smdistributed.modelparallel",
+    } <= options  # fmt: skip

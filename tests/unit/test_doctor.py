@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from muster.commands import doctor, doctor_facts
-from muster.commands.doctor_facts import Facts, Limits, Names, Port, default_route
+from muster.commands.doctor_facts import (
+    Facts,
+    Limits,
+    Names,
+    Port,
+    TrainCommand,
+    default_route,
+    find_train,
+)
 from muster.commands.doctor_finding import Finding
 from muster.commands.doctor_mpi import MpiFacts, look_for_mpi
 from muster.spec.machine import Interface, Machine
@@ -40,6 +48,7 @@ GOOD = Facts(
     limits=Limits(1024, 1048576, 90_000, None),
     packages={"torch": "2.13.0", "pip": "25.0", "boto3": "1.40.0", "rich": "15.0"},
     tools={"torchrun": "/bin/torchrun", "ip": "/sbin/ip"},
+    train=TrainCommand("/venv/bin/train", "muster.cli", True),
     mpi=MPI,
     ports=(Port(7776, "MUSTER_CONTROL_PORT", None), Port(2222, "", None)),
     wall_s=1_800_000_000.0,
@@ -89,7 +98,7 @@ BAD: list[tuple[str, str, dict[str, object], str, str]] = [
     ("system", "FAIL", {"system": "Darwin"}, "Darwin 6.1", "docker run"),
     ("system", "FAIL", {"python": (3, 9)}, "Python 3.9", "python3.12-venv"),
     ("system", "WARN", {"architecture": "riscv64"}, "riscv64", "uname"),
-    ("interface", "FAIL", machine(interfaces=()), "none has an IPv4", "ip link set lo up"),
+    ("interface", "FAIL", machine(interfaces=()), "none has an address", "ip link set lo up"),
     ("interface", "FAIL", machine(interfaces=(ETH0,)), "eth0", "ip link set lo up"),
     ("interface", "WARN", machine(interfaces=(LO,)), "lo 127.0.0.1", "ip link set eth0 up"),
     ("interface", "WARN", {"default_route": ""}, "no default route", "via GATEWAY dev eth0"),
@@ -121,6 +130,15 @@ BAD: list[tuple[str, str, dict[str, object], str, str]] = [
     ("clock", "FAIL", {"wall_s": 1_704_067_199.0}, "2023-12-31", "set-ntp"),
     ("clock", "FAIL", {"wall_s": 5e9}, "2128", "set-ntp"),
     ("clock", "WARN", {"drift_s": -3.0}, "jumped by -3.0 s", "set-ntp"),
+    (
+        "train",
+        "WARN",
+        {"train": TrainCommand("/usr/bin/train", "sagemaker_training.cli.train", True)},
+        "/usr/bin/train is of sagemaker_training, not muster's",
+        "/venv/bin/python -m pip install --force-reinstall --no-deps muster_training",
+    ),
+    ("train", "WARN", {"train": TrainCommand("/bin/train", "", True)}, "not muster's", "reinstall"),
+    ("train", "WARN", {"train": TrainCommand()}, "not on PATH", "--force-reinstall"),
     (
         "torch",
         "WARN",
@@ -308,7 +326,7 @@ def test_only_a_failure_makes_the_exit_code_1(
     assert shown.err == ""
     assert document["schema"] == 1
     assert document["result"] == result
-    assert len(document["checks"]) == 17
+    assert len(document["checks"]) == 18
     assert set(document["checks"][0]) == {"name", "level", "found", "breaks", "cure"}
     assert document["machine"]["interfaces"][1] == {"name": "eth0", "address": "10.1.2.3"}
 
@@ -320,8 +338,41 @@ def test_lines_carry_cures_only_where_something_is_wrong(
     text = capsys.readouterr().out
     assert "WARN  /dev/shm      64 MiB\n" in text
     assert text.count("breaks:") == text.count("cure:") == 1
-    assert text.endswith("17 checks: 16 ok, 1 warning, 0 failures\n")
+    assert text.endswith("18 checks: 17 ok, 1 warning, 0 failures\n")
     assert "\x1b" not in text
+
+
+def test_torch_is_not_advised_where_another_framework_is() -> None:
+    for name in ("tensorflow", "tensorflow-cpu", "mxnet"):
+        packages = {**GOOD.packages, "torch": "", name: "2.21.0"}
+        (torch,) = [
+            one for one in doctor.examine(GOOD._replace(packages=packages)) if one.name == "torch"
+        ]
+        assert (torch.level, torch.found) == ("OK", f"not installed; here is {name}")
+
+
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [
+        ("from muster.cli import train", "muster.cli"),
+        (
+            "import re\nimport sys\nfrom sagemaker_training.cli.train import main",
+            "sagemaker_training",
+        ),
+        ("exec other", ""),
+    ],
+)
+def test_whose_train_is_on_the_path_is_read_off_the_command(
+    tmp_path: Path, line: str, module: str
+) -> None:
+    command = tmp_path / "train"
+    command.write_text(f"#!/usr/bin/python3\nimport sys\n{line}\n")
+    command.chmod(0o755)
+    found = find_train({"PATH": str(tmp_path)})
+    assert (found.path, found.on_path) == (str(command), True)
+    assert found.module.startswith(module) and bool(found.module) == bool(module)
+    beside = find_train({"PATH": str(tmp_path / "none")})
+    assert beside.on_path is False
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

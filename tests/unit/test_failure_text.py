@@ -34,10 +34,25 @@ FAILED = Failed(
 def test_the_file_has_headline_fix_scraper_words_and_the_tail() -> None:
     assert failure_text(FAILED, PLAIN) == (
         "UserScriptError: ValueError: bad batch, algo-2 rank 5, exit code 42\n"
-        "Fix: see the traceback\n"
+        "Fix: see the traceback; all that it wrote: /run/logs/algo-2/rank-5.err\n"
         "ExecuteUserScriptError: ExitCode 42\n"
         "warming up\n" + TRACEBACK
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("/opt/ml/output/data/muster/logs/rank-5.err",
+         "all that it wrote: /opt/ml/output/data/muster/logs/rank-5.err on algo-2"),
+        ("/runs/x/algo-2/logs/rank-5.err", "all that it wrote: /runs/x/algo-2/logs/rank-5.err"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_log_is_named_with_its_host_where_there_is_one(log: str, said: str) -> None:
+    outcome = FAILED._replace(first=RANK._replace(log=log))
+    assert said in failure_block(outcome, PLAIN).splitlines() or not said
+    assert ("all that it wrote" in failure_text(outcome, PLAIN)) == bool(said)
 
 
 def test_a_long_tail_keeps_its_newest_lines() -> None:
@@ -112,7 +127,8 @@ def test_the_block_shows_who_failed_why_where_to_look_and_what_it_cost() -> None
         "  ValueError: bad batch",
         "rank 5 ended: exit code 42",
         "Fix: see the traceback",
-        "7 other ranks were stopped by muster",
+        "all that it wrote: /run/logs/algo-2/rank-5.err",
+        "7 ranks were stopped by muster",
         "exit code 42",
     ]
 
@@ -130,13 +146,37 @@ def test_a_rank_without_traceback_is_described_by_its_signal() -> None:
     first = RANK._replace(status=-11, summary="", tail="")
     block = failure_block(FAILED._replace(first=first, also_failed=1, stopped_ranks=1), PLAIN)
     assert block.startswith("FAILED algo-2 rank 5: killed by signal 11 (SIGSEGV)\n")
-    assert "1 more rank failed after it\n1 other rank was stopped by muster\n" in block
+    assert "1 more rank failed after it\n1 rank was stopped by muster\n" in block
     assert "ExitCode -11" in failure_text(FAILED._replace(first=first), PLAIN)
 
 
 def test_the_block_of_a_bad_request_lists_every_problem() -> None:
     block = failure_block(Failed(100, "ConfigError: a", "do b", "c: d\n  Fix: e"), PLAIN)
     assert block == "FAILED ConfigError: a\n  c: d\n    Fix: e\nFix: do b\nexit code 100"
+
+
+HOSTILE = (
+    "\x1b[2J\x9b31m\x85SUCCEEDED\u2028SUCCEEDED all\u2029\u202e\u2066\u200b\x7f\r\x0b\x1c\x00!"
+)
+
+
+def test_no_control_of_a_text_reaches_the_block_or_the_file() -> None:
+    first = RANK._replace(summary=f"ValueError: {HOSTILE}", tail=f"{TRACEBACK}{HOSTILE}\n")
+    outcome = FAILED._replace(first=first, headline=f"E: {HOSTILE}", fix=HOSTILE, detail=HOSTILE)
+    for text in (failure_block(outcome, PLAIN), failure_text(outcome, PLAIN)):
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+        assert not any(line.strip().startswith("SUCCEEDED") for line in text.split("\n"))
+    assert "\x1b" not in failure_block(Stopped(HOSTILE, HOSTILE), PLAIN)
+
+
+def test_no_line_of_ours_is_longer_than_a_screen_and_nothing_of_it_is_lost() -> None:
+    words = " ".join(f"word{number}" for number in range(200))
+    first = RANK._replace(summary=words, tail=f"Traceback (most recent call last):\n{words}\n")
+    lines = failure_block(FAILED._replace(first=first, fix=f"{words} end"), PLAIN).split("\n")
+    assert f"  {words}" in lines  # a rank's own line is whole
+    lines.remove(f"  {words}")
+    assert max(map(len, lines)) <= 200
+    assert " ".join(lines).split().count("word77") == 2
 
 
 def test_other_ends_are_one_line() -> None:

@@ -41,7 +41,8 @@ def test_train_understands_every_variable_of_the_run(isolation: str) -> None:
     assert not findings.problems
     assert not findings.warnings
     assert settings.run_dir == "/runs/x"
-    assert settings.log_prefix
+    assert settings.shown.prefix
+    assert (settings.shown.live, settings.shown.quiet) == (True, True)
     assert len(settings.secret) == 64
     assert settings.install_target == "/runs/x/algo-2/site"
     assert settings.control_port != settings.store_port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from muster.local.hosts import Stream
 from muster.local.outlet import FULL_BYTES, Outlet
 from muster.local.progress import Progress, Tail
 from muster.local.pump import Pump
-from muster.local.screen import Screen, describe, ranks_in_words
+from muster.local.screen import Screen, describe, fitting, ranks_in_words
 from muster.local.session import Ending
 from muster.local.summary import (
     HostEnd,
@@ -20,7 +21,9 @@ from muster.local.summary import (
     complete,
     disagreement,
     exit_code,
-    leader_of,
+    last_line,
+    leader_first,
+    settled,
     table,
     verdict,
 )
@@ -54,11 +57,67 @@ def test_lines_of_two_hosts_never_mix(written: Written) -> None:
 
 
 def test_bytes_pass_unchanged(written: Written) -> None:
-    data = bytes(range(256)) * 3 + b"\r progress \r\xff\n"
+    data = bytes(byte for byte in range(256) if byte != 13) * 3 + b" end\r\n\xff\n"
     for start in range(0, len(data), 7):
         written.pump.feed(OUT_1, data[start : start + 7])
     written.pump.end(OUT_1)
     assert written.text(False) == data
+
+
+def states(written: Written) -> list[bytes]:
+    return written.pump.states(False)
+
+
+def test_a_line_shows_how_it_stands_and_passes_as_it_stands_at_its_end(written: Written) -> None:
+    """As a progress bar writes it, however its bytes arrive."""
+    data = b"[algo-1:0] 10%\r[algo-1:0] 50%\r[algo-1:1] 7%\r[algo-1:0] 99%\r"
+    seen = []
+    for start in range(len(data)):
+        written.pump.feed(OUT_1, data[start : start + 1])
+        seen.append(states(written))
+    assert [b"[algo-1:0] 10%"] in seen
+    assert [b"[algo-1:0] 50%"] in seen
+    assert seen[-1] == [b"[algo-1:0] 99%", b"[algo-1:1] 7%"]
+    assert written.text(False) == b""
+    written.pump.feed(OUT_1, b"[algo-1:0] 100%\n")
+    assert states(written) == [b"[algo-1:1] 7%"]
+    assert written.text(False) == b"[algo-1:0] 100%\n"
+    written.pump.feed(OUT_1, b"[algo-1:1] \r")  # wiped
+    assert states(written) == []
+    written.pump.end(OUT_1)
+    assert written.text(False) == b"[algo-1:0] 100%\n"
+
+
+def test_where_nothing_shows_states_the_last_becomes_a_line_once_a_second(
+    written: Written,
+) -> None:
+    began = time.monotonic()
+    written.pump.feed(OUT_1, b"[algo-1:0] 10%\r[algo-1:0] 20%\r")
+    written.pump.tick(began + 0.5, ())
+    assert written.text(False) == b""
+    for later in (2, 2.1, 2.9):
+        written.pump.tick(began + later, ())
+    assert written.text(False) == b"[algo-1:0] 20%\n"
+    written.pump.tick(began + 20, ())  # nothing new
+    assert written.text(False) == b"[algo-1:0] 20%\n"
+    written.pump.feed(OUT_1, b"[algo-1:0] 30%\r")
+    written.pump.tick(began + 21, (True, False))  # drawn elsewhere
+    assert written.text(False) == b"[algo-1:0] 20%\n"
+
+
+def test_what_looks_like_a_closing_block_is_not_kept_for_ever(written: Written) -> None:
+    """A test runner's lines, without prefixes: its memory is bounded, and so is the wait."""
+    began = time.monotonic()
+    written.pump.feed(ERR_1, b"FAILED tests/a.py\nmore\n")
+    written.pump.tick(began + 1, ())
+    assert written.text(True) == b""
+    written.pump.tick(began + 60, ())
+    assert written.text(True) == b"FAILED tests/a.py\nmore\n"
+    line = b"x" * 1023 + b"\n"
+    written.pump.feed(ERR_1, b"FAILED tests/b.py\n")
+    for _ in range(100):
+        written.pump.feed(ERR_1, line)
+    assert len(written.text(True)) > 100 * len(line)
 
 
 def test_a_line_left_open_is_ended_before_another_stream_goes_on(written: Written) -> None:
@@ -135,7 +194,7 @@ def event(kind: str, host: str = "algo-1", rank: int | None = None, **facts: obj
 
 def test_events_are_read_as_the_file_grows_and_odd_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    tail = Tail(str(path))
+    tail = Tail([str(path)])
     assert tail.read() == []
     path.write_bytes(event("phase", name="join")[:-5])
     assert tail.read() == []
@@ -167,6 +226,21 @@ def test_progress_follows_phases_and_ranks() -> None:
     assert ranks_in_words(progress, "algo-2") == "1 SIGKILL"
     assert progress.ranks[1].seconds == 2.5
     assert progress.headline() == "1 of 2 ranks running"
+
+
+def test_the_counter_knows_how_many_ranks_are_to_come() -> None:
+    started = [event("rank_started", rank=number, world_size=3) for number in range(3)]
+    assert make_progress(*started[:2]).headline() == ""
+    assert make_progress(*started).headline() == "3 of 3 ranks running"
+    ended = event("rank_ended", rank=1, status=0)
+    assert make_progress(*started, ended).headline() == "2 of 3 ranks running"
+
+
+def test_a_drawn_line_fits_and_moves_nothing() -> None:
+    assert fitting(b"0123456789", 4) == b"0123"
+    assert fitting("日本語".encode(), 5) == "日本".encode()
+    assert fitting(b"\x1b[1A\x1b[31mred\x1b[K\tx", 9) == b"\x1b[31mred x\x1b[0m"
+    assert fitting(b"\xff", 9) == "\ufffd".encode()
 
 
 def test_many_ranks_are_told_in_few_words() -> None:
@@ -227,7 +301,8 @@ def test_the_leaders_summary_is_kept_and_completed(tmp_path: Path) -> None:
     ending = Ending("timeout", timed_out=True)
     document = complete(str(path), make_end(143, 143, ending=ending), "job")
     assert document == json.loads(path.read_text())
-    assert document["outcome"] == {"result": "Stopped"}
+    outcome = {"result": "Stopped", "exit_code": 124, "headline": "--timeout 20 s reached"}
+    assert document["outcome"] == outcome
     local = document["local"]
     assert isinstance(local, dict)
     assert local["note"] == "timeout after 20 s"
@@ -235,6 +310,20 @@ def test_the_leaders_summary_is_kept_and_completed(tmp_path: Path) -> None:
         {"host": "algo-1", "status": 143},
         {"host": "algo-2", "status": 143},
     ]
+
+
+@pytest.mark.parametrize(("result", "code"), [("Failed", 7), ("Succeeded", 0), ("Stopped", 124)])
+def test_a_job_that_had_ended_by_itself_before_the_timeout_keeps_its_end(
+    tmp_path: Path, result: str, code: int
+) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"outcome": {"result": result, "exit_code": code}}))
+    status = 143 if result == "Stopped" else code
+    ending = Ending("timeout", timed_out=True)
+    end = settled(str(path), make_end(status, status, ending=ending))
+    assert exit_code(end) == code
+    assert bool(last_line(end)) == (result == "Stopped")
+    assert exit_code(settled(str(path), end._replace(ending=ending._replace(killed=True)))) == 124
 
 
 @pytest.mark.parametrize("found", [None, "", "{half", "[]"])
@@ -253,10 +342,21 @@ def test_a_missing_summary_is_replaced_by_one_that_says_so(
     assert "killed after SIGINT" in document["outcome"]["headline"]
 
 
-def test_the_leader_is_the_one_that_the_summary_names() -> None:
+def test_the_leader_that_the_summary_names_comes_first(tmp_path: Path) -> None:
+    path, names = tmp_path / "summary.json", ["algo-1", "algo-2", "algo-3"]
+    assert leader_first(str(path), names) == names
     hosts = [{"name": "algo-1", "leader": False}, {"name": "algo-2", "leader": True}]
-    assert leader_of({"hosts": hosts}, ["algo-1", "algo-2"]) == "algo-2"
-    assert leader_of({}, ["algo-1", "algo-2"]) == "algo-1"
+    path.write_text(json.dumps({"hosts": hosts}))
+    assert leader_first(str(path), names) == ["algo-2", "algo-1", "algo-3"]
+
+
+def test_a_summary_that_a_full_disk_does_not_take_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "summary.json.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        complete(str(tmp_path / "summary.json"), make_end(0), "job")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -270,7 +370,11 @@ def test_one_line_says_how_it_ended() -> None:
     assert verdict(make_end(0)) == "succeeded in 1.5 s"
     assert verdict(make_end(3)) == "failed after 1.5 s, exit code 3"
     timed_out = make_end(143, ending=Ending("timeout", timed_out=True))
-    assert verdict(timed_out) == "timeout after 20 s, exit code 124"
+    assert verdict(timed_out) == "stopped after 1.5 s"
+    assert last_line(timed_out) == "Stopped: --timeout 20 s reached (exit code 124)"
+    by_hand = make_end(143, ending=Ending("SIGINT"))
+    assert last_line(by_hand) == "Stopped: Ctrl-C (exit code 143)"
+    assert last_line(make_end(3)) == ""
 
 
 def test_off_a_terminal_a_changed_headline_is_one_plain_line(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from muster.commands.arguments import Parser, UsageError
 from muster.local.command import add_arguments
-from muster.local.preparation import distribution_keys
+from muster.local.preparation import checked_keys, distribution_keys
 from muster.local.request import Group, Request, parse_groups, read_request
 
 
@@ -90,11 +91,20 @@ def test_instance_groups_give_the_number_of_hosts(project: Path) -> None:
         (["train.py", "--hyperparameter", "a=1", "--hyperparameter", "a=2"], "given twice"),
         (["train.py", "--channel", "train=dat"], "no folder 'dat'"),
         (["train.py", "--channel", "../x=data"], "cannot be a channel"),
+        (["train.py", "--checkpoint", "run.sh"], "is no folder"),
+        (["train.py", "--output", "out", "--checkpoint", "out/ckpt"], "lies in the run folder"),
+        (["train.py", "--ranks", "0,lst"], "expected numbers of ranks, ranges or last"),
         (["train.py", "--env", "1A=b"], "not the name of a variable"),
-        (["train.py", "--distribution", "{oops"], "not JSON"),
+        (["train.py", "--distribution", "{oops"], "neither JSON nor"),
         (["train.py", "--hosts", "2", "--instance-groups", "a:1"], "disagrees"),
         (["train.py", "--instance-groups", "a:200,b:200"], "400 hosts are more than 100"),
         (["train.py", "--processes-per-host", "2"], "needs a --distribution"),
+        (["src"], "'src' is a folder, not a script"),
+        (["train.py", "--source-dir", "run.sh"], "--source-dir: 'run.sh' is a file"),
+        (["train.py", "--channel", "train=run.sh"], "--channel train: 'run.sh' is a file"),
+        (["train.py", "--hyperparameter", "sagemaker_mpi_enabledd=true"], "not a key that muster"),
+        (["train.py", "--hyperparameter", "sagmaker_mpi_enabled=true"], "not a key that muster"),
+        (["train.py", "--hyperparameter", "sagemaker-mpi-enabled=true"], "not a key that muster"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(
@@ -141,3 +151,73 @@ def test_a_count_of_processes_may_belong_to_an_option_that_a_hyperparameter_enab
         "--hyperparameter", "sagemaker_pytorch_ddp_enabled=true",
     )  # fmt: skip
     assert distribution_keys(request) == {"sagemaker_mpi_num_of_processes_per_host": "2"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["src"], "src/train.py"),
+        (["train.py", "--channel", "train=src/train.py"], "the folder that holds it: src"),
+        (["train.py", "--nnodes", "2"], "the number of hosts is --hosts"),
+        (["train.py", "-n", "2"], "the number of ranks on each host is --processes-per-host"),
+        (["train.py", "--rdzv_endpoint=x"], "leave it out"),
+        (["train.py", "--quiet"], "--json"),
+        (["train.py", "--hyperparameter", "sagemaker_mpi_enabledd=1"], "sagemaker_mpi_enabled?"),
+    ],
+)
+def test_a_slip_is_answered_with_what_to_write(project: Path, argv: list[str], hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(*argv)
+    assert hint in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "names", [["sagemaker_region=x", "sagemaker_my_own=1"], ["seed=1", "sagemaker=1", "s=2"]]
+)
+def test_other_names_of_hyperparameters_pass(project: Path, names: list[str]) -> None:
+    read("train.py", *(word for name in names for word in ("--hyperparameter", name)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"mpi": {"enabled": true}}', '{"mpi": {"enabled": True}}', "{'mpi': {'enabled': True}}"],
+)
+def test_the_sdks_dictionary_is_taken_as_json_and_as_python(project: Path, text: str) -> None:
+    assert read("train.py", "--distribution", text).distribution == {"mpi": {"enabled": True}}
+
+
+@pytest.mark.parametrize("name", ["ddp", "pytorch", "deepspeed", "accelerate", "fsdp", "DDP"])
+def test_a_library_is_answered_with_what_starts_its_scripts(project: Path, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        checked_keys(read("train.py", "--distribution", name))
+    assert f"torch_distributed starts scripts that use {name}" in caught.value.fix
+
+
+def test_more_ranks_than_the_machine_can_hold_are_refused_unless_asked_for(project: Path) -> None:
+    several = 4 * len(os.sched_getaffinity(0)) + 1
+    torch = ("train.py", "--distribution", "torch_distributed", "--processes-per-host")
+    checked_keys(read(*torch, str(several - 1)))
+    mpi = ("--hyperparameter", "sagemaker_mpi_enabled=true", "--hyperparameter")
+    total = ("train.py", *mpi, f"sagemaker_mpi_num_processes={several}")
+    for argv in ((*torch, str(several)), (*torch, str(several - 1), "--hosts", "2"), total):
+        with pytest.raises(UsageError, match="ranks on") as caught:
+            checked_keys(read(*argv))
+        assert "--oversubscribe" in caught.value.fix
+        checked_keys(read(*argv, "--oversubscribe"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (("src/train.py", "--output", "src"), "the code in"),
+        (("src/train.py", "--output", "."), "the code in"),
+        (("run.sh", "--source-dir", ".", "--channel", "a=data", "--output", "data"), "--channel a"),
+        (("linked.py", "--output", "src"), "the script"),
+    ],
+)
+def test_what_a_run_needs_does_not_lie_in_the_folder_that_it_empties(
+    project: Path, argv: tuple[str, ...], what: str
+) -> None:
+    (project / "linked.py").symlink_to("src/train.py")
+    with pytest.raises(UsageError, match=f"{what} .* lies in the run folder, --output"):
+        read(*argv)

@@ -13,7 +13,15 @@ from muster.commands.arguments import UsageError
 from muster.contract.read import read_job
 from muster.local import sourcecode, tree
 from muster.local.request import Group
-from muster.local.runfolder import MARK, discard, job_name, link_latest, make_run_folder
+from muster.local.runfolder import (
+    FRESH_SOURCE,
+    MARK,
+    clear,
+    discard,
+    job_name,
+    link_latest,
+    make_run_folder,
+)
 from muster.spec.distribution import Torchrun
 from tests.support.local_runs import make_request
 from tests.support.nobody import NOBODY, home_of_nobody
@@ -107,7 +115,7 @@ def test_the_archive_holds_the_code_and_no_earlier_runs(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(".")
     (tmp_path / "pkg/link.py").symlink_to("../train.py")
     archive = tmp_path / "out" / "source" / "code.tar.gz"
-    sourcecode.pack(str(tmp_path), str(archive), str(tmp_path / "out"))
+    sourcecode.pack(str(tmp_path), str(archive), [str(tmp_path / "out")])
     with tarfile.open(archive) as tar:
         members = {member.name: member for member in tar.getmembers()}
     assert sorted(members) == ["pkg/a.py", "pkg/link.py", "train.py"]
@@ -122,7 +130,7 @@ def test_a_folder_too_large_to_be_code_is_refused(
     for number in range(3):
         (tmp_path / f"{number}.py").touch()
     with pytest.raises(UsageError, match="too much to be code"):
-        sourcecode.pack(str(tmp_path), str(tmp_path / "out/a.tar.gz"), str(tmp_path / "out"))
+        sourcecode.pack(str(tmp_path), str(tmp_path / "out/a.tar.gz"), [str(tmp_path / "out")])
 
 
 def test_each_run_has_a_folder_of_its_own_and_latest_names_the_last(
@@ -156,7 +164,9 @@ def test_an_earlier_run_gives_way_unless_it_is_still_running(tmp_path: Path) -> 
     assert (tmp_path / "out/algo-1/opt").is_dir()
     os.close(first.lock)
     second = make_run_folder("t.py", str(tmp_path / "out"))
-    assert os.listdir(second.path) == [MARK]
+    (tmp_path / "out" / FRESH_SOURCE).touch()
+    clear(second)
+    assert sorted(os.listdir(second.path)) == [MARK, "source"]
     os.close(second.lock)
 
 
@@ -189,14 +199,14 @@ def test_earlier_runs_inside_the_source_folder_are_not_packed(tmp_path: Path) ->
     (tmp_path / "out1" / "algo-1").mkdir(parents=True)
     (tmp_path / "out1" / MARK).write_text("a-job\n")
     (tmp_path / "out1" / "algo-1" / "model.pt").write_text("big")
-    assert list(find_files(str(tmp_path), "/elsewhere")) == [str(tmp_path / "train.py")]
+    assert list(find_files(str(tmp_path), [])) == [str(tmp_path / "train.py")]
 
 
 @pytest.mark.parametrize("kept", ["secret.key", "private"])
 def test_what_cannot_be_read_beside_the_script_is_named(tmp_path: Path, kept: str) -> None:
     def refuse() -> None:
         with pytest.raises(UsageError, match=f"{kept} .*cannot be read: Permission denied"):
-            sourcecode.pack(str(code), str(code.parent / "out/a.tar.gz"), "/elsewhere")
+            sourcecode.pack(str(code), str(code.parent / "out/a.tar.gz"), [])
 
     if os.getuid():
         code = fill(tmp_path)

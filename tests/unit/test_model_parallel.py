@@ -171,7 +171,7 @@ def test_a_script_whose_python_lacks_the_library_is_told_its_name(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         require_packages(MODEL_PARALLEL, sys.executable, environ())
     assert "needs the package smdistributed.modelparallel" in caught.value.message
-    assert "requirements.txt" in caught.value.fix
+    assert "the vendor's images" in caught.value.fix
     require_packages("mpi", sys.executable, environ())
     package(tmp_path, "torch", "sagemaker")
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")

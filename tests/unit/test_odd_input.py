@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -126,44 +125,6 @@ def test_channels_that_share_a_variable_are_a_warning_with_both_names(tmp_path: 
     job = read(tmp_path, inputs={"train": {}, "Train": {}, "my data": {}})
     assert "channels 'train' and 'Train' share one" in job.warnings[1]
     assert "channel 'my data': a name with a space" in job.warnings[0]
-
-
-@pytest.mark.promise("B41")
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere but on a read-only disk")
-def test_a_checkpoint_folder_of_another_user_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir(mode=0o500)
-    assert_no_checkpoints(tmp_path, "cannot be written")
-
-
-@pytest.mark.promise("B41")
-def test_a_checkpoint_folder_on_a_read_only_disk_is_a_warning(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.symlink_to("/proc/sys")  # nobody writes a file there, and access() says so
-    if os.access(folder, os.W_OK):
-        pytest.skip("/proc/sys takes files here")
-    assert_no_checkpoints(tmp_path, "cannot be written")
-
-
-@pytest.mark.promise("B41")
-def test_the_checkpoint_folder_is_where_the_platform_says(tmp_path: Path) -> None:
-    write_tree(tmp_path)
-    (tmp_path / "saved").write_text("")
-    config = {"LocalPath": str(tmp_path / "saved")}
-    (tmp_path / "input/config/checkpointconfig.json").write_text(json.dumps(config))
-    assert_no_checkpoints(tmp_path, "is not a folder")
-
-
-@pytest.mark.promise("B41")
-def test_a_checkpoint_folder_that_is_writable_or_absent_is_not_worth_a_line(tmp_path: Path) -> None:
-    assert read(tmp_path).warnings == ()
-    (tmp_path / "checkpoints").mkdir()
-    assert read(tmp_path).warnings == ()
-
-
-def assert_no_checkpoints(tmp_path: Path, why: str) -> None:
-    (warning,) = read(tmp_path).warnings
-    assert warning.startswith("checkpoint folder ")
-    assert why in warning
 
 
 @pytest.mark.promise("S04")

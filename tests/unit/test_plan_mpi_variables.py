@@ -97,6 +97,23 @@ def test_data_parallel_scripts_are_told_of_one_host_or_of_several(name: str) -> 
 
 
 @DATA_PARALLEL
+def test_data_parallel_ranks_are_told_who_they_are_in_that_librarys_words(name: str) -> None:
+    """Hugging Face's Trainer does int(os.getenv("SMDATAPARALLEL_LOCAL_RANK"))."""
+    plan = made(Mpi(name, 2), current=1)
+    assert {
+        rank: {name: value for name, value in own.items() if name.startswith("SMDATAPARALLEL_")}
+        for rank, own in plan.per_rank.items()
+    } == {
+        rank: {
+            "SMDATAPARALLEL_RANK": str(rank), "SMDATAPARALLEL_LOCAL_RANK": str(rank - 2),
+            "SMDATAPARALLEL_SIZE": "4",
+        }
+        for rank in (2, 3)
+    }  # fmt: skip
+    assert plan.per_rank[3]["LOCAL_RANK"] == "1"
+
+
+@DATA_PARALLEL
 def test_the_instance_type_is_the_one_that_the_sdk_sent(name: str) -> None:
     sent = made(Mpi(name), sent={"sagemaker_instance_type": "ml.p4d.24xlarge"}).script.env
     assert sent["SAGEMAKER_INSTANCE_TYPE"] == "ml.p4d.24xlarge"
@@ -105,4 +122,6 @@ def test_the_instance_type_is_the_one_that_the_sdk_sent(name: str) -> None:
 
 
 def test_other_options_are_told_nothing_of_data_parallelism() -> None:
-    assert not any(name.startswith("SMDATAPARALLEL") for name in made(Mpi()).script.env)
+    plan = made(Mpi())
+    told = [*plan.script.env, *(name for own in plan.per_rank.values() for name in own)]
+    assert not any(name.startswith("SMDATAPARALLEL") for name in told)

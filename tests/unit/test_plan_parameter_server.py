@@ -216,6 +216,20 @@ def test_mirrored_workers_are_all_hosts_and_there_are_no_servers(current: int) -
     assert dict(made.ports) == {"control": 7776, "store": 7777, "worker": 8890}
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        (MWMS, "Running distributed training job with multi_worker_mirrored_strategy setup"),
+        (None, "Running distributed training job with parameter servers"),
+    ],
+)
+def test_the_lines_of_the_vendors_image_that_public_tests_look_for_are_logged(
+    option: ParameterServer | None, line: str
+) -> None:
+    assert line in plan_on(0, 2, option=option).notes
+    assert line not in plan_on(0, 2, found=PT).notes
+
+
 def test_one_mirrored_worker_is_possible() -> None:
     made = plan_on(0, 1, option=MWMS)
     assert json.loads(made.script.env["TF_CONFIG"])["cluster"] == {"worker": ["127.0.0.1:8890"]}

@@ -27,12 +27,13 @@ def test_one_host_runs_the_script_once_under_a_shim_of_the_supervisor() -> None:
 
 def test_one_host_gets_no_rank_or_network_variable() -> None:
     made = plan_on(0, 1, {"PATH": "/bin"})
-    assert made.script.env == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+    assert made.script.env == {"PATH": "/bin", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 @pytest.mark.promise("B46")
 def test_one_host_leaves_rank_variables_of_the_user_alone() -> None:
-    mine = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "PYTHONUNBUFFERED": "0"}
+    mine = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    mine |= {"PYTHONUNBUFFERED": "0", "PYTHONFAULTHANDLER": ""}
     made = plan_on(0, 1, mine)
     assert made.script.env == mine
     assert made.notes == ()
@@ -46,6 +47,7 @@ def test_each_of_several_hosts_runs_the_script_once_and_knows_the_leader(current
     assert made.ranks_of(current) == (RankSlot(current, current, 0),)
     assert made.script.env == {
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         "MASTER_ADDR": "algo-1",
         "MASTER_PORT": "7777",
         "NCCL_SOCKET_IFNAME": "eth0",
@@ -56,10 +58,14 @@ def test_each_of_several_hosts_runs_the_script_once_and_knows_the_leader(current
 
 
 def test_several_hosts_are_told_how_to_switch_a_distribution_on() -> None:
-    first = plan_on(0, 2).notes[0]
+    (first,) = plan_on(0, 2).warnings
     assert "no distribution was requested: each of 2 hosts" in first
     assert 'distribution={"torch_distributed": {"enabled": True}}' in first
     assert "sagemaker_torch_distributed_enabled=true" in first
+    job = make_job(2, settings=Settings(isolation="netns"))
+    (first,) = plan(job, make_facts(2), make_staged(job)).warnings
+    assert first.endswith(": --distribution torch_distributed")
+    assert plan_on(0, 1).warnings == ()
 
 
 @pytest.mark.promise("B46")
@@ -77,7 +83,7 @@ def test_on_several_hosts_the_leader_of_the_user_is_overridden_with_a_note_and_r
 
 def test_every_addition_is_a_note_with_its_reason() -> None:
     made = plan_on(0, 2)
-    assert len(made.additions) == 6
+    assert len(made.additions) == 7
     assert {str(item) for item in made.additions} <= set(made.notes)
     assert all(item.reason for item in made.additions)
 

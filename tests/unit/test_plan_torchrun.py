@@ -254,3 +254,12 @@ def test_a_missing_compile_tool_is_named() -> None:
 def test_the_first_note_says_hosts_times_processes_is_the_world() -> None:
     assert plan_on(0, 2, 4).notes[0] == "torchrun on 2 hosts x 4 processes = world size 8"
     assert plan_on(0, 1, 1).notes[0] == "torchrun on 1 host x 1 processes = world size 1"
+
+
+def test_smddp_beside_torchrun_tells_ranks_who_they_are_in_that_librarys_words() -> None:
+    job = make_job(2, Torchrun(processes_per_host=2, data_parallel=True), 1)
+    made = plan(job, make_facts(2), make_staged(job), TOOLS)
+    assert made.per_rank[3] == {
+        "SMDATAPARALLEL_RANK": "3", "SMDATAPARALLEL_LOCAL_RANK": "1", "SMDATAPARALLEL_SIZE": "4",
+    }  # fmt: skip
+    assert plan_on(1, 2, processes=2).per_rank == {}

@@ -12,8 +12,8 @@ from scripts.images.errors import ImageError
 from scripts.images.login import from_environment
 from scripts.images.pins import version
 from scripts.images.push_problem import explained
-from scripts.images.pushed import Image
-from scripts.images.registry import Login, Registry, is_loopback
+from scripts.images.pushed import Contents, Image
+from scripts.images.registry import Login, is_loopback, reached
 
 HERE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 
@@ -141,7 +141,7 @@ def test_an_image_that_only_carries_tests_is_not_pushed(
 
 def test_what_engines_call_the_registry_of_docker_is_known() -> None:
     names = ("me/x@sha256:1", "ghcr.io/me/x@sha256:2", "x@sha256:3")
-    image = Image("mine", "sha256:0", 1, "", (), names, {})
+    image = Image("mine", "sha256:0", 1, "", (), names, {}, Contents((), {}))
     assert image.digests("docker.io/me/x") == ("sha256:1",)
     assert image.digests("ghcr.io/me/x") == ("sha256:2",)
     assert image.digests("docker.io/library/x") == ("sha256:3",)
@@ -182,7 +182,8 @@ def test_what_a_client_says_is_explained_with_a_cure(said: str, meaning: str) ->
 
 def test_a_password_is_in_no_representation() -> None:
     assert "hunter2" not in repr(Login("me", "hunter2"))
-    assert "hunter2" not in repr(Registry("https://r", Login("me", "hunter2"), False))
+    with reached("127.0.0.1:1", Login("me", "hunter2"), True) as registry:
+        assert "hunter2" not in repr(registry)
 
 
 def test_a_user_without_a_password_is_refused() -> None:

@@ -218,7 +218,7 @@ DISTRIBUTIONS = [
             "sagemaker_torch_distributed_enabled": ON,
             "sagemaker_distributed_dataparallel_enabled": ON,
         },
-        Torchrun(),
+        Torchrun(data_parallel=True),
     ),
     (
         {

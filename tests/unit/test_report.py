@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,46 @@ def test_the_reserve_is_written_in_place(paths: Paths) -> None:
     inode = Path(paths.output, RESERVE).stat().st_ino
     write(paths, FAILED, PLAIN)
     assert Path(paths.failure).stat().st_ino == inode, "the blocks that were set aside"
+
+
+@pytest.mark.promise("S18")
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("name", ["success", RESERVE])
+def test_no_other_file_is_emptied_through_a_link(
+    paths: Paths, name: str, link: Callable[[str, str], None]
+) -> None:
+    reserve(paths)
+    victim = Path(paths.base, "checkpoint")
+    victim.write_text("keep me")
+    place = f"{paths.output}/{name}"
+    Path(place).unlink(missing_ok=True)
+    link(str(victim), place)  # the script did so
+    outcome = Succeeded() if name == "success" else FAILED
+    assert write(paths, outcome, PLAIN)
+    assert victim.read_text() == "keep me"
+    assert os.stat(victim).st_nlink == 1
+    (status,) = Path(paths.output).iterdir()
+    assert status.name in ("success", "failure") and status.is_file() and not status.is_symlink()
+
+
+@pytest.mark.promise("S18")
+@pytest.mark.parametrize("name", ["success", RESERVE])
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_fifo_in_the_place_of_a_status_file_is_replaced(
+    paths: Paths, name: str, reader: bool
+) -> None:
+    """Opened as it is it would block for ever, or take what nobody keeps."""
+    reserve(paths)
+    place = f"{paths.output}/{name}"
+    Path(place).unlink(missing_ok=True)
+    os.mkfifo(place)
+    descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK) if reader else -1
+    outcome = Succeeded() if name == "success" else FAILED
+    assert write(paths, outcome, PLAIN)
+    if reader:
+        os.close(descriptor)
+    (status,) = Path(paths.output).iterdir()
+    assert status.name in ("success", "failure") and status.is_file()
 
 
 @pytest.mark.promise("F51")

@@ -193,6 +193,15 @@ def test_a_lost_leader_is_the_outcome_once_the_ranks_are_gone() -> None:
     assert life.take("files written") == [e.Finish()]
 
 
+def test_the_outcome_of_a_host_alone_counts_its_ranks_that_were_stopped() -> None:
+    life = life_in(State.WATCH)
+    life.take("leader lost")
+    ends = tuple(m.RankEnd(rank, 0, 1.0, stopped=rank > 0, forced=False) for rank in range(3))
+    outcome = outcome_of(life.machine.on(e.AllGone(ends, ()), life.now))
+    assert isinstance(outcome, Failed)
+    assert outcome.stopped_ranks == 2
+
+
 def test_a_leader_that_is_lost_after_it_announced_a_stop_leaves_a_stopped_job() -> None:
     life = life_in(State.WATCH)
     life.take("stop")

@@ -95,15 +95,15 @@ signal -> ended: Say, Tell Stopping
 leader lost -> verdict: WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [verdict]
-signal -> verdict: Say
+signal -> verdict: Say, Tell Stopping
 files written -> leave
 [leave]
-signal -> leave: Say
+signal -> leave: Say, Tell Stopping
 leader lost -> done: Finish
 leave -> done: Finish
 long time -> done: Finish
 [done]
-signal -> done: Say
+signal -> done: Say, Tell Stopping
 """
 
 

@@ -60,8 +60,8 @@ def lines_of(data: bytes) -> list[bytes]:
 class Pipes:
     """A pump, pipes into it, and a pipe out of it."""
 
-    def __init__(self) -> None:
-        self.pump = Pump()
+    def __init__(self, live: bool = False) -> None:
+        self.pump = Pump(live)
         self.out_r, self.out_w = os.pipe()
         self.ended = threading.Semaphore(0)
         self.fds: list[int] = []
@@ -97,6 +97,45 @@ def pipes() -> Iterator[Pipes]:
     made = Pipes()
     yield made
     made.close()
+
+
+@pytest.fixture
+def live() -> Iterator[Pipes]:
+    made = Pipes(live=True)
+    yield made
+    made.close()
+
+
+def test_a_live_pump_tells_how_an_open_line_stands_and_writes_it_once(live: Pipes) -> None:
+    kept: list[bytes] = []
+    write = live.writer(b"[a:0] ", keep=kept.append)
+    for text, told in (
+        (b"loading", b"[a:0] loading\r"),
+        (b" 10%", b"[a:0] loading 10%\r"),
+        (b"\r 20%", b"[a:0]  20%\r"),
+        (b"\r 30%\r", b"[a:0]  30%\r"),
+        (b"\r\n", b"[a:0]  30%\n"),
+        (b"whole\nopen", b"[a:0] whole\n[a:0] open\r"),
+    ):
+        os.write(write, text)
+        assert live.read(len(told)) == told
+    live.end(write)
+    assert live.read(11) == b"[a:0] open\n"
+    assert b"".join(kept) == b"loading 10%\r 20%\r 30%\r\r\nwhole\nopen"
+
+
+def test_a_bar_without_end_stays_one_line_in_constant_memory(live: Pipes) -> None:
+    write = live.writer()
+    bar = b"\r" + b"#" * 99
+    for _ in range(3 * LINE_BYTES // len(bar)):
+        os.write(write, bar)
+    os.write(write, b"\rend\n")
+    data = b""
+    while not data.endswith(b"\n"):
+        data += live.read(1)
+    *states, line = data.split(b"\r")
+    assert set(states) <= {b"#" * 99, b""}
+    assert line == b"end\n"
 
 
 def test_what_is_written_comes_out_and_the_end_is_told(pipes: Pipes) -> None:

@@ -93,6 +93,56 @@ def test_a_descriptor_that_is_forgotten_by_another_one_s_handler_is_not_called(l
             os.close(fd)
 
 
+def test_an_event_of_a_descriptor_is_not_its_next_owner_s(loop: Loop) -> None:
+    """One handler closes what another one watches, and opens something under the same number."""
+    called: list[str] = []
+    first, second = os.pipe(), os.pipe()
+    nothing_yet: list[tuple[int, int]] = []
+
+    def replace(own: tuple[int, int], other: tuple[int, int]) -> None:
+        called.append("event")
+        loop.forget(own[0])
+        loop.forget(other[0])
+        os.close(other[0])
+        nothing_yet.append(os.pipe())
+        assert nothing_yet[0][0] == other[0]
+        loop.watch(other[0], lambda _events: called.append("stale"))
+        loop.after(0.01, loop.stop)
+
+    loop.watch(first[0], lambda _events: replace(first, second))
+    loop.watch(second[0], lambda _events: replace(second, first))
+    for pipe in (first, second):
+        os.write(pipe[1], b"x")
+    loop.run()
+    assert called == ["event"]
+    os.write(nothing_yet[0][1], b"x")  # its own events come
+    loop.after(0.01, loop.stop)
+    loop.run()
+    assert called[1:]
+
+
+def test_a_call_while_the_loop_closes_writes_to_nobody_else() -> None:
+    """The wake-up pipe's number may belong to another file by the time of the write."""
+    for _ in range(200):
+        closing, go = Loop(), threading.Barrier(2)
+
+        def call(closing: Loop = closing, go: threading.Barrier = go) -> None:
+            go.wait(5)
+            for _ in range(20):
+                closing.post(lambda: None)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        go.wait(5)
+        closing.close()
+        reader, writer = os.pipe2(os.O_NONBLOCK)  # takes the numbers that were closed
+        thread.join(5)
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+        os.close(reader)
+        os.close(writer)
+
+
 @pytest.mark.parametrize("where", ["a call", "a handler"])
 def test_what_was_read_is_known_to_timers_although_the_thread_stood_still(
     loop: Loop, where: str

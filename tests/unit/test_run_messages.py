@@ -215,7 +215,7 @@ def test_a_shortened_text_fits_and_keeps_the_end_that_counts(
 
 TEXTS = {  # every text that travels between hosts, and what it is; none is a variable or a command
     "HostFacts": {"address", "interface", "code_hash", "toolkit", "python", "mpi"},
-    "RankFailure": {"host", "summary", "tail", "log", "note"},
+    "RankFailure": {"host", "summary", "tail", "log", "note", "fix"},
     "Trouble": {"kind", "message", "fix", "detail"},
     "Ready": {"digest"},
     "Stopping": {"by"},

@@ -12,6 +12,7 @@ from muster.plan.launchplan import RankSlot
 from muster.run import messages as m
 from muster.run import wire
 from muster.run.evidence import TAIL_BYTES, Watcher
+from muster.run.memory import KillWatch, Memory
 from muster.run.post import DETAIL_BYTES, trouble_of
 from muster.run.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES, Rank
 from muster.run.ranks import FAILURES_TOLD
@@ -29,12 +30,12 @@ def failed(written: bytes, status: int = 1) -> RankFailure:
     rank = Rank(RankSlot(0, 0, 0))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        rank.wrapped = Wrapped("rank", ours, 1, {})
+        rank.wrapped = Wrapped("rank", ours, 1, {}, lambda _one, _on: None)
         rank.wrapped.status = status
         rank.began_s, rank.ended_s = 1.0, 2.0
         for begin in range(0, len(written), 1 << 14):
             rank.watcher.feed(written[begin : begin + (1 << 14)], 1.5, True)
-        return rank.failure("algo-1", "python", 0.0, "", lambda: "", MASK)
+        return rank.failure("algo-1", "python", 0.0, "", KillWatch(Memory(), list), MASK)
 
 
 @pytest.mark.promise("S08")
@@ -76,7 +77,9 @@ def test_what_the_most_ranks_of_a_host_tell_at_their_end_fits_a_frame() -> None:
     )
     text = m.shortened("\U0001f600" * FAILURE_TEXT_BYTES, FAILURE_TEXT_BYTES)
     summary = m.shortened("\U0001f600" * SUMMARY_BYTES, SUMMARY_BYTES)
-    one = RankFailure("a" * 63, 10**6, -6, 1e6 / 3, summary, text, True, True, "/l" * 100, "n" * 99)
+    one = RankFailure(
+        "a" * 63, 10**6, -6, 1e6 / 3, summary, text, True, True, "/l" * 100, "n" * 99, summary
+    )
     phases = dict.fromkeys(("join", "stage", "plan", "ready", "watch"), 12345.678901234)
     ended = m.HostEnded(ends, (one,) * FAILURES_TOLD, phases)
     payload = wire.encode(m.to_wire(ended))

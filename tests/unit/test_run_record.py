@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.run import record
@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
+@settings(deadline=None)  # files: a machine that others keep busy takes its time
 @given(blocks, st.integers(1, 50))
 def test_a_log_keeps_the_first_and_the_last_bytes(
     folder: Path, data: list[bytes], limit: int
@@ -47,7 +48,7 @@ def plain(text: str) -> str:
 
 
 def recorder(tmp_path: Path, limit: int = 1 << 20) -> Recorder:
-    return Recorder("algo-1", str(tmp_path / "events.jsonl"), str(tmp_path / "logs"), limit, plain)
+    return Recorder("algo-1", str(tmp_path / "algo-1"), limit, plain)
 
 
 def test_events_are_lines_of_json(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_events_are_lines_of_json(tmp_path: Path) -> None:
     one.event("rank_started", 3, pid=7)
     one.event("phase", name="watch")
     one.close(5)
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    lines = (tmp_path / "algo-1" / "events.jsonl").read_text().splitlines()
     first, second = map(json.loads, lines)
     assert (first["host"], first["rank"], first["kind"], first["pid"]) == (
         "algo-1",
@@ -67,19 +68,30 @@ def test_events_are_lines_of_json(tmp_path: Path) -> None:
 
 
 def test_nothing_is_recorded_without_a_folder() -> None:
-    one = Recorder("algo-1", "", "", 1, plain)
+    one = Recorder("algo-1", "", 1, plain)
     one.event("phase")
     assert one.keeper("rank-0.out") is None
     assert one.log_path("rank-0.out") == ""
     one.close(5)
 
 
+def test_the_record_is_its_owners_alone(tmp_path: Path) -> None:
+    one = Recorder("algo-1", str(tmp_path / "data" / "muster" / "algo-1"), 1 << 20, plain)
+    keep = one.keeper("rank-0.out")
+    assert keep is not None
+    keep(b"x")
+    one.event("phase")
+    one.close(5)
+    muster = tmp_path / "data" / "muster"
+    for folder in (muster, muster / "algo-1", muster / "algo-1" / "logs"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.promise("S08")
 def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
     one = Recorder(
         "algo-1",
-        str(tmp_path / "events.jsonl"),
-        str(tmp_path / "logs"),
+        str(tmp_path / "algo-1"),
         1 << 20,
         lambda text: text.replace("hunter2", "***"),
     )
@@ -88,7 +100,7 @@ def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
     keep(b"the password is hunter2\n" * 3)
     one.event("failure", headline="hunter2")
     one.close(5, only_tails=True)
-    for path in (tmp_path / "events.jsonl", tmp_path / "logs" / "rank-0.out"):
+    for path in (tmp_path / "algo-1" / "events.jsonl", tmp_path / "algo-1" / "logs" / "rank-0.out"):
         assert "hunter2" not in path.read_text()
         assert "***" in path.read_text()
 
@@ -102,15 +114,14 @@ def test_only_the_last_mebibyte_of_a_stream_is_kept_on_the_platform(tmp_path: Pa
         keep(text[start : start + (1 << 16)])
     one.close(10, only_tails=True)
     assert not one.dropped_bytes
-    kept = (tmp_path / "logs" / "rank-0.out").read_bytes()
+    kept = (tmp_path / "algo-1" / "logs" / "rank-0.out").read_bytes()
     assert kept == text[-record.KEEP_TAIL_BYTES :]
 
 
 @pytest.mark.promise("F50")
 def test_a_disk_that_takes_nothing_is_counted_and_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    nowhere = str(tmp_path / "file" / "logs")
-    one = Recorder("algo-1", nowhere + "/events.jsonl", nowhere, 1 << 20, plain)
+    one = Recorder("algo-1", str(tmp_path / "file" / "algo-1"), 1 << 20, plain)
     keep = one.keeper("rank-0.out")
     assert keep is not None
     keep(b"x" * 100)
@@ -154,7 +165,7 @@ def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None
     go_on.set()
     one.close(10)
     assert one._backlog == 0
-    assert (tmp_path / "logs" / "rank-0.out").stat().st_size == taken * len(block)
+    assert (tmp_path / "algo-1" / "logs" / "rank-0.out").stat().st_size == taken * len(block)
 
 
 def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
@@ -189,5 +200,5 @@ def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
         thread.join(10)
     one.close(10)
     assert one._backlog == 0
-    sizes = [(tmp_path / "logs" / f"rank-{i}.out").stat().st_size for i in range(4)]
+    sizes = [(tmp_path / "algo-1" / "logs" / f"rank-{i}.out").stat().st_size for i in range(4)]
     assert sum(sizes) + one.dropped_bytes == 4 * 2000 * 10

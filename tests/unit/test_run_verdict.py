@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,9 @@ SIGNALLED = RankFailure("algo-4", 3, -15, 4.0, "TypeError: z", "tail", signalled
 LOSS = Loss("algo-9", 10.5, "no heartbeat for 30 s")
 EARLY_LOSS = LOSS._replace(at_s=9.0)
 TROUBLE = Trouble("LaunchError", 106, "the launcher ended", "fix", "")
+
+
+WAITED = 'File "/v/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
 
 
 def end(rank: int, forced: bool = False, stopped: bool = False) -> tuple[str, RankEnd]:
@@ -138,11 +142,34 @@ def test_ranks_that_had_to_be_killed_are_named_up_to_three() -> None:
     assert decide([], [], [], "SIGTERM", [end(0)], 100.0).headline == ""
 
 
-def test_ranks_that_muster_stopped_are_counted_without_the_failed_ones() -> None:
+@pytest.mark.parametrize("what", [([OWN], [], []), ([], [LOSS], []), ([], [], [TROUBLE])], ids=str)
+def test_ranks_that_muster_stopped_are_counted_as_the_table_of_ranks_says(what: Any) -> None:
+    """Whatever failed: a rank of its own, a host, a launcher or server."""
     ends = [end(0, stopped=True), end(1, stopped=True), end(2)]
-    outcome = decide([OWN], [], [], "", ends, 100.0)
+    outcome = decide(*what, "", ends, 100.0)
     assert isinstance(outcome, Failed)
-    assert outcome.stopped_ranks == 1
+    assert outcome.stopped_ranks == 2
+
+
+def test_a_rank_that_left_early_is_named_instead_of_the_one_that_lost_it() -> None:
+    victim = VICTIM._replace(tail=f"[rank2]:   {WAITED}\n")
+    early, late = RankEnd(0, 0, 3.21, False, False), RankEnd(1, 0, 9.0, False, False)
+    ends = [("algo-1", early), ("algo-2", late), ("algo-3", RankEnd(2, 1, 3.9, False, False))]
+    outcome = decide([victim], [], [], "", ends, 100.0)
+    assert outcome.headline == (
+        "UserScriptError: rank 0 on algo-1 exited with 0 after 3.2 s while rank 2 was still in "
+        "all_reduce (algo-3 rank 2, exit code 1)"
+    )
+    assert isinstance(outcome, Failed)
+    assert "same calls" in outcome.fix
+    # who was ended by us, ended later or failed itself is no cause
+    for other in (early._replace(stopped=True), late):
+        outcome = decide([victim], [], [], "", [("algo-1", other), ends[2]], 100.0)
+        assert "Connection reset (algo-3 rank 2" in outcome.headline
+    assert "ValueError: x" in decide([OWN, victim], [], [], "", ends, 100.0).headline
+    # a host beside the distribution was never in the call
+    outcome = decide([victim], [], [], "", ends, 100.0, frozenset({"algo-1"}))
+    assert "Connection reset (algo-3 rank 2" in outcome.headline
 
 
 def test_signals_have_names() -> None:

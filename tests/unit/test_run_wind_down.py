@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from muster.run import events as e
 from muster.run import messages as m
 from muster.run.hostlife import State
+from muster.run.sockets import connected_elsewhere
 from muster.run.verdict import decide
-from muster.run.wind_down import is_busy, processor_s
+from muster.run.wind_down import is_busy, moved_bytes, processor_s
 from muster.spec.outcome import Failed, RankFailure, Succeeded
 from tests.support.leading import Job, ended, facts, failure
 from tests.support.lives import life_in
@@ -126,3 +129,52 @@ def test_what_a_process_does_is_seen_without_its_help() -> None:
         busy.kill()
     assert processor_s(busy.pid) == 0.0
     assert not is_busy(busy.pid)
+
+
+def test_bytes_are_counted_in_all_threads_and_in_children_that_ended() -> None:
+    reads = "open('/dev/zero', 'rb', buffering=0).read(1 << 20)"
+    script = (
+        "import subprocess, sys, threading\n"
+        f"thread = threading.Thread(target=lambda: {reads})\nthread.start()\nthread.join()\n"
+        f"subprocess.run([sys.executable, '-c', {reads!r}])\n"
+        "print('ready', flush=True)\nsys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert moved_bytes(process.pid) > 2 << 20
+    assert moved_bytes(process.pid) == 0
+
+
+CONNECTS = """
+import os, socket, subprocess, sys
+from muster.run.sockets import connected_elsewhere
+for words in ("link set lo up", "addr add 10.9.8.7/32 dev lo"):
+    subprocess.run(["ip", *words.split()], check=True)
+server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+port = server.getsockname()[1]
+for address in ("127.0.0.1", "10.9.8.7", "::1"):
+    with socket.create_connection((address, port)):
+        print(address, *(connected_elsewhere(os.getpid(), job) for job in ((), ("10.9.8.7",))))
+        server.accept()[0].close()
+with socket.create_connection(("10.9.8.7", port)) as left:
+    server.accept()[0].close()
+    left.recv(1)  # the peer has closed: an upload that is over
+    print("closed", connected_elsewhere(os.getpid(), ()))
+"""
+
+
+def test_a_connection_to_anywhere_but_the_jobs_hosts_and_loopback_is_seen() -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*unshare, "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces and ip")
+    words = [*unshare, sys.executable, "-c", CONNECTS]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    seen = {line.split(" ")[0]: line.split(" ")[1:] for line in lines}
+    assert seen["127.0.0.1"] == ["", ""]
+    assert seen["::1"] == ["", ""]
+    outside, of_the_job = seen["10.9.8.7"]
+    assert outside.startswith("10.9.8.7:") and of_the_job == ""
+    assert seen["closed"] == [""]
+    assert connected_elsewhere(0, ()) == ""

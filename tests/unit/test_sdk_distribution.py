@@ -62,7 +62,8 @@ SMDDP = "smdistributed.dataparallel"
 # what each recording of the SDK's is, read back
 READ_BACK = {
     **dict.fromkeys(("torch_off", "smddp_off", "mpi_off"), Single()),
-    **dict.fromkeys(("torch", "smddp_torch", "mp_empty", "mp_off"), Torchrun()),
+    **dict.fromkeys(("torch", "mp_empty", "mp_off"), Torchrun()),
+    "smddp_torch": Torchrun(data_parallel=True),
     **dict.fromkeys(("smddp", "pytorchddp"), Mpi(SMDDP)),
     "smddp_opts": Mpi(SMDDP, custom_options="-verbose -x A=1"),
     "pytorchddp_opts": Mpi(SMDDP, custom_options="-x A=1"),

@@ -10,6 +10,7 @@ from muster.contract.findings import Findings
 from muster.contract.settings import parse_addresses, parse_settings, script_arguments
 from muster.spec.deadlines import RANGES, Deadlines, parse_deadlines, variable
 from muster.spec.job import Settings
+from muster.spec.shown import Shown, parse_ranks
 
 HOSTS = ("algo-1", "algo-2")
 
@@ -33,10 +34,14 @@ def test_every_variable_is_taken() -> None:
             "MUSTER_JOB_SECRET": "s" * 16,
             "MUSTER_INSECURE_JOIN": "1",
             "MUSTER_LOG_PREFIX": "true",
+            "MUSTER_QUIET": "1",
+            "MUSTER_LIVE": "yes",
+            "MUSTER_SHOW_RANKS": "0,last",
             "MUSTER_RUN_DIR": "/run",
             "MUSTER_RECORD": "full",
             "MUSTER_LOG_LIMIT": "100",
             "MUSTER_INSTALL_TARGET": "/site",
+            "MUSTER_REPLACE_TORCH": "1",
             "MUSTER_OVERSUBSCRIBE": "1",
             "MUSTER_ALLOW_CONFLICTS": "1",
             "MUSTER_JOIN_S": "5",
@@ -44,8 +49,9 @@ def test_every_variable_is_taken() -> None:
         }
     )
     assert not findings.problems and not findings.warnings
+    shown = Shown(True, True, True, parse_ranks("0,last"))
     assert settings == Settings(
-        9001, 9002, "s" * 16, True, True, "/run", "full", 100, "/site", True
+        9001, 9002, "s" * 16, True, shown, "/run", "full", 100, "/site", True, True
     )
 
 
@@ -189,6 +195,15 @@ def test_addresses_come_as_pairs_or_as_json(text: str) -> None:
     assert not findings.problems
 
 
+def test_addresses_may_be_of_ipv6() -> None:
+    """In the form in which the kernel names them, so that they can be compared."""
+    findings = Findings()
+    text = "algo-1=fd00:0:0::0A,algo-2=10.0.0.2"
+    addresses = parse_addresses({"MUSTER_HOST_ADDRESSES": text}, HOSTS, findings)
+    assert addresses == {"algo-1": "fd00::a", "algo-2": "10.0.0.2"}
+    assert not findings.problems
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -197,8 +212,10 @@ def test_addresses_come_as_pairs_or_as_json(text: str) -> None:
         ('{"a":' * 50_000, "expected a JSON object or name=address pairs, got "),
         ('{"algo-1": 1}', "expected a JSON object or name=address pairs"),
         ("algo-3=127.0.0.1", "unknown host 'algo-3', did you mean 'algo-2'?"),
-        ("algo-1=localhost", "algo-1: expected an IPv4 address, got 'localhost'"),
-        ("algo-1=1.2.3.256", "algo-1: expected an IPv4 address, got '1.2.3.256'"),
+        ("algo-1=localhost", "algo-1: expected an IPv4 or IPv6 address, got 'localhost'"),
+        ("algo-1=fd00::1::2", "algo-1: expected an IPv4 or IPv6 address, got 'fd00::1::2'"),
+        ("algo-1=fe80::1%eth0", "algo-1: expected an IPv4 or IPv6 address, got 'fe80::1%eth0'"),
+        ("algo-1=1.2.3.256", "algo-1: expected an IPv4 or IPv6 address, got '1.2.3.256'"),
     ],
 )
 def test_bad_addresses_are_problems(text: str, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.commands import show_plan
+from muster.commands.parser import main
 
 SECRET = "hf_abcdefghijklmnop"
 
@@ -38,9 +37,11 @@ class Desk:
         (config / "hyperparameters.json").write_text(json.dumps(self.hyperparameters))
         (config / "resourceconfig.json").write_text(json.dumps(self.resource))
         (config / "inputdataconfig.json").write_text("{}")
-        parser = argparse.ArgumentParser()
-        show_plan.add_arguments(parser)
-        code = show_plan.run(parser.parse_args(["--base-dir", str(self.base), *options]))
+        return self.command("--base-dir", str(self.base), *options)
+
+    def command(self, *argv: str) -> tuple[int, str, str]:
+        """Of `muster plan` with just these arguments."""
+        code = main(["plan", *argv])
         return code, *self.capsys.readouterr()
 
     def json(self) -> Any:
@@ -80,6 +81,50 @@ def test_the_page_says_what_was_understood_and_what_would_run(desk: Desk) -> Non
         assert text in second
     assert "--nnodes 2 --nproc_per_node 2" in second
     assert f"each rank: {sys.executable} train.py --lr 0.1" in second
+
+
+def test_a_folder_that_does_not_exist_is_an_error_of_the_option(desk: Desk) -> None:
+    code, out, err = desk.command("--base-dir", "opt/ml")
+    assert (code, out) == (2, "")
+    assert "--base-dir: 'opt/ml' does not exist" in err
+    assert "muster plan SCRIPT" in err
+    assert "SAGEMAKER_BASE_DIR" not in err
+
+
+def test_a_script_is_planned_with_the_options_of_a_run_and_nothing_is_left(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.base / "code")
+    options = ("--isolation", "process", "--hosts", "2", "--distribution", "torch_distributed")
+    code, out, err = desk.command("train.py", *options, "--env", f"HF_TOKEN={SECRET}", "--", "-v")
+    assert (code, err) == (0, "")
+    for text in ("isolation process", "2 x 1 = 2", "(1 file, 1 KiB)", "-v"):
+        assert text in out
+    assert f"in {desk.base}/code/muster-runs/TIME-train/algo-1/opt/ml/code" in out
+    assert SECRET not in out
+    assert "/muster-plan-" not in out
+    assert os.listdir() == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["--hosts", "2"], "--hosts needs a SCRIPT"),
+        (["--memory", "1g"], "--memory needs a SCRIPT"),
+        (["nothing.py"], "no file 'nothing.py'"),
+        (["code/train.py", "--base-dir", "."], "two different requests"),
+        (["."], "did you mean --base-dir .?"),
+        (["code/train.py", "--distribution", "torch_distribted"], "torch_distributed"),
+        (["code/train.py", "--hots", "2"], "did you mean --hosts?"),
+    ],
+)
+def test_what_a_run_would_refuse_a_plan_refuses(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, argv: list[str], answer: str
+) -> None:
+    monkeypatch.chdir(desk.base)
+    code, out, err = desk.command(*argv)
+    assert (code, out) == (2, "")
+    assert answer in err
 
 
 def test_every_understood_value_has_a_source(desk: Desk) -> None:

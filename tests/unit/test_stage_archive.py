@@ -132,11 +132,11 @@ def test_a_forged_or_cut_tar_is_refused_before_anything_is_written(
     make, words = case
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(make(), mtime=0))
-    before = time.monotonic()
+    before = time.process_time()
     message = refused(path, target)
     assert any(word in message for word in words.split("|"))
     assert everything_below(target) == set()
-    assert time.monotonic() - before < 5
+    assert time.process_time() - before < 5
 
 
 @pytest.mark.promise("S07")

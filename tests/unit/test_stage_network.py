@@ -179,3 +179,15 @@ def test_a_port_can_be_bound_unless_somebody_listens(
         sock.listen(1)
         assert not can_bind(port)
     assert can_bind(port)
+
+
+def test_who_holds_a_port_of_an_ipv6_address_is_named() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        assert (port_holder("::1", port) or "").startswith(f"PID {os.getpid()} (")
+        assert port_holder("::2", port) is None
+        assert port_holder("127.0.0.1", port) is None
+
+
+def test_the_route_of_an_ipv6_address_is_known() -> None:
+    assert route_source("::1") == "::1"

@@ -95,10 +95,6 @@ def test_a_quota_of_a_fraction_is_one_cpu(tree: Tree) -> None:
     assert cgroup.usable_cpus(tree.read()) == 1
 
 
-def test_the_kill_counter_of_this_machine_can_be_read() -> None:
-    assert cgroup.oom_kills() is None or cgroup.oom_kills() == cgroup.oom_kills()
-
-
 def tool(folder: Path, name: str, script: str) -> Path:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -180,6 +176,18 @@ def test_efa_is_told_by_the_driver(tmp_path: Path) -> None:
 
 def test_the_loopback_interface_of_this_machine_is_found() -> None:
     assert ("lo", "127.0.0.1") in probe.interfaces()
+
+
+def test_ipv6_addresses_count_when_they_are_global_and_usable(tmp_path: Path) -> None:
+    """Those of a day come behind those that last."""
+    table = tmp_path / "if_inet6"
+    address = "fd00000000000000000000000000000"
+    rows = [("1", "00", "01"), ("2", "00", "82"), ("3", "20", "80"), ("4", "10", "80"),
+            ("5", "00", "40"), ("6", "00", "20")]  # fmt: skip
+    lines = [f"{address}{last} 02 40 {scope} {flags}     eth0" for last, scope, flags in rows]
+    table.write_text("".join(f"{line}\n" for line in lines))
+    assert probe._ipv6_addresses(str(table)) == [("eth0", "fd00::2"), ("eth0", "fd00::1")]
+    assert probe._ipv6_addresses(str(tmp_path / "none")) == []
 
 
 def test_shared_memory_is_measured_or_absent(tmp_path: Path) -> None:

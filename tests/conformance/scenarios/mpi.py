@@ -98,6 +98,7 @@ _MEANT = {
         ("env.*RANK", ABSENT, "0"),
         ("env.*WORLD_SIZE", ABSENT, "1"),
         ("env.SMDATAPARALLEL_USE_SINGLENODE", ABSENT, "1"),
+        ("env.SMDATAPARALLEL_SIZE", ABSENT, "1"),
         ("env.SAGEMAKER_INSTANCE_TYPE", ABSENT, "ml.c5.xlarge"),
     ),
     "mpi: two hosts": _FOLLOWER,

