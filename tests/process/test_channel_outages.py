@@ -24,6 +24,7 @@ class Road:
 
     def __init__(self, channel: Channel) -> None:
         self.hold_new = False
+        self.ends_after_hello = False  # the next connection; all that come after it are held
         self.sent: list[bytearray] = []  # by the follower, on each connection
         self._channel = channel
         self._moving: list[tuple[socket.socket, socket.socket, bytearray | None]] = []
@@ -50,6 +51,10 @@ class Road:
         for moving in self._moving:
             self._watch(*moving)
 
+    def let_go_of_first(self) -> None:
+        for moving in self._moving[:2]:
+            self._watch(*moving)
+
     def _accept(self, _events: int) -> None:
         near, _ = self._listener.accept()
         far = self._channel.connect()
@@ -66,6 +71,8 @@ class Road:
         def move(_events: int) -> None:
             try:
                 data = source.recv(1 << 16)
+                if self.ends_after_hello and seen and not self.hold_new:
+                    self.hold_new, data = True, b""
                 if seen is not None:
                     seen.extend(data)
                 sink.sendall(data)
@@ -126,6 +133,28 @@ def test_a_connection_that_wakes_up_is_used_on(channel: Channel) -> None:
     channel.until(lambda: not follower._attempts)
     leader.send(1, Go())
     channel.until(lambda: side.got == [Go()])
+    assert kinds(channel) == {"joined", "said"}
+
+
+@pytest.mark.promise("F30")
+def test_a_new_connection_that_ends_unspoken_gives_way_to_the_older_one(channel: Channel) -> None:
+    """As a cut of one direction right after a hello leaves it: the leader's welcome arrives, no
+    further word of the host does, and the leader gives the connection up."""
+    leader = channel.lead(PATIENT)
+    road = Road(channel)
+    follower, side = road.follow()
+    leader.strict = True
+    road.hold()
+    road.ends_after_hello = True
+    channel.until(lambda: road.hold_new)
+    follower.send(Registered(1))
+    channel.run_for(2 * PATIENT.reconnect_s)
+    assert not side.lost
+    road.let_go_of_first()
+    follower.send(Registered(2))
+    leader.send(1, Go())
+    channel.until(lambda: side.got == [Go()])
+    channel.until(lambda: channel.story.said_by(1) == [Registered(1), Registered(2)])
     assert kinds(channel) == {"joined", "said"}
 
 

@@ -241,6 +241,7 @@ class Follower:
         self._back_by = None
         if self._session.frames is not None:
             self._replaced.append(self._session.frames)
+        self._session.heard_s = time.monotonic()
         self._session.attach(frames, heard)
 
     # established
@@ -297,10 +298,19 @@ class Follower:
             self._events.leader_heard_again()
 
     def _ended(self, frames: Frames, why: str) -> None:
-        if self._over or frames is not self._session.frames:
+        """A connection is gone. One that it replaced is used again, which for the leader is the one
+        in use unless a word of ours came over the later one."""
+        if self._over:
+            return
+        if frames in self._replaced:
+            self._replaced.remove(frames)
+        if frames is not self._session.frames:
             return
         self._session.frames = None
         self._last_error = why
+        if self._replaced:
+            self._session.attach(self._replaced.pop(), 0)
+            return
         now = time.monotonic()
         if now - self._session.heard_s < self._deadlines.reconnect_s:
             self._back_by = now + self._deadlines.reconnect_s

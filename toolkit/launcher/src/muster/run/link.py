@@ -156,9 +156,9 @@ class Session:
             self.frames.send_payload(encode_numbered(self._sent, self.received, fields))
 
     def attach(self, frames: Frames, peer_received: int) -> None:
-        """Uses this connection from now on and sends again what the other end has not got."""
+        """Uses this connection from now on and sends again what the other end has not got. It is
+        the caller who knows whether the other end was heard just now."""
         self.frames = frames
-        self.heard_s = time.monotonic()
         self._forget(peer_received)
         for number, fields in self._unheard:
             frames.send_payload(encode_numbered(number, self.received, fields))
