@@ -7,15 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import MARK, LocalRun, runs
+from tests.support.local_runs import MARK, Start, start
 from tests.support.waiting import wait_until
 
-Start = Callable[..., LocalRun]
+__all__ = ["start"]
 SERVER = "203.0.113.5"
 PORT = 8099
 # a network like a machine's: an interface with a default route, and a server behind it
@@ -57,12 +57,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     if (tmp_path / "server").exists():
         os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 def wrapper() -> tuple[str, ...]:

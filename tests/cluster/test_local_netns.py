@@ -10,19 +10,19 @@ import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, facts_of, runs
+from tests.support.local_runs import SCRIPT, STUBBORN, Start, contents, facts_of, start
 from tests.support.nobody import NOBODY, as_nobody, home_of_nobody, readable_python
 from tests.support.waiting import wait_until
 
+__all__ = ["start"]
 NETNS = ("--isolation", "netns")
-Start = Callable[..., LocalRun]
 
 LOOK = """\
 import json, os, socket, subprocess, sys
@@ -65,12 +65,6 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
     reason = why_not_isolated(str(tmp_path_factory.mktemp("trial")))
     if reason:
         pytest.skip(f"this machine allows no namespaces: {reason}")
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 def fill(home: Path) -> Path:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import LocalRun, runs
+from tests.support.local_runs import Start, start
 from tests.support.stand_ins import said, write_stand_ins
 
-Start = Callable[..., LocalRun]
+__all__ = ["start"]
 SCRIPT = """\
 import json, os, time
 import tensorflow as tf
@@ -31,12 +30,6 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
     reason = why_not_isolated(str(tmp_path_factory.mktemp("trial")))
     if reason:
         pytest.skip(f"this machine allows no namespaces: {reason}")
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 def test_hosts_with_a_network_each_meet_by_name_at_the_known_ports(

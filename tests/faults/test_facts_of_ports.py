@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
 from tests.support.cluster import Cluster
-from tests.support.local_runs import SCRIPT, LocalRun, runs
+from tests.support.local_runs import SCRIPT, Start, start
 
+__all__ = ["start"]
 Make = Callable[..., Cluster]
-Start = Callable[..., LocalRun]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 DEFAULT_PORTS = {"MUSTER_CONTROL_PORT": "7776", "MUSTER_STORE_PORT": "7777"}
 WAITS = (
@@ -21,12 +21,6 @@ WAITS = (
     "print('ready', flush=True)\n"
     "while not os.path.exists('go'):\n    time.sleep(0.01)\n"
 )
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as begin:
-        yield begin
 
 
 def let_go(job: Cluster) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.local_runs import runs
+from tests.support.local_runs import PROCESS, Start
 
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
@@ -134,12 +134,10 @@ SMALL_SHM = ("unshare", "--mount", "sh", "-c", MOUNT, "sh")
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small /dev/shm")
 def test_a_small_shared_memory_is_warned_of_and_named_when_a_loader_dies_of_it(
-    tmp_path: Path,
+    start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "loader.py").write_text(LOADER)
-    with runs() as start:
-        argv = ("loader.py", "--isolation", "process")
-        result = start(tmp_path, argv, wrapper=SMALL_SHM).wait(120)
+    result = start(tmp_path, ("loader.py", *PROCESS), wrapper=SMALL_SHM).wait(120)
     assert result.code == 1, result.err
     assert "WARNING plan /dev/shm has 16 MiB: DataLoader workers and NCCL may die" in result.err
     assert "\nFix: /dev/shm has 16 MiB, which DataLoader workers" in result.err

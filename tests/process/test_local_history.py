@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.local_runs import PROCESS
 from tests.support.waiting import wait_until
 
-PROCESS = ("--isolation", "process")
 SCRIPT = """\
 import os, sys, time
 print("ready", sys.argv[1:], os.environ.get("HF_TOKEN"), flush=True)

@@ -7,15 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import SCRIPT, LocalRun, runs
+from tests.support.local_runs import PROCESS, SCRIPT, Start
 
-PROCESS = ("--isolation", "process")
-Start = Callable[..., LocalRun]
 # goes on where the last run of it stopped
 STEPS = """\
 import os, pathlib, signal, sys, time
@@ -32,12 +29,6 @@ print("ready on", os.environ["SM_CURRENT_HOST"], flush=True)
 time.sleep(0 if first else 60)
 open("notes.txt", "w").write("beside the code")
 """
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from muster.commands.arguments import UsageError
 from muster.local.memory import make_groups, remove_groups
 from muster.stage.cgroup import Cgroups
-from tests.support.local_runs import LocalRun, runs
+from tests.support.local_runs import PROCESS, Start, runs
 from tests.support.nobody import as_nobody, home_of_nobody, readable_python
 
-Start = Callable[..., LocalRun]
 LIMIT_BYTES = 200 << 20
 EATER = """\
 import os
@@ -24,12 +22,6 @@ print("in a group of its own:", "muster-" in mine, flush=True)
 if os.environ["SM_CURRENT_HOST"] == os.environ.get("SM_HP_HUNGRY"):
     eaten = [b"x" * (10 << 20) for _ in range(60)]
 """
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 @pytest.fixture
@@ -84,7 +76,7 @@ def test_a_rank_that_outlived_its_child_s_memory_kill_was_not_killed_for_memory(
     groups: None, start: Start, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "child.py").write_text(CHILD_EATS)
-    argv = ("child.py", "--memory", "200m", "--isolation", "process")
+    argv = ("child.py", "--memory", "200m", *PROCESS)
     result = start(tmp_path, (*argv, "--hyperparameter", f"how={how}")).wait()
     assert result.code == 137, result.err
     outcome = result.summary["outcome"]
@@ -99,7 +91,7 @@ def test_where_no_group_can_be_made_nothing_starts() -> None:
         return (home / "eat.py").write_text(EATER)
 
     with home_of_nobody(fill) as home, runs() as start:
-        argv = ("eat.py", "--memory", "200m", "--isolation", "process")
+        argv = ("eat.py", "--memory", "200m", *PROCESS)
         result = start(home, argv, wrapper=as_nobody(), python=readable_python()).wait()
         assert result.code == 2
         assert "--memory: no control group can be made here" in result.err

@@ -10,23 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, contents, runs
+from tests.support.local_runs import PROCESS, SCRIPT, STUBBORN, Start, contents
 from tests.support.terminals import read_to_hangup
 from tests.support.waiting import wait_until
-
-PROCESS = ("--isolation", "process")
-Start = Callable[..., LocalRun]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 @pytest.fixture

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import SCRIPT, LocalRun, runs
+from tests.support.local_runs import PROCESS, SCRIPT, LocalRun, Start
 from tests.support.terminals import read_to_hangup
 
-PROCESS = ("--isolation", "process")
-Start = Callable[..., LocalRun]
 # writes half a line, then how far it is, each only once the test has seen the one before
 STEPS = """\
 import os, sys, time
@@ -35,12 +32,6 @@ for step in range(30):
 sys.stderr.write("\\rstep 30 of 30\\n")
 print("done")
 """
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 @pytest.fixture

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_runs import LocalRun, runs
+from tests.support.local_runs import PROCESS, LocalRun, Start
 from tests.support.waiting import wait_until
 
-PROCESS = ("--isolation", "process")
-Start = Callable[..., LocalRun]
 SAVES = """\
 import os, pathlib, signal, sys, time
 def save(number, frame):
@@ -30,12 +27,6 @@ LOUD = """\
 for number in range(40_000):
     print(number, "x" * 100)
 """
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with runs() as start:
-        yield start
 
 
 @pytest.fixture

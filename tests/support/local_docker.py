@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,13 @@ import muster
 from muster.local import docker_names
 from tests.support.engine import LABEL, Engine, NoEngineError, find_engine
 from tests.support.images import image
-from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, runs
+from tests.support.local_runs import SCRIPT, STUBBORN, LocalRun, Start, runs
 from tests.support.nobody import NOBODY, home_of_nobody, readable_python
 
 __all__ = [
     "Start", "as_nobody", "base", "changed", "client_as_docker", "context", "engine", "forever",
     "home", "job", "left_by", "nobodys_home", "of_nothing", "refused", "remove", "socket", "start",
 ]  # fmt: skip
-Start = Callable[..., LocalRun]
 
 
 @pytest.fixture(scope="module")

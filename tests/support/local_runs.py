@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from muster.local.request import Request
 from tests.support.events import events_in
 from tests.support.fixtures import checked
@@ -29,6 +31,7 @@ from tests.support.waiting import wait_until
 WAIT_S = 60.0
 LEFT_S = 5.0  # how long the last process of a killed run may take to vanish
 MARK = "TEST_RUN_MARK"
+PROCESS = ("--isolation", "process")
 FAST = {
     "MUSTER_HEARTBEAT_S": "0.2",
     "MUSTER_LOST_AFTER_S": "2",
@@ -288,8 +291,11 @@ class LocalRun:
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
+Start = Callable[..., LocalRun]
+
+
 @contextmanager
-def runs() -> Iterator[Callable[..., LocalRun]]:
+def runs() -> Iterator[Start]:
     """Starts runs; at the end all have ended and kept what holds for every run."""
     started: list[LocalRun] = []
 
@@ -298,6 +304,12 @@ def runs() -> Iterator[Callable[..., LocalRun]]:
         return started[-1]
 
     with checked(started):
+        yield start
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with runs() as start:
         yield start
 
 
