@@ -159,6 +159,18 @@ def test_requirements_that_need_another_torch_are_refused_with_both_sides(
         assert "torch 2.13.0+cpu by 2.15.0" in with_torch.log.text
 
 
+@pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+def test_a_conflict_with_constraints_of_the_users_own_is_not_laid_to_torch(
+    target: bool, with_torch: Desk
+) -> None:
+    make_wheel(with_torch.wheels, "leaf", "2.0")
+    (with_torch.code / "mine.txt").write_text("leaf==1.0\n")
+    error = with_torch.put(requirements_txt="-c mine.txt\nleaf==2.0\n").failure(target=target)
+    assert "pip failed (exit code 1)" in error.headline
+    assert "(constraint) leaf==1.0" in error.tail
+    assert "torch" not in error.headline + error.fix
+
+
 @pytest.mark.promise("F65")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="elsewhere the index builds for CPU")
 @pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])

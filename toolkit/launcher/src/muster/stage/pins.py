@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from muster.spec.errors import InstallError
 from muster.spec.steps import Log
@@ -47,14 +47,10 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def constrained(before: Versions, private: str) -> list[str]:
-    """pip's arguments that hold torch's family as it is; [] without torch."""
-    if FAMILY[0] not in before:
-        return []
-    path = os.path.join(private, "constraints.txt")
-    with open(path, "w", encoding="utf-8") as file:
-        file.writelines(f"{name}=={before[name]}\n" for name in FAMILY if name in before)
-    return ["-c", path]
+def constrained(before: Versions) -> tuple[str, ...]:
+    """What holds torch's family as it is, for `Pip.call`; () without torch."""
+    names = FAMILY if FAMILY[0] in before else ()
+    return tuple(f"{name}=={before[name]}" for name in names if name in before)
 
 
 def check(before: Versions, after: Versions) -> None:
@@ -82,13 +78,14 @@ def warn_of_replaced(before: Versions, after: Versions, log: Log) -> None:
         log("install", f"requirements replaced packages of the image: {text}", level="WARNING")
 
 
-def conflict(tail: str) -> InstallError | None:
-    """What pip says when the constraints cannot hold; None for another failure."""
+def conflict(tail: str, held: Sequence[str]) -> InstallError | None:
+    """What pip says when `held` cannot hold; None for another failure, such as a conflict with
+    constraints of the user's own."""
     lines = [line.strip() for line in tail.splitlines()]
-    held = next((line for line in lines if "(constraint)" in line), "")
-    if not held:
+    limits = [line.partition("(constraint)")[2].strip() for line in lines]
+    has = next((limit for limit in limits if limit in held), "")
+    if not has:
         return None
-    has = held.partition("(constraint)")[2].strip()
     return InstallError(
         f"requirements.txt needs another torch than the image has: {_other_side(lines)}, and the"
         f" image has {has}",

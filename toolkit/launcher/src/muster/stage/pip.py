@@ -58,11 +58,21 @@ class Pip:
         self._run = run
         self._target = target
 
-    def call(self, arguments: Sequence[str], folder: str, show: bool = True) -> None:
-        """Runs pip in `folder`. Raises InstallError with its last lines, credentials masked."""
-        result = self._run((self.python, "-m", "pip", *arguments), self.environ, folder, show)
+    def call(
+        self,
+        arguments: Sequence[str],
+        folder: str,
+        show: bool = True,
+        held: Sequence[str] = (),
+    ) -> None:
+        """Runs pip in `folder`. `held`: `pins.constrained`'s. Raises InstallError with pip's last
+        lines, credentials masked."""
+        command, *rest = arguments
+        with _constraints(held) as options:
+            argv = (self.python, "-m", "pip", command, *options, *rest)
+            result = self._run(argv, self.environ, folder, show)
         if result.status:
-            raise self._failure(result)
+            raise self._failure(result, held)
 
     def python_call(self, arguments: Sequence[str], folder: str) -> None:
         """Runs the interpreter itself, unseen. Raises InstallError with its last lines."""
@@ -74,7 +84,7 @@ class Pip:
                 result.tail,
             )
 
-    def _failure(self, result: StepResult) -> InstallError:
+    def _failure(self, result: StepResult, held: Sequence[str]) -> InstallError:
         tail = Masker.of(self.environ).mask(result.tail)
         if "No module named pip" in tail:
             return InstallError(
@@ -83,7 +93,7 @@ class Pip:
             )
         from muster.stage.pins import conflict
 
-        error = conflict(tail)
+        error = conflict(tail, held)
         if error is not None:
             return error
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
@@ -126,6 +136,20 @@ class Pip:
         folder = min(free, key=lambda name: 1 << 62 if (size := free[name]) is None else size)
         left = size_text(free[folder] or 0)
         return f"give the disk of {folder} more room ({left} free), or set TMPDIR to a larger disk"
+
+
+@contextmanager
+def _constraints(held: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """pip's arguments for them, with a file that lives as long as the block; () for none."""
+    if not held:
+        yield ()
+        return
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", prefix="muster-constraints-", suffix=".txt") as file:
+        file.writelines(f"{line}\n" for line in held)
+        file.flush()
+        yield "-c", file.name
 
 
 @contextmanager

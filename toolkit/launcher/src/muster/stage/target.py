@@ -41,9 +41,9 @@ def install_into(
 
     with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
         before = pins.installed(pip, private)
-        held = [] if settings.replace_torch else pins.constrained(before, private)
+        held = () if settings.replace_torch else pins.constrained(before)
         report = os.path.join(private, "report.json")
-        missing = _missing([*held, *wanted], report, folder, pip)
+        missing = _missing(wanted, held, report, folder, pip)
         if missing:
             after = {**before, **_versions(missing)}
             if not settings.replace_torch:
@@ -64,9 +64,11 @@ def install_into(
         file.write(mark)
 
 
-def _missing(wanted: Sequence[str], report: str, folder: str, pip: Pip) -> list[dict[str, Any]]:
+def _missing(
+    wanted: Sequence[str], held: Sequence[str], report: str, folder: str, pip: Pip
+) -> list[dict[str, Any]]:
     """pip's own account of what it would install. Raises InstallError."""
-    pip.call(["install", "--dry-run", "--report", report, *wanted], folder)
+    pip.call(["install", "--dry-run", "--report", report, *wanted], folder, held=held)
     try:
         found: list[dict[str, Any]] = json.loads(_read(report))["install"]
     except (ValueError, KeyError) as error:
