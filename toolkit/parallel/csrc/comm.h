@@ -6,6 +6,7 @@
  * publishes round k + 1 has read all of round k. So no call needs a closing barrier. */
 #ifndef MUSTER_COMM_H
 #define MUSTER_COMM_H
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -87,6 +88,8 @@ struct mc_comm {
 
 /* --- clock.c */
 uint64_t mc_now_ns(void);
+/* --- thread.c */
+bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of); /* it gets no signals */
 /* --- segment.c */
 int mc_segment_attach(struct mc_comm *c, int fd, uint64_t deadline_ns);
 void mc_segment_detach(struct mc_comm *c);

@@ -10,7 +10,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 4u
+#define MC_ABI 5u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -151,6 +151,13 @@ MC_API int mc_post(struct mc_comm *comm, uint32_t way, int32_t peer, uint32_t ta
 /* Waits up to wait_s (0: only looks). A request that is done is forgotten once this has said so. */
 MC_API int mc_wait(struct mc_comm *comm, uint64_t request, double wait_s, struct mc_status *status,
                    struct mc_failure *failure);
+/* Which of many requests has ended, for one thread that follows them all. mc_follow: the end of this one shall be
+ * told; MC_EINVAL: mc_wait has already told it. mc_next_ended sleeps until one that is followed has ended, and says
+ * which, once, in the order in which they end; mc_wait still has its status. It returns MC_ECLOSED after
+ * mc_follow_no_more, which comes before mc_close. */
+MC_API int mc_follow(struct mc_comm *comm, uint64_t request);
+MC_API int mc_next_ended(struct mc_comm *comm, uint64_t *request);
+MC_API void mc_follow_no_more(struct mc_comm *comm);
 
 enum mc_path { MC_PATH_ALONE, MC_PATH_ONE_SHOT, MC_PATH_STAGED, MC_PATH_DIRECT, MC_PATH_LEADERS, MC_PATH_RAILS, MC_PATHS };
 struct mc_stats { /* since the group was made */

@@ -4,7 +4,6 @@
  * no call do not listen: their connections stay open, so that they hear when they make their next call. */
 #define _GNU_SOURCE
 #include <poll.h>
-#include <signal.h>
 #include <time.h>
 #include "net_link.h"
 #include "fault_point.h"
@@ -73,13 +72,9 @@ static void wait_until_done(const struct mc_abort *abort, uint64_t until) {
 void mc_net_abort(struct mc_comm *c) {
   struct mc_net *n = c->net;
   struct mc_abort *abort = &n->abort;
-  sigset_t all, before;
   if (atomic_exchange(&abort->begun, 1)) return;
   abort->began_ns = mc_now_ns();
-  sigfillset(&all); /* the program's signals are for its own threads */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const bool started = pthread_create(&abort->thread, NULL, tell, &n->channels[MC_NET_ABORT]) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  const bool started = mc_thread_start(&abort->thread, tell, &n->channels[MC_NET_ABORT]);
   atomic_store(&abort->started, started);
   if (started) wait_until_done(abort, abort->began_ns + RETURN_NS);
 }

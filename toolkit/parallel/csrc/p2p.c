@@ -23,6 +23,7 @@ static void release(struct mc_p2p *p) {
     if (l->incoming) mc_message_cut(p, l->incoming);
     l->incoming = NULL, l->broken = true; /* nobody is left to take what comes */
   }
+  mc_notes_free(p);
   for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
   while (p->early_first) {
     struct mc_message *m = p->early_first;
@@ -32,7 +33,10 @@ static void release(struct mc_p2p *p) {
   }
   mc_area_unmap(p);
   free(p->requests), free(p->free_slots), free(p->peers);
-  if (p->pid == (int)getpid()) pthread_cond_destroy(&p->net_rest); /* else it may say that a thread waits */
+  if (p->pid == (int)getpid()) { /* else they may say that a thread waits */
+    pthread_cond_destroy(&p->net_rest);
+    pthread_cond_destroy(&p->ended_news);
+  }
   pthread_mutex_destroy(&p->lock);
   free(p);
 }
@@ -47,6 +51,7 @@ static int create(struct mc_comm *c) {
   pthread_condattr_init(&clock);
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
   pthread_cond_init(&p->net_rest, &clock);
+  pthread_cond_init(&p->ended_news, NULL);
   pthread_condattr_destroy(&clock);
   p->peers = calloc(c->size, sizeof *p->peers);
   if (!p->peers || !mc_area_map(p)) {
@@ -89,7 +94,7 @@ static struct mc_request *new_request(struct mc_p2p *p) {
   return r;
 }
 
-static struct mc_request *find(const struct mc_p2p *p, uint64_t id) {
+struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id) {
   const uint64_t slot = id & ((1u << SLOT_BITS) - 1);
   struct mc_request *r = slot < p->slots ? p->requests[slot] : NULL;
   return r && r->id == id ? r : NULL;
@@ -231,7 +236,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
     const uint32_t rings = atomic_load(&bell->rings);
     if (near) mc_rings_move(p);
     mc_p2p_sweep(p, false);
-    r = find(p, id);
+    r = mc_request_find(p, id);
     const uint64_t now = mc_now_ns(), at_most = deadline_ns < until ? deadline_ns : until;
     if (!r || r->done || now >= until) break;
     if (now >= at_most) {
@@ -254,12 +259,12 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
   if (!p || !(wait_s >= 0)) return MC_EINVAL;
   if (p->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&p->lock);
-  struct mc_request *r = find(p, request);
+  struct mc_request *r = mc_request_find(p, request);
   if (r && !r->done) {
     mc_rings_move(p);
     mc_p2p_sweep(p, false);
     if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
-    r = find(p, request); /* another thread may have been told its end */
+    r = mc_request_find(p, request); /* another thread may have been told its end */
   }
   int code = MC_OK;
   if (!r) code = MC_EINVAL;

@@ -17,6 +17,7 @@ void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_er
     __atomic_fetch_add(r->way == MC_SEND ? &stats->sends_bytes : &stats->receives_bytes,
                        r->way == MC_SEND ? r->bytes : r->got, __ATOMIC_RELAXED);
   }
+  if (r->note) mc_note_end(p, r);
   if (!p->waiters) return; /* it may be another thread's */
   mc_bell_ring(mc_own_bell(p));
   if (p->net_waiters && p->polling) mc_channel_wake(p->ch);

@@ -36,6 +36,7 @@ struct mc_area {
 };
 
 struct mc_request;
+struct mc_note;
 struct mc_message { /* incoming, under way or waiting for its receive */
   struct mc_message *next;
   uint32_t peer, tag;
@@ -66,6 +67,7 @@ struct mc_request {
   struct mc_message *message;
   struct mc_sending *sending;
   struct mc_out *out;
+  struct mc_note *note; /* NULL: nobody follows it, or its end has been noted */
 };
 struct mc_peer {
   struct mc_sending *first, *last;
@@ -99,12 +101,19 @@ struct mc_p2p {
   struct mc_message *early_first, *early_last;
   uint64_t swept_ns;
   bool aborted;
+  struct mc_note *ended_first, *ended_last; /* followed requests that have ended */
+  pthread_cond_t ended_news;
+  bool followed_no_more;
 };
 
 static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
 static inline struct mc_bell *mc_own_bell(struct mc_p2p *p) {
   return &p->area.bells[p->area.own ? 0 : p->c->local];
 }
+struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id); /* p2p.c; NULL: it is forgotten */
+/* --- p2p_follow.c */
+void mc_note_end(struct mc_p2p *p, struct mc_request *r);
+void mc_notes_free(struct mc_p2p *p);
 /* --- p2p_bell.c */
 bool mc_area_map(struct mc_p2p *p);
 void mc_area_unmap(struct mc_p2p *p);

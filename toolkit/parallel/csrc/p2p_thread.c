@@ -2,7 +2,6 @@
  * sleeps without end when nothing is pending that concerns it. */
 #define _GNU_SOURCE
 #include <poll.h>
-#include <signal.h>
 #include <time.h>
 #include "p2p_state.h"
 #include "fault_point.h"
@@ -109,18 +108,9 @@ static void *run_net(void *of) {
   return NULL;
 }
 
-static bool start(pthread_t *thread, void *(*run)(void *), struct mc_p2p *p) {
-  sigset_t all, before;
-  sigfillset(&all); /* the program's signals are for its own threads */
-  if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return false;
-  const bool started = pthread_create(thread, NULL, run, p) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return started;
-}
-
 bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r) {
-  if (r->near && !p->bell_started) p->bell_started = start(&p->bell_thread, run_bell, p);
-  if (r->remote && !p->net_started) p->net_started = start(&p->net_thread, run_net, p);
+  if (r->near && !p->bell_started) p->bell_started = mc_thread_start(&p->bell_thread, run_bell, p);
+  if (r->remote && !p->net_started) p->net_started = mc_thread_start(&p->net_thread, run_net, p);
   return (!r->near || p->bell_started) && (!r->remote || p->net_started);
 }
 

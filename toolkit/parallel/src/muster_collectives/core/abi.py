@@ -18,7 +18,7 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 4
+ABI = 5
 RECORDS = 128
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -108,6 +108,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),
     "mc_post": (ctypes.c_int, (ptr, u32, i32, u32, ptr, u64, f64, ptr)),
     "mc_wait": (ctypes.c_int, (ptr, u64, f64, ptr, ptr)),
+    "mc_follow": (ctypes.c_int, (ptr, u64)),
+    "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
+    "mc_follow_no_more": (None, (ptr,)),
     "mc_stats_read": (None, (ptr, ptr)),
     "mc_waits_read": (None, (ptr, ptr)),
     "mc_records_read": (u32, (ptr, ptr, u32)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from muster_collectives.core.buffers import Buffer, Span, span_of
 from muster_collectives.core.errors import UsageError
@@ -47,6 +47,17 @@ class Request(Protocol):
         """Whether `wait` would return or raise at once."""
 
 
+class Ends(Protocol):
+    """Tells one thread which of many requests of a group have ended, in the order of their ends."""
+
+    def follow(self, request: Any) -> bool:
+        """`next` shall tell its end. False: its end is known already, and `next` will not tell
+        it. Raises CollectiveError: the group is closed, in a child of the process, no memory."""
+
+    def next(self) -> Request | None:
+        """Waits for the next end of one that is followed; None once the group is closed."""
+
+
 class Region(Protocol):
     """Memory that the ranks of the node have in common: collectives on it copy less.
 
@@ -73,6 +84,7 @@ class Communicator(abc.ABC):
     transport: str
     timeout_s: float
     why: tuple[str, ...]
+    ends: Ends
     global_ranks: tuple[int, ...] = ()  # of its ranks in the world
     # of groups that `init` and `new_group` made: where their children meet, and what ends with them
     store: Store | None = None

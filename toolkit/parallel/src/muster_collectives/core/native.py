@@ -22,7 +22,7 @@ from muster_collectives.core.flight import Flight
 from muster_collectives.core.layout import Layout, Means
 from muster_collectives.core.messages import error_of
 from muster_collectives.core.native_create import create
-from muster_collectives.core.native_request import NativeRequest, Ways
+from muster_collectives.core.native_request import NativeEnds, NativeRequest, Ways
 from muster_collectives.core.stragglers import PERIOD_S, Stragglers
 from muster_collectives.core.types import (
     Code,
@@ -83,6 +83,7 @@ class NativeCommunicator(Communicator):
         self._gate = threading.Condition(self._entry_lock)
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
+        self.ends = NativeEnds(self)
         self.regions: set[NativeRegion] = set()
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
@@ -304,6 +305,8 @@ class NativeCommunicator(Communicator):
                 return
             with self._gate:
                 handle, self._handle = self._handle, None
+                if handle is not None:
+                    self.library.mc_follow_no_more(handle)
                 free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
             if handle is not None and free:
                 self.library.mc_close(handle)

@@ -50,7 +50,7 @@ class NativeRequest:
         timeout_s: float,
     ) -> None:
         self._group = group
-        self._number = number
+        self.number = number
         self._timeout_s = timeout_s
         self._end: Status | CollectiveError | None = None
         self._looks: list[_Look] = []
@@ -88,7 +88,7 @@ class NativeRequest:
         self._looks.append(look)
         try:
             code = self._group.library.mc_wait(
-                handle, self._number, wait_s, ctypes.byref(look.status), look.place.address
+                handle, self.number, wait_s, ctypes.byref(look.status), look.place.address
             )
         finally:
             self._group.leave()
@@ -113,6 +113,39 @@ class NativeRequest:
         if failure.code is Code.EMISMATCH and came:
             return f"{self.text}: {came} bytes came"
         return self.text
+
+
+class NativeEnds:
+    """`Communicator.ends` of the core."""
+
+    def __init__(self, group: NativeCommunicator) -> None:
+        self._group = group
+        self._followed: dict[int, NativeRequest] = {}
+
+    def follow(self, request: NativeRequest) -> bool:
+        self._followed[request.number] = request
+        handle = self._group.enter()
+        try:
+            code = self._group.library.mc_follow(handle, request.number)
+        finally:
+            self._group.leave()
+        if code:
+            del self._followed[request.number]
+        if code in (Code.OK, Code.EINVAL):
+            return not code
+        raise self._group.error(Failure(Code(code)), request.text)
+
+    def next(self) -> NativeRequest | None:
+        number = ctypes.c_uint64()
+        try:
+            handle = self._group.enter()
+        except CollectiveError:
+            return None
+        try:
+            code = self._group.library.mc_next_ended(handle, ctypes.byref(number))
+        finally:
+            self._group.leave()
+        return None if code else self._followed.pop(number.value)
 
 
 def _naming(failure: Failure, peer: int) -> Failure:

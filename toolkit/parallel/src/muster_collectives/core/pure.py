@@ -91,7 +91,7 @@ class PureCommunicator(Communicator):
                                     name=f"collectives-hub-{name}")  # fmt: skip
         elif listener is not None:
             listener.close()
-        self._mail = Mail(self)
+        self._mail = self.ends = Mail(self)
         self._reader: threading.Thread | None = None
         if self.size > 1:
             self._dial(layout, timeout_s if create_s is None else create_s)
@@ -266,7 +266,13 @@ class PureCommunicator(Communicator):
         self._send(wire.MESSAGE, wire.message_head(message), data)
 
     def failure(self) -> Failure | None:
-        return self._broken
+        if os.getpid() != self._pid:
+            return Failure(Code.EFORK)
+        return Failure(Code.ECLOSED) if self._is_closed else self._broken
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     # --- the rest
 
@@ -294,6 +300,7 @@ class PureCommunicator(Communicator):
         if os.getpid() != self._pid:
             return
         self.write_summary()
+        self._mail.broken()
         if self.size > 1:
             with suppress(OSError):
                 self._channel.send(wire.BYE, timeout_s=_LINGER_S)

@@ -24,6 +24,7 @@ class Mail:
         self._changed = threading.Condition()
         self._early: deque[tuple[Message, bytearray]] = deque()
         self._waiting: deque[PureRequest] = deque()
+        self._followed: list[PureRequest] = []
 
     def send(self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float) -> PureRequest:
         message = Message(self._group.rank, peer, tag)
@@ -64,7 +65,7 @@ class Mail:
             self._early.append((message, body))
 
     def broken(self) -> None:
-        """The group has failed: who waits looks again."""
+        """The group has failed or is closed: who waits looks again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -94,6 +95,26 @@ class Mail:
             or self._group.failure() is not None
             or request.deadline <= time.monotonic()
         )
+
+    def follow(self, request: PureRequest) -> bool:
+        with self._changed:
+            if self.look(request):
+                return False
+            self._followed.append(request)
+            self._changed.notify_all()
+            return True
+
+    def next(self) -> PureRequest | None:
+        with self._changed:
+            while not self._group.is_closed:
+                ended = next((each for each in self._followed if self.look(each)), None)
+                if ended is not None:
+                    self._followed.remove(ended)
+                    return ended
+                due = min((each.deadline for each in self._followed), default=None)
+                left_s = None if due is None else max(0.0, due - time.monotonic()) + 0.001
+                self._changed.wait(left_s)
+        return None
 
     def _fill(self, request: PureRequest, message: Message, body: bytearray) -> None:
         if len(body) > request.bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from muster_collectives.core.communicator import Communicator
+from muster_collectives.torch.follower import Follower
 from muster_collectives.torch.plan import plain
 from muster_collectives.torch.work import Posted
 
@@ -23,6 +24,7 @@ class Transfers:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self._follower = Follower(communicator.ends)
         self._kept: dict[int, Posted] = {}
         self._sweep_at = _SWEEP
         self._changing = threading.Lock()  # sends and receives may come from any thread
@@ -34,7 +36,7 @@ class Transfers:
         request = self._communicator.post_send(
             dense.data_ptr(), length, peer, tag & _TAGS, timeout_s
         )
-        return self._keep(Posted(request, dense, dense, None, self._drop))
+        return self._keep(Posted(request, dense, dense, None, self._drop, self._follower))
 
     def receive(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> Posted:
         """From any rank without a `peer`. Raises TypeError for a tensor that is not dense."""
@@ -45,7 +47,7 @@ class Transfers:
         request = self._communicator.post_recv(
             staged.data_ptr(), length, peer, tag & _TAGS, timeout_s
         )
-        return self._keep(Posted(request, dense, staged, length, self._drop))
+        return self._keep(Posted(request, dense, staged, length, self._drop, self._follower))
 
     def clear(self) -> None:
         """After the core's group has ended: nobody reads or writes any more."""

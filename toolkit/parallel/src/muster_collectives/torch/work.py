@@ -8,6 +8,7 @@ Joined     several works as one
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +22,7 @@ from muster_collectives.core.communicator import Request
 from muster_collectives.core.errors import CollectiveTimeout, MismatchError
 from muster_collectives.core.types import Code, Status
 from muster_collectives.torch import views
+from muster_collectives.torch.follower import Follower
 from muster_collectives.torch.untraced import leave_alone
 
 __all__ = ["Finished", "Joined", "Pending", "Posted", "limit_s"]
@@ -187,9 +189,11 @@ class Posted(dist._Work):  # type: ignore[misc]
         staged: torch.Tensor,
         expects_bytes: int | None,
         when_over: Callable[[Posted], None],
+        follower: Follower,
     ) -> None:
         super().__init__()
         self._request = request
+        self._follower = follower
         self._when_over = when_over
         self._tensor = tensor
         self._staged = staged
@@ -257,16 +261,14 @@ class Posted(dist._Work):  # type: ignore[misc]
         return self._peer
 
     def get_future(self) -> Any:
-        """Done by a thread of its own: nothing else looks at a transfer until someone waits."""
+        """Settled by the group's follower: nothing else looks at a transfer until someone waits."""
         if self._future is None:
             source = Future()
             self._future = source.then(self._tensors_or_error)
-            threading.Thread(
-                target=self._follow, args=(source,), name="muster-transfer", daemon=True
-            ).start()
+            self._follower.follow(self._request, functools.partial(self._settle, source))
         return self._future
 
-    def _follow(self, source: Any) -> None:
+    def _settle(self, source: Any) -> None:
         try:
             self.wait()
         except BaseException:  # kept in _error, which the callback raises
