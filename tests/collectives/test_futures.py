@@ -21,7 +21,9 @@ WAYS = {
 @pytest.fixture(scope="module", params=list(WAYS))
 def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     way: str = request.param
-    return run_checks(SCRIPT, 2, tmp_path_factory.mktemp("futures"), environ=WAYS[way], limit_s=LIMIT_S)
+    return run_checks(
+        SCRIPT, 2, tmp_path_factory.mktemp("futures"), environ=WAYS[way], limit_s=LIMIT_S
+    )
 
 
 @pytest.mark.parametrize("name", names_of(SCRIPT))
