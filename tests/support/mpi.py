@@ -195,8 +195,8 @@ class MpiCluster(Cluster):
         python = Path(sys.executable).name
         return sorted(
             pid
-            for pid in self.find(name, python, "rank_shim.py")
-            if Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").endswith("rank_shim.py")
+            for pid in self.find(name, python, "rank_shim_main.py")
+            if Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").endswith("rank_shim_main.py")
         )
 
     def _newest(self, name: str, *programs: str) -> int:

@@ -40,7 +40,7 @@ def launcher(made: LaunchPlan) -> tuple[str, ...]:
 
 def test_the_shim_that_torchrun_starts_is_the_file_of_this_package() -> None:
     folder = os.path.dirname(os.path.abspath(muster.__file__))
-    assert os.path.join(folder, "run", "rank_shim.py") == RANK_SHIM
+    assert os.path.join(folder, "run", "rank_shim_main.py") == RANK_SHIM
     assert os.path.isfile(RANK_SHIM)
 
 

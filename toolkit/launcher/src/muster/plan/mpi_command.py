@@ -11,7 +11,6 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from muster.plan import script
 from muster.plan.launchplan import Addition, Command, Daemon, Scratch
@@ -21,6 +20,7 @@ from muster.plan.tools import Tools
 from muster.plan.world import World
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Staged
+from muster.spec.values import NamedTuple
 
 _NUMBER = r"[0-9]{1,12}"
 # Spelt like parameters of ranks, but they say how daemons start, where the environment has no part.
@@ -124,7 +124,7 @@ _PRRTE = _Dialect(
 def launch_line(
     job: Job, meeting: World, version: str, options: MpiOptions, staged: Staged, tools: Tools
 ) -> tuple[str, ...]:
-    """The leader's line: `mpirun ... python -I -S rank_shim.py`.
+    """The leader's line: `mpirun ... python -I -S rank_shim_main.py`.
 
     A parameter that the environment sets (`OMPI_MCA_pml`) comes before ours, as with bare mpirun.
     Raises ConfigError when the spawn agent's path cannot be handed to mpirun.

@@ -11,7 +11,7 @@ from muster.spec.job import Program, Staged
 
 # Their paths are named, not imported: planning knows nothing of what runs.
 _MUSTER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RANK_SHIM = os.path.join(_MUSTER, "run", "rank_shim.py")
+RANK_SHIM = os.path.join(_MUSTER, "run", "rank_shim_main.py")
 SPAWN_AGENT = os.path.join(_MUSTER, "run", "spawn_agent.py")
 PYTHON_MAIN = os.path.join(_MUSTER, "guest", "python_main.py")
 TENSORFLOW_SERVER = os.path.join(_MUSTER, "guest", "tensorflow_ps.py")

@@ -8,7 +8,6 @@ Source: contract.md 3.4, protocol.md 3 and 4, architecture.md decision 13.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from muster.plan import fabric, notes, script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan
@@ -19,6 +18,7 @@ from muster.spec.distribution import Torchrun
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
+from muster.spec.values import NamedTuple
 
 # NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.
 RANK_ENV = (
@@ -81,7 +81,7 @@ def plan_torchrun(
 
 
 def _launcher_argv(job: Job, meeting: World, staged: Staged, tools: Tools) -> tuple[str, ...]:
-    """This host's line: `torchrun ... python -I -S rank_shim.py`.
+    """This host's line: `torchrun ... python -I -S rank_shim_main.py`.
 
     Raises ConfigError when graph compilation was asked for and its tool is not there.
     """

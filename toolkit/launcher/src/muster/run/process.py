@@ -22,7 +22,7 @@ from muster.run.shortage import not_started
 from muster.run.wrapped import Wrapped, open_pidfd
 from muster.spec.errors import InternalError, LaunchError
 
-SHIM = os.path.abspath(rank_shim.__file__)
+SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_shim_main.py")
 SPARE = "spare"
 REST_S = 0.1
 SPARE_ENDS_S = 1.0  # once killed; only one in uninterruptible sleep takes longer

@@ -1,4 +1,4 @@
-"""The waiting parent of one script, launcher or installer: `python -I -S rank_shim.py [ROLE]`.
+"""The waiting parent of one script, launcher or installer, started by `rank_shim_main`.
 
 It connects to its host's supervisor, hands over the read ends of the script's output, starts
 the script in a session of its own, reports its true status, and exits only when it is released,
@@ -7,8 +7,8 @@ script leaves behind stays below it and ends with it. When the supervisor's sock
 supervisor is gone: the whole tree is killed, exit 137; if it was killed, the folders that it can
 no longer remove go too, secrets among them. Source: protocol.md 4 and 5.
 
-It runs once per rank, so it imports C modules only (`socket` and `signal` cost 8 ms and 5 ms) and
-nothing of muster. Messages both ways: 4 bytes of length, then fields joined by NUL.
+It runs once per rank, so it imports C modules only (`socket` costs 8 ms, `signal` 5, `ctypes` 4)
+and nothing of muster. Messages both ways: 4 bytes of length, then fields joined by NUL.
 """
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
@@ -69,9 +69,10 @@ def receive_exactly(sock: _socket.socket, size: int) -> "bytes | None":
 
 
 def become_subreaper() -> None:
-    from ctypes import CDLL
+    from _ctypes import call_function, dlopen, dlsym
 
-    CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl = dlsym(dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None: of this program
+    call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def start(
@@ -351,7 +352,3 @@ def run(
     else:
         shim.tell("started", pid)
     return watch(shim, wake_r)
-
-
-if __name__ == "__main__":
-    os._exit(main())
