@@ -8,7 +8,8 @@ Source: reliability.md S02 and S06, the manuals of mpirun 4.1 and 5.0.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 ALLOWED, RAW, NEVER = "allowed", "raw", "never"
 
@@ -84,9 +85,9 @@ _SINGLE = (
     "(orte|prte)_(abort_on_non_zero_status|base_help_aggregate|(tag|timestamp)_output|"
     "report_bindings|display_alloc|display_map|show_progress)"
 )
-_ALLOWED = re.compile(rf"({_FAMILIES})(_[a-z0-9_]+)?|{_SINGLE}")
+_ALLOWED = rf"({_FAMILIES})(_[a-z0-9_]+)?|{_SINGLE}"  # compiled at first use
 # Who starts what where, what is loaded, who listens, and where trusted files lie.
-_FORBIDDEN = re.compile(
+_FORBIDDEN = (
     r"(plm|ess|ras|odls|oob|rml|routed|ptl|psec|sec|schizo|filem|dfs|pmix|pnet|plog)(_.*)?|"
     r"rmaps_(rank_file|seq|lsf).*|.*(agent|prefix|host_?file|machine_?file|rank_?file).*|"
     r".*(component_path|param_file|param_path|envar_file|override_param|env_list).*|"
@@ -112,20 +113,20 @@ FOREIGN = (
 # Nobody asks for those by -x either. OPAL_* of an image say where its Open MPI lies; MUSTER_* are
 # ours.
 _NEVER_ASKED = (*FOREIGN, "OPAL_", "OMPI_MCA_", "MUSTER_")
-_PARAMETER = re.compile(r"(?:OMPI|PRTE|PMIX)_MCA_(.+)")
+_PARAMETER = r"(?:OMPI|PRTE|PMIX)_MCA_(.+)"
 
 
 def parameter_kind(name: str) -> str:
     """ALLOWED, RAW or NEVER for the name of an MCA parameter."""
     lowered = name.lower()
-    if _FORBIDDEN.fullmatch(lowered):
+    if re.fullmatch(_FORBIDDEN, lowered):
         return NEVER
-    return ALLOWED if _ALLOWED.fullmatch(lowered) and lowered not in INSTEAD else RAW
+    return ALLOWED if re.fullmatch(_ALLOWED, lowered) and lowered not in INSTEAD else RAW
 
 
 def variable_kind(name: str) -> str:
     """The same for a variable, which scripts and mpirun beside them would get."""
-    parameter = _PARAMETER.fullmatch(name)
+    parameter = re.fullmatch(_PARAMETER, name)
     if parameter is not None:
         return parameter_kind(parameter[1])
     return NEVER if name.startswith(_NEVER_ASKED) else ALLOWED

@@ -112,7 +112,7 @@ def _ipv6_addresses(table: str = "/proc/net/if_inet6") -> list[Interface]:
     """Those that last come first: of the temporary ones the kernel makes new ones every day."""
     found = []
     try:
-        with open(table, encoding="ascii") as file:
+        with open(table, encoding="utf-8") as file:
             rows = [line.split() for line in file]
     except OSError:
         return []  # a kernel without IPv6

@@ -18,7 +18,7 @@ from muster.run.identity import Identity
 from muster.run.memory import Memory
 from muster.run.messages import shortened
 from muster.run.private_folder import remove_abandoned
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer
+from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer, Single
 from muster.spec.errors import ClusterError, ConfigError, LaunchError
 from muster.spec.job import Job, Program, Staged
 from muster.spec.machine import HostFacts, Machine
@@ -30,6 +30,7 @@ from muster.version import __version__
 
 if TYPE_CHECKING:
     from muster.plan.launchplan import LaunchPlan
+    from muster.plan.tools import Tools
     from muster.run.post import Ending
     from muster.run.supervise import Output
     from muster.spec.steps import StepRunner
@@ -163,17 +164,8 @@ class JobWork:
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
         """See `Work`."""
         assert self._staged is not None
-        from muster.plan.tools import find_tools
-
         self._compare_code(facts)
-        staged = self._staged
-        mpirun, version = self._job.settings.mpirun, facts[self._job.cluster.current].mpi
-        tools = find_tools(staged.environ, staged.python, mpirun, version)
-        if isinstance(self._job.distribution, ParameterServer):
-            from muster.plan.frameworks import find_frameworks
-
-            tools = tools._replace(frameworks=find_frameworks(staged))
-        plan = make_plan(self._job, facts, staged, tools)
+        plan = make_plan(self._job, facts, self._staged, self._tools(self._staged, facts))
         here = self._job.cluster.current
         check_open_files(sum(slot.host == here for slot in plan.ranks) + len(plan.services))
         # the others plan the same: one host that says why is enough
@@ -198,6 +190,21 @@ class JobWork:
         shown = shortened(self._masker.mask(" ".join(command.argv)), COMMAND_BYTES)
         self._log("plan", f"{markers.INVOKING_COMMAND} {shown}")
         return plan
+
+    def _tools(self, staged: Staged, facts: Sequence[HostFacts]) -> Tools | None:
+        """The programs that start ranks; nothing looks for them where none does."""
+        option = self._job.distribution
+        if isinstance(option, Single):
+            return None
+        from muster.plan.tools import find_tools
+
+        mpirun, version = self._job.settings.mpirun, facts[self._job.cluster.current].mpi
+        tools = find_tools(staged.environ, staged.python, mpirun, version)
+        if isinstance(option, ParameterServer):
+            from muster.plan.frameworks import find_frameworks
+
+            tools = tools._replace(frameworks=find_frameworks(staged))
+        return tools
 
     def check(self, plan: LaunchPlan) -> None:
         """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
