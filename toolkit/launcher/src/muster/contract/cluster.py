@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from muster.contract.findings import ENOUGH, Findings, named, short
 from muster.spec.cluster import Host
+from muster.spec.values import NamedTuple
 
 RESOURCES = "resourceconfig.json"
 DEFAULT_GROUP = "homogeneousCluster"

@@ -8,9 +8,9 @@ to be true. Source: the public documentation of the library's versions 1 and 2, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.contract.findings import Findings, nearest, short
+from muster.spec.values import NamedTuple
 
 KEY = "mp_parameters"
 _MOST = 1 << 53  # what JSON carries exactly

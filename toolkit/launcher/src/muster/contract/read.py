@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.contract.arguments import to_argv
 from muster.contract.cluster import (
@@ -51,6 +50,7 @@ from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines, parse_deadlines
 from muster.spec.distribution import Distribution, Single
 from muster.spec.job import Documents, Job, Paths, Platform, Settings
+from muster.spec.values import NamedTuple
 
 WARM_POOL = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 _PLATFORM_FILES = (

@@ -8,12 +8,12 @@ out; a wrong one hangs a job. Source: images.md 1.5, protocol.md 3, contract.md 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from muster.plan.launchplan import Addition
 from muster.plan.world import some
 from muster.spec.job import Job
 from muster.spec.machine import HostFacts
+from muster.spec.values import NamedTuple
 
 SOCKET_VARIABLES = {
     "NCCL_SOCKET_IFNAME": "the interface of the job, for NCCL's bootstrap and sockets",

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.spec.job import Program, Staged
+from muster.spec.values import NamedTuple
 
 MODULES = ("tensorflow", "mxnet", "torch", "muster_parameter_server")
 SCRIPT_BYTES = 1 << 20  # of a script that are read

@@ -9,7 +9,6 @@ Source: contract.md 3.2 and 3.3, protocol.md 10, architecture.md decisions 2, 5 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from muster.plan import fabric, notes, script, variables, world
 from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
@@ -31,6 +30,7 @@ from muster.spec.distribution import Mpi
 from muster.spec.job import Job, Staged
 from muster.spec.machine import HostFacts
 from muster.spec.mpi_rules import FOREIGN
+from muster.spec.values import NamedTuple
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.
 RANK_ENV = ("OMPI_*", "PMIX_*", "PMI_*", "PMI2_*", "PRTE_*", "OPAL_*")

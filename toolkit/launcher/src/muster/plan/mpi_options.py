@@ -6,13 +6,12 @@ left out. Source: contract.md 1.3 and 4.2 row 14b, reliability.md S06 and B31.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from muster.plan.mpi_version import main_version
 from muster.plan.variables import MASTER_VARIABLES, RANK_VARIABLES
 from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
 from muster.spec.mpi_options import Given, MpiRequest, read_request
+from muster.spec.values import NamedTuple
 
 MPI_KEY = "sagemaker_mpi_custom_mpi_options"
 DATA_PARALLEL_KEY = "sagemaker_distributed_dataparallel_custom_mpi_options"

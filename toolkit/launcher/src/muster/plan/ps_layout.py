@@ -8,12 +8,12 @@ Source: contract.md 3.6 and 3.7.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.plan.launchplan import Addition, Command, Service, port_variable
 from muster.plan.world import World, some
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job
+from muster.spec.values import NamedTuple
 
 LAST_PORT = 65_535
 LOOPBACK = "127.0.0.1"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.plan.frameworks import Frameworks
+from muster.spec.values import NamedTuple
 
 
 class Tools(NamedTuple):

@@ -6,13 +6,13 @@ Source: protocol.md 2 and 3, contract.md 1.1 (heterogeneous clusters), architect
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from muster.plan.launchplan import RankSlot
 from muster.spec.cluster import Cluster
 from muster.spec.errors import ConfigError, InternalError, Problem
 from muster.spec.job import Job
 from muster.spec.machine import HostFacts
+from muster.spec.values import NamedTuple
 
 
 class World(NamedTuple):

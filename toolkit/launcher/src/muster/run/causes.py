@@ -10,11 +10,11 @@ import os
 import re
 import signal
 from collections.abc import Collection
-from typing import NamedTuple
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run.evidence import Frame, frames
 from muster.spec.distribution import Single, switch_on
+from muster.spec.values import NamedTuple
 
 SMALL_SHM_BYTES = 64 << 20  # what a container gets whose engine is not told otherwise
 _LAST_LINE = 160  # characters of it in a headline

@@ -6,7 +6,6 @@ Pure: events and the time go in, orders come out. It decides once. Source: proto
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from muster.run.messages import (
     Go,
@@ -30,6 +29,7 @@ from muster.run.verdict import Loss, decide, placed
 from muster.spec.deadlines import Deadlines
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome, RankFailure
+from muster.spec.values import NamedTuple
 
 PROGRESS_S = 30.0
 HELPERS_S = 60.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Union
 
 from muster.run.messages import RankEnd, ToHost, ToLeader, Trouble
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome, RankFailure
+from muster.spec.values import NamedTuple
 
 # events
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 TAIL_BYTES = 64 << 10
 CHAIN_S = 5.0

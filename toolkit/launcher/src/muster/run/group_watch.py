@@ -20,11 +20,11 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from muster.run.loop import Loop
 from muster.run.rank import Rank
 from muster.run.rank_shim import descendants
+from muster.spec.values import NamedTuple
 
 PAUSE_S, LONG_PAUSE_S = 2.0, 10.0
 LONG_AFTER_S = 120.0

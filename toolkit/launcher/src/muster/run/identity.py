@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.run.messages import shortened
+from muster.spec.values import NamedTuple
 
 PROTOCOL = 1
 SHOWN = 200  # characters of a value that hosts disagree on

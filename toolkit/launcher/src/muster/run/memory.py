@@ -10,9 +10,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from muster.run.loop import Loop
+from muster.spec.values import NamedTuple
 
 LOOK_S = 1.0
 _LATE_S = 2.5  # how long after an end the counter may be looked at

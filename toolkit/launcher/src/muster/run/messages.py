@@ -6,7 +6,7 @@ The leader's own host uses the same messages, without a network in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, TypeVar, Union
 
 from muster.spec.machine import HostFacts
 from muster.spec.outcome import (
@@ -16,6 +16,7 @@ from muster.spec.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
+from muster.spec.values import NamedTuple
 
 FACTS_BYTES = 48 << 10  # of one frame
 MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host

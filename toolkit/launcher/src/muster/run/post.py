@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run.causes import Surroundings
@@ -16,6 +16,7 @@ from muster.spec.machine import HostFacts
 from muster.spec.outcome import Outcome
 from muster.spec.shown import Shown
 from muster.spec.steps import StepRunner
+from muster.spec.values import NamedTuple
 
 TEXT_BYTES = 4096
 DETAIL_BYTES = 8192

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NamedTuple
 
 from muster.spec.errors import LaunchError
+from muster.spec.values import NamedTuple
 
 
 class Shortage(NamedTuple):

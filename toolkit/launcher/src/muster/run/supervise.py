@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.plan.launchplan import LaunchPlan
 from muster.run import events as e
@@ -36,6 +36,7 @@ from muster.spec.errors import MusterError, StoppedError
 from muster.spec.machine import HostFacts
 from muster.spec.masking import Masker
 from muster.spec.outcome import Outcome, RankFailure, Succeeded
+from muster.spec.values import NamedTuple
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from muster.run.evidence import frames
 from muster.run.messages import RankEnd, Trouble
 from muster.spec.errors import RESERVED_EXIT_CODES, PeerError
 from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+from muster.spec.values import NamedTuple
 
 NAMED_LIMIT = 3
 

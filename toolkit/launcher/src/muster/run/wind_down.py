@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from muster.run.loop import Loop
 from muster.run.rank import Rank
 from muster.run.rank_shim import descendants
 from muster.run.sockets import connected_elsewhere
+from muster.spec.values import NamedTuple
 
 LOOK_S = 2.0  # between two looks at most
 LOOKS = 25  # in the time that a rank must be idle for

@@ -6,9 +6,9 @@ Source: reliability.md section 3, protocol.md sections 1, 2, 6, 7.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.spec.errors import Problem
+from muster.spec.values import NamedTuple
 
 
 class Deadlines(NamedTuple):

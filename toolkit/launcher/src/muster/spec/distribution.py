@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Union
+
+from muster.spec.values import NamedTuple
 
 MODEL_PARALLEL = "smdistributed.modelparallel"
 

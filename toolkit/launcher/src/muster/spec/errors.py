@@ -19,7 +19,8 @@ Source: reliability.md section 3, protocol.md section 9.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 STOPPED_EXIT_CODE = 143
 RESERVED_EXIT_CODES = frozenset({100, 101, 102, 103, 104, 105, 106, STOPPED_EXIT_CODE})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.spec.cluster import Cluster
 from muster.spec.deadlines import Deadlines
 from muster.spec.distribution import Distribution
 from muster.spec.shown import Shown
+from muster.spec.values import NamedTuple
 
 
 class Paths(NamedTuple):

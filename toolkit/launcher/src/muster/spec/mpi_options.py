@@ -8,11 +8,11 @@ Source: contract.md 1.3 and 3.2, reliability.md S06 and B31.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from muster.spec import mpi_rules as rules
 from muster.spec.distribution import Distribution, Mpi
 from muster.spec.errors import Problem
+from muster.spec.values import NamedTuple
 from muster.spec.words import split_words
 
 MAX_TEXT = 32 << 10  # characters; CreateTrainingJob allows a hyperparameter 2,500

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import Union
 
 from muster.spec.errors import STOPPED_EXIT_CODE
+from muster.spec.values import NamedTuple
 
 
 class RankFailure(NamedTuple):

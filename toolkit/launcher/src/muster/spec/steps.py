@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from muster.spec.values import NamedTuple
 
 
 class StepResult(NamedTuple):

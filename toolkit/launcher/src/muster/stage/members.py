@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from muster.spec.errors import SourceError
+from muster.spec.values import NamedTuple
 from muster.stage.space import size_text
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import errno
 import os
 import socket
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.spec.cluster import Cluster
 from muster.spec.machine import Interface, Machine
 from muster.spec.steps import Log
+from muster.spec.values import NamedTuple
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 _LISTEN = "0A"

@@ -9,10 +9,11 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.spec.errors import ConfigError, SourceError
 from muster.spec.steps import Log
+from muster.spec.values import NamedTuple
 from muster.stage.space import DISK_FULL, shortage
 
 _CHUNK = 64 << 10  # small: between two chunks is where the deadline is looked at

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 from muster.spec.errors import ConfigError, SourceError
 from muster.spec.job import Job, Program
 from muster.spec.steps import Log
+from muster.spec.values import NamedTuple
 from muster.stage.patience import Patience
 from muster.stage.program import decide
 from muster.stage.space import DISK_FULL, shortage, tree_bytes

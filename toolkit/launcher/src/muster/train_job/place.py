@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from muster.spec.cluster import Cluster
 from muster.spec.job import Job
 from muster.spec.steps import Log
+from muster.spec.values import NamedTuple
 
 LOOPBACK = "127.0.0.1"
 
