@@ -85,10 +85,14 @@ def command(
 ) -> list[str]:
     """The words behind `docker`."""
     words = ["buildx", "build", "--load"] if client.buildx else ["build"]
+    if name.endswith("-test"):
+        stage = ["--target=test", f"--build-arg=TESTED={name.removesuffix('-test')}"]
+    else:
+        stage = [f"--target={name}"]
     return [
         *words,
         f"--file={DOCKERFILE}",
-        f"--target={name}",
+        *stage,
         f"--tag={tag}",
         *inputs.arguments(),
         *outward(client),

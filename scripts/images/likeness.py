@@ -51,7 +51,20 @@ def _said(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     owner, kind = f"{member.uid}:{member.gid}", member.type.decode()
     what = f"type {kind} mode {member.mode:o} of {owner} at {member.mtime:.9f}"
     further = [f"{member.uname}:{member.gname}", *map(str, sorted(member.pax_headers.items()))]
-    return f"{what}, {member.size} bytes {digest} {' '.join(further)}"
+    return (
+        f"{what}, {member.size} bytes {digest} {' '.join(further)} header {_header(files, member)}"
+    )
+
+
+def _header(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    """Of all bytes before its data: what `tarfile` does not tell is in the layer's digest too."""
+    archive, there = files.fileobj, member.offset
+    assert archive is not None
+    here = archive.tell()
+    archive.seek(there)
+    found = archive.read(member.offset_data - there)
+    archive.seek(here)
+    return hashlib.sha256(found).hexdigest()[:12]
 
 
 def differences(one: Content, other: Content) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.spec.errors import ConfigError
 from tests.support.engine import Engine
 from tests.support.events import events_in
 from tests.support.images import image
@@ -129,6 +130,23 @@ def test_hosts_share_the_folder_of_checkpoints_and_it_stays(
     assert result.code == 0, result.err
     assert sorted(path.name for path in (home / "ckpt").iterdir()) == ["algo-1", "algo-2"]
     assert {path.stat().st_uid for path in (home / "ckpt").iterdir()} == {os.getuid()}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_checkpoint_folder_that_the_hosts_user_cannot_write_is_refused_before_they_start(
+    start: Start, home: Path, base: str
+) -> None:
+    (home / "src/saves.py").write_text("open('/opt/ml/checkpoints/x', 'w')\nprint('saved')\n")
+    folder = home / "ckpt"
+    folder.mkdir(mode=0o700)
+    words = job("saves", base, "--checkpoint", "ckpt", "--user", "1234:1235")
+    refused = start(home, words).wait()
+    assert refused.code == ConfigError.exit_code, refused.err
+    assert f"--checkpoint {folder}: hosts run as user 1234, who may not write there" in refused.err
+    assert f"sudo chown 1234 {folder}, or run hosts as its owner with --user 0:0" in refused.err
+    assert not (refused.folder / "algo-1/events.jsonl").exists()
+    os.chown(folder, 1234, -1)  # the fix
+    assert "saved" in start(home, words).wait().out
 
 
 def test_the_record_is_that_of_any_other_isolation(start: Start, home: Path, base: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -197,8 +198,9 @@ def of(calls: list[dict[str, Any]], *commands: str) -> list[list[str]]:
 
 
 def target(words: list[str]) -> str:
-    (found,) = (word.removeprefix("--target=") for word in words if word.startswith("--target="))
-    return found
+    """`cpu-test` for the child that carries the tests of `cpu`."""
+    found = re.findall(r"--build-arg=TESTED=(\S+)|--target=(\S+)", " ".join(words))
+    return "-".join(sorted((one or other for one, other in found), key="test".__eq__))
 
 
 def test_every_image_is_built_tested_and_pushed_in_that_order(project: Project) -> None:

@@ -13,7 +13,6 @@ from scripts.images.check import LIMIT_S
 from scripts.images.engine import address, outward
 from scripts.images.inputs import find_inputs
 from scripts.images.pins import CHECKOUT
-from scripts.images.targets import TARGETS
 from tests.support.images import LABEL, RUN, client, contained, image
 
 pytestmark = pytest.mark.timeout(1800)
@@ -73,9 +72,3 @@ def buildx(environ: dict[str, str], *words: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-def test_every_target_has_a_child_with_the_tests() -> None:
-    text = (CHECKOUT / "docker" / "Dockerfile").read_text()
-    for name in TARGETS:
-        assert f"ENV MUSTER_TEST_TARGET={name} " in text

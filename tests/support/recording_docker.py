@@ -62,9 +62,9 @@ def build(words: list[str]) -> int:
         for name, _, value in [word.removeprefix("--build-arg=").partition("=")]
         if name in ("VERSION", "REVISION")
     }
-    (target,) = (word.removeprefix("--target=") for word in words if word.startswith("--target="))
-    plain = target.removesuffix("-test")  # which a child stands on
-    layers = [digest(name.encode()) for name in dict.fromkeys((plain, target))]
+    named = dict(word.removeprefix("--build-arg=").partition("=")[::2] for word in words)
+    stages = [named.get("TESTED", ""), named["--target"]]  # a child, on what it stands on
+    layers = [digest(name.encode()) for name in stages if name]
     name = digest(tag.encode())
     image: dict[str, object] = {"id": name, "labels": labels, "digests": [], "layers": layers}
     remember(tag, image)

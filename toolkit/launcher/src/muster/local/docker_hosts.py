@@ -125,7 +125,7 @@ class _Cluster:
         self._engine.timeout = CALL_S
         self.wanted = wanted = wanted._replace(user=wanted.user or image_user(image))
         if not is_root(wanted.user):
-            docker_tidy.hand_over(self._engine, wanted, CALL_S)
+            docker_tidy.hand_over(self._engine, wanted, CALL_S, self.checkpoint)
         self._hosts = [
             Host(
                 self._engine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,13 +12,17 @@ from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain, explained
 from muster.local.orders import Containers
 from muster.local.runfolder import MARK
+from muster.spec.errors import ConfigError
 
 GIVE_BACK_S = 600.0
+ROOT = "0:0"
 # the owner of the run folder's mark, or of another folder itself, as a container sees it, which
 # differs where users are mapped
 GIVE_BACK = f'own="$1/{MARK}"; [ -e "$own" ] || own="$1"; chown -hR "$(stat -c %u:%g "$own")" "$1"'
 # in a folder of the user's own, only what the containers' user wrote
 GIVE_BACK_OWN = 'find "$1" -xdev -user "$2" -exec chown -h "$(stat -c %u:%g "$1")" {} +'
+# says the number of the user that may not
+MAY_WRITE = '[ -w "$1" ] && [ -x "$1" ] || { id -u; exit 1; }'
 # all but the mark
 HAND_OVER = 'chown "$2" "$1" && for entry in "$1"/*; do chown -hR "$2" "$entry" || exit; done'
 
@@ -66,15 +71,33 @@ def tidy(
     return Tidied(not errors, (*notes, *filter(None, problems)))
 
 
-def hand_over(engine: Any, wanted: Containers, limit_s: float) -> None:
-    """Gives the run folder to the containers' user, until it is given back. Raises EngineError."""
+def hand_over(engine: Any, wanted: Containers, limit_s: float, checkpoint: str = "") -> None:
+    """Gives the run folder to the containers' user, until it is given back. `checkpoint` is the
+    caller's own and only has to be writable for that user. Raises EngineError."""
     errors: list[EngineError] = []
     change = (HAND_OVER, wanted.folder, wanted.user)
-    if why := _change_owner(engine, wanted, change, limit_s, errors):
+    if why := _run_as(engine, wanted, ROOT, change, limit_s, errors):
         raise EngineError(
             f"the run folder cannot be handed to user {wanted.user}: {why}",
             "use an image with sh and chown, or --user 0",
         )
+    if checkpoint:
+        why = _run_as(engine, wanted, wanted.user, (MAY_WRITE, checkpoint), limit_s, errors)
+        if why.isdecimal():
+            raise _unwritable(checkpoint, why)
+        if why:
+            raise EngineError(f"--checkpoint {checkpoint} cannot be looked at: {why}")
+
+
+def _unwritable(folder: str, uid: str) -> EngineError:
+    status = os.stat(folder)
+    owner, mode = f"{status.st_uid}:{status.st_gid}", stat.S_IMODE(status.st_mode)
+    return EngineError(
+        f"--checkpoint {folder}: hosts run as user {uid}, who may not write there; "
+        f"it belongs to {owner} with mode {mode:o}",
+        f"sudo chown {uid} {shlex.quote(folder)}, or run hosts as its owner with --user {owner}",
+        ConfigError.exit_code,
+    )
 
 
 def _remove_all(engine: Any, run: str, errors: list[EngineError]) -> None:
@@ -120,8 +143,10 @@ def _give_back(
     try:
         if not _has_foreign_files(folder):
             return ""
-        lost = "the container engine does not answer"
-        why = lost if _is_lost(errors) else _change_owner(engine, wanted, change, limit_s, errors)
+        if _is_lost(errors):
+            why = "the container engine does not answer"
+        else:
+            why = _run_as(engine, wanted, ROOT, change, limit_s, errors)
     except FileNotFoundError:
         return ""  # it is gone
     except OSError as error:
@@ -166,20 +191,21 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
         stack += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def _change_owner(
+def _run_as(
     engine: Any,
     wanted: Containers,
+    user: str,
     change: tuple[str, ...],
     limit_s: float,
     errors: list[EngineError],
 ) -> str:
-    """A container as root does it, since the caller may not. Returns why it could not.
+    """A container does it, as `user`. Returns why it could not, "" if it did.
 
     `change`: the script, the folder, and what else it needs.
     """
     try:
         with explained():
-            made = _make_changer(engine, wanted, *change)
+            made = _make_container(engine, wanted, user, *change)
     except EngineError as error:
         return error.message
     try:
@@ -194,7 +220,9 @@ def _change_owner(
     return "" if status == 0 else next(filter(None, reversed(said)), f"exit code {status}")
 
 
-def _make_changer(engine: Any, wanted: Containers, script: str, folder: str, *words: str) -> str:
+def _make_container(
+    engine: Any, wanted: Containers, user: str, script: str, folder: str, *words: str
+) -> str:
     from docker.types import Mount
 
     host_config = engine.create_host_config(
@@ -204,7 +232,7 @@ def _make_changer(engine: Any, wanted: Containers, script: str, folder: str, *wo
         wanted.image,
         ["sh", folder, *words],
         entrypoint=["sh", "-c", script],
-        user="0:0",
+        user=user,
         host_config=host_config,
         use_config_proxy=False,
         name=docker_names.container_name(wanted.run, "owner"),
