@@ -263,6 +263,28 @@ def test_a_broken_package_names_what_broke(desk: Desk) -> None:
     assert "no compiler" in error.tail
 
 
+COMPILED = """\
+from setuptools import Extension, setup
+setup(name="made", version="1", py_modules=[], ext_modules=[Extension("made", ["made.c"])])
+"""
+
+
+def test_a_package_that_needs_a_compiler_where_there_is_none_names_the_image_that_has_one(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requirement without a wheel, built by the real setuptools."""
+    source = tmp_path / "made"
+    source.mkdir()
+    (source / "setup.py").write_text(COMPILED)
+    (source / "made.c").write_text("int nothing;\n")
+    desk.environ["PATH"] = str(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    error = desk.put(train_py="", requirements_txt=f"{source}\n").failure()
+    assert "No such file or directory" in error.tail
+    assert "no compiler" in error.fix
+    assert "`cpu-devel`" in error.fix
+
+
 def test_requirements_that_nobody_may_read_are_named(desk: Desk) -> None:
     desk.put(train_py="")
     (desk.code / "requirements.txt").symlink_to("/proc/self/mem")

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from muster.local.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
+from muster.run.record import EVENTS, LOGS
 
 RECORD = "muster"  # below output/data, where `train` keeps its record on the platform
-# what muster itself leaves: at the top of the run folder, in a host's opt/ml, in its output
+# what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
 _OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", "command.json",
             os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL)  # fmt: skip
+_OWN_HOST = (EVENTS, LOGS, "opt", "site")
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")
 _OWN_OUTPUT = ("data", "failure", "failure.earlier", "success", ".muster-reserve")
 _OWN_PREFIX = ".muster-"  # of what `train` unpacks and installs in opt/ml
@@ -53,7 +55,7 @@ def made(run: str, checkpoint: str | None = None) -> list[Made]:
     packed = _packed(os.path.join(run, SOURCE))
     hosts = [entry.name for entry in _entries(run) if _is_host(entry)]
     for host in hosts:
-        found += _made_by_host(os.path.join(run, host, "opt", "ml"), packed, gathered)
+        found += _made_by_host(os.path.join(run, host), packed, gathered)
     found.append(Made("other", run, _count_foreign(run, (*_OWN_TOP, *hosts))))
     return [one for one in found if one.files]
 
@@ -62,7 +64,10 @@ def _is_host(entry: os.DirEntry[str]) -> bool:
     return bool(_HOST.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
 
 
-def _made_by_host(base: str, packed: Mapping[str, tuple[int, int]], gathered: bool) -> list[Made]:
+def _made_by_host(host: str, packed: Mapping[str, tuple[int, int]], gathered: bool) -> list[Made]:
+    opt = os.path.join(host, "opt")
+    base = os.path.join(opt, "ml")
+    data = os.path.join(base, "input", "data")  # links to channels, or the places of their mounts
     places = {name: os.path.join(base, name) for name in (*_OWN_BASE, "output/data")}
     code = places["code"]
     written = sum(
@@ -76,6 +81,9 @@ def _made_by_host(base: str, packed: Mapping[str, tuple[int, int]], gathered: bo
         Made("output", places["output"], _count_foreign(places["output"], _OWN_OUTPUT)),
         Made("code", code, written),
         Made("other", base, _count_foreign(base, _OWN_BASE)),
+        Made("other", data, sum(not entry.is_symlink() for _, entry in files_in(data))),
+        # a path relative to the code leads there where hosts are plain processes
+        Made("other", host, _count_foreign(host, _OWN_HOST) + _count_foreign(opt, ("ml",))),
     ]
 
 
