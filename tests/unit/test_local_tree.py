@@ -157,8 +157,8 @@ def test_a_folder_with_files_that_are_not_ours_is_refused_and_left_alone(tmp_pat
 
 def test_an_earlier_run_gives_way_unless_it_is_still_running(tmp_path: Path) -> None:
     first = make_run_folder("t.py", str(tmp_path / "out"))
-    (tmp_path / "out/algo-1/opt").mkdir(parents=True)
-    (tmp_path / "out/algo-1/link").symlink_to(tmp_path)
+    (tmp_path / "out/algo-1/opt/ml/input/data").mkdir(parents=True)
+    (tmp_path / "out/algo-1/opt/ml/input/data/train").symlink_to(tmp_path)  # a channel
     with pytest.raises(UsageError, match="in use by another run"):
         make_run_folder("t.py", str(tmp_path / "out"))
     assert (tmp_path / "out/algo-1/opt").is_dir()
