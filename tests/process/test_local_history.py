@@ -144,6 +144,57 @@ def test_a_slip_is_answered(desk: Desk, argv: list[str], answer: str) -> None:
     assert answer in err
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", '{"outcome": [1], "local": 3}'),
+        ("summary.json", '{"outcome": {"result": 5, "headline": [1]}, "local": {"seconds": "a"}}'),
+        ("command.json", '{"argv": "abc", "cwd": 1, "started": 0}'),
+        ("command.json", '{"argv": [], "cwd": "/", "started": NaN}'),
+        ("command.json", '{"argv": [], "cwd": "/", "started": 1e300}'),
+    ],
+)
+def test_a_record_that_a_job_wrote_over_hides_no_other_run(
+    desk: Desk, file: str, text: str
+) -> None:
+    for name in ("spoilt", "whole"):
+        folder = desk.home / "muster-runs" / name
+        folder.mkdir(parents=True)
+        (folder / ".muster-run").touch()
+    (desk.home / "muster-runs/spoilt" / file).write_text(text)
+    out = desk.must("history")
+    assert "spoilt" in out
+    assert "whole" in out
+    assert "spoilt" in desk.must("history", "show", "spoilt")
+    assert "no command line" in desk.run("history", "again", "spoilt")[2]
+
+
+def test_of_several_runs_none_is_removed_where_one_is_unknown(desk: Desk) -> None:
+    folder = desk.home / "muster-runs/first"
+    folder.mkdir(parents=True)
+    (folder / ".muster-run").touch()
+    code, _, err = desk.run("history", "remove", "first", "frist")
+    assert (code, "no run 'frist'; did you mean first?" in err) == (2, True)
+    assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "code", "said"),
+    [("| true", 0, ""), ("> /dev/full", 1, "muster: cannot print: No space left on device\n")],
+)
+def test_what_nobody_reads_or_cannot_be_written_is_no_trace(
+    desk: Desk, to: str, code: int, said: str
+) -> None:
+    (desk.home / "muster-runs/first").mkdir(parents=True)
+    (desk.home / "muster-runs/first/.muster-run").touch()
+    command = f"set -o pipefail; {sys.executable} -m muster history {to}"
+    end = subprocess.run(
+        ["bash", "-c", command], cwd=desk.home, capture_output=True, text=True, check=False
+    )
+    assert (end.returncode, end.stderr) == (code, said)
+
+
 def test_logs_are_those_of_the_ranks(desk: Desk) -> None:
     desk.must("local", "src/train.py", "--hosts", "2", *PROCESS)
     code, out, err = desk.run("logs")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -96,3 +99,64 @@ def test_where_no_group_can_be_made_nothing_starts() -> None:
         assert result.code == 2
         assert "--memory: no control group can be made here" in result.err
         assert not result.folder.exists()
+
+
+UNIFIED = [path for path in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+           if os.path.exists(f"{path}/cgroup.subtree_control")]  # fmt: skip
+PASSES_ON = """\
+import os, subprocess, sys
+from muster.local.memory import join, pass_on
+group, controller, others = sys.argv[1:]
+join(group)
+other = subprocess.Popen(["sleep", "600"]) if others else None
+try:
+    pass_on(group, controller)
+finally:
+    print(open("/proc/self/cgroup").read().split("::")[-1].strip())
+    if other:
+        other.kill(), other.wait()
+"""
+
+
+@pytest.fixture
+def delegated() -> Iterator[tuple[str, str]]:
+    """A new group of version 2 with any controller of memory, and that controller."""
+    root = Path(*UNIFIED[:1])
+    group = root / f"test-{os.getpid()}"
+    try:
+        there = (root / "cgroup.controllers").read_text().split()
+        passed = (root / "cgroup.subtree_control").read_text().split()
+        (controller, *_) = [name for name in ("memory", "hugetlb") if name in there]
+        if controller not in passed:
+            (root / "cgroup.subtree_control").write_text(f"+{controller}")
+        group.mkdir()
+    except (OSError, ValueError) as error:
+        pytest.skip(f"no control group of version 2 can be made here: {error}")
+    try:
+        yield str(group), controller
+    finally:
+        remove_groups([*map(str, group.glob("*/")), str(group)])
+        if controller not in passed:
+            (root / "cgroup.subtree_control").write_text(f"-{controller}")
+
+
+@pytest.mark.skipif(not UNIFIED, reason="no control groups of version 2 here")
+@pytest.mark.parametrize("others", ["", "another process"])
+def test_a_scope_of_systemd_is_made_fit_for_groups_below(
+    delegated: tuple[str, str], others: str
+) -> None:
+    """The kernel's own rule (no controllers for children beside processes), whatever it counts."""
+    group, controller = delegated
+    end = subprocess.run(
+        [sys.executable, "-c", PASSES_ON, group, controller, others],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    control = (Path(group) / "cgroup.subtree_control").read_text()
+    if others:
+        assert "Device or resource busy" in end.stderr
+        assert (end.stdout, control.strip()) == (f"/{os.path.basename(group)}\n", "")
+        assert not list(Path(group).glob("muster-*"))
+    else:
+        assert end.returncode == 0, end.stderr
+        assert "muster-" in end.stdout
+        assert controller in control

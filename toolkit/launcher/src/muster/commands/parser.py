@@ -6,12 +6,15 @@ that `muster --help` costs little more than starting Python (architecture.md, co
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 INTERRUPTED_EXIT_CODE = 128 + 2
+_CANNOT_PRINT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 
 HELP = """\
 usage: muster COMMAND [OPTIONS]
@@ -77,7 +80,24 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command of `argv` (without the program's name); returns the exit code."""
+    """Runs the command of `argv` (without the program's name); returns the exit code: 0, too, where
+    nobody reads on (`muster history | head`)."""
+    try:
+        code = _answer(argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_PRINT:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still holds
+        if error.errno == errno.EPIPE:
+            return 0
+        sys.stderr.write(f"muster: cannot print: {error.strerror}\n")
+        return 1
+
+
+def _answer(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
         return 0

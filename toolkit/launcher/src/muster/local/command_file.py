@@ -49,9 +49,12 @@ def read_command(path: str) -> Command | None:
     try:
         with open(os.path.join(path, COMMAND), encoding="utf-8") as file:
             document = json.load(file)
-        return Command(tuple(document["argv"]), document["cwd"], document["started"])
-    except (OSError, ValueError, KeyError, TypeError):
+        argv, cwd, started = document["argv"], document["cwd"], float(document["started"])
+        time.localtime(started)  # or it is no time
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    words = [*argv, cwd] if isinstance(argv, list) else [None]
+    return Command(tuple(argv), cwd, started) if all(isinstance(w, str) for w in words) else None
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:

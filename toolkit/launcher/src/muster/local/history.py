@@ -45,16 +45,25 @@ class Run(NamedTuple):
 
 
 def runs() -> list[Run]:
-    """All runs below `muster-runs`, the newest first."""
+    """All runs below `muster-runs`, the newest first. Raises UsageError."""
     root = os.path.realpath(runfolder.RUNS)
-    names = os.listdir(root) if os.path.isdir(root) else []
-    paths = [os.path.join(root, name) for name in names if name != LATEST]
+    try:
+        paths = [os.path.join(root, name) for name in os.listdir(root) if name != LATEST]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"the runs cannot be read: {runfolder.in_words(error)}") from None
     found = [read_run(path) for path in paths if _is_run(path)]
     return sorted(found, key=lambda run: (_started(run), run.name), reverse=True)
 
 
 def _started(run: Run) -> float:
-    return run.command.started if run.command else os.stat(run.path).st_mtime
+    if run.command:
+        return run.command.started
+    try:
+        return os.stat(run.path).st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
 
 
 def find_run(name: str) -> Run:
@@ -78,22 +87,41 @@ def _is_run(path: str) -> bool:
 
 
 def read_run(path: str) -> Run:
-    """What the folder says; a field that cannot be read is empty."""
+    """What the folder says; a field that cannot be read is empty. The job may have written there,
+    and the folder may go at any time."""
     summary = _summary(path)
-    local, outcome = summary.get("local", {}), summary.get("outcome", {})
-    state = str(outcome.get("result", "lost")).lower()
+    local, outcome = _Fields(summary.get("local")), _Fields(summary.get("outcome"))
+    state = (outcome.get("result", str) or "lost").lower()
     if not _is_free(path):
         state = "running"
-    names = (entry for entry in sorted(os.listdir(path), key=_by_number))
+    code = local.get("exit_code", int)
     return Run(
         path=path,
         state=state,
-        code=local.get("exit_code", outcome.get("exit_code")),
-        seconds=local.get("seconds"),
-        headline=str(outcome.get("headline") or ""),
-        hosts=tuple(name for name in names if os.path.isdir(os.path.join(path, name, "opt/ml"))),
+        code=outcome.get("exit_code", int) if code is None else code,
+        seconds=local.get("seconds", float, int),
+        headline=outcome.get("headline", str) or "",
+        hosts=tuple(name for name in _names(path) if os.path.isdir(f"{path}/{name}/opt/ml")),
         command=read_command(path),
     )
+
+
+class _Fields:
+    """Fields of a JSON object, each only where it is of the type it should be."""
+
+    def __init__(self, value: object) -> None:
+        self._fields = value if isinstance(value, dict) else {}
+
+    def get(self, name: str, *types: type) -> Any:
+        value = self._fields.get(name)
+        return value if type(value) in types else None
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path), key=_by_number)
+    except OSError:
+        return []
 
 
 def _by_number(name: str) -> tuple[int, str]:

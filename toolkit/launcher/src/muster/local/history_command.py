@@ -116,8 +116,7 @@ def _document(one: Run) -> dict[str, object]:
 def _remove(names: list[str], sure: bool) -> None:
     if not names:
         raise UsageError("remove: which RUN?", "muster history lists them")
-    for name in dict.fromkeys(names):
-        found = history.find_run(name)
+    for found in [history.find_run(name) for name in dict.fromkeys(names)]:
         history.remove(found, sure)
         print(f"removed {found.name}")
 

@@ -43,9 +43,11 @@ def run(args: argparse.Namespace) -> int:
             shown.show()
             time.sleep(POLL_S)
         shown.show(to_the_end=True)
-    except BrokenPipeError:  # `muster logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if error.filename is None:  # not of the run: what is shown cannot be written
+            raise
+        why = f"the logs of {found.name} cannot be read: {runfolder.in_words(error)}"
+        raise UsageError(why) from None
     if not shown.count:
         which = "any rank" if args.rank is None else f"rank {args.rank}"
         raise UsageError(

@@ -6,6 +6,7 @@ did, the reason is said and nothing starts.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ def make_groups(names: Sequence[str], limit_bytes: int) -> tuple[str, ...]:
         made: list[str] = []
         try:
             _remove_abandoned(parent)
-            _pass_on_memory(parent)
+            pass_on(parent)
             for name in names:
                 made.append(os.path.join(parent, f"{PREFIX}{os.getpid()}-{name}"))
                 os.mkdir(made[-1])
@@ -48,15 +49,33 @@ def make_groups(names: Sequence[str], limit_bytes: int) -> tuple[str, ...]:
     )
 
 
-def _pass_on_memory(parent: str) -> None:
-    """Version 2: groups below get the controller only when their parent says so."""
+def pass_on(parent: str, controller: str = "memory") -> None:
+    """Version 2: groups below get the controller only when their parent says so, which it may as
+    long as it has no process itself. One that holds this process alone, as a scope of systemd's,
+    gets another group for it: it lies below, and stays until whoever made the scope removes that.
+
+    Raises OSError, and then nothing has changed.
+    """
     control = os.path.join(parent, "cgroup.subtree_control")
     if not os.path.exists(control):
         return
     with open(control, encoding="ascii") as file:
-        if "memory" in file.read().split():
+        if controller in file.read().split():
             return
-    _write(control, "+memory")
+    try:
+        _write(control, f"+{controller}")
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        below = os.path.join(parent, f"{PREFIX}{os.getpid()}-itself")
+        os.mkdir(below)
+        try:
+            join(below)
+            _write(control, f"+{controller}")
+        except OSError:
+            join(parent)
+            _removed(below)
+            raise
 
 
 def _limit(group: str, limit_bytes: int) -> None:

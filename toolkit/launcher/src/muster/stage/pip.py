@@ -33,7 +33,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 # setuptools, CMake, Meson, cffi, cargo
 _NO_COMPILER = (
     r"(?i)command '[^']*(?:gcc|g\+\+|cc|clang)[\w+.-]*' failed: No such file"
-    r"|No such file or directory: '[^']*(?:gcc|g\+\+|cc|clang)'"
+    r"|No such file or directory: '[^'.]*(?:gcc|g\+\+|cc|clang)'"
     r"|unable to execute '[^']*(?:gcc|g\+\+|cc)[^']*'|No CMAKE_C(?:XX)?_COMPILER could be found"
     r"|Unknown compiler\(s\)|(?:gcc|g\+\+|cc): (?:command )?not found|linker `cc` not found"
 )
