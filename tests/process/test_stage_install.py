@@ -6,6 +6,8 @@ import base64
 import http.server
 import json
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from muster.spec.errors import ConfigError, InstallError
 from muster.spec.job import Program, Settings
-from muster.stage.install import install, provision, target_of, with_target
+from muster.stage.install import SITE, install, provision, target_of, with_target
 from muster.stage.program import decide
 from tests.support.packages import (
     HATCH,
@@ -293,6 +295,11 @@ def test_requirements_that_nobody_may_read_are_named(desk: Desk) -> None:
     assert "requirements.txt cannot be read" in desk.failure().message
 
 
+def another_name_of(folder: Path) -> Path:
+    """This interpreter at another place, as another release of Python has it."""
+    return Path(shutil.copy(os.path.realpath(sys.executable), folder / "python9.9"))
+
+
 class TestTarget:
     """`MUSTER_INSTALL_TARGET`: hosts of `muster local` never touch the caller's environment."""
 
@@ -372,6 +379,22 @@ class TestTarget:
         make_wheel(desk.wheels, "demo", "2.0")
         desk.put(requirements_txt="demo==2.0\n").install(target=True)
         assert desk.run("import demo; print(demo.VERSION)", target=True) == "2.0"
+
+    def test_a_folder_of_ours_keeps_nothing_of_another_job_or_another_python(
+        self, desk: Desk, tmp_path: Path
+    ) -> None:
+        desk.target = tmp_path / "ml" / SITE  # on a volume that outlives its containers
+        for name in ("one", "two"):
+            make_wheel(desk.wheels, name, "1.0")
+        desk.put(train_py="", requirements_txt="one\n").install(target=True)
+        desk.put(requirements_txt="two\n").install(target=True)
+        assert {path.name for path in desk.target.glob("*.py")} == {"two.py"}
+        (desk.target / "two.py").unlink()  # as if it were built for the Python of another image
+        at_the_same_place = desk.python
+        at_the_same_place.unlink()
+        at_the_same_place.symlink_to(another_name_of(tmp_path))
+        desk.install(target=True)
+        assert desk.run("import two; print(two.VERSION)", target=True) == "1.0"
 
     def test_a_host_without_a_way_out_names_the_other_isolations(self, desk: Desk) -> None:
         del desk.environ["PIP_NO_INDEX"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from muster.spec.job import Settings
 from muster.spec.steps import Log
 from muster.stage import pins
 from muster.stage.fingerprint import fingerprint
+from muster.stage.install import SITE
 from muster.stage.pip import Pip
 from muster.stage.requirements import options_of
 
@@ -29,13 +31,16 @@ def install_into(
     what the interpreter and the target have. Needs no network when nothing is missing.
 
     What was installed for equal code before is known by a mark in `target`, and is not asked for
-    again: a package cannot be rebuilt by a host without a network.
+    again: a package cannot be rebuilt by a host without a network. A folder of ours that is of
+    another job or Python is emptied first: it may lie on a volume that outlives the image.
     """
     target = settings.install_target
-    mark = f"{fingerprint(code_dir)} {pip.python}"
+    mark = f"{fingerprint(code_dir)} {os.path.realpath(pip.python)}"  # a link names no release
     if _read(os.path.join(target, _MARK)) == mark:
         log("install", "everything is installed already", target=target)
         return
+    if os.path.basename(target) == SITE:
+        shutil.rmtree(target, ignore_errors=True)
     os.makedirs(target, exist_ok=True)
     import tempfile
 
