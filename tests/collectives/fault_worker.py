@@ -191,6 +191,15 @@ def aborts_receives(own: Guilty) -> dict[str, Any]:
     return own.told(posted.wait)
 
 
+def aborts_leaves(own: Guilty) -> dict[str, Any]:
+    """As `aborts_early`, but the victim's process has ended before the others' next call."""
+    if own.is_victim:
+        own.comm.abort()
+        return {"kind": ""}
+    own.meeting.wait_for_mark("left")
+    return own.told(own.all_reduce)
+
+
 def _abort_in_no_call(own: Guilty, waiting: bool = True) -> dict[str, Any]:
     for rank in {*range(own.meeting.size)} - {own.rank} if waiting else ():
         own.meeting.wait_for_mark(f"waits-{rank}")
@@ -297,7 +306,7 @@ def handled(own: Guilty) -> dict[str, Any]:
 SCENARIOS: dict[str, Callable[[Guilty], dict[str, Any]]] = {
     each.__name__: each
     for each in (killed, killed_inside, stopped, raises, closes, skips, aborts, aborts_idle,
-                 aborts_early, aborts_receives, execs, reopens, forks, straggles,
+                 aborts_early, aborts_receives, aborts_leaves, execs, reopens, forks, straggles,
                  works, interrupted, handled, cut)
 }  # fmt: skip
 

@@ -87,6 +87,20 @@ def test_an_abort_of_a_rank_in_no_call_is_heard_by_all_ranks_of_all_nodes(
         assert each["failed_at"] - aborted["aborted_at"] < HEARD_S, each
 
 
+@pytest.mark.promise("F44")
+@pytest.mark.parametrize("nodes", ["aaa", "abb", "aab", "abc"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_abort_is_heard_in_the_next_call_also_when_its_rank_has_ended_by_then(
+    nodes: str, victim: int
+) -> None:
+    others = [rank for rank in range(3) if rank != victim]
+    with job("fault_worker", 3, "aborts_leaves", str(victim), nodes=names(nodes)) as started:
+        clean(started.ends(of=[victim]))
+        started.mark("left")
+        for each in clean(started.ends(of=others)):
+            assert each["kind"] == "AbortedError", each
+
+
 def test_a_rank_that_becomes_another_program_is_missed_at_once() -> None:
     with job("fault_worker", 3, "execs", "1", nodes=names("aaa")) as started:
         ends = started.ends(of=[0, 2])

@@ -28,6 +28,7 @@ int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
 /* Tells the verdict to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure);
 /* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to
- * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one. */
+ * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one, also when
+ * this rank has ended by then. */
 void mc_net_abort(struct mc_comm *c);
 #endif

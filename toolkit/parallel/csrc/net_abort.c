@@ -1,7 +1,7 @@
 /* An abort told to other nodes by a thread of its own, since the rank that aborts may be in no call and may
  * have no connection. Its hello on the channel MC_NET_ABORT says all: whoever listens there, for any wait at
  * all, writes the group's failure for its node (net_door.c). One rank of a node is enough. Ranks that are in
- * no call do not listen: their connections stay open, so that they hear when they make their next call. */
+ * no call do not listen: what was sent waits in their sockets until they make their next call. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <time.h>

@@ -87,7 +87,13 @@ static void greet(struct mc_chan *ch, struct mc_link *l) {
     again(l, EIO);
     return;
   }
-  if (send_all(l, hello, sizeof *hello)) l->state = MC_LINK_ANSWER;
+  if (ch->which == MC_NET_ABORT) {
+    struct { struct mc_greeting greeting; struct mc_closing closing; } whole = {.greeting = *hello};
+    mc_closing_proof(ch->c, &l->hello, whole.closing.proof);
+    if (send_all(l, &whole, sizeof whole)) l->state = MC_LINK_WELCOME;
+  } else if (send_all(l, hello, sizeof *hello)) {
+    l->state = MC_LINK_ANSWER;
+  }
   MC_FAULT_POINT(dial_greeted);
 }
 

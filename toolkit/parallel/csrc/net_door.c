@@ -104,11 +104,12 @@ static bool send_all(int fd, const void *data, size_t bytes) {
 static bool answer(struct mc_net *n, struct mc_pending *p) {
   memcpy(&p->hello.greeting, p->buffer, sizeof p->hello.greeting);
   if (!one_of_ours(n, &p->hello.greeting)) return false;
+  p->answered = true, p->got = 0;
+  if (p->hello.greeting.channel == MC_NET_ABORT) return true; /* its proof is there, and it may have gone */
   struct mc_answer *mine = &p->hello.answer;
   mine->magic = MC_HELLO_MAGIC, mine->abi = MC_ABI, mine->rank = n->c->rank;
   if (!mc_random(mine->nonce, sizeof mine->nonce)) return false;
   mc_answer_proof(n->c, &p->hello, mine->proof);
-  p->answered = true, p->got = 0;
   const bool sent = send_all(p->fd, mine, sizeof *mine);
   MC_FAULT_POINT(door_answered);
   return sent;

@@ -6,7 +6,9 @@
 
 /* Connecting rank -> GREETING -> accepting rank -> ANSWER -> connecting -> CLOSING -> accepting -> WELCOME.
  * Both prove that they hold the group's key over both nonces before either believes anything. WELCOME
- * is there so that nobody sends data into a connection the other end has not taken. */
+ * is there so that nobody sends data into a connection the other end has not taken.
+ * On MC_NET_ABORT there is no ANSWER: GREETING and CLOSING come at once, over a nonce of the connecting rank alone,
+ * so that they are read after that rank has ended, too. Who repeats them aborts a group that has been aborted. */
 #define MC_HELLO_MAGIC 0x3152455453554dfeu
 struct mc_greeting {
   uint64_t magic;
