@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import subprocess
 import tempfile
 import urllib.parse
@@ -34,7 +35,11 @@ __all__ = [
 ANSWER_S = 60.0
 HUB = "docker.io"
 MEMORY = "/dev/shm"
-_ABSENT = ("manifest unknown", "name unknown", "name not known", "statuscode: 404")
+_ABSENT = re.compile(
+    r"manifest unknown|name unknown|name not known|statuscode: 404"
+    r"|unknown: (artifact|repository) \S+ not found",  # Harbor
+    re.IGNORECASE,
+)
 _TRANSPORT = "docker://"
 
 
@@ -170,6 +175,6 @@ def _inspect(registry: Registry, repository: str, reference: str, *words: str) -
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.decode(errors="replace")
-    if any(text in said.lower() for text in _ABSENT):
+    if _ABSENT.search(said):
         return None
     raise explained(f"asking {name}", said)

@@ -65,6 +65,28 @@ def test_a_registry_that_does_not_answer_as_one_is_said_to(script: bytes, says: 
         manifest_of(registry, "x", "t")
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("MANIFEST_UNKNOWN", "manifest unknown"),
+        ("NAME_UNKNOWN", "repository name not known to registry"),
+        ("NOT_FOUND", "artifact team/muster:1 not found"),  # Harbor
+        ("NOT_FOUND", "repository team/muster not found"),
+    ],
+)
+def test_a_tag_that_is_not_there_yet_is_no_error_whatever_the_registry_calls_it(
+    code: str, says: str
+) -> None:
+    body = json.dumps({"errors": [{"code": code, "message": says}]}).encode()
+    missing = answer("404 Not Found", body, headers="Content-Type: application/json\r\n")
+    greeting = [answer("200 OK")] * 2  # by TLS, then without
+    with (
+        Server(*greeting, *[missing] * 4) as server,
+        reached(server.address, None, True) as registry,
+    ):
+        assert manifest_of(registry, "team/muster", "1") is None
+
+
 def test_a_registry_is_read_with_its_login_and_without_tls_only_where_the_engine_does_so() -> None:
     asks = answer("401 Unauthorized", headers='Www-Authenticate: Basic realm="r"\r\n')
     login = Login("me", "hunter2")
