@@ -124,7 +124,7 @@ def test_what_is_not_served_says_so() -> None:
         [sys.executable, "-c", code],
         env=told, capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
-    assert "sagemaker_training.entry_point is not served by muster-compat" in said
+    assert "No module named 'sagemaker_training.entry_point' in muster-compat" in said
     assert "worker.Response is for serving" in said
     assert "SM_TRAINING_ENV is not set" in said and "muster local SCRIPT" in said
 

@@ -219,6 +219,15 @@ def test_a_package_of_the_vendors_toolkit_is_served_by_a_wheel_of_ours() -> None
     assert "install the wheel muster_compat" in found.fix
 
 
+@pytest.mark.parametrize("more", ["", " in muster-compat, which has what training scripts import"])
+def test_a_module_that_the_wheel_of_ours_lacks_is_not_said_to_be_in_it(more: str) -> None:
+    raised = f"ModuleNotFoundError: No module named 'sagemaker_training.files'{more}"
+    found = find_cause(1, raised, raised, Surroundings())
+    assert "install the wheel muster_compat" not in found.fix
+    assert "muster_compat has no sagemaker_training.files" in found.fix
+    assert "pip install sagemaker-training" in found.fix
+
+
 def test_a_missing_network_is_told_by_where_the_host_is() -> None:
     tail = (
         b"Traceback (most recent call last):\n"

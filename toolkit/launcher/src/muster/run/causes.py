@@ -212,10 +212,12 @@ def _fix_import(raised: str, around: Surroundings) -> str:
         return "the package is installed, but lacks that name: check its version"
     name = missing[1].partition(".")[0]
     if name in _TOOLKITS:
+        thin = "install the wheel muster_compat, which has what scripts use of it (README.md)"
+        if missing[1] != name:
+            thin = f"muster_compat has no {missing[1]}"
         return (
-            "install the wheel muster_compat, which has what scripts use of it (README.md); "
-            f"the package itself would replace `train`: after pip install {name.replace('_', '-')} "
-            "install muster's wheel again"
+            f"{thin}; the package itself would replace `train`: after "
+            f"pip install {name.replace('_', '-')} install muster's wheel again"
         )
     parent = os.path.dirname(around.source)
     if around.source and (

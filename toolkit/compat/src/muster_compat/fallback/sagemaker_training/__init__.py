@@ -18,10 +18,11 @@ _ABSENT = frozenset(
 
 def __getattr__(name: str) -> object:
     if name in _ABSENT:
-        raise ImportError(
-            f"sagemaker_training.{name} is not served by muster-compat, which has what training "
-            "scripts import: environment, params, encoders\n"
+        raise ModuleNotFoundError(
+            f"No module named 'sagemaker_training.{name}' in muster-compat, which has what "
+            "training scripts import: environment, params, encoders\n"
             "  Fix: pip install sagemaker-training, and then muster's launcher again, so that "
-            "`train` stays muster's"
+            "`train` stays muster's",
+            name=f"sagemaker_training.{name}",
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
