@@ -15,6 +15,7 @@ import numpy as np
 
 from muster_collectives.core import CollectiveError, Communicator, MismatchError
 from muster_collectives.core.native import NativeCommunicator
+from muster_collectives.core.types import Code
 from tests.collectives.fault_worker import described, reduced
 from tests.collectives.meeting import Meeting
 
@@ -197,28 +198,24 @@ def away(comm: Communicator) -> dict[str, Any]:
     return took
 
 
-class Held:
-    """The core's library, in which a thread that is told the end of a request does `then` before
+def held(wait: Any, then: Callable[[], None]) -> Any:
+    """The core's `wait`, in which a thread that is told the end of a request does `then` before
     it can note it."""
 
-    def __init__(self, library: Any, then: Callable[[], None]) -> None:
-        self._library, self._then = library, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
-
-    def mc_wait(self, handle: Any, number: int, wait_s: float, status: Any, place: Any) -> Any:
-        code = self._library.mc_wait(handle, number, wait_s, status, place)
-        if status._obj.done:
-            self._then()
+    def wait_and_hold(*given: Any) -> int:
+        code = int(wait(*given))
+        if code == Code.OK:
+            then()
         return code
+
+    return wait_and_hold
 
 
 def told_once(comm: Communicator) -> dict[str, Any]:
     """Another thread looks, or a signal handler raises, when one has been told the end."""
     if not isinstance(comm, NativeCommunicator):
         return {"other": [], "again": []}
-    library = comm.library
+    wait = comm.wait_core
     if comm.rank == 1:
         for _ in range(2):
             send(comm, pattern(100, 1, 6), 0, 6).wait(LIMIT_S)
@@ -230,7 +227,7 @@ def told_once(comm: Communicator) -> dict[str, Any]:
             told.set()
             looked.wait(LIMIT_S)
 
-        comm.library = Held(library, hold)  # type: ignore[assignment]
+        comm.wait_core = held(wait, hold)
         request = receive(comm, room, 1, 6)
         first = threading.Thread(target=lambda: words["other"].append(request.wait().bytes))
         first.start()
@@ -238,11 +235,11 @@ def told_once(comm: Communicator) -> dict[str, Any]:
         words["other"].append(ended(request))
         looked.set()
         first.join()
-        comm.library = Held(library, interrupt)  # type: ignore[assignment]
+        comm.wait_core = held(wait, interrupt)
         request = receive(comm, room, 1, 6)
         with suppress(KeyboardInterrupt):
             request.wait()
-        comm.library = library
+        comm.wait_core = wait
         words["again"].append(ended(request))
     comm.barrier(LIMIT_S)
     return words

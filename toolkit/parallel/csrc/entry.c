@@ -1,5 +1,5 @@
-/* mc_run as a function of the caller's own interpreter, CPython. Its arguments cost a tenth of what they
- * cost through ctypes, which for a small sum is more than the sum. */
+/* mc_run, mc_post and mc_wait as functions of the caller's own interpreter, CPython. Their arguments cost a tenth of
+ * what they cost through ctypes, which for a small sum or message is more than the sum. */
 #include <stddef.h>
 #include "muster_core.h"
 
@@ -7,6 +7,8 @@
 static struct mc_python python;
 
 void mc_python(const struct mc_python *functions) { python = *functions; }
+
+static struct mc_entry *entry_of(void *self) { return (struct mc_entry *)(uintptr_t)python.number(self); }
 
 static int perform(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
   for (int i = 0; i < 4; i++)
@@ -26,8 +28,57 @@ static int perform(struct mc_entry *entry, const uint64_t *n, double timeout_s) 
 void *mc_python_run(void *self, void *const *arguments, intptr_t given) {
   uint64_t n[9];
   if (given != 10) return python.code(MC_EINVAL);
-  struct mc_entry *entry = (struct mc_entry *)(uintptr_t)python.number(self);
+  struct mc_entry *entry = entry_of(self);
   for (int i = 0; i < 9; i++) n[i] = python.number(arguments[i]);
   double timeout_s = python.real(arguments[9]);
   return python.error() ? NULL : python.code(perform(entry, n, timeout_s));
+}
+
+/* The group, for as long as the caller is in it; NULL once it is closed. Both sides sequentially consistent: either
+ * this sees that it is closed, or who closes it sees this. */
+static struct mc_comm *enter(struct mc_entry *entry) {
+  __atomic_fetch_add(&entry->inside, 1, __ATOMIC_SEQ_CST);
+  return __atomic_load_n(&entry->comm, __ATOMIC_SEQ_CST);
+}
+
+static void leave(struct mc_entry *entry) { __atomic_fetch_sub(&entry->inside, 1, __ATOMIC_SEQ_CST); }
+
+static int post(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
+  for (int i = 0; i < 3; i++)
+    if (n[i] > UINT32_MAX) return MC_EINVAL;
+  struct mc_transfer *transfer = (struct mc_transfer *)(uintptr_t)n[5];
+  void *thread = python.let_go();
+  struct mc_comm *comm = enter(entry);
+  int code = MC_ECLOSED;
+  if (comm) code = mc_post(comm, (uint32_t)n[0], (int32_t)(uint32_t)n[1], (uint32_t)n[2], (void *)(uintptr_t)n[3], n[4],
+                           timeout_s, &transfer->request);
+  if (code == MC_OK && mc_wait(comm, transfer->request, 0, &transfer->status, NULL) != MC_OK) code = MC_UNDER_WAY;
+  leave(entry);
+  python.hold(thread);
+  return code;
+}
+
+void *mc_python_post(void *self, void *const *arguments, intptr_t given) {
+  uint64_t n[6];
+  if (given != 7) return python.code(MC_EINVAL);
+  struct mc_entry *entry = entry_of(self);
+  for (int i = 0; i < 6; i++) n[i] = python.number(arguments[i]);
+  double timeout_s = python.real(arguments[6]);
+  return python.error() ? NULL : python.code(post(entry, n, timeout_s));
+}
+
+void *mc_python_wait(void *self, void *const *arguments, intptr_t given) {
+  if (given != 4) return python.code(MC_EINVAL);
+  struct mc_entry *entry = entry_of(self);
+  uint64_t request = python.number(arguments[0]);
+  double wait_s = python.real(arguments[1]);
+  struct mc_status *status = (struct mc_status *)(uintptr_t)python.number(arguments[2]);
+  struct mc_failure *failure = (struct mc_failure *)(uintptr_t)python.number(arguments[3]);
+  if (python.error()) return NULL;
+  void *thread = python.let_go();
+  struct mc_comm *comm = enter(entry);
+  int code = comm ? mc_wait(comm, request, wait_s, status, failure) : MC_ECLOSED;
+  leave(entry);
+  python.hold(thread);
+  return python.code(code);
 }

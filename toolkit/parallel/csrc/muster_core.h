@@ -10,7 +10,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 5u
+#define MC_ABI 6u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -117,10 +117,11 @@ struct mc_host {
   void *kept[3];                           /* what a handler raised, for PyErr_Restore; NULL: nothing */
 };
 MC_API void mc_attend(struct mc_comm *comm, struct mc_host *host);
-/* mc_run for CPython, as a METH_FASTCALL function of which `self` is the address of a mc_entry (a number).
- * Arguments: those of mc_call in its order, addresses as numbers. Returns the code, or NULL with CPython's
- * exception for an argument that is no number. mc_python comes first, once: CPython's stable interface,
- * by value as above. */
+/* mc_run, mc_post and mc_wait for CPython, as METH_FASTCALL functions of which `self` is the address of a mc_entry
+ * (a number). Arguments: those of mc_call in its order; of mc_post its timeout last; of mc_wait as they are; addresses
+ * as numbers, a peer of -1 as UINT32_MAX, of mc_post's request where a mc_transfer is: it looks at once, and returns
+ * MC_UNDER_WAY where the transfer is not over and well. Return the code, or NULL with CPython's exception for an
+ * argument that is no number. mc_python comes first, once: CPython's stable interface, by value as above. */
 struct mc_python {
   uint64_t (*number)(void *); /* PyLong_AsUnsignedLongLong */
   double (*real)(void *);     /* PyFloat_AsDouble */
@@ -129,9 +130,15 @@ struct mc_python {
   void (*hold)(void *);       /* PyEval_RestoreThread */
   void *(*code)(long);        /* PyLong_FromLong */
 };
-struct mc_entry { struct mc_comm *comm; struct mc_failure *failure; };
+struct mc_entry {
+  struct mc_comm *comm; /* NULL: closed; who closes waits then until nobody is inside */
+  struct mc_failure *failure;
+  uint64_t inside; /* threads in mc_post and mc_wait */
+};
 MC_API void mc_python(const struct mc_python *functions);
 MC_API void *mc_python_run(void *self, void *const *arguments, intptr_t given);
+MC_API void *mc_python_post(void *self, void *const *arguments, intptr_t given);
+MC_API void *mc_python_wait(void *self, void *const *arguments, intptr_t given);
 /* Says good-bye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
 MC_API void mc_close(struct mc_comm *comm);
 
@@ -144,11 +151,14 @@ MC_API int mc_region_drop(struct mc_comm *comm, uint32_t region);
 /* Sends and receives by tag, in order per (pair, tag); a thread of the core moves them. */
 enum mc_way { MC_SEND, MC_RECV };
 struct mc_status { int32_t code, peer; uint32_t tag, done; uint64_t bytes; };
+struct mc_transfer { uint64_t request; struct mc_status status; }; /* of mc_python_post */
 /* peer -1: from any rank. A message longer than the receive is MC_EMISMATCH for that receive only
  * (its bytes are dropped); a shorter one is fine and status.bytes says so. */
 MC_API int mc_post(struct mc_comm *comm, uint32_t way, int32_t peer, uint32_t tag, void *data,
                    uint64_t bytes, double timeout_s, uint64_t *request);
-/* Waits up to wait_s (0: only looks). A request that is done is forgotten once this has said so. */
+/* Waits up to wait_s (0: only looks): MC_UNDER_WAY where it is not done by then, which leaves *status alone. A request
+ * that is done is forgotten once this has said so; one that failed, once this has said so with a `failure`. */
+#define MC_UNDER_WAY (-1)
 MC_API int mc_wait(struct mc_comm *comm, uint64_t request, double wait_s, struct mc_status *status,
                    struct mc_failure *failure);
 /* Which of many requests has ended, for one thread that follows them all. mc_follow: the end of this one shall be

@@ -9,6 +9,8 @@
 #include "fault_point.h"
 
 #define SLOT_BITS 24
+#define NET_SPIN 10u /* times the spin within a node: what goes to another node and its answer take longer */
+#define SPIN_REST 255u /* waits at most that do not spin after spins that were in vain */
 
 static void release(struct mc_p2p *p) {
   for (uint32_t rank = 0; p->peers && rank < p->c->size; rank++) {
@@ -196,7 +198,7 @@ static int report(struct mc_p2p *p, struct mc_request *r, struct mc_status *stat
     if (marks) memset(marks, MC_HERE, p->c->size);
     if (marks && r->from >= 0) marks[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->mark;
   }
-  forget(p, r);
+  if (code == MC_OK || failure) forget(p, r);
   return code;
 }
 
@@ -225,12 +227,27 @@ static void take_place(struct mc_p2p *p, bool near, bool remote, int sign) {
   mc_p2p_entrust(p);
 }
 
+/* How long this wait spins at the sockets after something has moved there. To sleep and to be woken takes longer
+ * than a message, so a spin pays where the peer answers at once. Where it does not, or cannot since this spin has
+ * the processor that it needs, spins are in vain, and each makes the next twice as rare. */
+static uint64_t net_spin_ns(struct mc_p2p *p) {
+  if (!p->spin_rest) return mc_spin_ns(p->c) * NET_SPIN;
+  p->spin_rest--;
+  return 0;
+}
+
+static void learn(struct mc_p2p *p, bool in_vain) {
+  p->spin_vain = !in_vain ? 0 : p->spin_vain < SPIN_REST ? p->spin_vain * 2 + 1 : SPIN_REST;
+  p->spin_rest = p->spin_vain;
+}
+
 static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t until) {
   struct mc_bell *bell = mc_own_bell(p);
   const uint64_t id = r->id, deadline_ns = r->deadline_ns + 1;
   const bool near = r->near, remote = r->remote;
-  const double spin_s = p->c->tuning.spin_s;
-  uint64_t spin_until = mc_now_ns() + (spin_s > 0 ? (uint64_t)(spin_s * 1e9) : 0);
+  const uint64_t net_spin = near ? 0 : net_spin_ns(p);
+  uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
+  bool slept = false;
   take_place(p, near, remote, 1);
   for (;;) {
     const uint32_t rings = atomic_load(&bell->rings);
@@ -242,8 +259,11 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
     if (now >= at_most) {
       mc_p2p_sweep(p, true);
     } else if (!near && !p->polling) {
+      const bool sleeps = now - moved >= net_spin;
       p->turns++;
-      mc_p2p_turn(p, now < spin_until ? 0 : at_most - now);
+      mc_p2p_turn(p, sleeps ? at_most - now : 0);
+      if (p->ch->moved) moved = mc_now_ns();
+      slept |= sleeps;
     } else {
       if (!near && p->net_waiters == 1) mc_p2p_kick(p); /* the thread is to leave */
       pthread_mutex_unlock(&p->lock);
@@ -251,6 +271,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
       pthread_mutex_lock(&p->lock);
     }
   }
+  if (net_spin) learn(p, slept);
   take_place(p, near, remote, -1);
 }
 
@@ -266,10 +287,7 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
     if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
     r = mc_request_find(p, request); /* another thread may have been told its end */
   }
-  int code = MC_OK;
-  if (!r) code = MC_EINVAL;
-  else if (r->done) code = report(p, r, status, failure);
-  else if (status) *status = (struct mc_status){.code = MC_OK, .peer = r->from, .tag = r->tag};
+  const int code = !r ? MC_EINVAL : r->done ? report(p, r, status, failure) : MC_UNDER_WAY;
   pthread_mutex_unlock(&p->lock);
   return code;
 }

@@ -97,6 +97,7 @@ struct mc_p2p {
   uint32_t waiters, bell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
   uint32_t both_waiters;                       /* those of bell_waiters that need the sockets' thread */
   uint64_t turns;                              /* of waiters at the sockets */
+  uint32_t spin_vain, spin_rest; /* waits that do not spin there after the last spin in vain, and how many are left */
   struct mc_request *posted_first, *posted_last;
   struct mc_message *early_first, *early_last;
   uint64_t swept_ns;
@@ -107,6 +108,7 @@ struct mc_p2p {
 };
 
 static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
+static inline uint64_t mc_spin_ns(const struct mc_comm *c) { return (uint64_t)(c->tuning.spin_s * 1e9); }
 static inline struct mc_bell *mc_own_bell(struct mc_p2p *p) {
   return &p->area.bells[p->area.own ? 0 : p->c->local];
 }

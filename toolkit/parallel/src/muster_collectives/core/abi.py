@@ -18,8 +18,9 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 5
+ABI = 6
 RECORDS = 128
+UNDER_WAY = -1
 _VERBS = len(Verb)
 _PATHS = len(Path)
 
@@ -65,6 +66,12 @@ class McStatus(ctypes.Structure):
     _fields_ = (("code", i32), ("peer", i32), ("tag", u32), ("done", u32), ("bytes", u64))
 
 
+class McTransfer(ctypes.Structure):
+    """What the core writes of a request: its number, and once its status."""
+
+    _fields_ = (("number", u64), ("status", McStatus))
+
+
 class McStats(ctypes.Structure):
     _fields_ = (
         ("calls", u64 * _VERBS), ("bytes", u64 * _VERBS), ("paths", u64 * _PATHS),
@@ -92,7 +99,7 @@ class McPython(ctypes.Structure):
 
 
 class McEntry(ctypes.Structure):
-    _fields_ = (("comm", ptr), ("failure", ptr))
+    _fields_ = (("comm", ptr), ("failure", ptr), ("inside", u64))
 
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {

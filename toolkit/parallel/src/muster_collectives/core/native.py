@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
 _CLOSING_S = 5.0
+_ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
 
 
 class NativeCommunicator(Communicator):
@@ -92,7 +93,8 @@ class NativeCommunicator(Communicator):
         )
         library.mc_attend(self._handle, self._attention.address)
         self._entry = Entry(library, self._handle.value, self._failure.address.value)
-        self._run_core = self._entry.run
+        self._run_core, self._post_core = self._entry.run, self._entry.post
+        self.wait_core = self._entry.wait
 
     # --- collectives
 
@@ -188,22 +190,23 @@ class NativeCommunicator(Communicator):
             raise self._usage(f"tag {tag} is out of bounds", "a tag from 0 to 4294967295")
         if bytes_ < 0:
             raise self._usage(f"{bytes_} bytes cannot be sent", "0 or more")
-        number = ctypes.c_uint64()
-        handle = self.enter()
-        try:
-            code = self.library.mc_post(
-                handle, int(way), peer, tag, address, bytes_, limit_s, ctypes.byref(number)
-            )
-        finally:
-            self.leave()
-        request = NativeRequest(self, way, number.value, peer, tag, bytes_, limit_s)
-        if code:
-            raise self.error(Failure(_code(code)), request.text)
+        request = NativeRequest(self, way, peer, tag, bytes_, limit_s)
+        code = self._post_core(way, peer & _ANY, tag, address, bytes_, request.place, limit_s)
+        if code == Code.OK:
+            request.end()
+        elif code != abi.UNDER_WAY:
+            raise self.refused(code) or self.error(Failure(_code(code)), request.text)
         return request
+
+    def refused(self, code: int) -> CollectiveError | None:
+        """What is no failure of a call: the group is closed, or another process's."""
+        if code == Code.ECLOSED:
+            return self._closed()
+        return self._forked() if code == Code.EFORK else None
 
     def enter(self) -> ctypes.c_void_p:
         """The core's handle, which lives until `leave`. Raises ClosedError, ForkError."""
-        with self._entry_lock:  # each transfer comes by here: no Python of a Condition
+        with self._entry_lock:
             if self._handle is None:
                 raise self._closed()
             if os.getpid() != self._pid:
@@ -289,6 +292,7 @@ class NativeCommunicator(Communicator):
             return
         if os.getpid() != self._pid:
             self._handle = None  # the parent's: its flags and sockets are not the child's to touch
+            self._entry.close()
             return
         self.write_summary()
         self._end_core()
@@ -307,7 +311,9 @@ class NativeCommunicator(Communicator):
                 handle, self._handle = self._handle, None
                 if handle is not None:
                     self.library.mc_follow_no_more(handle)
+                self._entry.close()
                 free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
+            free = self._entry.left(_CLOSING_S) and free
             if handle is not None and free:
                 self.library.mc_close(handle)
                 for region in list(self.regions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from muster_collectives.core import abi
 from muster_collectives.core.errors import CollectiveError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Python looks for signals between two of these, so a wait can be interrupted by hand
 _SLICE_S = 0.2
+_STATUS = abi.McTransfer.status.offset
 
 
 class Ways(enum.IntEnum):
@@ -23,41 +24,37 @@ class Ways(enum.IntEnum):
     RECV = 1
 
 
-class _Look(NamedTuple):
-    """What one call of mc_wait writes."""
-
-    status: abi.McStatus
-    place: abi.FailurePlace
-
-
 class NativeRequest:
     """Keeps its end once the core has said it, for the core forgets it then.
 
     The core says it once, to one of the threads that look; to those that look after that it says
-    EINVAL. So every look is in `_looks` for as long as it may hold the end: whoever finds that the
-    core has forgotten the request finds the end there, whole, also where the thread that was told
-    has not come on yet or was interrupted by a signal handler.
+    EINVAL. What it says, it writes into this request before it forgets: whoever finds that it has
+    forgotten finds the end here, whole, also where the thread that was told has not come on yet or
+    was interrupted by a signal handler.
     """
 
     def __init__(
-        self,
-        group: NativeCommunicator,
-        way: Ways,
-        number: int,
-        peer: int,
-        tag: int,
-        bytes_: int,
+        self, group: NativeCommunicator, way: Ways, peer: int, tag: int, bytes_: int,
         timeout_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._group = group
-        self.number = number
+        self._told = told = abi.McTransfer()
+        self.place = place = ctypes.addressof(told)  # where the core writes this request's number
+        self._status_at = place + _STATUS
         self._timeout_s = timeout_s
         self._end: Status | CollectiveError | None = None
-        self._looks: list[_Look] = []
+        self._call = way, peer, tag, bytes_
+
+    @property
+    def number(self) -> int:
+        return int(self._told.number)
+
+    @property
+    def text(self) -> str:
+        way, peer, tag, bytes_ = self._call
         who = "any rank" if peer < 0 else f"rank {peer}"
         verb = "send of {} bytes to" if way is Ways.SEND else "receive of {} bytes from"
-        self.text = f"{verb.format(bytes_)} {who}, tag {tag}"
-        self._peer = peer
+        return f"{verb.format(bytes_)} {who}, tag {tag}"
 
     def done(self) -> bool:
         return self._end is not None or self._look(0.0)
@@ -65,54 +62,57 @@ class NativeRequest:
     def wait(self, timeout_s: float | None = None) -> Status:
         # the core ends the request at its own deadline; the margin lets it name the rank itself
         limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
-        began = time.monotonic()
-        while self._end is None:
-            left_s = limit_s - (time.monotonic() - began)
-            if self._look(max(0.0, min(left_s, _SLICE_S))):
-                break
-            if left_s <= 0:
-                failure = Failure(Code.ETIMEOUT, rank=self._peer, waited_s=limit_s)
-                raise self._group.error(failure, self.text)
+        if self._end is None and not self._look(min(limit_s, _SLICE_S)):
+            self._wait_on(limit_s, time.monotonic() - _SLICE_S)
         if isinstance(self._end, CollectiveError):
             raise self._end
         assert self._end is not None
         return self._end
 
+    def _wait_on(self, limit_s: float, began: float) -> None:
+        """Slice after slice. Raises CollectiveTimeout."""
+        while True:
+            left_s = limit_s - (time.monotonic() - began)
+            if self._look(max(0.0, min(left_s, _SLICE_S))):
+                return
+            if left_s <= 0:
+                failure = Failure(Code.ETIMEOUT, rank=self._call[1], waited_s=limit_s)
+                raise self._group.error(failure, self.text)
+
     def _look(self, wait_s: float) -> bool:
-        look = _Look(abi.McStatus(), abi.FailurePlace(self._group.size))
-        try:
-            handle = self._group.enter()
-        except CollectiveError as error:
-            self._end = error
-            return True
-        self._looks.append(look)
-        try:
-            code = self._group.library.mc_wait(
-                handle, self.number, wait_s, ctypes.byref(look.status), look.place.address
-            )
-        finally:
-            self._group.leave()
-        if not look.status.done and code == Code.EINVAL:  # one that was told before
-            look = next((each for each in tuple(self._looks) if each.status.done), look)
-        if look.status.done or (code and self._end is None):
-            self._end = self._end_of(look, int(code))
-        elif not code:
-            self._looks.remove(look)
-        return self._end is not None
+        told = self._told
+        code = self._group.wait_core(told.number, wait_s, self._status_at, 0)
+        if code == abi.UNDER_WAY:
+            return False
+        status = told.status
+        if status.done:  # now, or to an earlier look
+            code = status.code
+        if code:
+            self._end = self._failed(code)
+        else:
+            self.end()
+        return True
 
-    def _end_of(self, look: _Look, code: int) -> Status | CollectiveError:
-        status = look.status
-        if status.done and status.code == Code.OK:
-            return Status(int(status.peer), int(status.tag), int(status.bytes))
-        failure = look.place.read(int(status.code) or code)
-        if failure.rank < 0 and self._peer >= 0:
-            failure = _naming(failure, self._peer)
-        return self._group.error(failure, self._failed(failure, int(status.bytes)))
+    def end(self) -> None:
+        """The core has said that it is over, and well."""
+        status = self._told.status
+        self._end = Status(status.peer, status.tag, status.bytes)
 
-    def _failed(self, failure: Failure, came: int) -> str:
+    def _failed(self, code: int) -> CollectiveError:
+        """The core keeps a failure until it is asked for all of it: into one place for all."""
+        refused = self._group.refused(code)
+        if refused is not None:
+            return refused
+        fresh = abi.FailurePlace(self._group.size)
+        place: abi.FailurePlace = self.__dict__.setdefault("_failure", fresh)
+        self._group.wait_core(self.number, 0.0, self._status_at, place.address.value or 0)
+        failure, text, (_, peer, _, _) = place.read(code), self.text, self._call
+        if failure.rank < 0 and peer >= 0:
+            failure = _naming(failure, peer)
+        came = self._told.status.bytes
         if failure.code is Code.EMISMATCH and came:
-            return f"{self.text}: {came} bytes came"
-        return self.text
+            text = f"{text}: {came} bytes came"
+        return self._group.error(failure, text)
 
 
 class NativeEnds:

@@ -36,7 +36,8 @@ class Transfers:
         request = self._communicator.post_send(
             dense.data_ptr(), length, peer, tag & _TAGS, timeout_s
         )
-        return self._keep(Posted(request, dense, dense, None, self._drop, self._follower))
+        work = Posted(request, dense, dense, None, self._drop, self._follower)
+        return work if request.done() else self._keep(work)
 
     def receive(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> Posted:
         """From any rank without a `peer`. Raises TypeError for a tensor that is not dense."""
