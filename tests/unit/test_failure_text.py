@@ -172,11 +172,24 @@ def test_no_control_of_a_text_reaches_the_block_or_the_file() -> None:
 def test_no_line_of_ours_is_longer_than_a_screen_and_nothing_of_it_is_lost() -> None:
     words = " ".join(f"word{number}" for number in range(200))
     first = RANK._replace(summary=words, tail=f"Traceback (most recent call last):\n{words}\n")
-    lines = failure_block(FAILED._replace(first=first, fix=f"{words} end"), PLAIN).split("\n")
-    assert f"  {words}" in lines  # a rank's own line is whole
-    lines.remove(f"  {words}")
+    block = failure_block(FAILED._replace(first=first, fix=f"{words} end"), PLAIN)
+    lines = [line for line in block.split("\n") if " ... " not in line]  # a rank's line
     assert max(map(len, lines)) <= 200
     assert " ".join(lines).split().count("word77") == 2
+
+
+def test_a_long_line_of_a_rank_is_shortened_since_its_log_has_all() -> None:
+    long = "ValueError: " + "y" * 5000 + " at the end"
+    detail = "hosts: " + "word " * 100
+    block = failure_block(
+        FAILED._replace(first=RANK._replace(tail=f"{long}\n"), detail=detail), PLAIN
+    )
+    assert max(map(len, block.splitlines())) <= 200
+    (shown,) = [line for line in block.splitlines() if "yyy" in line]
+    assert shown.startswith("  ValueError: yyy")
+    assert shown.endswith("yyy at the end")
+    assert " ... " in shown
+    assert block.count("word") == 100, "what is our own loses nothing"
 
 
 def test_other_ends_are_one_line() -> None:

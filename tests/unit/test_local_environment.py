@@ -177,6 +177,14 @@ def test_differences_of_plain_processes_are_named(word: str) -> None:
     assert not any("/tmp" in sentence for sentence in differences(request, NETNS))
 
 
+def test_of_checkpoints_of_plain_processes_is_said_where_they_are() -> None:
+    """The literal /opt/ml/checkpoints is this machine's there: what a script keeps is not kept."""
+    kept = make_request(checkpoint="/ck")
+    assert any("beside the one that SM_MODEL_DIR names" in s for s in differences(kept, PROCESS))
+    for request, isolation in ((kept, NETNS), (make_request(), PROCESS)):
+        assert not any("checkpoint" in sentence for sentence in differences(request, isolation))
+
+
 def test_ranks_share_the_processors_unless_the_user_says_otherwise() -> None:
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert host_environ(PROCESS, {})["OMP_NUM_THREADS"] == str(share)

@@ -417,6 +417,17 @@ def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_va
     assert "0123456789abcdef" not in out
 
 
+def test_what_of_the_output_is_shown_is_said_by_its_variables(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_QUIET", "1")
+    monkeypatch.setenv("MUSTER_SHOW_RANKS", "0,last")
+    assert "Shown(" not in desk.plan()[1]
+    rows = {row["source"]: row["value"] for row in desk.json()["understood"]}
+    assert rows["variable MUSTER_SHOW_RANKS"] == "0,last"
+    assert rows["variable MUSTER_QUIET"] == "1"
+
+
 def test_a_large_cluster_is_cut_on_the_page_and_whole_in_the_object(desk: Desk) -> None:
     desk.hosts(40, current=30)
     torchrun(desk, 1)

@@ -39,7 +39,7 @@ options:
   --version    print the version
 
 exit codes:
-  0          all ranks exited 0                  104  HardwareError: a device was lost
+  0          all ranks exited 0                  103 104  reserved: nothing gives them
   1-99       the first failing rank's own code   105  InternalError: a defect of muster
   128 + n    the first failing rank died of      106  LaunchError: the launcher ended before
              signal n                                 all its ranks ran
@@ -47,7 +47,6 @@ exit codes:
   101        SourceError, InstallError: code     143  stopped from outside
              or packages                         2    the command line is wrong
   102        ClusterError, PeerError: a host is missing or was lost
-  103        HangError: only when a hang limit was asked for
 """
 
 

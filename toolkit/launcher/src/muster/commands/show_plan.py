@@ -338,6 +338,14 @@ def _masker(job: Job, environ: Mapping[str, str]) -> Masker:
     return Masker.of(environ, job.documents.hyperparameters, asked_variables(job.distribution))
 
 
+_SHOWN = {
+    "line prefixes": "MUSTER_LOG_PREFIX",
+    "without INFO": "MUSTER_QUIET",
+    "lines as they stand": "MUSTER_LIVE",
+    "ranks shown": "MUSTER_SHOW_RANKS",
+}
+
+
 def _changed_rows(job: Job) -> tuple[Row, ...]:
     """Settings and deadlines that are not the defaults, except the ports above."""
     names = {"secret": "MUSTER_JOB_SECRET", "log_limit_bytes": "MUSTER_LOG_LIMIT"}
@@ -350,7 +358,12 @@ def _changed_rows(job: Job) -> tuple[Row, ...]:
         for name, value in job.settings._asdict().items()
         if value != Settings._field_defaults[name]
         and not name.endswith("_port")
-        and name != "mpirun"  # it has a row of its own
+        and name not in ("mpirun", "shown")  # they have rows of their own
+    ]
+    rows += [
+        Row(what, job.environ[name], f"variable {name}")
+        for what, name in _SHOWN.items()
+        if name in job.environ
     ]
     rows += [
         Row(name, f"{value:g}", f"variable {variable(name)}")

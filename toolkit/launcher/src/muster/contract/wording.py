@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from muster.spec.masking import Masker
 from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
-from muster.spec.plain import printable, wrapped
+from muster.spec.plain import printable, shortened, wrapped
 
 MAX_FAILURE_BYTES = 1024  # the platform shows no more
 _HEADLINE_BYTES = 480
@@ -46,7 +46,7 @@ def failure_block(outcome: Outcome, masker: Masker) -> str:
     Ends without a newline. One line for an outcome that is no failure.
     """
     lines = _block(outcome, lambda text: printable(masker.mask(text)))
-    return "\n".join(line if line.startswith(" ") else wrapped(line) for line in lines)
+    return "\n".join(map(wrapped, lines))
 
 
 def _block(outcome: Outcome, clean: Callable[[str], str]) -> list[str]:
@@ -95,7 +95,7 @@ def _log(first: RankFailure | None) -> str:
 def _of_rank(first: RankFailure, clean: Callable[[str], str]) -> list[str]:
     reason = _line(clean, first.note or first.summary) or describe_status(first.status)
     lines = [f"FAILED {first.host} rank {first.rank}: {reason}"]
-    lines += [f"  {line}" for line in _last_traceback(clean(first.tail))]
+    lines += [shortened(f"  {line}") for line in _last_traceback(clean(first.tail))]
     if first.note or first.summary:
         lines.append(f"rank {first.rank} ended: {describe_status(first.status)}")
     return lines

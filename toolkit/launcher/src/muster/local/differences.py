@@ -19,6 +19,11 @@ def differences(request: Request, isolation: str) -> list[str]:
             "not resolve, addresses are of the loopback network",
             "the literal /opt/ml is not the host's: scripts must use the SM_* variables",
         ]
+        if request.checkpoint:
+            found.append(
+                "--checkpoint is the folder `checkpoints` beside the one that SM_MODEL_DIR names: "
+                "what a script writes to the literal /opt/ml/checkpoints is not kept there"
+            )
         if request.channels:
             found.append("channels are links to your own folders: what a script writes stays")
     elif isolation == DOCKER:

@@ -68,6 +68,7 @@ class Rank:
         self.started = started
         self.ended: float | None = None
         self.status: int | None = None
+        self.stopped = False  # after a signal of muster's
 
     @property
     def seconds(self) -> float | None:
@@ -113,6 +114,7 @@ class Progress:
         rank.ended = at
         status = event.get("status")
         rank.status = status if isinstance(status, int) else None
+        rank.stopped = event.get("stopped") is True
 
     def ranks_of(self, host: str) -> list[Rank]:
         """By number."""

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from muster.local.hosts import Stream
+from muster.spec.shown import BLOCK_MARK
 
 MAX_LINE_BYTES = 1 << 20
 RECENT_BYTES = 8 << 10
-LAST_BLOCKS = (b"FAILED ", b"STOPPED by ")
-HELD_BYTES = 64 << 10  # of a closing block; the longest has some 10 KiB
-HELD_S = 40.0  # a host ends sooner after it
+MARK = BLOCK_MARK.encode()
 STATE_S = 1.0  # between two states of a line where each is a line of its own
 _PREFIX = re.compile(rb"\[[^\] ]{1,100}\] ")
 
@@ -43,7 +42,7 @@ class Pump:
     def __init__(self, write: Callable[[bool, bytes], None]) -> None:
         self._write = write
         self._partial: dict[Stream, bytes] = {}
-        self._held: dict[int, tuple[bytes, float]] = {}
+        self._held: dict[int, bytes] = {}
         self._open_line = {False: False, True: False}
         self._open: dict[Place, Open] = {}
         self.recent = b""  # the last lines on stderr
@@ -83,24 +82,22 @@ class Pump:
         return [state for _, _, state in sorted(found)]
 
     def tick(self, now: float, shown: tuple[bool, ...]) -> None:
-        """Passes on as lines, from time to time, the states that nothing else shows, and blocks
-        that close no host after all. `shown`: the streams whose states are shown."""
+        """Passes on as lines, from time to time, the states that nothing else shows. `shown`: the
+        streams whose states are shown."""
         for place, one in self._open.items():
             if one.is_new and now - one.passed_at >= STATE_S and place[0].errors not in shown:
                 self._open[place] = Open(one.state, now, False)
                 self._emit(place[0].errors, one.state + b"\n")
-        for host in [host for host, (_, since) in self._held.items() if now - since > HELD_S]:
-            self._emit(True, self._held.pop(host)[0])
 
     def edit_blocks(self, edit: Callable[[bytes], bytes]) -> None:
         """Changes the blocks that are kept back; an empty one goes."""
-        edited = {host: (edit(block), since) for host, (block, since) in self._held.items()}
-        self._held = {host: held for host, held in edited.items() if held[0]}
+        edited = {host: edit(block) for host, block in self._held.items()}
+        self._held = {host: block for host, block in edited.items() if block}
 
     def release(self, paint: Callable[[bytes], bytes] = bytes) -> None:
         """Writes the blocks that were kept back, the leader's last; `paint` takes first lines."""
         for host in sorted(self._held, reverse=True):
-            first, end, rest = self._held.pop(host)[0].partition(b"\n")
+            first, end, rest = self._held.pop(host).partition(b"\n")
             self._emit(True, paint(first) + end + rest)
 
     def _settle(self, stream: Stream, line: bytes) -> bytes:
@@ -135,15 +132,10 @@ class Pump:
 
     def _pass_on(self, stream: Stream, data: bytes) -> None:
         if stream.errors and stream.host in self._held:
-            block, since = self._held[stream.host]
-            self._held[stream.host] = (block + data, since)
-            if len(block) + len(data) > HELD_BYTES:
-                self._emit(True, self._held.pop(stream.host)[0])
+            self._held[stream.host] += data
             return
-        start = _block_start(data) if stream.errors else -1
-        if start >= 0:
-            self._held[stream.host] = (data[start:], time.monotonic())
-            data = data[:start]
+        if stream.errors and MARK in data:
+            data, _, self._held[stream.host] = data.partition(MARK)
         if data:
             self._emit(stream.errors, data)
 
@@ -161,14 +153,3 @@ def _prefix(line: bytes) -> bytes:
     """`[algo-1:0] ` of the rank whose line it is, or b""."""
     found = _PREFIX.match(line)
     return found[0] if found else b""
-
-
-def _block_start(data: bytes) -> int:
-    """Where a closing block begins, or -1. Lines of ranks carry a prefix and never match."""
-    places = []
-    for head in LAST_BLOCKS:
-        if data.startswith(head):
-            return 0
-        places.append(data.find(b"\n" + head))
-    found = [place + 1 for place in places if place >= 0]
-    return min(found, default=-1)

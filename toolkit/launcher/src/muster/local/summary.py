@@ -81,7 +81,8 @@ def table(end: RunEnd, progress: Progress) -> list[str]:
             rows.append((host.name, "-", describe(host.status), "-"))
         for rank in ranks:
             took = "-" if rank.seconds is None else f"{rank.seconds:.1f}"
-            rows.append((host.name, str(rank.number), describe(rank.status), took))
+            how = describe(rank.status) + ", stopped" * rank.stopped
+            rows.append((host.name, str(rank.number), how, took))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return [
         f"  {name:<{widths[0]}}  {rank:>{widths[1]}}  {ended:<{widths[2]}}  {took:>{widths[3]}}"

@@ -6,7 +6,7 @@ They go to stderr from the job's log level on, and to `train.log` of the record 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from muster.run.logs import Pump
 from muster.run.record import Recorder
@@ -32,7 +32,7 @@ def _value(value: object) -> str:
 
 class Console:
     """Writes through the log pump, so that it never blocks. `mask` hides secrets. `wraps`: a person
-    reads it on a screen."""
+    reads it on a screen. `mark`: comes before the block that closes the host, on the screen."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Console:
         recorder: Recorder,
         mask: Callable[[str], str],
         wraps: bool = False,
+        mark: str = "",
     ) -> None:
         self._host = host
         self._level = level
@@ -49,6 +50,7 @@ class Console:
         self._keep = recorder.keeper(LOG)
         self._mask = mask
         self._wraps = wraps
+        self._mark = mark
         self._over = False
 
     def __call__(
@@ -62,12 +64,13 @@ class Console:
         line = printable(self._mask(text))
         self._write(line, wrapped(line) if self._wraps else line, rank >= self._level)
 
-    def last_block(self, text: str) -> None:
+    def last_block(self, notes: Iterable[str], block: str) -> None:
         """Several lines as they are: the summary and the failure block. No line of this host comes
         after them (protocol.md 8), also none of a thread that is still at work."""
         self._over = True
-        block = printable(self._mask(text))
-        self._write(block, block, True)
+        before = "".join(printable(self._mask(note)) + "\n" for note in notes)
+        last = printable(self._mask(block)) + "\n"
+        self._write(before + last, before + self._mark + last, True)
 
     def _write(self, kept: str, shown: str, is_shown: bool) -> None:
         if self._keep is not None:

@@ -294,7 +294,8 @@ class HostRanks:
 
     def _rank_ended(self, rank: Rank, wrapped: Wrapped) -> None:
         rank.ended_s = time.monotonic()
-        self._recorder.event("rank_ended", rank.slot.rank, status=wrapped.status)
+        stopped = rank.ended_by_us
+        self._recorder.event("rank_ended", rank.slot.rank, status=wrapped.status, stopped=stopped)
         if wrapped.lacked:  # not the script's fault, so no failure of the rank's
             rank.told = True
             error = not_started(f"rank {rank.slot.rank} on {self._host}", wrapped.failed_errno)

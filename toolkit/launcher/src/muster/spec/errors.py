@@ -6,8 +6,8 @@ MusterError
  |- InstallError      101  requirements or packages of the user    the user
  |- ClusterError      102  hosts that do not join or resolve       the platform, retry
  |- PeerError         102  a host that was lost during the run     the platform, retry
- |- HangError         103  only when a hang limit was asked for
- |- HardwareError     104  a device was lost                       the platform, retry
+ |- HangError         103  reserved: nothing gives it yet
+ |- HardwareError     104  reserved: nothing gives it yet
  |- InternalError     105  a defect of muster                      us
  |- LaunchError       106  the launcher ended before its ranks     the platform, retry
  |- UserScriptError   the code of the first failing rank           the user

@@ -33,6 +33,15 @@ def wrapped(text: str, width: int = WIDTH) -> str:
     return "\n".join(piece for line in text.split("\n") for piece in _pieces(line, width))
 
 
+def shortened(line: str, width: int = WIDTH) -> str:
+    """A line of at most `width` characters: of a longer one its beginning and its end."""
+    if len(line) <= width:
+        return line
+    gap = " ... "
+    end = width // 4
+    return line[: width - len(gap) - end] + gap + line[-end:]
+
+
 def _pieces(line: str, width: int) -> list[str]:
     pieces = []
     indent = line[: len(line) - len(line.lstrip())][: width // 2] + "    "

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from muster.spec.values import NamedTuple
 
 LAST = "last"
+
+# What `train` writes before the block that closes a host where `muster local` reads it: text alone
+# could be a script's. A terminal shows none of it.
+BLOCK_MARK = "\x1e\x1f\x1e"
 
 
 class ShownRanks(NamedTuple):
@@ -46,3 +52,8 @@ def _end(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ValueError(f"expected numbers of ranks, ranges or {LAST}, got {text!r}")
     return int(text)
+
+
+def mark_of(environ: Mapping[str, str]) -> str:
+    """What comes before a host's last block: nothing unless its reader asked for it."""
+    return BLOCK_MARK if environ.get("MUSTER_LIVE") == "1" else ""

@@ -151,6 +151,7 @@ def _mute(environ: Mapping[str, str], error: Exception) -> Outcome:
     from muster.run.post import trouble_of
     from muster.run.verdict import from_trouble
     from muster.spec.masking import Masker
+    from muster.spec.shown import mark_of
     from muster.train_job.output import base_paths
 
     outcome = from_trouble(trouble_of(error))
@@ -161,7 +162,7 @@ def _mute(environ: Mapping[str, str], error: Exception) -> Outcome:
         return os.path.isdir(paths.base) and report.write(paths, outcome, masker)
 
     BackgroundCall("files", write).ended(FILES_S)
-    sys.stderr.write(report.failure_block(outcome, masker) + "\n")
+    sys.stderr.write(mark_of(environ) + report.failure_block(outcome, masker) + "\n")
     return outcome
 
 

@@ -37,5 +37,4 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
             log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):
         log("report", "no failure file could be written", level="WARNING")
-    block = [masker.mask(note) for note in ending.notes] + [failure_block(outcome, masker)]
-    output.console.last_block("\n".join(block) + "\n")
+    output.console.last_block(map(masker.mask, ending.notes), failure_block(outcome, masker))

@@ -14,7 +14,7 @@ from muster.spec.distribution import Mpi
 from muster.spec.errors import ConfigError
 from muster.spec.job import Job, Paths
 from muster.spec.masking import Masker
-from muster.spec.shown import Shown
+from muster.spec.shown import Shown, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,16 +28,18 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
     shown = job.settings.shown if isinstance(job, Job) else Shown()
     pump = Pump(shown.live)
     masker = _masker_of(environ, job)
+    mark = mark_of(environ)
     if isinstance(job, ConfigError):
         name = _name_beside_bad_input(environ)
         recorder = Recorder(name, "", 1, masker.mask)
-        return Output(pump, Console(name, 20, pump, recorder, masker.mask), recorder, masker)
+        console = Console(name, 20, pump, recorder, masker.mask, mark=mark)
+        return Output(pump, console, recorder, masker)
     name = job.cluster.me.name
     folder = record_folder(job)
     own = os.path.join(folder, name) if folder else ""
     recorder = Recorder(name, own, job.settings.log_limit_bytes, masker.mask)
     level = max(job.log_level, LEVELS["WARNING"]) if shown.quiet else job.log_level
-    console = Console(name, level, pump, recorder, masker.mask, wraps=shown.quiet)
+    console = Console(name, level, pump, recorder, masker.mask, shown.quiet, mark)
     return Output(pump, console, recorder, masker)
 
 
