@@ -22,11 +22,18 @@ variable "BASES" {
   }
 }
 
+// for what is not as usual the characters that `make image` ends its tag with
+function "variant" {
+  params = [given]
+  result = length(given) == 0 ? "" : "v${substr(sha256("['${join("', '", given)}']"), 0, 6)}"
+}
+
 function "tag" {
   params = [framework, device]
   result = REVISION == "" ? [] : [join("-", compact([
     "${REPOSITORY}:${VERSION}", framework, device, "py${replace(PYTHON, ".", "")}", BASES[PYTHON][0], REVISION,
     REFRESH == "" ? "" : "r${REFRESH}",
+    variant(compact([SSH == "1" ? "" : "SSH=${SSH}", BASE_IMAGE == BASES[PYTHON][1] ? "" : BASE_IMAGE])),
   ]))]
 }
 

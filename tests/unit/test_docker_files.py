@@ -212,6 +212,18 @@ def test_bake_makes_no_tag_that_moves() -> None:
     assert (cpu["args"]["TORCH_VERSION"], cpu["args"]["REFRESH"]) == ("9.9", "20261123")
 
 
+@pytest.mark.dev
+def test_bake_gives_what_is_not_as_usual_a_tag_of_its_own_that_of_make_image() -> None:
+    usual = choose("cpu")
+    assert baked(REVISION="abc", BASE_IMAGE=usual.base)["cpu"]["tags"] == [
+        reference("cpu", "abc", usual)
+    ]
+    without = choose("cpu", ["SSH=0"])
+    for base in ("", "debian:mine"):
+        cpu = baked(REVISION="abc", SSH="0", BASE_IMAGE=base)["cpu"]
+        assert cpu["tags"] == [reference("cpu", "abc", without, base)]
+
+
 def baked(**variables: str) -> dict[str, Any]:
     """The targets that bake would build."""
     if not PLUGIN.is_file():
