@@ -11,12 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.errors import UsageError
+from muster_collectives.core.errors import MismatchError, UsageError
 from muster_collectives.core.types import DType, Path, Verb
 from muster_collectives.torch import stats
 from tests.collectives import ranks_callers, ranks_verbs
 from tests.collectives.ranks_verbs import core_calls, same
 from tests.support.torch_ranks import World, main
+from tests.support.waiting import wait_until
 
 warnings.filterwarnings("ignore")
 
@@ -101,6 +102,23 @@ def sends_and_receives_meet_by_tag(world: World) -> None:
     elif rank == 1:
         dist.recv_object_list(objects, 0)
         assert objects[0]["size"] == size
+
+
+def a_transfer_that_has_ended_is_known_without_a_wait(world: World) -> None:
+    """Who only asks is_completed has what came, and hears of a failure."""
+    if world.rank == 0:
+        for tag, length in enumerate((8, 8, 16)):
+            dist.send(torch.ones(length), 1, tag=tag)
+    elif world.rank == 1:
+        grid = torch.zeros(4, 8)
+        wholes = (torch.zeros(4), torch.zeros(16), grid[:, ::2])  # too short, too long, strided
+        works = [dist.irecv(whole, 0, tag=tag) for tag, whole in enumerate(wholes)]
+        wait_until(lambda: all(work.is_completed() for work in works), 60.0, "all have ended")
+        for work in works[:2]:
+            assert not work.is_success() and isinstance(work.exception(), MismatchError)
+        assert works[2].is_success() and works[2].exception() is None
+        same(grid[:, ::2].contiguous(), torch.ones(4, 4))
+    dist.barrier()
 
 
 def objects_travel(world: World) -> None:
@@ -255,6 +273,7 @@ CHECKS = (
     asynchronous_works_say_when_they_are_done,
     a_callback_may_use_the_group_again,
     sends_and_receives_meet_by_tag,
+    a_transfer_that_has_ended_is_known_without_a_wait,
     objects_travel,
     sub_groups_are_groups,
     functional_collectives_work,

@@ -59,12 +59,12 @@ class Transfers:
         with self._changing:
             while self._kept:  # what nobody waits for ends in about the order of its beginning
                 first = next(iter(self._kept))
-                if not self._kept[first].is_completed():
+                if not self._kept[first].has_ended():
                     break
                 del self._kept[first]
             if len(self._kept) >= self._sweep_at:
                 kept = self._kept.items()
-                self._kept = {key: each for key, each in kept if not each.is_completed()}
+                self._kept = {key: each for key, each in kept if not each.has_ended()}
                 self._sweep_at = max(_SWEEP, 2 * len(self._kept))
             self._kept[id(work)] = work
         return work

@@ -242,14 +242,26 @@ class Posted(dist._Work):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.wait()
 
-    def is_completed(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether the core is done with the memory."""
         return self._over or self._request.done()
+
+    def is_completed(self) -> bool:
+        """A transfer that has ended is taken as `wait` takes it: what came is in the tensor, and
+        its failure is known."""
+        if not self._over and self._request.done() and self._once.acquire(blocking=False):
+            try:
+                if not self._over:
+                    self._finish(None)
+            finally:
+                self._once.release()
+        return self._over
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        return self._error
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         return [self._tensor]
