@@ -6,10 +6,10 @@ job ends well. From outside it shows in that torch is loaded into all ranks and 
 between them once the group is there. The looks end with the first one that shows otherwise.
 
 A warning must be true, so it is not given where anything may move unseen: a GPU or another device
-is open, MPI or our own core is loaded (both talk through memory), the kernel counts no bytes. Any
+is mapped, MPI or our own core is loaded (both talk through memory), the kernel counts no bytes. Any
 connection of a rank's process tree counts, but those to the web. Ranks that have ended cannot be
-looked at: whether something moved after the last look, the counters of the whole host say, and
-where others use its network, too, the warning is left out.
+looked at, nor connections that came and went between two looks: of those the counters of the whole
+network namespace say, and where others use it, too, the warning is left out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from muster.run.background import BackgroundCall
 from muster.run.loop import Loop
 from muster.run.rank import Rank
 from muster.run.rank_shim import descendants
-from muster.spec.values import NamedTuple
 
-PAUSE_S, LONG_PAUSE_S = 2.0, 10.0
-LONG_AFTER_S = 120.0
+PAUSE_S = 2.0
 ENOUGH_LOOKS = 3
 LAST_BYTES = 32768  # of all that the host received after the last look: the job's own end is in it
 LEAST_BYTES = 256  # between two looks: the end of a connection moves less, a step of a model more
@@ -35,45 +33,19 @@ EXCHANGED_NOTHING = (
     "the ranks here exchanged nothing: a script that trains has made one model per rank "
     "(Hugging Face on CPUs: set ACCELERATE_USE_CPU=1; docs/frameworks.md)"
 )
-_TALK_UNSEEN = ("/libmpi.", "/muster_collectives/_native/")
-_DEVICES = ("/dev/nvidia", "/dev/neuron", "/dev/kfd", "/dev/infiniband")
+_TALK_UNSEEN = ("/libmpi.", "/muster_collectives/_native/",
+                "/dev/nvidia", "/dev/neuron", "/dev/kfd", "/dev/infiniband")  # fmt: skip
 _WEB = (80, 443)  # a model that is downloaded, metrics that are sent
+_COUNTED = ("ActiveOpens", "PassiveOpens", "InOctets")
 _HEADER, _ESTABLISHED, _TCP_INFO = 16, 1, 2
 _COUNTS_AT = 120  # bytes_acked and bytes_received in the kernel's struct tcp_info
 
 
-class Sight(NamedTuple):
-    """What one look shows. `alive`: a rank still runs; `all_have_torch`: all run, and have it
-    loaded; `moved`: a connection's inode -> bytes both ways, None where they may not show what is
-    exchanged."""
-
-    alive: bool
-    all_have_torch: bool
-    moved: Mapping[int, int] | None
-
-
 class Traffic(NamedTuple):
-    """Of a host since its start: TCP connections made and accepted, bytes received."""
+    """Of this network namespace since its start: TCP connections made and accepted, and bytes."""
 
     opened: int
     received_bytes: int
-
-
-def traffic_of_host() -> Traffic | None:
-    """What the kernel has counted, of this network namespace; None where it does not say."""
-    tcp = _counters("/proc/net/snmp", "Tcp")
-    ip = _counters("/proc/net/netstat", "IpExt")
-    try:
-        return Traffic(tcp["ActiveOpens"] + tcp["PassiveOpens"], ip["InOctets"])
-    except KeyError:
-        return None
-
-
-def _counters(path: str, protocol: str) -> dict[str, int]:
-    rows = [
-        line.split()[1:] for line in _text(path).splitlines() if line.startswith(f"{protocol}:")
-    ]
-    return dict(zip(rows[0], map(int, rows[1]), strict=False)) if len(rows) == 2 else {}
 
 
 class GroupWatch:
@@ -82,13 +54,10 @@ class GroupWatch:
     def __init__(self, loop: Loop, ranks: Sequence[Rank]) -> None:
         self._loop = loop
         self._ranks = ranks
-        self._began_s = time.monotonic()
-        self._moved: Mapping[int, int] = {}
-        self._quiet_looks = 0
-        self._traffic: Traffic | None = None
-        self._looked_s = 0.0
-        self._pause_s = PAUSE_S
-        self._settled = False
+        self._moved: dict[int, int] = {}
+        self._quiet_looks = 0  # in a row, and at all ranks with torch
+        self._before: Traffic | None = None  # the first of them
+        self._last: Traffic | None = None
 
     def look(self) -> None:
         """Now, and again until the ranks are seen to talk or have ended. On a thread of its own:
@@ -98,77 +67,77 @@ class GroupWatch:
             for rank in self._ranks
             if not rank.ended_s and rank.wrapped is not None and rank.wrapped.pid
         ]
-        try:
-            threading.Thread(target=self._see, args=(pids,), name="groups", daemon=True).start()
-        except RuntimeError:
-            pass  # no thread can be had: nothing is known, so nothing is said
+        if len(pids) == len(self._ranks):  # those that are left say nothing of the world
+            seen = BackgroundCall(
+                "groups",
+                lambda: (traffic_of_host(), *glance(pids)),
+                lambda: self._loop.post(lambda: self.take(*seen.result())),
+            )
 
-    def _see(self, pids: Sequence[int]) -> None:
-        traffic = traffic_of_host()
-        seen = glance(pids, len(self._ranks))
-        self._loop.post(lambda: self._take(seen, traffic))
-
-    def _take(self, seen: Sight, traffic: Traffic | None) -> None:
-        self._settled = seen.moved is None or any(
-            count - self._moved.get(inode, count) > LEAST_BYTES
-            for inode, count in seen.moved.items()
-        )
-        are_new = set(seen.moved or {}) - set(self._moved)  # they have not had the time to talk
-        self._moved = seen.moved or {}
-        self._quiet_looks = 0 if are_new else self._quiet_looks + seen.all_have_torch
-        if seen.all_have_torch:
-            self._traffic = traffic
-        self._looked_s = time.monotonic()
-        if self._looked_s - self._began_s > LONG_AFTER_S:
-            self._pause_s = LONG_PAUSE_S
-        if seen.alive and not self._settled:
-            self._loop.after(self._pause_s, self.look)
+    def take(
+        self, traffic: Traffic | None, have_torch: bool, counts: dict[int, int] | None
+    ) -> None:
+        """What one look has shown; see `traffic_of_host` and `glance`."""
+        if counts is None or any(
+            count - self._moved.get(inode, count) > LEAST_BYTES for inode, count in counts.items()
+        ):
+            self._quiet_looks = 0
+            return
+        are_new = counts.keys() - self._moved.keys()  # they have not had the time to talk
+        self._quiet_looks = self._quiet_looks + 1 if have_torch and not are_new else 0
+        if not self._quiet_looks:
+            self._before = traffic
+        self._moved, self._last = counts, traffic
+        self._loop.after(PAUSE_S, self.look)
 
     def warning(self) -> str:
-        """After the end of all ranks; "" unless each has run by itself, as far as can be known."""
-        to_the_end = time.monotonic() - self._looked_s < 2 * self._pause_s
-        quiet = self._quiet_looks >= ENOUGH_LOOKS and not self._settled
-        return EXCHANGED_NOTHING if quiet and to_the_end and self._was_quiet_since() else ""
-
-    def _was_quiet_since(self) -> bool:
-        """Whether nothing can have moved after the last look at all ranks."""
-        before, now = self._traffic, traffic_of_host()
-        if before is None or now is None:
-            return False
-        received_bytes = now.received_bytes - before.received_bytes
-        return now.opened == before.opened and received_bytes < LAST_BYTES
+        """After the end of all ranks; "" unless each has run by itself, as far as can be known: a
+        connection that came and went between two looks was seen by the host's counters alone."""
+        now, before, last = traffic_of_host(), self._before, self._last
+        if self._quiet_looks < ENOUGH_LOOKS or not (now and before and last):
+            return ""
+        was_quiet = now.received_bytes - last.received_bytes < LAST_BYTES
+        return EXCHANGED_NOTHING if was_quiet and now.opened == before.opened else ""
 
 
-def glance(pids: Sequence[int], ranks: int) -> Sight:
-    """Of the ranks' processes, and of the connections of all below them."""
+def traffic_of_host() -> Traffic | None:
+    """What the kernel has counted; None where it does not say."""
+    found: dict[str, int] = {}
+    for path in ("/proc/net/snmp", "/proc/net/netstat"):
+        lines = [line.split() for line in _text(path).splitlines()]
+        for names, values in zip(lines[::2], lines[1::2], strict=False):
+            found.update((n, int(v)) for n, v in zip(names, values, strict=False) if n in _COUNTED)
+    if len(found) < len(_COUNTED):
+        return None
+    return Traffic(found["ActiveOpens"] + found["PassiveOpens"], found["InOctets"])
+
+
+def glance(pids: Sequence[int]) -> tuple[bool, dict[int, int] | None]:
+    """Whether all of these processes have torch loaded; and what went over each connection of
+    theirs and of all below them, but to the web: its inode -> bytes both ways, None where that may
+    not show what they exchange."""
     maps = [_text(f"/proc/{pid}/maps") for pid in pids]
-    hidden = any(name in text for name in _TALK_UNSEEN for text in maps)
-    return Sight(
-        alive=bool(pids),
-        all_have_torch=len(pids) == ranks and all("/libtorch" in text for text in maps),
-        moved=None if hidden else moved([*pids, *descendants(*pids)]),
-    )
+    have_torch = all("/libtorch" in text for text in maps)
+    if any(name in text for name in _TALK_UNSEEN for text in maps):
+        return have_torch, None
+    return have_torch, moved([*pids, *descendants(*pids)])
 
 
-def moved(tree: Sequence[int]) -> Mapping[int, int] | None:
-    """What has gone over each connection of these processes but to the web; None where it cannot
-    be known."""
+def moved(tree: Sequence[int]) -> dict[int, int] | None:
+    """The bytes of each connection of these processes; None where that cannot be known."""
     try:
-        open_files = [link for pid in tree for link in _links(pid)]
-        if any(link.startswith(_DEVICES) for link in open_files):
-            return None
-        held = {int(link[8:-1]) for link in open_files if link.startswith("socket:[")}
-        return {inode: count for inode, count in connections() if inode in held}
+        held = {link for pid in tree for link in links(f"/proc/{pid}/fd")}
+        return {inode: count for inode, count in connections() if f"socket:[{inode}]" in held}
     except (OSError, struct.error):
         return None
 
 
-def _links(pid: int) -> Iterator[str]:
+def links(folder: str) -> Iterator[str]:
     """What a process has open. Raises PermissionError where nobody else may see it."""
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        for entry in os.scandir(folder):
             try:
-                yield os.readlink(f"/proc/{pid}/fd/{name}")
+                yield os.readlink(entry)
             except FileNotFoundError:  # closed meanwhile
                 pass
     except (FileNotFoundError, ProcessLookupError):
