@@ -16,9 +16,9 @@ from muster.local.environment import NETNS, PROCESS
 from muster.local.launch import stop_limit_s
 from muster.local.network import host_address
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
+from muster.local.paths import is_below, outermost
 from muster.local.preparation import Prepared, distribution_keys, make_orders, unsuitable
 from muster.local.request import MAX_HOSTS, Group
-from muster.local.rootfs import is_below, outermost
 from muster.local.runfolder import RunFolder
 from tests.support.local_runs import make_request
 

@@ -19,9 +19,7 @@ def train() -> None:
     arguments = sys.argv[1:]
     if arguments not in ([], ["train"]):
         _leave(_answer(arguments))
-    import gc
-
-    gc.set_threshold(GC_THRESHOLD)
+    _collect_rarely()
     from muster.train_job import run
 
     _leave(run(os.environ).exit_code)
@@ -30,6 +28,7 @@ def train() -> None:
 def main() -> None:
     """The command for people; `muster train` is `train`."""
     interrupts_end_at_once()
+    _collect_rarely()
     if sys.argv[1:2] == ["train"]:
         del sys.argv[1]
         train()
@@ -37,6 +36,12 @@ def main() -> None:
     from muster.commands.parser import main as run_command
 
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _collect_rarely() -> None:
+    import gc
+
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def interrupts_end_at_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from muster.spec.values import NamedTuple
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 

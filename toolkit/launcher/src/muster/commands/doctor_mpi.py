@@ -12,10 +12,10 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.commands.doctor_finding import Finding, fail, fine, warn
 from muster.spec.mpi_rules import DAEMONS
+from muster.spec.values import NamedTuple
 
 _TOOL_S = 10.0
 _VERSION = re.compile(r"\(Open MPI\) (\d+)(?:\.\d+)*")

@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 INTERRUPTED_EXIT_CODE = 128 + 2
 _CANNOT_PRINT = (errno.EPIPE, errno.ENOSPC, errno.EIO)

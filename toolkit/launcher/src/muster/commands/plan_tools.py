@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.plan.frameworks import Frameworks
 from muster.plan.tools import Tools, find_tools
 from muster.spec.distribution import Mpi, ParameterServer
 from muster.spec.job import Job, Staged
+from muster.spec.values import NamedTuple
 
 ASSUMED_MPI = "5.0.11"
 _NEEDED = {"tensorflow": ("tensorflow",), "mxnet": ("mxnet",), "pytorch": ("torch",)}

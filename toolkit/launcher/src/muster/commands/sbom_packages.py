@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 _FORMAT = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\t${source:Package}\n"
 _LONGEST = 80  # characters of a licence's name; some packages put the whole text there

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from muster.commands.arguments import Parser, UsageError
 from muster.commands.plan_tools import Found, find
@@ -31,6 +31,7 @@ from muster.spec.errors import MusterError
 from muster.spec.job import Job, Program, Settings, Staged
 from muster.spec.machine import HostFacts, Machine
 from muster.spec.masking import MASK, Masker
+from muster.spec.values import NamedTuple
 
 if TYPE_CHECKING:
     from muster.local.dry_run import DryRun

@@ -10,10 +10,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, NamedTuple
+from typing import IO
 
 from muster.local.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
 from muster.run.record import EVENTS, LOGS
+from muster.spec.values import NamedTuple
 
 RECORD = "muster"  # below output/data, where `train` keeps its record on the platform
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output

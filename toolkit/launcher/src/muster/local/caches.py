@@ -10,7 +10,8 @@ import fcntl
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+
+from muster.spec.values import NamedTuple
 
 SEEN = ("huggingface", "torch", "pip")  # below ~/.cache
 # place below the host's home -> folder below ~/.cache/muster

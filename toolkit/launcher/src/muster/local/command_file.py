@@ -10,11 +10,11 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 from muster.local.runfolder import RunFolder
 from muster.spec.masking import MASK, Masker, is_secret_name
+from muster.spec.values import NamedTuple
 
 COMMAND = "command.json"
 SCHEMA = 1

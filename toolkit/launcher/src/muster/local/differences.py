@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from muster.local.docker_request import DOCKER, DockerOptions, size_in_words
 from muster.local.environment import PROCESS, threads_per_rank
+from muster.local.paths import TEMPORARY, is_below
 from muster.local.request import Request
-from muster.local.rootfs import TEMPORARY, is_below
 
 
 def differences(request: Request, isolation: str) -> list[str]:

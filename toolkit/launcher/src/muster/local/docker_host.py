@@ -13,7 +13,7 @@ from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain
 from muster.local.docker_request import size_in_words
 from muster.local.orders import Containers, HostOrder
-from muster.local.rootfs import CHECKPOINTS, ML
+from muster.local.paths import CHECKPOINTS, ML
 from muster.spec.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
 
 KILLED_CODE = 128 + signal.SIGKILL

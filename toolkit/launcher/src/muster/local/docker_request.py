@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
+from muster.spec.values import NamedTuple
 
 DOCKER = "docker"
 LEAST_MEMORY_BYTES = 6 << 20  # the engine takes no less
 LEAST_SHM_BYTES = 4 << 10  # one page
 MOST_BYTES = 1 << 50
 LEAST_CPUS = 0.01
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = r"(?i:([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?)"
 # source: the reference grammar of the Distribution project, without its length of a name
 _DOMAIN = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _PART = r"[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
-    rf"(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
-    r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,})?",
-    re.ASCII,
+_IMAGE = (
+    rf"(?a:(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,})?)"
 )
 _UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -56,7 +55,7 @@ def size(least_bytes: int) -> Callable[[str], int]:
     """An option's type: a number of bytes as the docker command takes it; k, m, g are 1024's."""
 
     def convert(text: str) -> int:
-        match = _SIZE.fullmatch(text.strip())
+        match = re.fullmatch(_SIZE, text.strip())
         if not match:
             raise argparse.ArgumentTypeError(
                 f"expected a number and b, k, m, g or t, such as 512m or 1.5g, got {text!r}"
@@ -103,7 +102,7 @@ def read_docker(args: argparse.Namespace) -> DockerOptions | None:
             "--isolation docker needs the image that hosts are containers of",
             "add --image IMAGE, with a program `train` in it",
         )
-    if not _IMAGE.fullmatch(args.image):
+    if not re.fullmatch(_IMAGE, args.image):
         raise UsageError(
             f"--image: {args.image!r} is not the name of an image",
             "expected NAME[:TAG] in small letters, such as my-image:1; `docker images` lists them",

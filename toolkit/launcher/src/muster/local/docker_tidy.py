@@ -6,13 +6,14 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain, explained
 from muster.local.orders import Containers
 from muster.local.runfolder import MARK
 from muster.spec.errors import ConfigError
+from muster.spec.values import NamedTuple
 
 GIVE_BACK_S = 600.0
 ROOT = "0:0"

@@ -10,17 +10,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from muster.commands.show_plan import Row
 from muster.local import environment, preparation, runfolder, sourcecode, tree
 from muster.local.docker_request import DOCKER
 from muster.local.environment import NETNS, PROCESS
 from muster.local.module import entry_point
+from muster.local.paths import ML
 from muster.local.request import Request, read_request
-from muster.local.rootfs import ML
 from muster.local.runfolder import RunFolder
 from muster.spec.machine import Interface, Machine
+from muster.spec.values import NamedTuple
 
 CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
 NEVER_SHOWN = (*CHOSEN_LATE, "MUSTER_JOB_SECRET")

@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
-from muster.local import rootfs
 from muster.local.caches import INDUCTOR
 from muster.local.docker_request import DOCKER
 from muster.local.network import INTERFACE, host_address
+from muster.local.paths import HOME, TEMPORARY
 from muster.local.request import Request
 from muster.local.runfolder import RunFolder
 
@@ -160,8 +160,8 @@ def host_environ(
     if isolation == NETNS:
         environ = {name: value for name, value in environ.items() if not name.startswith("XDG_")}
         environ.setdefault("PYTHONUSERBASE", _user_base())
-        environ.update(HOME=rootfs.HOME, TMPDIR="/tmp")
-        environ.setdefault(INDUCTOR, f"{rootfs.HOME}/.cache/torchinductor")
+        environ.update(HOME=HOME, TMPDIR="/tmp")
+        environ.setdefault(INDUCTOR, f"{HOME}/.cache/torchinductor")
     elif isolation == PROCESS:
         environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
@@ -210,7 +210,7 @@ def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:
         paths += text.split(os.pathsep)
     paths += [os.path.abspath(path) for path in sys.path if path]
     absolute = {os.path.normpath(path) for path in paths if path.startswith("/")}
-    return tuple(sorted(p for p in absolute if os.path.isdir(p) and p not in rootfs.TEMPORARY))
+    return tuple(sorted(p for p in absolute if os.path.isdir(p) and p not in TEMPORARY))
 
 
 def _is_leftover(name: str) -> bool:

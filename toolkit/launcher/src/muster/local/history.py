@@ -7,12 +7,13 @@ import os
 import shlex
 import time
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.commands.arguments import UsageError, did_you_mean
 from muster.local import runfolder
 from muster.local.artifacts import made
 from muster.local.command_file import Command, read_command
+from muster.spec.values import NamedTuple
 
 LATEST = "latest"
 

@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.local.orders import KILL, STOP, HostOrder, Orders, to_line
 from muster.spec.errors import LaunchError
+from muster.spec.values import NamedTuple
 
 LIMIT_S = 10.0
 

@@ -6,10 +6,9 @@ git itself is asked, so that its rules are git's: what it tracks is packed.
 from __future__ import annotations
 
 import os
-import tempfile
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
+from muster.spec.values import NamedTuple
 
 OWN = ".musterignore"
 ASK_S = 60.0
@@ -57,6 +56,8 @@ def find_ignored(folder: str) -> Ignored:
     Raises UsageError where `.musterignore` cannot be obeyed.
     """
     if os.path.isfile(os.path.join(folder, OWN)):
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="muster-ignore-") as temp:
             problem, _ = _git(temp, "init", "-q", ".")
             where = (f"--git-dir={temp}/.git", f"--work-tree={folder}")

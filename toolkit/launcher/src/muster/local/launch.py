@@ -12,7 +12,6 @@ from muster.local import caches, github, memory, preparation, runfolder, summary
 from muster.local.command_file import write_command
 from muster.local.environment import NETNS, PROCESS, kept_paths
 from muster.local.hosts import LIMIT_S, Hosts, start_hosts
-from muster.local.internet import find_pasta
 from muster.local.module import imports_from_here
 from muster.local.orders import Orders
 from muster.local.preparation import Prepared
@@ -125,8 +124,11 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     began = time.monotonic()
     orders = preparation.make_orders(prepared, os.environ)
     if orders.isolated:
-        pasta = find_pasta() if request.internet else ""
-        orders = orders._replace(caches=caches.find_caches(os.environ), pasta=pasta)
+        orders = orders._replace(caches=caches.find_caches(os.environ))
+    if orders.isolated and request.internet:
+        from muster.local.internet import find_pasta
+
+        orders = orders._replace(pasta=find_pasta())
     in_use = caches.use(orders.caches)
     if github.in_actions(os.environ):
         screen.pump.say(github.group(f"muster local: output of {request.program}"))

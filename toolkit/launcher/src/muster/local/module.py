@@ -6,12 +6,15 @@ code, and runs the module as `python -m` would, from the source folder.
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from muster.commands.arguments import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    import ast
 
 MAX_READ_BYTES = 1 << 20
 _ENTRY = """\
@@ -57,6 +60,8 @@ def imports_from_here(program: str, source_dir: str, here: str) -> list[str]:
     """
     if source_dir == here or not program.endswith(".py"):
         return []
+    import ast
+
     try:
         with open(os.path.join(source_dir, program), "rb") as file:
             tree = ast.parse(file.read(MAX_READ_BYTES))
@@ -71,6 +76,8 @@ def imports_from_here(program: str, source_dir: str, here: str) -> list[str]:
 
 
 def _top_names(tree: ast.Module) -> Iterator[str]:
+    import ast
+
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from muster.local.caches import Caches
+from muster.spec.values import NamedTuple
 
 STOP = b"s"  # SIGTERM to every host
 KILL = b"k"  # SIGKILL to everything

@@ -6,20 +6,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 from muster.local import environment, runfolder, tree
 from muster.local.docker_request import DOCKER
 from muster.local.environment import NETNS, PROCESS
-from muster.local.internet import find_pasta
 from muster.local.orders import Containers, HostOrder, Orders
+from muster.local.paths import ML, is_below
 from muster.local.request import Request
-from muster.local.rootfs import ML, is_below
 from muster.local.runfolder import RunFolder
 from muster.run.record import LOGS
 from muster.spec.distribution import Distribution
 from muster.spec.errors import ConfigError
+from muster.spec.values import NamedTuple
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
 
@@ -64,6 +63,8 @@ def choose_isolation(
     reason = unsuitable(folder.path) or why_not_isolated(folder.path)
     if not reason:
         if request.internet:
+            from muster.local.internet import find_pasta
+
             find_pasta()
         return NETNS
     if request.isolation == NETNS:

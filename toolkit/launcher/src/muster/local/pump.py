@@ -13,16 +13,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from muster.local.hosts import Stream
 from muster.spec.shown import BLOCK_MARK
+from muster.spec.values import NamedTuple
 
 MAX_LINE_BYTES = 1 << 20
 RECENT_BYTES = 8 << 10
 MARK = BLOCK_MARK.encode()
 STATE_S = 1.0  # between two states of a line where each is a line of its own
-_PREFIX = re.compile(rb"\[[^\] ]{1,100}\] ")
+_PREFIX = rb"\[[^\] ]{1,100}\] "
 
 
 class Open(NamedTuple):
@@ -151,5 +151,5 @@ class Pump:
 
 def _prefix(line: bytes) -> bytes:
     """`[algo-1:0] ` of the rank whose line it is, or b""."""
-    found = _PREFIX.match(line)
+    found = re.match(_PREFIX, line)
     return found[0] if found else b""

@@ -7,18 +7,18 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 from muster.local.docker_request import DOCKER, DockerOptions, read_docker
 from muster.local.ignored import NOTHING, Ignored, find_ignored
-from muster.local.rootfs import is_below
+from muster.local.paths import is_below
 from muster.spec.shown import parse_ranks
+from muster.spec.values import NamedTuple
 
 MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 class Group(NamedTuple):
@@ -217,7 +217,7 @@ def parse_channels(texts: list[str]) -> dict[str, str]:
     """`name=DIR` texts as channel -> absolute folder, which exists."""
     channels = {}
     for name, folder in parse_pairs("--channel", texts).items():
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise UsageError(
                 f"--channel: {name!r} cannot be a channel: letters, digits, . _ - only"
             )
@@ -263,7 +263,7 @@ def _refuse_in_output(paths: Mapping[str, str], output: str) -> None:
 def parse_environ(texts: list[str]) -> dict[str, str]:
     environ = parse_pairs("--env", texts)
     for name in environ:
-        if not _VARIABLE.fullmatch(name):
+        if not re.fullmatch(_VARIABLE, name):
             raise UsageError(f"--env: {name!r} is not the name of a variable")
     return environ
 
@@ -301,7 +301,9 @@ def parse_groups(text: str) -> tuple[Group, ...]:
     for item in text.split(","):
         name, _, rest = item.strip().partition(":")
         count, _, instance_type = rest.partition(":")
-        if not _NAME.fullmatch(name) or not (count.isascii() and count.isdecimal() and int(count)):
+        if not re.fullmatch(_NAME, name) or not (
+            count.isascii() and count.isdecimal() and int(count)
+        ):
             raise UsageError(
                 f"--instance-groups: expected NAME:COUNT or NAME:COUNT:TYPE, got {item.strip()!r}",
                 "for example --instance-groups workers:2:ml.c5.xlarge,helpers:1",

@@ -16,13 +16,10 @@ from muster.local import kernel
 from muster.local.caches import Caches
 from muster.local.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC
 from muster.local.orders import HostOrder, Orders
+from muster.local.paths import CHECKPOINTS, HOME, ML, TEMPORARY, is_below, outermost
 
 OLD = "/.old"
-HOME = "/tmp/home"
-ML = "/opt/ml"
-CHECKPOINTS = f"{ML}/checkpoints"
 RESOLVERS = "/run/systemd/resolve/resolv.conf"  # those that a resolver on loopback asks
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 MADE_HERE = ("proc", "sys", "tmp", "opt")
 _KEPT_FLAGS = {
     "nosuid": MS_NOSUID,
@@ -97,20 +94,6 @@ def _lay_over(folder: str, target: str, own: str) -> None:
         kernel.mount("overlay", target, "overlay", flags, options)
     except OSError:  # in a user namespace
         kernel.mount("overlay", target, "overlay", flags, f"{options},userxattr")
-
-
-def outermost(paths: Iterable[str]) -> list[str]:
-    """The paths without those below another one of them."""
-    kept: list[str] = []
-    for path in sorted(set(paths)):
-        if not is_below(path, kept):
-            kept.append(path)
-    return kept
-
-
-def is_below(path: str, folders: Iterable[str]) -> bool:
-    """Whether the path is one of the folders or lies in one."""
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def _new_root() -> None:

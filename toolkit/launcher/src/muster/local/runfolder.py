@@ -11,10 +11,10 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from muster.commands.arguments import UsageError
 from muster.run.record import EVENTS
+from muster.spec.values import NamedTuple
 
 RUNS = "muster-runs"
 MARK = ".muster-run"

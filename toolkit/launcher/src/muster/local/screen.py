@@ -22,7 +22,7 @@ STATES_EVERY_S = 0.05
 SHOWN_STATES = 16
 GREEN, RED = "\x1b[32m", "\x1b[31m"
 SHOWN_RANKS = 8
-_PIECES = re.compile(r"\x1b\[[0-9;?]*[@-~]|.", re.DOTALL)
+_PIECES = r"(?s:\x1b\[[0-9;?]*[@-~]|.)"
 FLUSH_S = 5.0
 RESULT_S = 60.0
 
@@ -183,7 +183,7 @@ def fitting(line: bytes, columns: int) -> bytes:
     import unicodedata
 
     text, width = [], 0
-    for piece in _PIECES.findall(line.decode("utf-8", "replace")):
+    for piece in re.findall(_PIECES, line.decode("utf-8", "replace")):
         if piece.startswith("\x1b"):
             text.append(piece if piece.endswith("m") else "")
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from muster.commands.arguments import USAGE_EXIT_CODE
 from muster.local.artifacts import Clash, made
@@ -18,6 +17,7 @@ from muster.local.screen import describe
 from muster.local.session import Ending
 from muster.run.record import LOGS
 from muster.spec.errors import STOPPED_EXIT_CODE, LaunchError
+from muster.spec.values import NamedTuple
 
 SCHEMA = 1
 TIMEOUT_EXIT_CODE = 124

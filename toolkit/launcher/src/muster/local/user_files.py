@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 from muster.run.evidence import frames
 from muster.spec.plain import printable
+from muster.spec.values import NamedTuple
 
 _CODE = r"/opt/ml/code/"
-_LINE = re.compile(rf'^.*File "[^"\n]*{_CODE}([^"\n]+)", line (\d+)[^\n]*$', re.MULTILINE)
+_LINE = rf'(?m:^.*File "[^"\n]*{_CODE}([^"\n]+)", line (\d+)[^\n]*$)'
 
 
 class Place(NamedTuple):
@@ -29,7 +29,7 @@ def with_own_paths(text: str, source: str) -> str:
             return found[0]
         return f"{found[0]}  ({printable(_shown(path))}:{found[2]})"
 
-    return _LINE.sub(line, text)
+    return re.sub(_LINE, line, text)
 
 
 def failing_place(tail: str, source: str) -> Place | None:

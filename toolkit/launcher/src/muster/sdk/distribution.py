@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from muster.contract.cluster import GROUPS_KEY
 from muster.contract.distribution import (
@@ -21,6 +20,7 @@ from muster.contract.distribution import (
 )
 from muster.contract.findings import Findings, named, nearest, short
 from muster.contract.model_parallel import KEY, check_parameters
+from muster.spec.values import NamedTuple
 
 TORCH = "sagemaker_torch_distributed_enabled"
 

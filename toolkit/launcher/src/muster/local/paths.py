@@ -1,0 +1,24 @@
+"""Where things lie in an isolated host, and which paths hold which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HOME = "/tmp/home"
+ML = "/opt/ml"
+CHECKPOINTS = f"{ML}/checkpoints"
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those below another one of them."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not is_below(path, kept):
+            kept.append(path)
+    return kept
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether the path is one of the folders or lies in one."""
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
