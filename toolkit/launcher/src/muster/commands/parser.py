@@ -9,10 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-
-from muster.spec.values import NamedTuple
 
 INTERRUPTED_EXIT_CODE = 128 + 2
 _CANNOT_PRINT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
@@ -51,35 +47,37 @@ exit codes:
 """
 
 
-class _Command(NamedTuple):
-    module: str
-    description: str
-    script_arguments: bool = False
-
-
-COMMANDS = {
-    "local": _Command(
-        "muster.local.command", "Run a real job of one or several hosts on this machine.", True
+COMMANDS = {  # its module, what it does, whether arguments of a script may come after `--`
+    "local": (
+        "muster.local.command",
+        "Run a real job of one or several hosts on this machine.",
+        True,
     ),
-    "plan": _Command(
+    "plan": (
         "muster.commands.show_plan",
         "Print what `train` would do, with the source of every value.",
         True,
     ),
-    "history": _Command(
-        "muster.local.history_command", "List, show, repeat and remove runs of `muster local`."
+    "history": (
+        "muster.local.history_command",
+        "List, show, repeat and remove runs of `muster local`.",
+        False,
     ),
-    "logs": _Command("muster.local.logs_command", "Print what the ranks of a run wrote."),
-    "doctor": _Command(
-        "muster.commands.doctor", "Say what of this machine would hurt a job, and the cure."
+    "logs": ("muster.local.logs_command", "Print what the ranks of a run wrote.", False),
+    "doctor": (
+        "muster.commands.doctor",
+        "Say what of this machine would hurt a job, and the cure.",
+        False,
     ),
-    "sbom": _Command(
-        "muster.commands.sbom", "Print the bill of materials of this image, as CycloneDX 1.5."
+    "sbom": (
+        "muster.commands.sbom",
+        "Print the bill of materials of this image, as CycloneDX 1.5.",
+        False,
     ),
 }
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: list[str]) -> int:
     """Runs the command of `argv` (without the program's name); returns the exit code: 0, too, where
     nobody reads on (`muster history | head`)."""
     try:
@@ -97,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-def _answer(argv: Sequence[str]) -> int:
+def _answer(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
         return 0
@@ -109,7 +107,9 @@ def _answer(argv: Sequence[str]) -> int:
     return _run(argv[0], argv[1:])
 
 
-def _run(name: str, rest: Sequence[str]) -> int:
+def _run(name: str, rest: list[str]) -> int:
+    from importlib import import_module
+
     from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError
 
     prog = "muster"
