@@ -12,9 +12,9 @@ SIGKILL to any of them leaves nothing. Source: protocol.md 11; rootless works.
 from __future__ import annotations
 
 import os
-from socket import socket
+from typing import TYPE_CHECKING
 
-from muster.local import holder, internet, kernel, network, rootfs
+from muster.local import holder, kernel, network, rootfs
 from muster.local.kernel import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -25,13 +25,20 @@ from muster.local.kernel import (
 )
 from muster.local.orders import HostOrder, Orders
 
+if TYPE_CHECKING:
+    from socket import socket
+
 OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
 
 
 def run_isolated(orders: Orders, up: int) -> int:
     """Makes the namespaces, starts the keeper and waits for it. Raises OSError."""
     parent = os.getppid()
-    helper = internet.start_helper(orders.pasta) if orders.pasta else None
+    helper = None
+    if orders.pasta:
+        from muster.local.internet import start_helper
+
+        helper = start_helper(orders.pasta)
     if not kernel.has_namespace_powers():
         _become_root_of_a_user_namespace()
     kernel.unshare(OWN | CLONE_NEWPID)
@@ -121,7 +128,9 @@ class _Birth:
             self._turn()
             network.configure(self._order.address)
             if self._helper:
-                internet.ask(self._helper, self._order.name)
+                from muster.local.internet import ask
+
+                ask(self._helper, self._order.name)
             kernel.sethostname(self._order.name)
             rootfs.enter(self._orders, self._order)
             self._turn()
