@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_runs import MARK, Start, start
+from tests.support.nobody import as_nobody, home_of_nobody, readable_python
 from tests.support.waiting import wait_until
 
 __all__ = ["start"]
@@ -49,14 +50,22 @@ time.sleep(float(os.environ.get("SM_HP_SECONDS", "0")))
 """
 
 
+def fill(home: Path) -> None:
+    (home / "src").mkdir()
+    (home / "src/reach.py").write_text(REACH)
+    (home / "hello").write_text("world")
+
+
+def end_server(home: Path) -> None:
+    if (home / "server").exists():
+        os.kill(int((home / "server").read_text()), signal.SIGKILL)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src/reach.py").write_text(REACH)
-    (tmp_path / "hello").write_text("world")
+    fill(tmp_path)
     yield tmp_path
-    if (tmp_path / "server").exists():
-        os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
+    end_server(tmp_path)
 
 
 def wrapper() -> tuple[str, ...]:
@@ -79,6 +88,30 @@ def test_every_host_reaches_a_server_of_the_parents_network(start: Start, home: 
     assert result.out.count("got b'world'") == 2
     assert result.out.count("10.77.0.2") == 2
     assert "no internet" not in result.err
+
+
+# as most distributions have it; on some it is root's alone
+OPEN_TUN = """\
+mount -t tmpfs -o mode=755 devices /mnt
+mknod -m 666 /mnt/tun c 10 200
+mount --bind /mnt/tun /dev/net/tun
+exec "$@"
+"""
+
+
+@pytest.fixture
+def nobodys_home() -> Iterator[Path]:
+    with home_of_nobody(fill) as home:
+        yield home
+        end_server(home)
+
+
+def test_every_host_does_without_root(nobodys_home: Path, start: Start) -> None:
+    within = ("unshare", "--mount", "sh", "-ec", OPEN_TUN, "sh", *wrapper(), *as_nobody())
+    argv = (*ARGV, "--internet")
+    result = start(nobodys_home, argv, wrapper=within, python=readable_python()).wait()
+    assert result.code == 0, result.err
+    assert result.out.count("got b'world'") == 2
 
 
 def test_without_the_option_no_host_does(start: Start, home: Path) -> None:

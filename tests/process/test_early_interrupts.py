@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,20 +41,16 @@ def interrupted(module: str, entry: str, *argv: str) -> list[str]:
 
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("module", TRAIN)
-def test_train_answers_an_early_interrupt_as_any_other(tmp_path: Path, module: str) -> None:
-    job = Cluster(tmp_path / "job", "raise SystemExit('it ran')\n", hosts=1)
-    end = subprocess.run(
-        interrupted(module, "train"),
-        env=job.environ | {"SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert end.returncode == 143, end.stderr
-    assert end.stderr.rstrip().splitlines()[-1] == "STOPPED by SIGINT on algo-1, exit code 143"
-    assert "Traceback" not in end.stderr
-    assert "it ran" not in end.stdout + end.stderr
+def test_train_answers_an_early_interrupt_as_any_other(
+    cluster: Callable[..., Cluster], module: str
+) -> None:
+    job = cluster("print('it ran')\n", hosts=1)
+    job.start(command=interrupted(module, "train"))
+    result = job.wait(60)["algo-1"]
+    assert result.code == 143, result.err
+    assert result.err.rstrip().splitlines()[-1] == "STOPPED by SIGINT on algo-1, exit code 143"
+    assert "Traceback" not in result.err
+    assert "it ran" not in result.out
 
 
 @pytest.mark.parametrize("module", LOCAL)

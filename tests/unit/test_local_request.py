@@ -132,6 +132,15 @@ def test_a_misspelt_script_is_answered_with_the_nearest_file(
     assert caught.value.fix == f"did you mean {meant}?"
 
 
+def test_a_script_whose_name_no_json_can_hold_is_refused_before_a_host_starts(
+    project: Path,
+) -> None:
+    name = os.fsdecode(b"tr\xff.py")
+    (project / name).touch()
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        read(name)
+
+
 @pytest.mark.parametrize("text", ["a", "a:0", "a:-1", "a:x", ":2", "a:1,a:1", "a b:1", "a:1,,b:1"])
 def test_malformed_instance_groups_are_refused(text: str) -> None:
     with pytest.raises(UsageError):

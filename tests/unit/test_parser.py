@@ -40,6 +40,16 @@ def test_without_a_command_the_help_is_printed(
     assert capsys.readouterr().out == HELP
 
 
+def test_a_folder_that_is_gone_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["history"]) == 2
+    assert "the current folder is gone" in capsys.readouterr().err
+
+
 def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> None:
     lines = HELP.splitlines()
     assert len(lines) <= 40

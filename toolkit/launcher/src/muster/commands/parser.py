@@ -123,6 +123,7 @@ def _run(name: str, rest: list[str]) -> int:
         command.add_arguments(parser)
         args = parser.parse(rest)
         _hear_interrupts()
+        _refuse_to_be_nowhere()
         code: int = command.run(args)
         return code
     except HelpShown:
@@ -134,6 +135,15 @@ def _run(name: str, rest: list[str]) -> int:
         fix = f"\n  {error.fix}" if error.fix else ""
         sys.stderr.write(f"{prog}: {error.message}{fix}\n")
         return USAGE_EXIT_CODE
+
+
+def _refuse_to_be_nowhere() -> None:
+    from muster.commands.arguments import UsageError
+
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the current folder is gone", "cd into one that exists") from None
 
 
 def _hear_interrupts() -> None:

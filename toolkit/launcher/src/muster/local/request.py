@@ -154,6 +154,8 @@ def _find_code(args: argparse.Namespace) -> tuple[str, str]:
 
 def find_script(script: str, source_dir: str | None) -> tuple[str, str]:
     """(source folder, program below it). Without a folder it is the script's own."""
+    if script != script.encode(errors="replace").decode():
+        raise UsageError(f"the name {script!r} is not UTF-8, as the job's files are", "rename it")
     if source_dir is None:
         if os.path.isdir(script):
             raise UsageError(f"{script!r} is a folder, not a script", _script_in(script))
