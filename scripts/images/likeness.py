@@ -40,9 +40,12 @@ def likeness(config: Mapping[str, Any]) -> str:
 def content_of(client: Client, reference: str) -> Content:
     """Raises ImageError."""
     with saved(client, reference) as path:
-        layers = tuple({member.name: _said(layer, member) for member in layer}
-                       for layer in layers_of(path))  # fmt: skip
-        return Content(config_of(path), layers)
+        return Content(config_of(path), tuple(map(entries, layers_of(path))))
+
+
+def entries(layer: tarfile.TarFile) -> dict[str, str]:
+    """What is said of each path of a layer: equal when all its bytes in the archive are."""
+    return {member.name: _said(layer, member) for member in layer}
 
 
 def _said(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:

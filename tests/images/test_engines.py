@@ -45,7 +45,7 @@ def test_a_build_reaches_a_server_of_this_host(tmp_path: Path) -> None:
 def test_so_does_one_on_an_engine_with_debians_settings(tmp_path: Path) -> None:
     if missing := [name for name in NEEDED if not shutil.which(name)]:
         pytest.skip(f"no {', '.join(missing)} here")
-    engine, base = client(), f"muster-test-{RUN}:base"
+    engine, base = client(), f"muster-test-{RUN}:debian"
     inner = f"{__file__}::{test_a_build_reaches_a_server_of_this_host.__name__}"
     script = 'docker load -q -i "$1"; shift; "$@"'
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from scripts.images import choice
 from scripts.images.choice import choose, pythons
 from scripts.images.errors import ImageError
-from scripts.images.likeness import Content, differences, likeness
+from scripts.images.likeness import Content, differences, entries, likeness
 from scripts.images.pins import pins
 from scripts.images.targets import reference
 
@@ -92,3 +94,18 @@ def test_images_that_differ_in_anything_else_are_not(name: str) -> None:
     assert [line.partition(":")[0] for line in found] == [
         "layer 0", "layer 0 /a", "layer 0 /b", f"configuration {name}",
     ]  # fmt: skip
+
+
+def test_entries_that_differ_only_in_how_an_archive_writes_them_are_not_the_same() -> None:
+    """The layer's digest is that of the archive, so what a reader makes of it is not enough."""
+
+    def layer(form: int) -> tarfile.TarFile:
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w", format=form) as packed:
+            packed.addfile(tarfile.TarInfo("venv/x"))
+        archive.seek(0)
+        return tarfile.open(fileobj=archive)
+
+    with layer(tarfile.USTAR_FORMAT) as one, layer(tarfile.GNU_FORMAT) as other:
+        contents = [Content({}, (entries(each),)) for each in (one, other)]
+    assert [line.partition(":")[0] for line in differences(*contents)] == ["layer 0 /venv/x"]
