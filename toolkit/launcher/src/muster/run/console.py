@@ -32,7 +32,7 @@ def _value(value: object) -> str:
 
 class Console:
     """Writes through the log pump, so that it never blocks. `mask` hides secrets. `wraps`: a person
-    reads it on a screen. `mark`: comes before the block that closes the host, on the screen."""
+    reads it on a screen. `mark`: comes before the block of what did not succeed, on the screen."""
 
     def __init__(
         self,
@@ -64,13 +64,14 @@ class Console:
         line = printable(self._mask(text))
         self._write(line, wrapped(line) if self._wraps else line, rank >= self._level)
 
-    def last_block(self, notes: Iterable[str], block: str) -> None:
-        """Several lines as they are: the summary and the failure block. No line of this host comes
-        after them (protocol.md 8), also none of a thread that is still at work."""
+    def last_block(self, notes: Iterable[str], block: str, marked: bool) -> None:
+        """Several lines as they are: the summary and the block, `marked` when it is of a failure or
+        a stop. No line of this host comes after them (protocol.md 8), also none of a thread that is
+        still at work."""
         self._over = True
         before = "".join(printable(self._mask(note)) + "\n" for note in notes)
         last = printable(self._mask(block)) + "\n"
-        self._write(before + last, before + self._mark + last, True)
+        self._write(before + last, before + self._mark * marked + last, True)
 
     def _write(self, kept: str, shown: str, is_shown: bool) -> None:
         if self._keep is not None:

@@ -8,8 +8,8 @@ from muster.spec.values import NamedTuple
 
 LAST = "last"
 
-# What `train` writes before the block that closes a host where `muster local` reads it: text alone
-# could be a script's. A terminal shows none of it.
+# What `train` writes before the block of a failure or a stop where `muster local` reads it: text
+# alone could be a script's. A terminal shows none of it.
 BLOCK_MARK = "\x1e\x1f\x1e"
 
 

@@ -37,4 +37,5 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
             log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):
         log("report", "no failure file could be written", level="WARNING")
-    output.console.last_block(map(masker.mask, ending.notes), failure_block(outcome, masker))
+    notes = map(masker.mask, ending.notes)
+    output.console.last_block(notes, failure_block(outcome, masker), marked=not good)
