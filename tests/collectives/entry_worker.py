@@ -9,7 +9,7 @@ import sys
 from array import array
 from typing import Any
 
-from muster_collectives.core import AbortedError, DType, Op, Verb
+from muster_collectives.core import AbortedError, ClosedError, DType, Op, Verb
 from tests.collectives.meeting import Meeting
 
 CALLS, GROUPS = 2000, 8
@@ -44,6 +44,11 @@ def main() -> None:
         refused=refused(comm), interrupted=interrupted(meeting), kept=kept(comm),
     )  # fmt: skip
     comm.close()
+    try:
+        comm.post_send(data.buffer_info()[0], 8, 1 - comm.rank, 0)
+    except ClosedError:
+        return
+    raise AssertionError("a send of a group that is closed")
 
 
 def refused(comm: Any) -> list[str]:
@@ -58,6 +63,13 @@ def refused(comm: Any) -> list[str]:
             found.append(str(run(*wrong)))
         except (TypeError, OverflowError) as error:
             found.append(type(error).__name__)
+    whole = (0, 1, 2, 3, 4, 5, 60.0)  # of a send; a wait for it is shorter
+    for call, fine in ((comm._post_core, whole), (comm.wait_core, (7, 0.0, 0, 0))):
+        for wrong in ((None, *fine[1:]), (-1, *fine[1:]), fine[:-1]):
+            try:
+                found.append(str(call(*wrong)))
+            except (TypeError, OverflowError) as error:
+                found.append(type(error).__name__)
     comm.barrier()
     return found
 

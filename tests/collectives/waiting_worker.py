@@ -1,14 +1,16 @@
-"""A rank that waits, or that holds memory: `waiting_worker late|together|pages`."""
+"""A rank that waits, or that holds memory: `waiting_worker late|together|answers|pages`."""
 
 from __future__ import annotations
 
 import mmap
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from muster_collectives.core import Communicator
+from muster_collectives.core.buffers import span_of
 from tests.collectives.meeting import Meeting
 from tests.collectives.watching import once_it_waits
 
@@ -35,6 +37,24 @@ def together(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
     before = comm.stats().sleeps
     for _ in range(CALLS):
         comm.barrier(LIMIT_S)
+    return {"sleeps": comm.stats().sleeps - before}
+
+
+def answers(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
+    """Messages that are answered one by one."""
+    peer, data = 1 - comm.rank, bytearray(1024)
+    address = span_of(data, None, True).address
+
+    def turn(ways: Sequence[str]) -> None:
+        for way in ways:
+            post = comm.post_send if way == "send" else comm.post_recv
+            post(address, len(data), peer, 1, LIMIT_S).wait(LIMIT_S)
+
+    ways = ("receive", "send") if comm.rank else ("send", "receive")
+    turn(ways)
+    before = comm.stats().sleeps
+    for _ in range(CALLS):
+        turn(ways)
     return {"sleeps": comm.stats().sleeps - before}
 
 
@@ -75,7 +95,7 @@ def can_advise() -> bool:
     return True
 
 
-PLAYS = {each.__name__: each for each in (late, together, pages)}
+PLAYS = {each.__name__: each for each in (late, together, answers, pages)}
 
 
 def main(play: str) -> None:

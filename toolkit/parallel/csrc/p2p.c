@@ -261,6 +261,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
     } else if (!near && !p->polling) {
       const bool sleeps = now - moved >= net_spin;
       p->turns++;
+      if (sleeps) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
       mc_p2p_turn(p, sleeps ? at_most - now : 0);
       if (p->ch->moved) moved = mc_now_ns();
       slept |= sleeps;

@@ -7,8 +7,8 @@
 #include "fault_point.h"
 
 #define LINGER 2u           /* slices before the bell's thread sleeps without end: posts in a row need not wake it */
-#define GRACE_NS 200000u    /* who posts may wait at once: until then the sockets are left to him ... */
-#define GRACES 100u         /* ... and so often before their thread sleeps without end */
+#define GRACE_NS 1000000u   /* who posts may wait at once: until then the sockets are left to him ... */
+#define GRACES 20u          /* ... and so often before their thread sleeps without end */
 
 void mc_p2p_kick(struct mc_p2p *p) {
   if (p->polling) mc_channel_wake(p->ch);
