@@ -10,7 +10,7 @@
 
 #define SLOT_BITS 24
 #define NET_SPIN 10u /* times the spin within a node: what goes to another node and its answer take longer */
-#define SPIN_REST 255u /* waits at most that do not spin after spins that were in vain */
+#define SPIN_REST 127u /* waits at most that do not spin after spins that were in vain */
 
 static void release(struct mc_p2p *p) {
   for (uint32_t rank = 0; p->peers && rank < p->c->size; rank++) {
@@ -247,7 +247,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
   const bool near = r->near, remote = r->remote;
   const uint64_t net_spin = near ? 0 : net_spin_ns(p);
   uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
-  bool slept = false;
+  bool in_vain = !net_spin;
   take_place(p, near, remote, 1);
   for (;;) {
     const uint32_t rings = atomic_load(&bell->rings);
@@ -259,12 +259,14 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
     if (now >= at_most) {
       mc_p2p_sweep(p, true);
     } else if (!near && !p->polling) {
-      const bool sleeps = now - moved >= net_spin;
+      in_vain |= now - moved >= net_spin; /* also what comes late, after others had the processor: no more of this */
       p->turns++;
-      if (sleeps) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-      mc_p2p_turn(p, sleeps ? at_most - now : 0);
-      if (p->ch->moved) moved = mc_now_ns();
-      slept |= sleeps;
+      if (in_vain) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
+      mc_p2p_turn(p, in_vain ? at_most - now : 0);
+      if (p->ch->moved && !in_vain) {
+        const uint64_t came = mc_now_ns();
+        in_vain = came - moved >= net_spin, moved = came;
+      }
     } else {
       if (!near && p->net_waiters == 1) mc_p2p_kick(p); /* the thread is to leave */
       pthread_mutex_unlock(&p->lock);
@@ -272,7 +274,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
       pthread_mutex_lock(&p->lock);
     }
   }
-  if (net_spin) learn(p, slept);
+  if (net_spin) learn(p, in_vain);
   take_place(p, near, remote, -1);
 }
 

@@ -2,6 +2,7 @@
  * sleeps without end when nothing is pending that concerns it. */
 #define _GNU_SOURCE
 #include <poll.h>
+#include <sched.h>
 #include <time.h>
 #include "p2p_state.h"
 #include "fault_point.h"
@@ -68,6 +69,7 @@ void mc_p2p_turn(struct mc_p2p *p, uint64_t wait_ns) {
   pthread_mutex_unlock(&p->lock);
   const struct timespec wait = {.tv_sec = 0, .tv_nsec = (long)wait_ns};
   const int said = ppoll(ch->polls, count, &wait, NULL);
+  if (!said && !wait_ns) sched_yield(); /* the peer may be here and want this processor */
   pthread_mutex_lock(&p->lock);
   p->polling = false;
   if (said >= 0) mc_channel_polled(ch);
