@@ -215,9 +215,10 @@ def told_once(comm: Communicator) -> dict[str, Any]:
     """Another thread looks, or a signal handler raises, when one has been told the end."""
     if not isinstance(comm, NativeCommunicator):
         return {"other": [], "again": []}
-    wait = comm.wait_core
+    wait, meeting = comm.wait_core, Meeting()
     if comm.rank == 1:
-        for _ in range(2):
+        for turn in ("first", "again"):
+            meeting.wait_for_mark(turn)  # what is there before its receive is over with the post
             send(comm, pattern(100, 1, 6), 0, 6).wait(LIMIT_S)
     words: dict[str, Any] = {"other": [], "again": []}
     if comm.rank == 0:
@@ -229,6 +230,7 @@ def told_once(comm: Communicator) -> dict[str, Any]:
 
         comm.wait_core = held(wait, hold)
         request = receive(comm, room, 1, 6)
+        meeting.mark("first")
         first = threading.Thread(target=lambda: words["other"].append(request.wait().bytes))
         first.start()
         assert told.wait(LIMIT_S)
@@ -237,6 +239,7 @@ def told_once(comm: Communicator) -> dict[str, Any]:
         first.join()
         comm.wait_core = held(wait, interrupt)
         request = receive(comm, room, 1, 6)
+        meeting.mark("again")
         with suppress(KeyboardInterrupt):
             request.wait()
         comm.wait_core = wait
