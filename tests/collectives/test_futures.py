@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("ranks_futures.py")
 LIMIT_S = 120.0
 WAYS = {
     "within a node": {},
-    "between nodes": {"FUTURES_APART": "1"},
+    "between nodes": {"RANKS_APART": "1"},
     "without a core": {"COLLECTIVES_PURE": "1"},
 }
 

@@ -148,16 +148,16 @@ int mc_local_run(struct mc_comm *c) {
   }
 }
 
-static int failed(struct mc_comm *c, struct mc_failure *failure) {
-  if (!failure) return c->broken.code;
+int mc_failed(struct mc_comm *c, struct mc_failure *failure, int code) {
+  if (!failure) return code;
   uint8_t *marks = failure->marks;
   *failure = c->broken;
   failure->marks = marks;
   if (marks) memcpy(marks, c->broken_marks, c->size);
-  return c->broken.code;
+  return code;
 }
 
-static int refused(struct mc_comm *c, struct mc_failure *failure, int code) {
+int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code) {
   if (failure) {
     uint8_t *marks = failure->marks;
     *failure = (struct mc_failure){.code = code, .rank = -1, .told_by = -1, .mine = c->desc, .marks = marks};
@@ -166,13 +166,20 @@ static int refused(struct mc_comm *c, struct mc_failure *failure, int code) {
   return code;
 }
 
-int mc_run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
-  if (c->pid != (int)getpid()) return refused(c, failure, MC_EFORK);
-  if (!valid(c, call)) return refused(c, failure, MC_EINVAL);
-  if (c->broken.code) return failed(c, failure);
+static int run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
+  if (!valid(c, call)) return mc_refused(c, failure, MC_EINVAL);
+  if (c->broken.code) return mc_failed(c, failure, c->broken.code);
   begin(c, call); /* before a verdict of others is read: whom it accuses depends on what this rank calls */
   int code = mc_check(c);
   if (!code) code = c->size == 1 ? alone(c) : c->nodes > 1 ? mc_nodes_run(c) : mc_local_run(c);
   end(c, code);
-  return code ? failed(c, failure) : MC_OK;
+  return code ? mc_failed(c, failure, c->broken.code) : MC_OK;
+}
+
+int mc_run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
+  if (c->pid != (int)getpid()) return mc_refused(c, failure, MC_EFORK);
+  pthread_mutex_lock(&c->turn); /* a posted call may be under way on the core's own thread */
+  const int code = run(c, call, failure);
+  pthread_mutex_unlock(&c->turn);
+  return code;
 }

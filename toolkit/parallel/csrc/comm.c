@@ -62,6 +62,7 @@ static int allocate(struct mc_comm *c) {
 
 static void release(struct mc_comm *c) {
   mc_between_close(c);
+  pthread_mutex_destroy(&c->turn);
   mc_segment_detach(c);
   free(c->node_of);
   free(c->local_of);
@@ -105,6 +106,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->pid = (int)getpid();
   c->segment_fd = layout->segment_fd;
   memcpy(c->key, layout->key, sizeof c->key);
+  pthread_mutex_init(&c->turn, NULL);
   c->began_ns = mc_now_ns();
   c->deadline_ns = c->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
   int failed = allocate(c);
@@ -120,6 +122,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
 
 void mc_close(struct mc_comm *c) {
   if (c->pid == (int)getpid()) {
+    mc_async_close(c);
     mc_p2p_close(c);
     if (c->net) mc_net_close(c);
   }
@@ -127,23 +130,29 @@ void mc_close(struct mc_comm *c) {
 }
 
 int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_t *region) {
-  for (uint32_t i = 0; i < MC_REGIONS; i++) {
+  int code = MC_EMEM;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  pthread_mutex_lock(&c->turn);
+  for (uint32_t i = 0; code != MC_OK && i < MC_REGIONS; i++) {
     if (c->regions[i].used) continue;
     memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
     c->regions[i].bytes = bytes;
     c->regions[i].used = true;
     c->region_count++;
     *region = i;
-    return MC_OK;
+    code = MC_OK;
   }
-  return MC_EMEM;
+  pthread_mutex_unlock(&c->turn);
+  return code;
 }
 
 int mc_region_drop(struct mc_comm *c, uint32_t region) {
-  if (region >= MC_REGIONS || !c->regions[region].used) return MC_EINVAL;
-  c->regions[region].used = false;
-  c->region_count--;
-  return MC_OK;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  pthread_mutex_lock(&c->turn);
+  const bool is_used = region < MC_REGIONS && c->regions[region].used;
+  if (is_used) c->regions[region].used = false, c->region_count--;
+  pthread_mutex_unlock(&c->turn);
+  return is_used ? MC_OK : MC_EINVAL;
 }
 
 /* Read while other threads may be in a call or move messages: figures, not facts to build on. */

@@ -45,6 +45,7 @@ struct mc_segment {
 struct mc_net;
 struct mc_between;
 struct mc_p2p;
+struct mc_lane;
 struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes; bool used; };
 #define MC_REGIONS 64u
 
@@ -78,6 +79,8 @@ struct mc_comm {
   struct mc_between *between;   /* what nodes_*.c keeps: NULL until the first call over nodes */
   struct mc_p2p *p2p;           /* NULL until the first mc_post */
   _Atomic uint32_t p2p_lock;
+  pthread_mutex_t turn;         /* held during a call, and while regions change */
+  struct mc_lane *lane;         /* NULL until the first mc_async_post */
   struct mc_stats stats;
   uint64_t *waits_ns;           /* [size] */
   struct mc_record *records;    /* [MC_RECORDS], at seq % MC_RECORDS */
@@ -145,7 +148,11 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
 int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
 int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took);
 int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, bool *took);
+/* --- async.c */
+void mc_async_close(struct mc_comm *c); /* ends the thread; what is under way is aborted on all ranks */
 /* --- call.c */
+int mc_failed(struct mc_comm *c, struct mc_failure *failure, int code);  /* as the group has failed */
+int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code); /* the call alone */
 int mc_local_run(struct mc_comm *c);
 /* Of AVG: the sum over all ranks of the group is what is divided. */
 static inline double mc_divisor(const struct mc_comm *c) { return (double)c->size; }

@@ -1,7 +1,7 @@
 /* The collective core: what a caller may use. C11, Linux, no dependencies; loaded with ctypes.
  *
  * One mc_comm is one group as one rank sees it. A collective is one mc_run, called by every rank of
- * the group in the same order, from one thread at a time; mc_abort, mc_stats and the p2p functions
+ * the group in the same order, from one thread at a time (mc_async_post: by one of the core); mc_abort, mc_stats and the p2p functions
  * may be called from any thread meanwhile. Every wait has a deadline. Nothing here prints, exits or
  * handles signals (mc_attend lets the caller's handlers run). All ranks get identical bits, from run to run (fixed order of summation: ranks
  * within a node ascending, then nodes ascending).
@@ -103,6 +103,22 @@ MC_API uint64_t mc_segment_bytes(uint32_t local_ranks, const struct mc_tuning *t
 /* Attaches to the segment and waits until all ranks of the node have. */
 MC_API int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm **out, struct mc_failure *failure);
 MC_API int mc_run(struct mc_comm *comm, const struct mc_call *call, struct mc_failure *failure);
+/* Calls in a row that nobody waits for yet: a thread of the core runs them, after what was posted before them and
+ * grace_s later at the earliest, the first failure ends the row. The memory of `calls`, of all that they point to
+ * and of this itself is the core's until `done`. One thread at a time posts; mc_run may come from another, between
+ * two calls. */
+struct mc_async {
+  struct mc_async *next;       /* the core's, as all of the others but calls and count */
+  const struct mc_call *calls;
+  uint64_t due_ns;
+  uint32_t count, ended;       /* ended: well; the number of the one that failed */
+  int32_t code;
+  uint32_t done;
+};
+MC_API int mc_async_post(struct mc_comm *comm, struct mc_async *calls, double grace_s);
+/* 1 once it is done, with the failure of its code; 0 after wait_s. Runs on this thread what the core's thread has not
+ * begun, whatever wait_s says. */
+MC_API int mc_async_wait(struct mc_comm *comm, struct mc_async *calls, double wait_s, struct mc_failure *failure);
 /* Ends a call in progress on every rank, from any thread. Later calls: MC_EABORT. */
 MC_API void mc_abort(struct mc_comm *comm);
 /* The caller's interpreter, so that its signal handlers run within 50 ms while a call waits (an

@@ -85,6 +85,21 @@ class McRecord(ctypes.Structure):
     _fields_ = (("what", McDesc), ("began_s", f64), ("took_s", f64), ("code", i32), ("path", u32))
 
 
+class McCall(ctypes.Structure):
+    _fields_ = (
+        ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32), ("source", ptr),
+        ("target", ptr), ("count", u64), ("in_counts", ptr), ("out_counts", ptr),
+        ("timeout_s", f64),
+    )  # fmt: skip
+
+
+class McAsync(ctypes.Structure):
+    _fields_ = (
+        ("next", ptr), ("calls", ptr), ("due_ns", u64), ("count", u32), ("ended", u32),
+        ("code", i32), ("done", u32),
+    )  # fmt: skip
+
+
 class McHost(ctypes.Structure):
     _fields_ = (
         ("thread", u64), ("hold", ptr), ("look", ptr), ("keep", ptr), ("let_go", ptr),
@@ -107,6 +122,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_isa": (ctypes.c_char_p, ()),
     "mc_segment_bytes": (u64, (u32, ptr)),
     "mc_create": (ctypes.c_int, (ptr, f64, ptr, ptr)),
+    "mc_async_post": (ctypes.c_int, (ptr, ptr, f64)),
+    "mc_async_wait": (ctypes.c_int, (ptr, ptr, f64, ptr)),
     "mc_abort": (None, (ptr,)),
     "mc_attend": (None, (ptr, ptr)),
     "mc_python": (None, (ptr,)),

@@ -36,6 +36,42 @@ from muster_collectives.core.types import (
 BARRIER_COUNT = 0
 
 
+class Call(Protocol):
+    """The arguments of one `Communicator.run`."""
+
+    @property
+    def verb(self) -> Verb: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def op(self) -> Op: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def in_counts(self) -> Sequence[int] | None: ...
+    @property
+    def out_counts(self) -> Sequence[int] | None: ...
+
+
+class Async(Protocol):
+    """Calls that were posted. One thread at a time uses it."""
+
+    def done(self) -> bool:
+        """Whether they have ended: their memory is the caller's again."""
+
+    def wait(self) -> None:
+        """Until `done`. Raises only what a signal handler raises, and the calls go on then."""
+
+    def end(self) -> None:
+        """Once `done`: raises what the first that failed ended with."""
+
+
 class Request(Protocol):
     """A send or a receive under way."""
 
@@ -113,6 +149,12 @@ class Communicator(abc.ABC):
         """One collective; returns when `target` is complete. `source` and `target` are addresses,
         `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
         [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
+
+    def post(self, calls: Sequence[Call], timeout_s: float, grace_s: float) -> Async | None:
+        """Begins `calls`, in order and after all that were posted before: `grace_s` later, or once
+        they are waited for, whatever threads of Python do meanwhile. None: there is no thread for
+        them here, `run` them. Raises CollectiveError for calls that did not begin."""
+        return None
 
     @abc.abstractmethod
     def post_send(

@@ -9,18 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from muster_collectives.core import abi, turn
 from muster_collectives.core.attention import Attention
-from muster_collectives.core.communicator import Communicator, Region
+from muster_collectives.core.communicator import Call, Communicator, Region
 from muster_collectives.core.entry import Entry
 from muster_collectives.core.errors import ClosedError, CollectiveError, ForkError
 from muster_collectives.core.flight import Flight
 from muster_collectives.core.layout import Layout, Means
 from muster_collectives.core.messages import error_of
+from muster_collectives.core.native_async import NativeAsync
 from muster_collectives.core.native_create import create
 from muster_collectives.core.native_request import NativeEnds, NativeRequest, Ways
 from muster_collectives.core.stragglers import PERIOD_S, Stragglers
@@ -116,7 +118,7 @@ class NativeCommunicator(Communicator):
         if in_counts is None and out_counts is None:
             self._perform(verb, dtype, op, root, source, target, count, 0, 0, limit_s)
             return
-        ins, outs = self._counts(in_counts), self._counts(out_counts)  # they must live until then
+        ins, outs = self.counts(in_counts), self.counts(out_counts)  # they must live until then
         self._perform(
             verb, dtype, op, root, source, target, count, ctypes.addressof(ins),
             ctypes.addressof(outs), limit_s,
@@ -151,10 +153,48 @@ class NativeCommunicator(Communicator):
             if code:
                 self._attention.raise_kept()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
-            self._countdown -= 1
-            if not self._countdown:
-                self._countdown = _LOOK_EVERY
-                self._stragglers.look(self.waits_s)
+            self._look_for_stragglers()
+        finally:
+            self._lock.release()
+
+    def _look_for_stragglers(self) -> None:
+        self._countdown -= 1
+        if not self._countdown:
+            self._countdown = _LOOK_EVERY
+            self._stragglers.look(self.waits_s)
+
+    def post(self, calls: Sequence[Call], timeout_s: float, grace_s: float) -> NativeAsync:
+        return NativeAsync(self, calls, timeout_s, grace_s)
+
+    def wait_for_async(self, address: ctypes.c_void_p, wait_s: float) -> None:
+        """At most `wait_s`, unless this thread runs it. Raises ClosedError, ForkError."""
+        with self._alone() as handle:
+            self.library.mc_async_wait(handle, address, wait_s, None)
+
+    def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
+        """Of one that is done; raises for the one that was `called` and failed with `code`."""
+        with self._alone() as handle:
+            if called is not None:
+                self.library.mc_async_wait(handle, address, 0.0, self._failure.address)
+                self._attention.raise_kept()
+                self._raise(code, called)
+            self._look_for_stragglers()
+
+    @contextmanager
+    def _alone(self) -> Iterator[ctypes.c_void_p]:
+        """This thread is in a collective, as others and its signal handlers shall see."""
+        if not self._lock.acquire(False):
+            self._wait_for_turn()
+        try:
+            if self._is_busy:
+                raise self._usage(turn.BETWEEN, turn.FLAG)
+            if self._handle is None:
+                raise self._closed()
+            try:
+                self._is_busy = True
+                yield self._handle
+            finally:
+                self._is_busy = False
         finally:
             self._lock.release()
 
@@ -236,13 +276,9 @@ class NativeCommunicator(Communicator):
         """The region's number; `bases[i]` is where local rank i's part is mapped here."""
         array = (ctypes.c_void_p * len(bases))(*bases)
         number = ctypes.c_uint32()
-        with self._lock:
-            if self._is_busy:
-                raise self._usage(turn.BETWEEN, turn.FLAG)
-            if self._handle is None:
-                raise self._closed()
+        with self._alone() as handle:
             code = self.library.mc_region_add(
-                self._handle, ctypes.addressof(array), bytes_, ctypes.byref(number)
+                handle, ctypes.addressof(array), bytes_, ctypes.byref(number)
             )
         if code:
             raise self.error(Failure(_code(code)), f"registration of {bytes_} bytes")
@@ -359,7 +395,7 @@ class NativeCommunicator(Communicator):
             if os.getpid() != self._pid:
                 raise self._forked()
 
-    def _counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
+    def counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
         if counts is None or len(counts) != self.size or min(counts) < 0:
             raise self._usage(
                 "in_counts and out_counts do not say what goes to and comes from each rank",

@@ -268,13 +268,11 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _issue(self, plan: Plan, options: Any, is_explicit: bool) -> Any:
         limit_s = timeout_of(options)
-        action = functools.partial(
-            plan.perform, self._run, self._timeout_s if limit_s is None else limit_s
-        )
+        limit_s = self._timeout_s if limit_s is None else limit_s
         later = getattr(options, "asyncOp", True) and self._size > 1
         if later and (self._is_eager or is_explicit):
-            return self._lane.submit(action, plan.outputs)
-        self._lane.run(action)
+            return self._lane.submit(plan, limit_s)
+        self._lane.run(functools.partial(plan.perform, self._run, limit_s))
         return Finished(plan.outputs)
 
     def _require_open(self) -> None:

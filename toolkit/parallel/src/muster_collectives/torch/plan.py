@@ -67,14 +67,20 @@ class Plan:
     def perform(self, run: Run, timeout_s: float | None) -> None:
         if self.first is not None:
             self.first()
-        for to, of in self.before:
-            views.write(to, of)
+        self.copy_in()
         for step in self.steps:
             run(
                 step.verb, source=step.source, target=step.target, count=step.count,
                 dtype=step.dtype, op=step.op, root=step.root, in_counts=step.in_counts,
                 out_counts=step.out_counts, timeout_s=timeout_s,
             )  # fmt: skip
+        self.copy_out()
+
+    def copy_in(self) -> None:
+        for to, of in self.before:
+            views.write(to, of)
+
+    def copy_out(self) -> None:
         for to, of in self.after:
             views.write(to, of)
 

@@ -63,7 +63,7 @@ def make_group(
         Identity(name, rank, size, tuple(members), made.life, "torch"),
         made.communicator,
         made.why,
-        Lane(name, is_eager(made, rank)),
+        Lane(name, is_eager(made, rank), made.communicator),
         Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
         Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
     )

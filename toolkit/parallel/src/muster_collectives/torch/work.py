@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from muster_collectives.core.communicator import Request
+from muster_collectives.core.communicator import Async, Request
 from muster_collectives.core.errors import CollectiveTimeout, MismatchError
 from muster_collectives.core.types import Code, Status
 from muster_collectives.torch import views
@@ -72,8 +72,10 @@ class Finished(dist._Work):  # type: ignore[misc]
 
 
 class Pending(dist._Work):  # type: ignore[misc]
-    """Queued in a lane. `perform` is called once, under the lane's lock; `publish` once after it,
-    outside of the lock, since it runs what others have hung on the future."""
+    """Queued in a lane. `perform` is called once, in its turn; `publish` once after it and outside
+    of the turn, since it runs what others have hung on the future. `begun`: the core's thread runs
+    its calls, and `action` is what is left to do after them. `is_held`: what comes after it waits
+    for `action`."""
 
     def __init__(
         self,
@@ -81,9 +83,13 @@ class Pending(dist._Work):  # type: ignore[misc]
         outputs: Sequence[Any],
         help_out: Callable[[Pending, float | None], bool],
         at_once: Callable[[], bool],
+        begun: Async | None,
+        is_held: bool,
     ) -> None:
         super().__init__()
         self._action: Callable[[], None] | None = action
+        self._begun = begun
+        self.is_held = is_held
         self._outputs = outputs
         self._help_out = help_out
         self._at_once = at_once
@@ -95,6 +101,12 @@ class Pending(dist._Work):  # type: ignore[misc]
 
     # --- the lane's side
 
+    def until_done(self) -> None:
+        """Until its calls have ended, where the core's thread has begun them. Raises what a signal
+        handler raises: it goes on then."""
+        if self._begun is not None:
+            self._begun.wait()
+
     def perform(self) -> None:
         action, self._action = self._action, None
         try:
@@ -104,8 +116,10 @@ class Pending(dist._Work):  # type: ignore[misc]
             self._error = error
 
     def refuse(self, error: BaseException) -> None:
-        """In place of `perform`: the group has ended."""
-        self._action, self._error = None, error
+        """In place of `perform`: the group has ended. The core may still use its memory."""
+        self._error = error
+        if self._begun is None or self._begun.done():
+            self._action = None
 
     def publish(self) -> None:
         with _CLAIMS:
