@@ -10,7 +10,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 6u
+#define MC_ABI 7u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 

@@ -18,7 +18,7 @@ from muster_collectives.core.types import (
     Verb,
 )
 
-ABI = 6
+ABI = 7
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
