@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
+
+# a machine that others keep busy takes its time, and no promise is about that of one example
+hypothesis.settings.register_profile("untimed", deadline=None)
 
 
 def pytest_configure() -> None:
@@ -16,6 +20,7 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

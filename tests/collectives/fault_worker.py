@@ -44,6 +44,12 @@ class Guilty:
         up until then would rightly be named beside the victim."""
         self.meeting.meet("short", {*range(self.meeting.size)} - {self.victim})
 
+    def others_wait(self) -> None:
+        """Returns when each other rank is where it waits: an abort before that may end the call
+        that it comes from."""
+        for rank in {*range(self.meeting.size)} - {self.rank}:
+            self.meeting.wait_for_mark(f"waits-{rank}")
+
     @contextmanager
     def marked(self) -> Iterator[None]:
         """Leaves the mark `waits-RANK` when this rank waits in the call that is made inside."""
@@ -176,7 +182,8 @@ def aborts_idle(own: Guilty) -> dict[str, Any]:
 def aborts_early(own: Guilty) -> dict[str, Any]:
     """As before, but nobody is in a call: the others learn of it in their next one."""
     if own.is_victim:
-        return _abort_in_no_call(own, waiting=False)
+        return _abort_in_no_call(own)
+    own.meeting.mark(f"waits-{own.rank}")
     own.meeting.wait_for_mark("aborted")
     return own.told(own.all_reduce)
 
@@ -194,15 +201,16 @@ def aborts_receives(own: Guilty) -> dict[str, Any]:
 def aborts_leaves(own: Guilty) -> dict[str, Any]:
     """As `aborts_early`, but the victim's process has ended before the others' next call."""
     if own.is_victim:
+        own.others_wait()
         own.comm.abort()
         return {"kind": ""}
+    own.meeting.mark(f"waits-{own.rank}")
     own.meeting.wait_for_mark("left")
     return own.told(own.all_reduce)
 
 
-def _abort_in_no_call(own: Guilty, waiting: bool = True) -> dict[str, Any]:
-    for rank in {*range(own.meeting.size)} - {own.rank} if waiting else ():
-        own.meeting.wait_for_mark(f"waits-{rank}")
+def _abort_in_no_call(own: Guilty) -> dict[str, Any]:
+    own.others_wait()
     aborted_at = time.monotonic()
     own.comm.abort()
     own.meeting.mark("aborted")

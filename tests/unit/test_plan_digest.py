@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.plan import plan
@@ -69,7 +69,6 @@ def plans(world: World) -> list[LaunchPlan]:
     return made
 
 
-@settings(deadline=None)
 @given(worlds())
 def test_all_hosts_of_a_job_have_equal_digests_and_tables(world: World) -> None:
     made = plans(world)
@@ -78,7 +77,6 @@ def test_all_hosts_of_a_job_have_equal_digests_and_tables(world: World) -> None:
     assert len({each.master_addr for each in made}) == 1
 
 
-@settings(deadline=None)
 @given(worlds())
 def test_ranks_are_contiguous_on_each_host_in_the_order_of_the_distribution(world: World) -> None:
     made = plans(world)[0]
@@ -96,7 +94,6 @@ def test_ranks_are_contiguous_on_each_host_in_the_order_of_the_distribution(worl
             assert slot.rank >= made.world_size
 
 
-@settings(deadline=None)
 @given(worlds())
 def test_torchrun_is_told_the_numbers_of_the_table(world: World) -> None:
     for current, made in enumerate(plans(world)):

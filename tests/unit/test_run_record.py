@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.run import record
@@ -22,7 +22,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-@settings(deadline=None)  # files: a machine that others keep busy takes its time
 @given(blocks, st.integers(1, 50))
 def test_a_log_keeps_the_first_and_the_last_bytes(
     folder: Path, data: list[bytes], limit: int
