@@ -153,6 +153,10 @@ def test_a_slip_is_answered(desk: Desk, argv: list[str], answer: str) -> None:
         ("command.json", '{"argv": "abc", "cwd": 1, "started": 0}'),
         ("command.json", '{"argv": [], "cwd": "/", "started": NaN}'),
         ("command.json", '{"argv": [], "cwd": "/", "started": 1e300}'),
+        ("command.json", "[" * 100_000),
+        ("summary.json", "[" * 100_000),
+        ("summary.json", '{"local": {"seconds": 1' + "0" * 400 + "}}"),
+        ("summary.json", '{"outcome": {"result": "\\ud800\\u001b[2J"}}'),
     ],
 )
 def test_a_record_that_a_job_wrote_over_hides_no_other_run(
@@ -164,6 +168,7 @@ def test_a_record_that_a_job_wrote_over_hides_no_other_run(
         (folder / ".muster-run").touch()
     (desk.home / "muster-runs/spoilt" / file).write_text(text)
     out = desk.must("history")
+    assert "\x1b" not in out
     assert "spoilt" in out
     assert "whole" in out
     assert "spoilt" in desk.must("history", "show", "spoilt")
@@ -180,15 +185,19 @@ def test_of_several_runs_none_is_removed_where_one_is_unknown(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize(
-    ("to", "code", "said"),
-    [("| true", 0, ""), ("> /dev/full", 1, "muster: cannot print: No space left on device\n")],
+    ("command", "code", "said"),
+    [
+        ("history | true", 0, ""),
+        ("history > /dev/full", 1, "muster: cannot print: No space left on device\n"),
+        ("history remove 2>&1 | true", 2, ""),  # it is an error also where nobody reads it
+    ],
 )
 def test_what_nobody_reads_or_cannot_be_written_is_no_trace(
-    desk: Desk, to: str, code: int, said: str
+    desk: Desk, command: str, code: int, said: str
 ) -> None:
     (desk.home / "muster-runs/first").mkdir(parents=True)
     (desk.home / "muster-runs/first/.muster-run").touch()
-    command = f"set -o pipefail; {sys.executable} -m muster history {to}"
+    command = f"set -o pipefail; {sys.executable} -m muster {command}"
     end = subprocess.run(
         ["bash", "-c", command], cwd=desk.home, capture_output=True, text=True, check=False
     )

@@ -396,6 +396,18 @@ class TestTarget:
         desk.install(target=True)
         assert desk.run("import two; print(two.VERSION)", target=True) == "1.0"
 
+    def test_what_a_folder_of_ours_holds_outlives_an_install_that_fails(
+        self, desk: Desk, tmp_path: Path
+    ) -> None:
+        desk.target = tmp_path / "ml" / SITE
+        make_wheel(desk.wheels, "one", "1.0")
+        desk.put(train_py="", requirements_txt="one\n").install(target=True)
+        next(desk.wheels.iterdir()).unlink()  # nothing can be fetched any more
+        desk.put(train_py="changed").install(target=True)  # nor need it be
+        desk.put(requirements_txt="two\n").failure(target=True)
+        desk.put(requirements_txt="one\n").install(target=True)
+        assert desk.run("import one; print(one.VERSION)", target=True) == "1.0"
+
     def test_a_host_without_a_way_out_names_the_other_isolations(self, desk: Desk) -> None:
         del desk.environ["PIP_NO_INDEX"]
         desk.environ["PIP_INDEX_URL"] = "http://127.0.0.1:9/simple"

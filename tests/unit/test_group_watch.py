@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +84,12 @@ def test_a_look_without_torch_or_at_what_talks_unseen_begins_anew(
     looks(watch, *([0] * ENOUGH_LOOKS))
     watch.take(QUIET, True, None)
     assert not is_named(watch, QUIET, monkeypatch)
+
+
+def test_where_no_more_files_can_be_opened_it_stays_unsaid() -> None:
+    code = """if True:
+        import os, resource
+        from muster.run.group_watch import glance
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        print(glance([os.getpid()]))"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "(False, None)\n"

@@ -146,8 +146,9 @@ def test_the_leaders_failure_block_is_the_last_thing_on_the_screen(written: Writ
 
 def test_a_rank_that_prints_failed_is_not_taken_for_the_block(written: Written) -> None:
     written.pump.feed(ERR_1, b"[algo-1:0] FAILED to load cache\n")
+    written.pump.feed(ERR_1, b"[algo-1:0] x" + MARK + b"y\n")
     written.pump.feed(OUT_1, b"FAILED on stdout\n")
-    assert written.text(True) == b"[algo-1:0] FAILED to load cache\n"
+    assert written.text(True) == (b"[algo-1:0] FAILED to load cache\n[algo-1:0] x" + MARK + b"y\n")
     assert written.text(False) == b"FAILED on stdout\n"
 
 

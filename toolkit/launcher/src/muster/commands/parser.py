@@ -129,12 +129,14 @@ def _run(name: str, rest: list[str]) -> int:
     except HelpShown:
         return 0
     except KeyboardInterrupt:
-        sys.stderr.write(f"{prog}: interrupted\n")
-        return INTERRUPTED_EXIT_CODE
+        said, code = "interrupted", INTERRUPTED_EXIT_CODE
     except UsageError as error:
-        fix = f"\n  {error.fix}" if error.fix else ""
-        sys.stderr.write(f"{prog}: {error.message}{fix}\n")
-        return USAGE_EXIT_CODE
+        said, code = f"{error.message}\n  {error.fix}".rstrip(), USAGE_EXIT_CODE
+    try:
+        sys.stderr.write(f"{prog}: {said}\n")
+    except OSError:  # nobody reads it, but the code is that of an error
+        pass
+    return code
 
 
 def _refuse_to_be_nowhere() -> None:

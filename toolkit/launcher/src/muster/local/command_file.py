@@ -51,7 +51,7 @@ def read_command(path: str) -> Command | None:
             document = json.load(file)
         argv, cwd, started = document["argv"], document["cwd"], float(document["started"])
         time.localtime(started)  # or it is no time
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     words = [*argv, cwd] if isinstance(argv, list) else [None]
     return Command(tuple(argv), cwd, started) if all(isinstance(w, str) for w in words) else None

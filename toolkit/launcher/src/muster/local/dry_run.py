@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from muster.commands.arguments import UsageError
 from muster.commands.show_plan import Row
 from muster.local import environment, preparation, runfolder, sourcecode, tree
 from muster.local.docker_request import DOCKER
@@ -51,7 +52,12 @@ def dry_run(args: argparse.Namespace) -> Iterator[DryRun]:
         stem = os.path.splitext(os.path.basename(request.program))[0]
         folder = RunFolder(os.path.realpath(temp), runfolder.job_name(f"TIME-{stem}"), -1)
         isolation = preparation.choose_isolation(request, folder, keys, _say)
-        yield _dry(request, folder, isolation, _with_tree(request, folder, isolation, keys))
+        try:
+            environ = _with_tree(request, folder, isolation, keys)
+        except OSError as error:
+            fix = "make room there, or set TMPDIR to another folder"
+            raise UsageError(f"{temp} cannot be written: {error.strerror}", fix) from None
+        yield _dry(request, folder, isolation, environ)
 
 
 def _say(text: str) -> None:

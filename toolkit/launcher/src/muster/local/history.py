@@ -16,6 +16,7 @@ from muster.local.command_file import Command, read_command
 from muster.spec.values import NamedTuple
 
 LATEST = "latest"
+MOST_S = 1e9  # a run that lasted longer is none: its record is spoilt
 
 
 class Run(NamedTuple):
@@ -95,12 +96,12 @@ def read_run(path: str) -> Run:
     state = (outcome.get("result", str) or "lost").lower()
     if not _is_free(path):
         state = "running"
-    code = local.get("exit_code", int)
+    code, seconds = local.get("exit_code", int), local.get("seconds", float, int)
     return Run(
         path=path,
         state=state,
         code=outcome.get("exit_code", int) if code is None else code,
-        seconds=local.get("seconds", float, int),
+        seconds=seconds if seconds is not None and 0 <= seconds < MOST_S else None,
         headline=outcome.get("headline", str) or "",
         hosts=tuple(name for name in _names(path) if os.path.isdir(f"{path}/{name}/opt/ml")),
         command=read_command(path),
@@ -134,7 +135,7 @@ def _summary(path: str) -> dict[str, Any]:
     try:
         with open(os.path.join(path, runfolder.SUMMARY), encoding="utf-8") as file:
             document = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

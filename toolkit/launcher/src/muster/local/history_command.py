@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 
 from muster.commands.arguments import Parser, UsageError, one_of
 from muster.local import history
@@ -77,7 +78,7 @@ def _list(as_json: bool) -> None:
         words = _plain(one.command_line.removeprefix("muster local "))
         if len(words) > COMMAND_WIDTH:
             words = words[: COMMAND_WIDTH - 3] + "..."
-        rows.append((one.name, one.state, code, took, words))
+        rows.append((_plain(one.name), _plain(one.state), code, took, words))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, state, code, took, words in rows:
         print(
@@ -129,7 +130,8 @@ def _again(one: Run) -> int:
         os.chdir(one.command.cwd)
     except OSError as error:
         raise UsageError(f"{one.command.cwd}: {error.strerror}") from None
-    sys.stderr.write(f"muster history: {_plain(one.command_line)}\n")
+    with suppress(OSError):  # nobody may read it
+        sys.stderr.write(f"muster history: {_plain(one.command_line)}\n")
     from muster.local import command
 
     parser = Parser("muster local", "", script_arguments=True)

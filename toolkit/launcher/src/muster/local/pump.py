@@ -135,7 +135,10 @@ class Pump:
             self._held[stream.host] += data
             return
         if stream.errors and MARK in data:
-            data, _, self._held[stream.host] = data.partition(MARK)
+            # a line of a rank begins with its prefix: what stands in it is not ours
+            *before, block = re.split(rb"(?m)^" + re.escape(MARK), data, maxsplit=1)
+            if before:
+                data, self._held[stream.host] = before[0], block
         if data:
             self._emit(stream.errors, data)
 

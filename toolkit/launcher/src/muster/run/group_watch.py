@@ -115,21 +115,18 @@ def traffic_of_host() -> Traffic | None:
 def glance(pids: Sequence[int]) -> tuple[bool, dict[int, int] | None]:
     """Whether all of these processes have torch loaded; and what went over each connection of
     theirs and of all below them, but to the web: its inode -> bytes both ways, None where that may
-    not show what they exchange."""
-    maps = [_text(f"/proc/{pid}/maps") for pid in pids]
-    have_torch = all("/libtorch" in text for text in maps)
-    if any(name in text for name in _TALK_UNSEEN for text in maps):
-        return have_torch, None
-    return have_torch, moved([*pids, *descendants(*pids)])
-
-
-def moved(tree: Sequence[int]) -> dict[int, int] | None:
-    """The bytes of each connection of these processes; None where that cannot be known."""
+    not show what they exchange, or where the machine lets nobody look."""
     try:
+        tree = [*pids, *descendants(*pids)]
+        maps = [_text(f"/proc/{pid}/maps") for pid in tree]
+        if any(name in text for name in _TALK_UNSEEN for text in maps):
+            return False, None
+        have_torch = all("/libtorch" in text for text in maps[: len(pids)])
         held = {link for pid in tree for link in links(f"/proc/{pid}/fd")}
-        return {inode: count for inode, count in connections() if f"socket:[{inode}]" in held}
+        counts = {inode: count for inode, count in connections() if f"socket:[{inode}]" in held}
+        return have_torch, counts
     except (OSError, struct.error):
-        return None
+        return False, None
 
 
 def links(folder: str) -> Iterator[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from muster.spec.errors import InstallError
@@ -19,9 +21,10 @@ from muster.stage import pins
 from muster.stage.fingerprint import fingerprint
 from muster.stage.install import SITE
 from muster.stage.pip import Pip
-from muster.stage.requirements import options_of
+from muster.stage.requirements import lines_of, options_of
 
 _MARK = ".muster-installed"
+_PLAIN = re.compile(r"[\w.-]+(\s*\[[^\]]*\])?\s*([<>=!~;(].*)?")  # a name and its versions
 
 
 def install_into(
@@ -30,21 +33,23 @@ def install_into(
     """Makes the install target hold what `wanted` (pip's arguments, in `folder`) asks for beyond
     what the interpreter and the target have. Needs no network when nothing is missing.
 
-    What was installed for equal code before is known by a mark in `target`, and is not asked for
-    again: a package cannot be rebuilt by a host without a network. A folder of ours that is of
-    another job or Python is emptied first: it may lie on a volume that outlives the image.
+    What was installed for equal requirements before is known by a mark in `target`, and is not
+    asked for again: a package cannot be rebuilt by a host without a network. A folder of ours that
+    is of another job or Python is filled anew: it may lie on a volume that outlives the image.
     """
     target = settings.install_target
-    mark = f"{fingerprint(code_dir)} {os.path.realpath(pip.python)}"  # a link names no release
+    mark = f"{_asked(wanted, code_dir, folder)} {os.path.realpath(pip.python)}"  # a link names none
     if _read(os.path.join(target, _MARK)) == mark:
         log("install", "everything is installed already", target=target)
         return
-    if os.path.basename(target) == SITE:
-        shutil.rmtree(target, ignore_errors=True)
-    os.makedirs(target, exist_ok=True)
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
+    is_ours = os.path.basename(target) == SITE
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-pip-") as private,
+        _anew(target) if is_ours else nullcontext(),
+    ):
+        os.makedirs(target, exist_ok=True)
         before = pins.installed(pip, private)
         held = () if settings.replace_torch else pins.constrained(before)
         report = os.path.join(private, "report.json")
@@ -65,8 +70,42 @@ def install_into(
             )
         else:
             log("install", "all requirements are satisfied", python=pip.python)
-    with open(os.path.join(target, _MARK), "w", encoding="utf-8") as file:
-        file.write(mark)
+        with open(os.path.join(target, _MARK), "w", encoding="utf-8") as file:
+            file.write(mark)
+
+
+def _asked(wanted: Sequence[str], code_dir: str, folder: str) -> str:
+    """A digest of what is asked for: of the lines of a requirements file that refers to no other
+    file, of the whole code otherwise."""
+    if "-r" in wanted:
+        import hashlib
+
+        lines = [line.strip() for _, line in lines_of(os.path.join(folder, wanted[-1]))]
+        if all(
+            _PLAIN.fullmatch(line) and not os.path.exists(os.path.join(folder, line))
+            for line in lines
+        ):
+            return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return fingerprint(code_dir)
+
+
+@contextmanager
+def _anew(target: str) -> Iterator[None]:
+    """`target` is empty inside; what it held comes back where the block fails."""
+    before = f"{target}.before"
+    if os.path.isdir(before):  # an install was killed: what lies in the target is half of it
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError):
+            os.rename(target, before)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        with suppress(OSError):
+            os.rename(before, target)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _missing(
