@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -248,6 +249,25 @@ def told_once(comm: Communicator) -> dict[str, Any]:
     return words
 
 
+def odd_arguments(comm: Communicator) -> dict[str, Any]:
+    """Limits of a wait that leave no time, before the message comes; peers and tags of numpy."""
+    words: dict[str, Any] = {}
+    if comm.rank == 0:
+        room = np.zeros(100, np.uint8)
+        request = receive(comm, room, np.int64(1), np.int64(6))
+        for limit_s in (-0.5, math.nan):
+            try:
+                request.wait(limit_s)
+            except CollectiveError as error:
+                words[str(limit_s)] = [type(error).__name__, request.done()]
+        comm.barrier(LIMIT_S)
+        words["bytes"] = request.wait(LIMIT_S).bytes
+    else:
+        comm.barrier(LIMIT_S)
+        send(comm, pattern(100, 1, 6), np.int64(0), np.int64(6)).wait(LIMIT_S)
+    return words
+
+
 def interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -262,7 +282,18 @@ def ended(request: Any) -> int | str:
 
 SCENARIOS: dict[str, Callable[[Communicator], dict[str, Any]]] = {
     each.__name__: each
-    for each in (sizes, order, any_source, lengths, beside, alone, away, dead, told_once)
+    for each in (
+        sizes,
+        order,
+        any_source,
+        lengths,
+        beside,
+        alone,
+        away,
+        dead,
+        told_once,
+        odd_arguments,
+    )
 }
 
 

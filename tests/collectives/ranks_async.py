@@ -11,10 +11,12 @@ import os
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -195,6 +197,36 @@ def a_signal_handler_runs_while_a_call_is_waited_for_and_the_call_goes_on(world:
     world.drop()
 
 
+def a_call_goes_on_where_a_signal_handler_raises_after_its_post(world: World) -> None:
+    _start(world)
+    _warm_up()
+    x = torch.ones(COUNT)
+    if world.rank == 0:
+        core = dist.group.WORLD.communicator  # type: ignore[union-attr]
+        leave = core.leave
+
+        def interrupted() -> None:
+            leave()
+            raise KeyboardInterrupt
+
+        alive = weakref.ref(x)
+        with patch.object(core, "leave", interrupted), suppress(KeyboardInterrupt):
+            dist.all_reduce(x, async_op=True)
+            raise AssertionError("no interrupt")
+        del x
+        kept = alive()
+        assert kept is not None, "the core has memory that is let go"
+        x = kept
+        world.store.set("interrupted", "1")
+    else:
+        world.store.wait(["interrupted"])
+        dist.all_reduce(x, async_op=True)
+    last = torch.ones(COUNT)
+    dist.all_reduce(last, async_op=True).wait()
+    assert bool((x == world.size).all()) and bool((last == world.size).all())
+    world.drop()
+
+
 def errors_of_calls_in_a_row_come_with_their_waits(world: World) -> None:
     _start(world)
     group = dist.new_group(timeout=SHORT)
@@ -271,6 +303,7 @@ CHECKS = (
     a_tensor_with_gaps_goes_on_too,
     what_needs_python_keeps_its_place,
     a_signal_handler_runs_while_a_call_is_waited_for_and_the_call_goes_on,
+    a_call_goes_on_where_a_signal_handler_raises_after_its_post,
     errors_of_calls_in_a_row_come_with_their_waits,
     an_abort_ends_calls_that_nobody_waits_for,
     a_core_that_is_closed_amid_a_call_ends_it,

@@ -51,6 +51,13 @@ def test_the_end_of_a_message_is_lost_neither_to_another_thread_nor_to_a_signal(
     assert words == {"other": [100, 100], "again": [100]}, words
 
 
+@pytest.mark.parametrize("nodes", ["aa", "ab"])
+def test_a_wait_without_time_leaves_the_request_and_any_integer_names_a_peer(nodes: str) -> None:
+    late = ["CollectiveTimeout", False]
+    words = run(nodes, "odd_arguments")[0]["odd_arguments"]
+    assert words == {"-0.5": late, "nan": late, "bytes": 100}, words
+
+
 @pytest.mark.parametrize(
     "nodes",
     [

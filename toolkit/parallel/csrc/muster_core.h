@@ -177,8 +177,8 @@ MC_API int mc_post(struct mc_comm *comm, uint32_t way, int32_t peer, uint32_t ta
 #define MC_UNDER_WAY (-1)
 MC_API int mc_wait(struct mc_comm *comm, uint64_t request, double wait_s, struct mc_status *status,
                    struct mc_failure *failure);
-/* Which of many requests has ended, for one thread that follows them all. mc_follow: the end of this one shall be
- * told; MC_EINVAL: mc_wait has already told it. mc_next_ended sleeps until one that is followed has ended, and says
+/* Which of many requests has ended, for threads that follow them all. mc_follow: the end of this one shall be
+ * told; MC_EINVAL: it shall already, or mc_wait has told it. mc_next_ended sleeps until one that is followed has ended, and says
  * which, once, in the order in which they end; mc_wait still has its status. It returns MC_ECLOSED after
  * mc_follow_no_more, which comes before mc_close. */
 MC_API int mc_follow(struct mc_comm *comm, uint64_t request);

@@ -1,4 +1,4 @@
-/* Which transfers have ended, in the order in which they end: for one thread that follows many of them at once.
+/* Which transfers have ended, in the order in which they end: for threads that follow many of them at once.
  * A note of the end outlives its request, which another thread may be told of and forget meanwhile. */
 #define _GNU_SOURCE
 #include <stdlib.h>

@@ -60,7 +60,15 @@ class Call(Protocol):
 
 
 class Async(Protocol):
-    """Calls that were posted. One thread at a time uses it."""
+    """Calls that are to be posted, or have been. One thread at a time uses it."""
+
+    @property
+    def is_posted(self) -> int:
+        """True from the moment on from which their memory is the core's."""
+
+    def post(self, grace_s: float) -> None:
+        """They begin `grace_s` later at the earliest. Raises CollectiveError: the group is closed,
+        in a child of the process or has no thread."""
 
     def done(self) -> bool:
         """Whether they have ended: their memory is the caller's again."""
@@ -84,14 +92,15 @@ class Request(Protocol):
 
 
 class Ends(Protocol):
-    """Tells one thread which of many requests of a group have ended, in the order of their ends."""
+    """Tells threads which of many requests of a group have ended, in the order of their ends."""
 
     def follow(self, request: Any) -> bool:
         """`next` shall tell its end. False: its end is known already, and `next` will not tell
         it. Raises CollectiveError: the group is closed, in a child of the process, no memory."""
 
     def next(self) -> Request | None:
-        """Waits for the next end of one that is followed; None once the group is closed."""
+        """Waits for the next end of one that is followed, which it tells one thread; None once the
+        group is closed."""
 
 
 class Region(Protocol):
@@ -150,10 +159,10 @@ class Communicator(abc.ABC):
         `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
         [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
 
-    def post(self, calls: Sequence[Call], timeout_s: float, grace_s: float) -> Async | None:
-        """Begins `calls`, in order and after all that were posted before: `grace_s` later, or once
-        they are waited for, whatever threads of Python do meanwhile. None: there is no thread for
-        them here, `run` them. Raises CollectiveError for calls that did not begin."""
+    def prepare(self, calls: Sequence[Call], timeout_s: float) -> Async | None:
+        """`calls`, which begin in order once they are posted and after all that were posted before,
+        or when they are waited for, whatever threads of Python do meanwhile. None: there is no
+        thread for them here, `run` them. Raises UsageError."""
         return None
 
     @abc.abstractmethod

@@ -7,6 +7,7 @@ sends may come from any thread meanwhile. `close` waits until no thread is insid
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ class NativeCommunicator(Communicator):
         self._gate = threading.Condition(self._entry_lock)
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
-        self.ends = NativeEnds(self)
+        self.ends: NativeEnds = NativeEnds(self)
         self.regions: set[NativeRegion] = set()
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
@@ -163,8 +164,8 @@ class NativeCommunicator(Communicator):
             self._countdown = _LOOK_EVERY
             self._stragglers.look(self.waits_s)
 
-    def post(self, calls: Sequence[Call], timeout_s: float, grace_s: float) -> NativeAsync:
-        return NativeAsync(self, calls, timeout_s, grace_s)
+    def prepare(self, calls: Sequence[Call], timeout_s: float) -> NativeAsync:
+        return NativeAsync(self, calls, timeout_s)
 
     def wait_for_async(self, address: ctypes.c_void_p, wait_s: float) -> None:
         """At most `wait_s`, unless this thread runs it. Raises ClosedError, ForkError."""
@@ -224,6 +225,7 @@ class NativeCommunicator(Communicator):
         self, way: Ways, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None
     ) -> NativeRequest:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        peer, tag = operator.index(peer), operator.index(tag)  # the core's entry takes no other
         if peer >= self.size or peer < -1 or (way is Ways.SEND and peer < 0):
             raise self._usage(f"there is no rank {peer}", f"a peer from 0 to {self.size - 1}")
         if not 0 <= tag < 1 << 32:
@@ -344,6 +346,7 @@ class NativeCommunicator(Communicator):
                 self.abort()
                 return
             with self._gate:
+                self.ends.close()
                 handle, self._handle = self._handle, None
                 if handle is not None:
                     self.library.mc_follow_no_more(handle)

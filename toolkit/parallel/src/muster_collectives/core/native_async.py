@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,26 +22,29 @@ _SLICE_S, _LONG_S = 0.05, 5.0
 
 
 class NativeAsync:
-    """Lives until `done`: the core reads it. Raises UsageError for counts that are wrong,
-    CollectiveError where the group is closed, in a child of the process or has no thread."""
+    """Lives from its post until `done`: the core reads it. Raises UsageError for counts that are
+    wrong."""
 
-    def __init__(
-        self, group: NativeCommunicator, calls: Sequence[Call], timeout_s: float, grace_s: float
-    ) -> None:
+    # by the core, which says when it is due; no code of Python, so no signal handler runs meanwhile
+    is_posted = property(operator.attrgetter("_raw_async.due_ns"))
+
+    def __init__(self, group: NativeCommunicator, calls: Sequence[Call], timeout_s: float) -> None:
         self._group = group
         self._calls = calls
         self._counts: list[object] = []
         self._raw_calls = (abi.McCall * len(calls))(*[self._raw(call, timeout_s) for call in calls])
         self._raw_async = abi.McAsync(calls=ctypes.addressof(self._raw_calls), count=len(calls))
         self._address = abi.at(self._raw_async)
-        post = _post(group.library)
-        handle = group.enter()
+
+    def post(self, grace_s: float) -> None:
+        post = _post(self._group.library)
+        handle = self._group.enter()
         try:
             code = post(handle, self._address, grace_s)
         finally:
-            group.leave()
+            self._group.leave()
         if code:
-            raise group.error(Failure(Code(code)), "an asynchronous call")
+            raise self._group.error(Failure(Code(code)), "an asynchronous call")
 
     def done(self) -> bool:
         return bool(self._raw_async.done)

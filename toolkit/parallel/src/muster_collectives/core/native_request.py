@@ -62,7 +62,8 @@ class NativeRequest:
     def wait(self, timeout_s: float | None = None) -> Status:
         # the core ends the request at its own deadline; the margin lets it name the rank itself
         limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
-        if self._end is None and not self._look(min(limit_s, _SLICE_S)):
+        # of a negative limit, and of one that is no number, 0 is left
+        if self._end is None and not self._look(max(0.0, min(limit_s, _SLICE_S))):
             self._wait_on(limit_s, time.monotonic() - _SLICE_S)
         if isinstance(self._end, CollectiveError):
             raise self._end
@@ -75,7 +76,7 @@ class NativeRequest:
             left_s = limit_s - (time.monotonic() - began)
             if self._look(max(0.0, min(left_s, _SLICE_S))):
                 return
-            if left_s <= 0:
+            if not left_s > 0:
                 failure = Failure(Code.ETIMEOUT, rank=self._call[1], waited_s=limit_s)
                 raise self._group.error(failure, self.text)
 
@@ -87,6 +88,8 @@ class NativeRequest:
         status = told.status
         if status.done:  # now, or to an earlier look
             code = status.code
+        elif code == Code.EINVAL:  # it was this look that was wrong
+            raise self._group.error(Failure(Code.EINVAL), self.text)
         if code:
             self._end = self._failed(code)
         else:
@@ -124,28 +127,46 @@ class NativeEnds:
 
     def follow(self, request: NativeRequest) -> bool:
         self._followed[request.number] = request
-        handle = self._group.enter()
+        is_followed = False
         try:
-            code = self._group.library.mc_follow(handle, request.number)
+            handle = self._group.enter()
+            try:
+                code = self._group.library.mc_follow(handle, request.number)
+            finally:
+                self._group.leave()
+            if code not in (Code.OK, Code.EINVAL):
+                raise self._group.error(Failure(Code(code)), request.text)
+            # EINVAL: its end has been told, or an earlier call that was interrupted has done this
+            is_followed = code == Code.OK or not request.done()
         finally:
-            self._group.leave()
-        if code:
-            del self._followed[request.number]
-        if code in (Code.OK, Code.EINVAL):
-            return not code
-        raise self._group.error(Failure(Code(code)), request.text)
+            if not is_followed:
+                self._followed.pop(request.number, None)
+        return is_followed
 
     def next(self) -> NativeRequest | None:
         number = ctypes.c_uint64()
-        try:
-            handle = self._group.enter()
-        except CollectiveError:
+        while True:
+            try:
+                handle = self._group.enter()
+            except CollectiveError:
+                return None
+            try:
+                code = self._group.library.mc_next_ended(handle, ctypes.byref(number))
+                request = self._followed.get(number.value)
+                if code or request is not None:
+                    break
+            finally:
+                self._group.leave()
+        if code or request is None:
             return None
-        try:
-            code = self._group.library.mc_next_ended(handle, ctypes.byref(number))
-        finally:
-            self._group.leave()
-        return None if code else self._followed.pop(number.value)
+        request.done()  # keeps its end, also where the group is closed from now on
+        self._followed.pop(number.value, None)
+        return request
+
+    def close(self) -> None:
+        """Before the core is closed: what has ended well by then has ended well."""
+        for request in list(self._followed.values()):
+            request.done()
 
 
 def _naming(failure: Failure, peer: int) -> Failure:

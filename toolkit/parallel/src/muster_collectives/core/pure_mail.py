@@ -72,17 +72,9 @@ class Mail:
     def await_(self, request: PureRequest, limit_s: float) -> Status | CollectiveError:
         began = time.monotonic()
         with self._changed:
-            while request.end is None:
-                failure = self._group.failure()
+            while not self.look(request):
                 waited_s = time.monotonic() - began
-                if failure is None and request.deadline <= time.monotonic():
-                    failure = self._late(request, waited_s)
-                if failure is not None:
-                    request.end = self._group.error(failure, request.text)
-                    if request in self._waiting:
-                        self._waiting.remove(request)
-                    break
-                if waited_s >= limit_s:
+                if not waited_s < limit_s:
                     raise self._group.error(self._late(request, waited_s), request.text)
                 left_s = min(limit_s - waited_s, request.deadline - time.monotonic())
                 self._changed.wait(max(0.0, left_s) + 0.001)
@@ -90,11 +82,18 @@ class Mail:
         return request.end
 
     def look(self, request: PureRequest) -> bool:
-        return (
-            request.end is not None
-            or self._group.failure() is not None
-            or request.deadline <= time.monotonic()
-        )
+        """Whether it has ended. One that is late, or whose group has failed, ends here: nothing is
+        written to its memory after that."""
+        with self._changed:
+            if request.end is None:
+                failure = self._group.failure()
+                if failure is None and request.deadline <= time.monotonic():
+                    failure = self._late(request, request.timeout_s)
+                if failure is not None:
+                    request.end = self._group.error(failure, request.text)
+                    if request in self._waiting:
+                        self._waiting.remove(request)
+            return request.end is not None
 
     def follow(self, request: PureRequest) -> bool:
         with self._changed:
@@ -144,7 +143,7 @@ class PureRequest:
         self.peer = peer
         self._tag = tag
         self.deadline = time.monotonic() + min(timeout_s, 1e9)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.end: Status | CollectiveError | None = None
         who = "any rank" if peer is None else f"rank {peer}"
         verb = f"send of {bytes_} bytes to" if is_send else f"receive of {bytes_} bytes from"
@@ -157,7 +156,7 @@ class PureRequest:
         return self._mail.look(self)
 
     def wait(self, timeout_s: float | None = None) -> Status:
-        limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
+        limit_s = self.timeout_s + 1.0 if timeout_s is None else timeout_s
         end = self._mail.await_(self, limit_s)
         if isinstance(end, CollectiveError):
             raise end

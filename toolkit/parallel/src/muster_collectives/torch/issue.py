@@ -93,7 +93,7 @@ class Lane:
         with self._changing:
             ended = self._ended
             try:
-                begun = None if ended is not None else self._begin(plan, limit_s)
+                begun = None if ended is not None else self._prepare(plan, limit_s)
             except CollectiveError as error:
                 begun, ended = None, error
             if begun is None:
@@ -103,9 +103,15 @@ class Lane:
                 action = functools.partial(_finish, begun, plan)
             is_held = begun is None or bool(plan.after)
             work = Pending(action, plan.outputs, self._help_out, self._runs_at_once, begun, is_held)
-            if ended is None:
-                self._held += is_held
-                self.queue.append(work)
+            try:
+                if begun is not None:
+                    begun.post(0.0 if self.eager else GRACE_S)
+            except CollectiveError as error:
+                ended = error
+            finally:  # also where a signal handler raises: what the core has is in the queue
+                if ended is None and (begun is None or begun.is_posted):
+                    self._held += is_held
+                    self.queue.append(work)
         if ended is not None:
             work.refuse(ended)
             work.publish()
@@ -146,7 +152,7 @@ class Lane:
                 work.refuse(error)
                 work.publish()
 
-    def _begin(self, plan: Plan, limit_s: float) -> Async | None:
+    def _prepare(self, plan: Plan, limit_s: float) -> Async | None:
         """None: it is to be run in its turn."""
         if self._held or plan.first is not None or self._communicator is None:
             return None
@@ -154,7 +160,7 @@ class Lane:
             if self.queue:  # one of them may write what is to be copied
                 return None
             plan.copy_in()
-        return self._communicator.post(plan.steps, limit_s, 0.0 if self.eager else GRACE_S)
+        return self._communicator.prepare(plan.steps, limit_s)
 
     def _hold(self) -> bool:
         """For who has the turn: nothing is queued, and nothing will be posted meanwhile."""

@@ -4,11 +4,13 @@ transfer is over, so it is kept until then, whoever still holds the work."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from muster_collectives.core.communicator import Communicator
+from muster_collectives.core.communicator import Communicator, Request
+from muster_collectives.core.errors import CollectiveError
 from muster_collectives.torch.follower import Follower
 from muster_collectives.torch.plan import plain
 from muster_collectives.torch.work import Posted
@@ -26,36 +28,47 @@ class Transfers:
         self._communicator = communicator
         self._follower = Follower(communicator.ends)
         self._kept: dict[int, Posted] = {}
+        self._posting: dict[object, torch.Tensor] = {}
         self._sweep_at = _SWEEP
         self._changing = threading.Lock()  # sends and receives may come from any thread
 
     def send(self, tensor: Any, peer: int, tag: int, timeout_s: float) -> Posted:
         """Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor).contiguous().resolve_conj().resolve_neg()
-        length = dense.numel() * dense.element_size()
-        request = self._communicator.post_send(
-            dense.data_ptr(), length, peer, tag & _TAGS, timeout_s
-        )
-        work = Posted(request, dense, dense, None, self._drop, self._follower)
-        return work if request.done() else self._keep(work)
+        return self._post(self._communicator.post_send, dense, dense, False, peer, tag, timeout_s)
 
     def receive(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> Posted:
         """From any rank without a `peer`. Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor)
         is_direct = dense.is_contiguous() and not dense.is_conj() and not dense.is_neg()
         staged = dense if is_direct else torch.empty(dense.shape, dtype=dense.dtype)
-        length = staged.numel() * staged.element_size()
-        request = self._communicator.post_recv(
-            staged.data_ptr(), length, peer, tag & _TAGS, timeout_s
-        )
-        return self._keep(Posted(request, dense, staged, length, self._drop, self._follower))
+        return self._post(self._communicator.post_recv, dense, staged, True, peer, tag, timeout_s)
+
+    def _post(
+        self, post: Callable[..., Request], tensor: torch.Tensor, staged: torch.Tensor,
+        is_receive: bool, peer: int | None, tag: int, timeout_s: float,
+    ) -> Posted:  # fmt: skip
+        length, place = staged.numel() * staged.element_size(), object()
+        self._posting[place] = staged  # stays there where a signal handler raises before `_keep`
+        try:
+            request = post(staged.data_ptr(), length, peer, tag & _TAGS, timeout_s)
+        except CollectiveError:
+            del self._posting[place]
+            raise
+        expects = length if is_receive else None
+        work = Posted(request, tensor, staged, expects, self._drop, self._follower)
+        if is_receive or not request.done():
+            self._keep(work)
+        del self._posting[place]
+        return work
 
     def clear(self) -> None:
         """After the core's group has ended: nobody reads or writes any more."""
         with self._changing:
             self._kept.clear()
+            self._posting.clear()
 
-    def _keep(self, work: Posted) -> Posted:
+    def _keep(self, work: Posted) -> None:
         with self._changing:
             while self._kept:  # what nobody waits for ends in about the order of its beginning
                 first = next(iter(self._kept))
@@ -67,7 +80,6 @@ class Transfers:
                 self._kept = {key: each for key, each in kept if not each.has_ended()}
                 self._sweep_at = max(_SWEEP, 2 * len(self._kept))
             self._kept[id(work)] = work
-        return work
 
     def _drop(self, work: Posted) -> None:
         with self._changing:

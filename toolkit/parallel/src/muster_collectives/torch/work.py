@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from muster_collectives.torch.untraced import leave_alone
 
 __all__ = ["Finished", "Joined", "Pending", "Posted", "limit_s"]
 
+_LONGEST_S = threading.TIMEOUT_MAX
 _CLAIMS = threading.Lock()  # held for two assignments: who sets the result of a future
 
 
@@ -36,6 +38,14 @@ def limit_s(timeout: timedelta | None) -> float | None:
         return None
     seconds = timeout.total_seconds()
     return seconds if seconds > 0 else None
+
+
+def _late(what: str, seconds: float | None) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        f"{what} is not done, after {seconds} s",
+        "wait longer, or look at the other ranks: the operation goes on",
+        code=Code.ETIMEOUT,
+    )
 
 
 class Finished(dist._Work):  # type: ignore[misc]
@@ -146,11 +156,7 @@ class Pending(dist._Work):  # type: ignore[misc]
         """True. Raises what the operation ended with, CollectiveTimeout after `timeout`."""
         seconds = limit_s(timeout)
         if not self._over and not self._help_out(self, seconds):
-            raise CollectiveTimeout(
-                f"an operation that was begun with async_op is not done, after {seconds} s",
-                "wait longer, or look at the other ranks: the operation goes on",
-                code=Code.ETIMEOUT,
-            )
+            raise _late("an operation that was begun with async_op", seconds)
         if self._error is not None:
             raise self._error
         return True
@@ -217,25 +223,30 @@ class Posted(dist._Work):  # type: ignore[misc]
         self._over = False
         self._future: Any = None
         self._once = threading.Lock()
+        self._making = threading.RLock()  # its future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True. A `timeout` bounds this wait alone; raises what the transfer ended with."""
-        with self._once:
+        seconds, began = limit_s(timeout), time.monotonic()
+        if not self._once.acquire(timeout=-1 if seconds is None else min(seconds, _LONGEST_S)):
+            raise _late("a send or a receive for which another thread waits", seconds)
+        try:
             if not self._over:
-                self._finish(limit_s(timeout))
+                spent_s = time.monotonic() - began
+                self._finish(None if seconds is None else max(0.0, seconds - spent_s))
+        finally:
+            self._once.release()
         if self._error is not None:
             raise self._error
         return True
 
     def _finish(self, timeout_s: float | None) -> None:
         try:
-            status = self._request.wait(timeout_s)
+            self._take(self._request.wait(timeout_s))
         except BaseException as error:
             if not self._request.done():  # this wait alone has ended: its limit, Ctrl-C
                 raise
             self._error = error
-        else:
-            self._take(status)
         self._over = True
         self._when_over(self)
 
@@ -288,17 +299,21 @@ class Posted(dist._Work):  # type: ignore[misc]
 
     def get_future(self) -> Any:
         """Settled by the group's follower: nothing else looks at a transfer until someone waits."""
-        if self._future is None:
-            source = Future()
-            self._future = source.then(self._tensors_or_error)
-            self._follower.follow(self._request, functools.partial(self._settle, source))
-        return self._future
+        with self._making:
+            if self._future is None:
+                source = Future()
+                future = source.then(self._tensors_or_error)
+                self._follower.follow(self._request, functools.partial(self._settle, source))
+                self._future = future
+            return self._future
 
     def _settle(self, source: Any) -> None:
         try:
             self.wait()
-        except BaseException:  # kept in _error, which the callback raises
-            pass
+        except BaseException as error:  # the transfer's own is in _error, which the callback raises
+            if not self._over:  # the wait alone has ended
+                source.set_exception(RuntimeError(f"the wait for it has failed: {error!r}"))
+                raise
         source.set_result([self._tensor])
 
     def _tensors_or_error(self, source: Any) -> list[Any]:
