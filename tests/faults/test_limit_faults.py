@@ -140,8 +140,8 @@ def test_a_script_that_cannot_fork_fails_as_a_script_does(
 READS_THE_ROOT = (
     "import os, sys\n"
     "print(os.getuid(), open('/proc/self/status').read().split('CapEff:')[1].split()[0])\n"
-    "for path in ('/probe', '/tmp/probe', os.path.expanduser('~/probe')):\n"
-    "    try:\n        open(path, 'w')\n"
+    "for path in ('/', '/tmp', os.path.expanduser('~')):\n"
+    "    try:\n        open(f'{path}/probe-{os.getpid()}', 'w')\n"
     "    except OSError as error:\n        print(error.strerror)\n"
     "for name in ('SM_MODEL_DIR', 'SM_OUTPUT_DATA_DIR'):\n"
     "    open(os.path.join(os.environ[name], 'written'), 'w').close()\n"

@@ -18,6 +18,7 @@ from muster.spec.values import NamedTuple
 
 COMMAND = "command.json"
 SCHEMA = 1
+MOST_S = 1e11  # since 1970: what lies behind it is no time
 _OWN_FOLDER = ("--output",)  # of the earlier run: a run gets a folder of its own
 _OWN_FLAGS = ("--overwrite",)
 _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VALUE
@@ -50,7 +51,8 @@ def read_command(path: str) -> Command | None:
         with open(os.path.join(path, COMMAND), encoding="utf-8") as file:
             document = json.load(file)
         argv, cwd, started = document["argv"], document["cwd"], float(document["started"])
-        time.localtime(started)  # or it is no time
+        if not 0 <= started < MOST_S:
+            return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     words = [*argv, cwd] if isinstance(argv, list) else [None]
