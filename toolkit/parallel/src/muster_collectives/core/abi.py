@@ -176,7 +176,7 @@ class FailurePlace:
         """What is there now; `code` is what the function returned."""
         raw = self.raw
         return Failure(
-            code=_code(code),
+            code=code_of(code),
             sys_errno=int(raw.sys_errno),
             rank=int(raw.rank),
             told_by=int(raw.told_by),
@@ -209,7 +209,7 @@ def record(raw: McRecord) -> Record | None:
     if what is None:
         return None
     path = Path(raw.path) if raw.path < _PATHS else None
-    return Record(what, float(raw.began_s), float(raw.took_s), _code(raw.code), path)
+    return Record(what, float(raw.began_s), float(raw.took_s), code_of(raw.code), path)
 
 
 def stats(raw: McStats) -> Stats:
@@ -230,7 +230,7 @@ def stats(raw: McStats) -> Stats:
     )
 
 
-def _code(value: int) -> Code:
+def code_of(value: int) -> Code:
     try:
         return Code(value)
     except ValueError:

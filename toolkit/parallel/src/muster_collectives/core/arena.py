@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from muster_collectives.core import proof
+from muster_collectives.core import abi, proof
 from muster_collectives.core.errors import CollectiveError, ResourceError
 from muster_collectives.core.layout import Means
-from muster_collectives.core.types import Code
+from muster_collectives.core.types import Code, Failure
 
 if TYPE_CHECKING:
     from muster_collectives.core.native import NativeCommunicator
@@ -128,7 +128,7 @@ def _register(
         # from here on all peers have it open: the name may go
         bases = [address if rank == group.rank else _address(others[rank]) for rank in members]
         try:
-            number = group.region_add(bases, bytes_)
+            number = _add(group, bases, bytes_)
         except CollectiveError as error:
             failed = error.message
         _agree(group, failed)
@@ -142,6 +142,19 @@ def _register(
                 group.region_drop(number)
             for mapped in others.values():
                 _unmap(mapped)
+
+
+def _add(group: NativeCommunicator, bases: Sequence[int], bytes_: int) -> int:
+    """The region's number; `bases[i]` is where local rank i's part is mapped here."""
+    array = (ctypes.c_void_p * len(bases))(*bases)
+    number = ctypes.c_uint32()
+    with group.alone() as handle:
+        code = group.library.mc_region_add(
+            handle, ctypes.addressof(array), bytes_, ctypes.byref(number)
+        )
+    if code:
+        raise group.error(Failure(abi.code_of(code)), f"registration of {bytes_} bytes")
+    return number.value
 
 
 def _exchange(

@@ -167,14 +167,9 @@ class NativeCommunicator(Communicator):
     def prepare(self, calls: Sequence[Call], timeout_s: float) -> NativeAsync:
         return NativeAsync(self, calls, timeout_s)
 
-    def wait_for_async(self, address: ctypes.c_void_p, wait_s: float) -> None:
-        """At most `wait_s`, unless this thread runs it. Raises ClosedError, ForkError."""
-        with self._alone() as handle:
-            self.library.mc_async_wait(handle, address, wait_s, None)
-
     def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
         """Of one that is done; raises for the one that was `called` and failed with `code`."""
-        with self._alone() as handle:
+        with self.alone() as handle:
             if called is not None:
                 self.library.mc_async_wait(handle, address, 0.0, self._failure.address)
                 self._attention.raise_kept()
@@ -182,7 +177,7 @@ class NativeCommunicator(Communicator):
             self._look_for_stragglers()
 
     @contextmanager
-    def _alone(self) -> Iterator[ctypes.c_void_p]:
+    def alone(self) -> Iterator[ctypes.c_void_p]:
         """This thread is in a collective, as others and its signal handlers shall see."""
         if not self._lock.acquire(False):
             self._wait_for_turn()
@@ -237,7 +232,7 @@ class NativeCommunicator(Communicator):
         if code == Code.OK:
             request.end()
         elif code != abi.UNDER_WAY:
-            raise self.refused(code) or self.error(Failure(_code(code)), request.text)
+            raise self.refused(code) or self.error(Failure(abi.code_of(code)), request.text)
         return request
 
     def refused(self, code: int) -> CollectiveError | None:
@@ -273,18 +268,6 @@ class NativeCommunicator(Communicator):
         from muster_collectives.core.arena import adopt
 
         return adopt(self, fd, address, bytes_)
-
-    def region_add(self, bases: Sequence[int], bytes_: int) -> int:
-        """The region's number; `bases[i]` is where local rank i's part is mapped here."""
-        array = (ctypes.c_void_p * len(bases))(*bases)
-        number = ctypes.c_uint32()
-        with self._alone() as handle:
-            code = self.library.mc_region_add(
-                handle, ctypes.addressof(array), bytes_, ctypes.byref(number)
-            )
-        if code:
-            raise self.error(Failure(_code(code)), f"registration of {bytes_} bytes")
-        return number.value
 
     def region_drop(self, number: int) -> None:
         with self._lock:
@@ -388,7 +371,7 @@ class NativeCommunicator(Communicator):
             # the call was never numbered: what the core says of "mine" is the call before it
             raise self.error(replace(failure, mine=called))
         if self._broken is None:
-            self._broken = self.error(replace(failure, mine=_numbered(failure.mine, called)))
+            self._broken = self.error(replace(failure, mine=called.numbered(failure.mine)))
             raise self._broken
         raise self._broken.again()
 
@@ -415,18 +398,3 @@ class NativeCommunicator(Communicator):
         found = error_of(Failure(Code.EFORK), self.name, self.rank, self.size)
         assert isinstance(found, ForkError)
         return found
-
-
-def _numbered(last: Description | None, called: Description) -> Description:
-    """The call that failed. A group that broke before this rank came has the call before it."""
-    seq = last.seq if last is not None else 0
-    if last is not None and last.verb is not called.verb:
-        return replace(called, seq=seq + 1)
-    same = last is not None and (last.count in (called.count, 0), last.dtype) == (
-        True, called.dtype,
-    )  # fmt: skip
-    return replace(called, seq=seq if same else seq + 1)
-
-
-def _code(value: int) -> Code:
-    return Code(value) if 0 <= value < len(Code) else Code.ESYS

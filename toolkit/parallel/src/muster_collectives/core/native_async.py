@@ -55,7 +55,8 @@ class NativeAsync:
             slice_s = _SLICE_S
         while not self._raw_async.done:
             try:
-                self._group.wait_for_async(self._address, slice_s)
+                with self._group.alone() as handle:
+                    self._group.library.mc_async_wait(handle, self._address, slice_s, None)
             except (ClosedError, ForkError):  # said again by `end`
                 return
 
