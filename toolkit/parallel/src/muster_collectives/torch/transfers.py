@@ -49,7 +49,7 @@ class Transfers:
         is_receive: bool, peer: int | None, tag: int, timeout_s: float,
     ) -> Posted:  # fmt: skip
         length, place = staged.numel() * staged.element_size(), object()
-        self._posting[place] = staged  # stays there where a signal handler raises before `_keep`
+        self._posting[place] = staged  # stays there where a signal handler raises before it is kept
         try:
             request = post(staged.data_ptr(), length, peer, tag & _TAGS, timeout_s)
         except CollectiveError:
@@ -57,8 +57,10 @@ class Transfers:
             raise
         expects = length if is_receive else None
         work = Posted(request, tensor, staged, expects, self._drop, self._follower)
-        if is_receive or not request.done():
-            self._keep(work)
+        with self._changing:
+            self._let_go()
+            if is_receive or not request.done():
+                self._kept[id(work)] = work
         del self._posting[place]
         return work
 
@@ -68,18 +70,16 @@ class Transfers:
             self._kept.clear()
             self._posting.clear()
 
-    def _keep(self, work: Posted) -> None:
-        with self._changing:
-            while self._kept:  # what nobody waits for ends in about the order of its beginning
-                first = next(iter(self._kept))
-                if not self._kept[first].has_ended():
-                    break
-                del self._kept[first]
-            if len(self._kept) >= self._sweep_at:
-                kept = self._kept.items()
-                self._kept = {key: each for key, each in kept if not each.has_ended()}
-                self._sweep_at = max(_SWEEP, 2 * len(self._kept))
-            self._kept[id(work)] = work
+    def _let_go(self) -> None:
+        """Under the lock. What nobody waits for ends in about the order of its beginning."""
+        while self._kept:
+            first = next(iter(self._kept))
+            if not self._kept[first].has_ended():
+                break
+            del self._kept[first]
+        if len(self._kept) >= self._sweep_at:
+            self._kept = {key: each for key, each in self._kept.items() if not each.has_ended()}
+            self._sweep_at = max(_SWEEP, 2 * len(self._kept))
 
     def _drop(self, work: Posted) -> None:
         with self._changing:
