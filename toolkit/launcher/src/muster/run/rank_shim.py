@@ -317,13 +317,16 @@ def main() -> int:
 
 def tidy(path: str, shared: bytes = b"") -> None:
     """Removes what the supervisor cannot any more: the folder of its socket, and `shared`, one in
-    memory; nothing while it lives. Of one that is being ended our socket may close first."""
+    memory; nothing while it lives. Of one that is being ended our socket may close first. Another
+    shim may have removed the first folder already."""
     folder = os.path.dirname(path)
     limit = time.monotonic() + ENDING_S
     while os.path.exists(path) and not is_abandoned(folder) and time.monotonic() < limit:
         select.poll().poll(POLL_MS)
-    if is_abandoned(folder):
+    is_left = is_abandoned(folder)
+    if is_left or not os.path.exists(path):
         remove(shared)
+    if is_left:
         remove(os.fsencode(folder))
 
 
