@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from muster.run.group_watch import EXCHANGED_NOTHING, connections, glance
+from muster.run.group_watch import EXCHANGED_NOTHING, connections, moved
 from tests.support.cluster import Cluster
 from tests.support.local_runs import Start
 
@@ -73,11 +73,11 @@ def test_the_bytes_of_a_connection_are_counted() -> None:
         far, _ = listener.accept()
         with near, far:
             inode = os.fstat(near.fileno()).st_ino
-            before = (glance([os.getpid()])[1] or {})[inode]
+            before = moved([os.getpid()])[inode]
             near.sendall(b"x" * 1000)
             assert far.recv(1000, socket.MSG_WAITALL)
             far.sendall(b"y" * 50)
             assert near.recv(50, socket.MSG_WAITALL)
-            after = (glance([os.getpid()])[1] or {})[inode]
+            after = moved([os.getpid()])[inode]
             assert after - before == 1050
         assert inode not in dict(connections())

@@ -122,11 +122,16 @@ def glance(pids: Sequence[int]) -> tuple[bool, dict[int, int] | None]:
         if any(name in text for name in _TALK_UNSEEN for text in maps):
             return False, None
         have_torch = all("/libtorch" in text for text in maps[: len(pids)])
-        held = {link for pid in tree for link in links(f"/proc/{pid}/fd")}
-        counts = {inode: count for inode, count in connections() if f"socket:[{inode}]" in held}
-        return have_torch, counts
+        return have_torch, moved(tree)
     except (OSError, struct.error):
         return False, None
+
+
+def moved(tree: Sequence[int]) -> dict[int, int]:
+    """The bytes of each connection of these processes. Raises OSError or struct.error where that
+    cannot be known."""
+    held = {link for pid in tree for link in links(f"/proc/{pid}/fd")}
+    return {inode: count for inode, count in connections() if f"socket:[{inode}]" in held}
 
 
 def links(folder: str) -> Iterator[str]:
