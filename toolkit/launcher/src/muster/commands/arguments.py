@@ -7,10 +7,20 @@ one line that names the option, with the nearest name or the cure in a second on
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 USAGE_EXIT_CODE = 2
+
+
+def tell(text: str) -> None:
+    """Writes to stderr; where nobody reads that, the exit code alone says it."""
+    try:
+        sys.stderr.write(text)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for what Python still holds
 
 
 class UsageError(Exception):

@@ -110,7 +110,7 @@ def _answer(argv: list[str]) -> int:
 def _run(name: str, rest: list[str]) -> int:
     from importlib import import_module
 
-    from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError
+    from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, tell
 
     prog = "muster"
     try:
@@ -132,10 +132,7 @@ def _run(name: str, rest: list[str]) -> int:
         said, code = "interrupted", INTERRUPTED_EXIT_CODE
     except UsageError as error:
         said, code = f"{error.message}\n  {error.fix}".rstrip(), USAGE_EXIT_CODE
-    try:
-        sys.stderr.write(f"{prog}: {said}\n")
-    except OSError:  # nobody reads it, but the code is that of an error
-        pass
+    tell(f"{prog}: {said}\n")
     return code
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from contextlib import suppress
 
-from muster.commands.arguments import Parser, UsageError, one_of
+from muster.commands.arguments import Parser, UsageError, one_of, tell
 from muster.local import history
 from muster.local.command_file import for_a_new_run, with_secrets
 from muster.local.history import LATEST, Run
@@ -130,8 +128,7 @@ def _again(one: Run) -> int:
         os.chdir(one.command.cwd)
     except OSError as error:
         raise UsageError(f"{one.command.cwd}: {error.strerror}") from None
-    with suppress(OSError):  # nobody may read it
-        sys.stderr.write(f"muster history: {_plain(one.command_line)}\n")
+    tell(f"muster history: {_plain(one.command_line)}\n")
     from muster.local import command
 
     parser = Parser("muster local", "", script_arguments=True)
