@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -180,6 +182,20 @@ def test_an_archive_that_does_not_fit_is_not_fetched(
     assert caught.value.message == (
         "no space left fetching the code archive (needs 812 MiB, 64 MiB free)"
     )
+    assert not _connections_to(server.environ["AWS_ENDPOINT_URL_S3"])
+
+
+def _connections_to(address: str) -> list[str]:
+    """The descriptors of this process that are connected to `address`, an URL with a port."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if address.endswith(f":{connection.getpeername()[1]}"):
+                    found.append(name)
+    return found
 
 
 @pytest.mark.parametrize("location", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key"])

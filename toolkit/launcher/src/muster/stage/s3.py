@@ -5,6 +5,7 @@ boto3 is imported here only, when the code is at an `s3://` address; it is an ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -103,10 +104,11 @@ def _attempt(
     client = _client(environ, min(retries.connect_s, left), min(retries.read_s, left))
     try:
         answer = client.get_object(Bucket=bucket, Key=key)
-        short = shortage(os.path.dirname(path), int(answer["ContentLength"]))
-        if short:
-            raise _no_space(path, short)
-        _save(answer["Body"], path, deadline)
+        with contextlib.closing(answer["Body"]) as body:
+            short = shortage(os.path.dirname(path), int(answer["ContentLength"]))
+            if short:
+                raise _no_space(path, short)
+            _save(body, path, deadline)
     finally:
         client.close()
 
@@ -122,8 +124,6 @@ def _save(body: Any, path: str, deadline: float) -> None:
         if error.errno in DISK_FULL:
             raise _no_space(path, "the disk is full") from error
         raise
-    finally:
-        body.close()
 
 
 def _client(environ: Mapping[str, str], connect_s: float, read_s: float) -> Any:
