@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from subprocess import SubprocessError
 
 from benchmarks import (
     desk,
@@ -39,6 +41,8 @@ _MB = 1_000_000
 
 def main() -> int:
     options = _options()
+    # nohup has its children ignore what a terminal sends when it closes, and a row closes one
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     began = Beginning.now()
     try:
         with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
@@ -73,7 +77,12 @@ def _measure(folder: Path, names: Sequence[str], rounds: int) -> tuple[list[Row]
             for row in step(folder, rounds):
                 print(f"bench-launcher: {row.what} done", file=sys.stderr)
                 rows.append(row)
-        except (RuntimeError, AssertionError, OSError) as error:  # the other figures stand
+        except (
+            RuntimeError,
+            AssertionError,
+            OSError,
+            SubprocessError,
+        ) as error:  # the other figures stand
             broken[name] = f"{type(error).__name__}: {error}"
     return rows, broken
 
