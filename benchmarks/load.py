@@ -19,9 +19,9 @@ from typing import NamedTuple
 from benchmarks.load_hosts import ADDRESS, IdleFollower, IdleHost, identity
 from benchmarks.processes import cpu_s, memory_kib
 from benchmarks.table import Bound, Row, under
-from muster.run.loop import Loop
-from muster.run.messages import Message
-from muster.spec.deadlines import Deadlines
+from muster.run.base.loop import Loop
+from muster.run.channel.messages import Message
+from muster.types.deadlines import Deadlines
 from tests.support.ports import free_ports
 
 LIMIT_S = 120.0  # of every step

@@ -1,7 +1,7 @@
 """Hosts without work: they speak the whole protocol of a job and start no rank.
 
-Followers are real ones, many on one loop. Run as a module this file is the leader: its real seat,
-in a process of its own. It prints one line when it listens and ends when all have left.
+Followers are real ones, many on one loop. Run as a module this file is the leader: its real
+endpoint, in a process of its own. It prints one line when it listens and ends when all have left.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import sys
 import time
 from collections.abc import Callable
 
-from muster.run import events as e
-from muster.run import messages as m
-from muster.run.follower import Follower
-from muster.run.identity import Identity
-from muster.run.link import Frames
-from muster.run.loop import Loop
-from muster.run.post import Post
-from muster.run.record import Recorder
-from muster.run.seats import LeaderSeat
-from muster.run.supervise import TICK_S
-from muster.spec.cluster import Cluster, Host
-from muster.spec.deadlines import Deadlines
-from muster.spec.machine import HostFacts
-from muster.spec.outcome import RankFailure
-from muster.spec.shown import Shown
+from muster.run.base.loop import Loop
+from muster.run.base.record import Recorder
+from muster.run.channel import messages as m
+from muster.run.channel.follower import Follower
+from muster.run.channel.identity import Identity
+from muster.run.channel.session import Frames
+from muster.run.job import events as e
+from muster.run.job.context import JobContext
+from muster.run.job.endpoints import LeaderEndpoint
+from muster.run.job.supervisor import TICK_S
+from muster.types.cluster import Cluster, Host
+from muster.types.deadlines import Deadlines
+from muster.types.machine import HostFacts
+from muster.types.outcome import RankFailure
+from muster.types.shown import Shown
 
 ADDRESS = "127.0.0.1"
 
@@ -85,7 +85,7 @@ class IdleFollower(Follower):
 
 
 class Leading:
-    """The leader's process: a real seat, and an idle host of its own in it."""
+    """The leader's process: a real endpoint, and an idle host of its own in it."""
 
     def __init__(self, hosts: int, port: int) -> None:
         self.loop = Loop()
@@ -94,20 +94,20 @@ class Leading:
             0,
             tuple(range(hosts)),
         )
-        post = Post(
+        context = JobContext(
             cluster, identity(0), Deadlines(), ADDRESS, "", port, True, Shown(),
             lambda _name: (ADDRESS,),
         )  # fmt: skip
         recorder = Recorder(name_of(0), "", 0, str)
-        self.seat = LeaderSeat(self.loop, post, self._happen, self._log, recorder)
-        self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.seat.tell(said)))
+        self.endpoint = LeaderEndpoint(self.loop, context, self._happen, self._log, recorder)
+        self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.endpoint.tell(said)))
 
     def begin(self) -> None:
-        self.seat.begin()
+        self.endpoint.begin()
         self._tick()
 
     def _tick(self) -> None:
-        self.seat.tick(time.monotonic())
+        self.endpoint.tick(time.monotonic())
         self.loop.after(TICK_S, self._tick)
 
     def _happen(self, event: e.Event) -> None:
@@ -117,9 +117,9 @@ class Leading:
             return
         self._host.hear(event.message)
         if isinstance(event.message, m.Verdict):
-            self.loop.after(0, self.seat.files_written)
+            self.loop.after(0, self.endpoint.files_written)
         elif isinstance(event.message, m.Leave):
-            self.loop.after(0, lambda: self.seat.farewell(self.loop.stop))
+            self.loop.after(0, lambda: self.endpoint.farewell(self.loop.stop))
 
     def _log(self, component: str, message: str, /, level: str = "INFO", **facts: object) -> None:
         """What a job's log would take, except that nobody reads it here."""
@@ -132,7 +132,7 @@ def main() -> int:
     leading.begin()
     print("listening", flush=True)
     leading.loop.run()
-    leading.seat.close()
+    leading.endpoint.close()
     leading.loop.close()
     return 0
 

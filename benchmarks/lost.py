@@ -19,7 +19,7 @@ from benchmarks.jobs import environ
 from benchmarks.software import TORCHRUN
 from benchmarks.table import Row, under
 from benchmarks.trio import HOSTS, trio
-from muster.spec.deadlines import Deadlines
+from muster.types.deadlines import Deadlines
 
 TOLD_S = 37.0
 _LIMIT_S = 120.0

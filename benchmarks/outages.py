@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from benchmarks.table import Row, at_least
 from muster.local.hosts import why_not_isolated
-from muster.spec.deadlines import Deadlines, variable
+from muster.types.deadlines import Deadlines, variable
 from tests.support.local_runs import FAST, LocalRun
 from tests.support.namespaces import Host
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 from tests.support.engine import Engine
 from tests.support.events import events_in
 from tests.support.images import image

@@ -216,7 +216,8 @@ _SEVERAL_HOSTS = (
 _TORCHRUN = (
     Common(
         Intended(
-            "torchrun.command", '["train.py"*', '*"-I", "-S", "<muster>/run/rank_shim_main.py"]',
+            "torchrun.command", '["train.py"*',
+            '*"-I", "-S", "<muster>/run/child/rank_shim_main.py"]',
             "the waiting shim starts the script", "protocol.md 4", PYTORCH,
         ),
         lambda case: case.torchrun,
@@ -317,7 +318,7 @@ _MPIRUN = (
     ),
     Common(
         _mpi(
-            "mpirun.command", "*", '*"-I", "-S", "<muster>/run/rank_shim_main.py"]',
+            "mpirun.command", "*", '*"-I", "-S", "<muster>/run/child/rank_shim_main.py"]',
             "the waiting shim starts the script, and not under mpi4py", "protocol.md 4 and 10",
         ),
         lambda case: case.mpirun,

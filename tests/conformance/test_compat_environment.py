@@ -12,8 +12,8 @@ import pytest
 
 from muster.contract.environ import exports
 from muster.contract.read import read_job
-from muster.spec.job import Program
-from muster.spec.machine import Machine
+from muster.types.job import Program
+from muster.types.machine import Machine
 from tests.conformance.launchers import LOCK
 from tests.support.mltree import write_tree
 from tests.support.venvs import UnavailableError, locked_environment

@@ -46,8 +46,8 @@ WALL = {
 }  # fmt: skip
 READS = {f"{owner}.{name}" for owner, names in WALL.items() for name in names}
 READERS = {  # stamps for people and programs, and what `doctor` says of the clock itself
-    ("run/record.py", "event"),
-    ("run/console.py", "format_line"),
+    ("run/base/record.py", "event"),
+    ("run/base/console.py", "format_line"),
     ("local/runfolder.py", "make_run_folder"),
     ("local/command_file.py", "write_command"),  # when a run began, for `muster history`
     ("local/history.py", "started"),

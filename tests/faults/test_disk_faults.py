@@ -160,8 +160,8 @@ def test_a_temporary_folder_without_an_inode_is_not_used(cluster: Make) -> None:
 
 
 NO_FOLDER = """
-from muster.run.private_folder import open_private_folder
-from muster.spec.errors import LaunchError
+from muster.run.child.private_folder import open_private_folder
+from muster.types.errors import LaunchError
 try:
     open_private_folder()
 except LaunchError as error:

@@ -54,15 +54,15 @@ def test_no_output_of_a_rank_goes_through_the_launcher(cluster: Make) -> None:
 
 IN_A_THREAD = (
     "import sys, threading\n"
-    "from muster.run import process\n"
-    "real = process.Nursery.spawn\n"
+    "from muster.run.child import shims\n"
+    "real = shims.ShimPool.spawn\n"
     "def spawn(*args):\n"
     "    thread = threading.Thread(target=real, args=args)\n"
     "    thread.start()\n"
     "    thread.join()\n"
     "    print('started by a thread that has ended', file=sys.stderr, flush=True)\n"
-    "process.Nursery.spawn = spawn\n"
-    "process.Nursery.warm_up = lambda *args: None\n"
+    "shims.ShimPool.spawn = spawn\n"
+    "shims.ShimPool.warm_up = lambda *args: None\n"
 )
 
 
@@ -139,7 +139,7 @@ def test_a_group_that_ignores_the_stop_is_killed_when_the_grace_is_over(cluster:
 
 THIEF = (
     "import os, sys, threading\n"
-    "from muster.run import reaper\n"
+    "from muster.run.child import reaper\n"
     "def take(pid):\n"
     "    os.waitpid(pid, 0)\n"
     "    print('took the status of', pid, file=sys.stderr, flush=True)\n"
@@ -152,7 +152,7 @@ THIEF = (
     "            except ChildProcessError:\n"
     "                pass\n"
     "        super().look()\n"
-    "import muster.run.supervise as supervise\n"
+    "import muster.run.job.supervisor as supervise\n"
     "supervise.Reaper = Slow\n"
 )
 

@@ -90,7 +90,7 @@ def test_a_stop_ends_a_host_whose_disk_hangs_from_the_start(cluster: Make) -> No
 
 PLANS_SLOWLY = (
     "import time\n"
-    "from muster.train_job.work import JobWork\n"
+    "from muster.train.work import JobWork\n"
     "plan = JobWork.plan\n"
     "def slow(self, facts):\n"
     "    time.sleep(5)\n"  # as on a PATH whose disk is slow

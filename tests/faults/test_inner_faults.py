@@ -11,7 +11,7 @@ from tests.support.sabotage import SAID, train_with_broken
 
 Make = Callable[..., Cluster]
 
-WORK = "muster.train_job.work:JobWork"
+WORK = "muster.train.work:JobWork"
 PLACES = [
     f"{WORK}.begin",
     f"{WORK}.identity",
@@ -19,12 +19,12 @@ PLACES = [
     f"{WORK}.plan",
     f"{WORK}.write",
     f"{WORK}._rank_environment",
-    "muster.run.ranks:HostRanks.start",
-    "muster.run.ranks:HostRanks.registered",
-    "muster.run.ranks:HostRanks.changed",
-    "muster.run.hostlife:HostLife.tick",
-    "muster.run.hostlife:HostLife._all_gone",
-    "muster.run.supervise:_Supervisor._wrap_up",
+    "muster.run.child.ranks:HostRanks.start",
+    "muster.run.child.ranks:HostRanks.registered",
+    "muster.run.child.ranks:HostRanks.changed",
+    "muster.run.job.hostlife:HostLife.tick",
+    "muster.run.job.hostlife:HostLife._all_gone",
+    "muster.run.job.supervisor:_Supervisor._wrap_up",
 ]
 ERRORS = ["OSError()", "shutil.Error([])", "ValueError('x')", "KeyError('x')", "TimeoutError()"]
 CASES = [(place, ERRORS[i % len(ERRORS)]) for i, place in enumerate(PLACES)]
@@ -54,7 +54,7 @@ def test_no_exception_inside_the_launcher_ends_with_success(
 @pytest.mark.promise("F12")
 def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)
-    where = "muster.run.process:open_private_folder"
+    where = "muster.run.child.shims:open_private_folder"
     result = end_of_broken(job, where, "OSError(28, 'no space')")
     assert (result.code, result.success) == (105, False), result.err
     assert result.first_line.startswith("InternalError: ")
@@ -64,7 +64,7 @@ def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> Non
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 def test_a_defect_on_one_host_is_named_on_all(cluster: Make, host: str) -> None:
     job = cluster("import time\nprint('ran', flush=True)\ntime.sleep(600)\n")
-    broken = train_with_broken("muster.run.ranks:HostRanks.changed", "ValueError('x')")
+    broken = train_with_broken("muster.run.child.ranks:HostRanks.changed", "ValueError('x')")
     job.expect(internal_error=True)
     if host == "algo-1":  # the leader itself broke: nobody is left to decide
         job.expect(apart=frozenset({"algo-1"}))

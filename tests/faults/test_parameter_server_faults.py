@@ -120,8 +120,8 @@ def test_a_server_of_tensorflow_that_ends_fails_the_job_however_well_it_ends(
 # algo-2's server starts after the only rank there has ended
 LATE_SERVER = """
 import os, sys
-from muster.run import process
-start = process.Nursery.spawn
+from muster.run.child import shims
+start = shims.ShimPool.spawn
 def late(self, role, environ):
     def once_the_rank_has_ended():
         if not os.path.exists("ended"):
@@ -134,7 +134,7 @@ def late(self, role, environ):
         self.loop.after(0.05, once_the_rank_has_ended)
     else:
         start(self, role, environ)
-process.Nursery.spawn = late
+shims.ShimPool.spawn = late
 """
 NEEDS_EVERY_SERVER = """
     import socket

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.run import wire
-from muster.run.leader import HANDSHAKE_S, PENDING_LIMIT
+from muster.run.channel import wire
+from muster.run.channel.leader import HANDSHAKE_S, PENDING_LIMIT
 from tests.support.attacked import Attacked
 from tests.support.cluster import Cluster, lines
 from tests.support.effort import chance, fuzz_s
@@ -154,8 +154,8 @@ LIES: dict[str, dict[str, object]] = {
     "a place that is taken": {"place": 1},
     "a place beyond the last": {"place": 6},
     "a place before the first": {"place": -1},
-    "a place that is no number": {"position": "5"},
-    "a true value for a place": {"place": 1, "position": True},
+    "a place that is no number": {"host_index": "5"},
+    "a true value for a place": {"place": 1, "host_index": True},
     "a claim to come back": {"resume": True},
     "a claim to come back to a taken place": {"place": 1, "resume": True},
     "a proof of another kind": {"proof": 5},

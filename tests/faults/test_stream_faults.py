@@ -158,7 +158,7 @@ def test_a_job_whose_output_nobody_passes_on_fails_and_says_why(
     """Without it every rank would block on a full pipe for ever."""
     job = cluster(FLOODS, hosts=1)
     job.expect(internal_error=True)
-    job.start(command=train_with_broken(f"muster.run.logs:Pump.{where}", error))
+    job.start(command=train_with_broken(f"muster.run.base.logs:Pump.{where}", error))
     result = job.wait(30)["algo-1"]
     assert SAID in result.err  # the fault
     assert result.code == code, result.err

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from muster.run.group_watch import EXCHANGED_NOTHING
+from muster.run.child.group_watch import EXCHANGED_NOTHING
 from tests.support.effort import effort
 from tests.support.frameworks import JOB_S, PROCESS, Start, ended_well, library_packages
 from tests.support.local_runs import LocalRun

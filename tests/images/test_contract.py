@@ -39,8 +39,8 @@ print(len(ours), *(path for path in ours
                    if not os.path.exists(importlib.util.cache_from_source(path))))
 """
 IMPORTED = {
-    "base": ("muster.train_job", "muster_collectives.core", "boto3.session", "paramiko"),
-    "cpu": ("muster.train_job", "muster_collectives.torch", "torch.distributed.run"),
+    "base": ("muster.train", "muster_collectives.core", "boto3.session", "paramiko"),
+    "cpu": ("muster.train", "muster_collectives.torch", "torch.distributed.run"),
 }
 SLEEPS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.guest import python_main
+from muster.rank_bootstrap import python_main
 from tests.support.parameter_server import (
     END_S,
     Inside,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from muster.run.follower import LAST_RETRY_S, Follower
-from muster.run.loop import Loop, Timer
-from muster.run.messages import Go, Ready, Registered, Stop
-from muster.spec.errors import ClusterError
+from muster.run.base.loop import Loop, Timer
+from muster.run.channel.follower import LAST_RETRY_S, Follower
+from muster.run.channel.messages import Go, Ready, Registered, Stop
+from muster.types.errors import ClusterError
 from tests.support.channel import FAST, SLOW, Channel, Side, channel, identity
 
 __all__ = ["channel"]
@@ -28,7 +28,7 @@ def cut(follower: Follower) -> None:
 
 def test_hosts_with_the_secret_join_and_talk(channel: Channel) -> None:
     leader = channel.lead()
-    sides = {position: channel.joined(position) for position in (1, 2)}
+    sides = {host_index: channel.joined(host_index) for host_index in (1, 2)}
     assert [event for event in channel.story.told if event[0] == "joined"] == [
         ("joined", 1),
         ("joined", 2),
@@ -66,9 +66,9 @@ def test_hosts_join_over_ipv6_and_the_address_decides_without_a_secret(channel: 
         {"secret": b""},
         {"job": "another-job"},
         {"name": "algo-3"},
-        {"position": 0, "name": "algo-1"},
-        {"position": 3, "name": "algo-4"},
-        {"position": -1, "name": "algo-3"},
+        {"host_index": 0, "name": "algo-1"},
+        {"host_index": 3, "name": "algo-4"},
+        {"host_index": -1, "name": "algo-3"},
     ],
     ids=str,
 )

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.run import wire
-from muster.run.follower import Follower
-from muster.run.identity import PROTOCOL
-from muster.run.leader import PENDING_LIMIT
-from muster.run.messages import Go, Ready
-from muster.spec.machine import HostFacts
+from muster.run.channel import wire
+from muster.run.channel.follower import Follower
+from muster.run.channel.identity import PROTOCOL
+from muster.run.channel.leader import PENDING_LIMIT
+from muster.run.channel.messages import Go, Ready
+from muster.types.machine import HostFacts
 from tests.support.channel import SLOW, Channel, Side, channel, identity
 from tests.support.effort import chance, collect_garbage, effort
 
@@ -91,7 +91,7 @@ def hello_of(channel: Channel, **fields: object) -> list[object]:
         "name": "hello",
         "protocol": PROTOCOL,
         "job": "a-job",
-        "position": 2,
+        "host_index": 2,
         "host": "algo-3",
         "agreed": {},
         "nonce": "00" * 16,
@@ -118,14 +118,14 @@ def mutated(payload: bytes, source: random.Random) -> bytes:
     "fields",
     [
         {"proof": "\ud800"},
-        {"proof": "\ud800", "resume": True, "position": 1, "host": "algo-2"},
+        {"proof": "\ud800", "resume": True, "host_index": 1, "host": "algo-2"},
         {"proof": None},
         {"nonce": "zz"},
         {"nonce": 5},
         {"nonce": "\ud800"},
-        {"position": True},
-        {"position": 2.0},
-        {"position": [2]},
+        {"host_index": True},
+        {"host_index": 2.0},
+        {"host_index": [2]},
         {"agreed": []},
         {"agreed": {"x": None}},
         {"received": "0"},

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from muster.run import wire
-from muster.run.follower import Follower
-from muster.run.identity import PROTOCOL
-from muster.run.messages import Go, Ready, Registered, Stop
-from muster.spec.deadlines import Deadlines
+from muster.run.channel import wire
+from muster.run.channel.follower import Follower
+from muster.run.channel.identity import PROTOCOL
+from muster.run.channel.messages import Go, Ready, Registered, Stop
+from muster.types.deadlines import Deadlines
 from tests.support.channel import Channel, Side, channel, identity
 
 __all__ = ["channel"]

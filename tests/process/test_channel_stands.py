@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from muster.run.messages import Go, Ready
+from muster.run.channel.messages import Go, Ready
 from tests.support.channel import FAST, SLOW, Channel, channel
 
 __all__ = ["channel"]

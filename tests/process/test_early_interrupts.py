@@ -27,7 +27,12 @@ sys.addaudithook(look)
 sys.argv = {argv!r}
 cli.{entry}()
 """
-TRAIN = ("muster.contract.support", "muster.train_job", "muster.run.conductor", "muster.run.ranks")
+TRAIN = (
+    "muster.contract.support",
+    "muster.train",
+    "muster.run.job.coordinator",
+    "muster.run.child.ranks",
+)
 LOCAL = ("muster.contract.support", "muster.commands.parser", "muster.local.request")
 
 

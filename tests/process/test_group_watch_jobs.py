@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from muster.run.group_watch import EXCHANGED_NOTHING, connections, moved
+from muster.run.child.group_watch import EXCHANGED_NOTHING, connections, moved
 from tests.support.cluster import Cluster
 from tests.support.local_runs import Start
 

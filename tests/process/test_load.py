@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load import measure
-from muster.run.leader import PENDING_LIMIT, Leader
+from muster.run.channel.leader import PENDING_LIMIT, Leader
 from tests.support.channel import SLOW, Channel, channel, identity
 
 __all__ = ["channel"]

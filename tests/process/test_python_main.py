@@ -1,4 +1,4 @@
-"""`guest/python_main.py` beside Python itself: the same output and end for the same script."""
+"""`rank_bootstrap/python_main.py` beside Python itself: same script, same output, same end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.guest import python_main
+from muster.rank_bootstrap import python_main
 
 MAIN = python_main.__file__
 SCRIPTS = {

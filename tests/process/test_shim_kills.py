@@ -8,7 +8,7 @@ import sys
 # an orphan for each child; the grandchildren become the shim's when their parents are killed
 KILLS = """\
 import os, socket, sys, time
-from muster.run.rank_shim import Shim, become_subreaper
+from muster.run.child.rank_shim import Shim, become_subreaper
 become_subreaper()
 for _ in range(5):
     if os.fork() == 0:

@@ -14,7 +14,7 @@ from tests.support.archives import Entry, write_archive
 _FETCH = """
 import os, sys
 sys.path[:0] = sys.argv[3].split(os.pathsep)
-from muster.spec.errors import MusterError
+from muster.types.errors import MusterError
 from muster.stage.source import fetch
 from tests.support.jobs import make_job
 from tests.support.steps import LogLines

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import ConfigError, InstallError
-from muster.spec.job import Program, Settings
 from muster.stage.install import SITE, install, provision, target_of, with_target
 from muster.stage.program import decide
+from muster.types.errors import ConfigError, InstallError
+from muster.types.job import Program, Settings
 from tests.support.packages import (
     HATCH,
     SETUP,

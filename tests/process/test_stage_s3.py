@@ -15,9 +15,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from muster.spec.errors import ConfigError, SourceError
 from muster.stage.s3 import Retries, download, redacted
 from muster.stage.source import fetch
+from muster.types.errors import ConfigError, SourceError
 from tests.support.archives import code_archive
 from tests.support.jobs import make_job
 from tests.support.servers import Script, Server, answer

@@ -31,7 +31,7 @@ RUN = (
     "import sys\n"
     "before = set(sys.modules)\n"
     "import json, os\n"
-    "from muster.train_job import run\n"
+    "from muster.train import run\n"
     "outcome = run(os.environ)\n"
     "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
     "import typing\n"
@@ -55,7 +55,7 @@ def test_a_trivial_job_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     code, loaded, slow = json.loads(done.stdout)
     assert code == 0, done.stderr
-    assert not slow  # muster.spec.values has one that starts need not wait for
+    assert not slow  # muster.types.values has one that starts need not wait for
     assert set(loaded) <= ALLOWED, sorted(set(loaded) - ALLOWED)
 
 

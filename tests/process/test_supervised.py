@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from muster.run import rank_shim
-from muster.run.logs import Pump
-from muster.run.loop import Loop
-from muster.run.process import Nursery
-from muster.run.reaper import Reaper
-from muster.run.steps import Steps
-from muster.run.stopped import StoppedShims
-from muster.run.wrapped import Wrapped
-from muster.spec.errors import LaunchError, StoppedError
-from muster.spec.steps import StepResult
+from muster.run.base.logs import Pump
+from muster.run.base.loop import Loop
+from muster.run.child import rank_shim
+from muster.run.child.reaper import Reaper
+from muster.run.child.shim_handle import ShimHandle
+from muster.run.child.shims import ShimPool
+from muster.run.child.steps import Steps
+from muster.run.child.stopped import StoppedShims
+from muster.types.errors import LaunchError, StoppedError
+from muster.types.steps import StepResult
 from tests.support.cluster import Cluster
 from tests.support.effort import collect_garbage
 from tests.support.waiting import wait_until
@@ -32,41 +32,41 @@ Make = Callable[..., Cluster]
 
 
 class House:
-    """A nursery with its loop and reaper, and what it told."""
+    """A pool with its loop and reaper, and what it told."""
 
     def __init__(self) -> None:
         self.loop = Loop()
         self.pump = Pump()
-        self.seen: list[Wrapped] = []
-        self.ended: list[Wrapped] = []
-        self.unborn: list[str] = []
+        self.seen: list[ShimHandle] = []
+        self.ended: list[ShimHandle] = []
+        self.exited_before_register: list[str] = []
         self.fds: list[int] = []
-        self.nursery = Nursery(self.loop)
-        self.nursery.serve(self._registered, self._changed)
-        self.steps = Steps(self.loop, lambda: self.nursery, self.pump)
+        self.pool = ShimPool(self.loop)
+        self.pool.serve(self._registered, self._changed)
+        self.steps = Steps(self.loop, lambda: self.pool, self.pump)
         self.reaper = Reaper(
             self.loop,
-            self.nursery.shims.__contains__,
+            self.pool.shims.__contains__,
             self._shim_ended,
-            self.nursery.adopted,
+            self.pool.adopted,
         )
         self._before = signal.signal(
             signal.SIGCHLD, lambda _number, _frame: self.loop.post(self.reaper.look)
         )
 
-    def _registered(self, wrapped: Wrapped, out_fd: int, err_fd: int) -> None:
-        if not self.steps.registered(wrapped, out_fd, err_fd):
-            self.seen.append(wrapped)
+    def _registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+        if not self.steps.registered(handle, out_fd, err_fd):
+            self.seen.append(handle)
             self.fds += [out_fd, err_fd]
 
-    def _changed(self, wrapped: Wrapped) -> None:
-        if not self.steps.changed(wrapped) and wrapped.ended:
-            self.ended.append(wrapped)
+    def _changed(self, handle: ShimHandle) -> None:
+        if not self.steps.changed(handle) and handle.ended:
+            self.ended.append(handle)
 
     def _shim_ended(self, pid: int) -> None:
-        role = self.nursery.shim_ended(pid)
-        if role and not self.steps.unborn(role):
-            self.unborn.append(role)
+        role = self.pool.shim_ended(pid)
+        if role and not self.steps.exited_before_register(role):
+            self.exited_before_register.append(role)
 
     def until(self, condition: Callable[[], bool], limit_s: float = 10) -> None:
         end = time.monotonic() + limit_s
@@ -84,8 +84,8 @@ class House:
     def shim(self) -> socket.socket:
         """A connection that has said a true hello."""
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(self.nursery.path)
-        token = self.nursery.variable.partition(" ")[2].encode()
+        sock.connect(self.pool.path)
+        token = self.pool.variable.partition(" ")[2].encode()
         read, write = os.pipe()
         hello = [b"hello", b"rank:0", token, b"1"]
         rank_shim.send(sock, hello, (read, os.dup(read)))
@@ -108,9 +108,9 @@ class House:
         return answer
 
     def close(self) -> None:
-        self.nursery.close()
+        self.pool.close()
         end = time.monotonic() + 5
-        while self.nursery.shims and time.monotonic() < end:
+        while self.pool.shims and time.monotonic() < end:
             self.reaper.look()
             time.sleep(0.01)
         signal.signal(signal.SIGCHLD, self._before)
@@ -125,8 +125,8 @@ def house() -> Iterator[House]:
     made = House()
     yield made
     made.close()
-    assert not made.nursery.shims
-    assert not os.path.exists(made.nursery.folder)
+    assert not made.pool.shims
+    assert not os.path.exists(made.pool.folder)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_shim_that_talks_nonsense_is_a_shim_that_is_gone(house: House, message
     with house.shim() as sock:
         sock.sendall(len(message).to_bytes(4, "big") + message)
         house.until(lambda: bool(house.ended))
-    (wrapped,) = house.ended
-    assert (wrapped.status, wrapped.connected) == (127, False)
-    assert "gone" in wrapped.failure
+    (handle,) = house.ended
+    assert (handle.status, handle.connected) == (127, False)
+    assert "gone" in handle.failure
 
 
 def test_a_shim_that_dies_before_it_started_anything_ends_its_rank(house: House) -> None:
@@ -178,7 +178,7 @@ def test_who_does_not_know_the_token_is_dropped_with_its_descriptors(
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(house.nursery.path)
+        sock.connect(house.pool.path)
         read, write = os.pipe()
         rank_shim.send(sock, hello, (read, write))
         os.close(read)
@@ -201,11 +201,11 @@ def is_closed(sock: socket.socket) -> bool:
 
 def test_orders_wait_for_a_stopped_shim_and_reach_it_whole(house: House) -> None:
     with house.shim() as sock:
-        (wrapped,) = house.seen
+        (handle,) = house.seen
         began = time.monotonic()
-        wrapped.start(["true"], {"BIG": "x" * (4 << 20)}, "/")
-        wrapped.signal(signal.SIGTERM)
-        wrapped.kill()
+        handle.start(["true"], {"BIG": "x" * (4 << 20)}, "/")
+        handle.signal(signal.SIGTERM)
+        handle.kill()
         assert time.monotonic() - began < 1.5  # 4 MiB are copied; nothing is waited for
         got: list[list[bytes] | None] = []
         reader = threading.Thread(
@@ -224,18 +224,18 @@ def test_orders_wait_for_a_stopped_shim_and_reach_it_whole(house: House) -> None
 def test_a_stopped_shim_is_named_as_long_as_it_is_stopped(house: House) -> None:
     said: list[str] = []
     shims = StoppedShims(
-        house.loop, lambda: house.nursery.all, lambda one: one.role, said.append, after_s=0.4
+        house.loop, lambda: house.pool.all, lambda one: one.role, said.append, after_s=0.4
     )
-    house.nursery.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
     house.until(lambda: bool(house.seen))
-    (wrapped,) = house.seen
+    (handle,) = house.seen
     shims.begin()
-    os.kill(wrapped.shim_pid, signal.SIGSTOP)
+    os.kill(handle.shim_pid, signal.SIGSTOP)
     house.until(lambda: bool(said))
-    assert f"the process above rank:0 (PID {wrapped.shim_pid}) is stopped" in said[0]
-    assert f"kill -CONT {wrapped.shim_pid}" in said[0]
+    assert f"the process above rank:0 (PID {handle.shim_pid}) is stopped" in said[0]
+    assert f"kill -CONT {handle.shim_pid}" in said[0]
     assert shims.notes == tuple(said)
-    os.kill(wrapped.shim_pid, signal.SIGCONT)
+    os.kill(handle.shim_pid, signal.SIGCONT)
     house.until(lambda: not shims.notes)
     assert len(said) == 1
 
@@ -244,9 +244,9 @@ def test_a_stopped_shim_is_named_as_long_as_it_is_stopped(house: House) -> None:
 def test_a_shim_that_ends_before_it_registers_is_noticed_at_once(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.run.process.SHIM", "/nonexistent.py")
-    house.nursery.spawn("rank:0", {"PATH": os.environ["PATH"]})
-    house.until(lambda: house.unborn == ["rank:0"])
+    monkeypatch.setattr("muster.run.child.shims.SHIM", "/nonexistent.py")
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.until(lambda: house.exited_before_register == ["rank:0"])
     answer = house.in_thread(lambda: house.steps(["true"], {}, "/"))
     house.until(lambda: bool(answer))
     assert isinstance(answer[0], LaunchError)
@@ -291,9 +291,9 @@ def test_an_aborted_step_leaves_nothing(house: House, when: str) -> None:
     if when == "while it runs":
         house.until(lambda: runs(mark))
     elif when == "before it registers":
-        house.until(lambda: bool(house.nursery.shims))
+        house.until(lambda: bool(house.pool.shims))
     house.steps.abort()
-    house.until(lambda: bool(answer) and not house.nursery.shims)
+    house.until(lambda: bool(answer) and not house.pool.shims)
     assert isinstance(answer[0], StoppedError)
     assert not runs(mark)
 
@@ -320,31 +320,31 @@ def test_calls_from_other_threads_after_the_end_go_nowhere() -> None:
 def test_a_spare_that_nobody_needed_is_gone_at_once(
     house: House, stopped: bool, arrived: bool
 ) -> None:
-    house.nursery.warm_up({"PATH": os.environ["PATH"]})
-    (pid,) = house.nursery.shims
+    house.pool.warm_up({"PATH": os.environ["PATH"]})
+    (pid,) = house.pool.shims
     if arrived:
-        house.until(lambda: bool(house.nursery.all))
+        house.until(lambda: bool(house.pool.all))
     if stopped:
         os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    house.nursery.close()
+    house.pool.close()
     assert time.monotonic() - began < 1
     assert not os.path.exists(f"/proc/{pid}")
-    house.nursery.shims.clear()
+    house.pool.shims.clear()
 
 
 @pytest.mark.parametrize("arrived", [False, True])
 def test_a_spare_that_died_is_no_spare(house: House, arrived: bool) -> None:
-    house.nursery.warm_up({"PATH": os.environ["PATH"]})
-    (pid,) = house.nursery.shims
+    house.pool.warm_up({"PATH": os.environ["PATH"]})
+    (pid,) = house.pool.shims
     if arrived:
-        house.until(lambda: bool(house.nursery.all))
+        house.until(lambda: bool(house.pool.all))
     os.kill(pid, signal.SIGKILL)
     if arrived:
         house.until(lambda: bool(house.ended))
     else:
-        house.until(lambda: not house.nursery.shims)
-    house.nursery.spawn("rank:0", {"PATH": os.environ["PATH"]})
+        house.until(lambda: not house.pool.shims)
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
     house.until(lambda: bool(house.seen))
     assert house.seen[0].role == "rank:0"
     assert house.seen[0].shim_pid != pid
@@ -372,7 +372,7 @@ def test_a_parent_that_ignores_its_children_changes_no_exit_code(cluster: Make) 
 
 EARLY_OR_LATE = (
     "import os, signal, sys\n"
-    "import muster.train_job.output as output\n"
+    "import muster.train.output as output\n"
     "real = output.{name}\n"
     "def stopped(*args):\n"
     "    os.kill(os.getpid(), signal.SIGTERM)\n"

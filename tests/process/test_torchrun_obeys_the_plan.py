@@ -13,8 +13,8 @@ import pytest
 from muster.plan import plan
 from muster.plan.script import RANK_SHIM
 from muster.plan.tools import find_tools
-from muster.spec.distribution import Torchrun
-from muster.spec.job import Settings
+from muster.types.distribution import Torchrun
+from muster.types.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 from tests.support.ports import free_port
 

@@ -103,7 +103,7 @@ def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) ->
     assert ended(job) == [0, 1]
 
 
-OFTEN = "from muster.run import conductor\nconductor.PROGRESS_S = 0.3\n"  # not every 30 s
+OFTEN = "from muster.run.job import coordinator\ncoordinator.PROGRESS_S = 0.3\n"  # not every 30 s
 
 
 @pytest.mark.promise("F20")

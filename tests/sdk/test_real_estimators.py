@@ -11,7 +11,7 @@ import pytest
 
 from muster.contract.modeltrainer import FIELDS
 from muster.sdk import hyperparameters
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 from tests.sdk.conftest import Ask
 from tests.sdk.jobs import Client
 from tests.support.venvs import CHECKOUT

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from muster.spec.deadlines import Deadlines, parse_deadlines
+from muster.types.deadlines import Deadlines, parse_deadlines
 from tests.soak import scripts
 from tests.soak.faults import Injector
 from tests.soak.scenario import EVERYONE, SHORT_S, Fault, Scenario
@@ -65,7 +65,9 @@ def bound_s(one: Scenario) -> float:
     work_s = one.works_s + 5 + (IMPORTS_TORCH_S if one.torchrun else 0)
     failing_s = limits.failfast_grace_s + limits.drain_s + 1 + limits.finish_s
     lost_s = limits.lost_after_s + limits.reconnect_s + failing_s
-    told_s = limits.told_s if any(f.kind in ("absent", "kill") for f in one.faults) else 0.0
+    told_s = (
+        limits.refusal_notify_s if any(f.kind in ("absent", "kill") for f in one.faults) else 0.0
+    )
     told_s = told_s if one.script in ("bad input", "no program") else 0.0
     ending_s = max(lost_s, limits.stop_total_s) + limits.leave_s
     return last_s + limits.join_s + told_s + work_s + ending_s + LOADED_S

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from muster.run.follower import Follower
-from muster.run.identity import Identity
-from muster.run.leader import Leader
-from muster.run.loop import Loop
-from muster.run.messages import Message, Registered, Stop, to_wire
-from muster.spec.deadlines import Deadlines
+from muster.run.base.loop import Loop
+from muster.run.channel.follower import Follower
+from muster.run.channel.identity import Identity
+from muster.run.channel.leader import Leader
+from muster.run.channel.messages import Message, Registered, Stop, to_wire
+from muster.types.deadlines import Deadlines
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 

@@ -12,10 +12,10 @@ import pytest
 
 from muster.contract.read import read_job
 from muster.contract.wording import MAX_FAILURE_BYTES, failure_text
-from muster.run.post import trouble_of
-from muster.run.verdict import from_trouble
-from muster.spec.errors import ConfigError
-from muster.spec.masking import Masker
+from muster.run.job.context import host_error_of
+from muster.run.job.verdict import from_host_error
+from muster.types.errors import ConfigError
+from muster.types.masking import Masker
 from tests.support.mltree import ONE_HOST, PROGRAM, TWO_HOSTS, write_tree
 
 CANARY = "canary-3f1c94e0"  # a secret that stands in every request under a secret-looking name
@@ -80,7 +80,7 @@ def error_of(tmp_path: Path, **tree: Any) -> ConfigError:
 
 def told(error: ConfigError) -> str:
     """The failure file, with nothing masked that the reader has not masked itself."""
-    return failure_text(from_trouble(trouble_of(error)), Masker())
+    return failure_text(from_host_error(host_error_of(error)), Masker())
 
 
 def case(row: str, text: str, **tree: Any) -> Bad:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from muster.run.follower import Follower
-from muster.run.identity import Identity
-from muster.run.leader import Leader
-from muster.run.loop import Loop
-from muster.run.messages import Message, ToLeader
-from muster.spec.deadlines import Deadlines
+from muster.run.base.loop import Loop
+from muster.run.channel.follower import Follower
+from muster.run.channel.identity import Identity
+from muster.run.channel.leader import Leader
+from muster.run.channel.messages import Message, ToLeader
+from muster.types.deadlines import Deadlines
 from tests.support.ports import free_ports, open_claims
 
 NAMES = ("algo-1", "algo-2", "algo-3")

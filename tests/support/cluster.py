@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.spec.deadlines import parse_deadlines
+from muster.types.deadlines import parse_deadlines
 from tests.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
 from tests.support.ports import free_ports

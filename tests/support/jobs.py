@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.spec.cluster import Cluster, Host
-from muster.spec.deadlines import Deadlines
-from muster.spec.distribution import Distribution, Single
-from muster.spec.job import Documents, Job, Paths, Program, Settings, Staged
-from muster.spec.machine import HostFacts
+from muster.types.cluster import Cluster, Host
+from muster.types.deadlines import Deadlines
+from muster.types.distribution import Distribution, Single
+from muster.types.job import Documents, Job, Paths, Program, Settings, Staged
+from muster.types.machine import HostFacts
 
 
 def make_cluster(
@@ -64,7 +64,7 @@ def make_job(
 def make_facts(hosts: int = 1, **changes: object) -> tuple[HostFacts, ...]:
     """Facts of hosts without devices, 10.0.0.1 and on; `changes` hold for every host."""
     plain = HostFacts(
-        position=0,
+        host_index=0,
         address="",
         interface="eth0",
         cpus=4,
@@ -76,7 +76,7 @@ def make_facts(hosts: int = 1, **changes: object) -> tuple[HostFacts, ...]:
         toolkit="0.1.0",
         python="3.11",
     )._replace(**changes)  # type: ignore[arg-type]
-    return tuple(plain._replace(position=i, address=f"10.0.0.{i + 1}") for i in range(hosts))
+    return tuple(plain._replace(host_index=i, address=f"10.0.0.{i + 1}") for i in range(hosts))
 
 
 def make_staged(

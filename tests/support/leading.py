@@ -1,18 +1,18 @@
-"""A conductor with a clock of the test's own, and what it ordered."""
+"""A coordinator with a clock of the test's own, and what it ordered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.run import messages as m
-from muster.run.conductor import Conductor
-from muster.spec.deadlines import Deadlines
-from muster.spec.machine import HostFacts
-from muster.spec.outcome import Outcome, RankFailure
+from muster.run.channel import messages as m
+from muster.run.job.coordinator import Coordinator
+from muster.types.deadlines import Deadlines
+from muster.types.machine import HostFacts
+from muster.types.outcome import Outcome, RankFailure
 
 LIMITS = Deadlines()
 NAMES = ("algo-1", "algo-2", "algo-3")
-TROUBLE = m.Trouble("InstallError", 101, "pip failed", "", "")
+HOST_ERROR = m.HostError("InstallError", 101, "pip failed", "", "")
 
 
 def failure(host: int, at_s: float) -> RankFailure:
@@ -25,33 +25,33 @@ def ended(host: int, *failures: RankFailure, status: int = 0) -> m.HostEnded:
 
 
 class Job:
-    """A conductor, its clock, and what it ordered."""
+    """A coordinator, its clock, and what it ordered."""
 
     def __init__(self, hosts: int = 3, helpers: Sequence[int] = ()) -> None:
         self.now = 5000.0
         self.hosts = range(hosts)
-        self.conductor = Conductor(NAMES[:hosts], 0, helpers, LIMITS, self.now)
+        self.coordinator = Coordinator(NAMES[:hosts], 0, helpers, LIMITS, self.now)
         self.orders: list[tuple[int | None, m.ToHost]] = []
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.conductor.tick(self.now)
+        self.coordinator.tick(self.now)
         self.collect()
 
     def collect(self) -> None:
-        self.orders += [(order.host, order.message) for order in self.conductor.take_orders()]
+        self.orders += [(order.host, order.message) for order in self.coordinator.take_orders()]
 
     def hear(self, host: int, message: m.ToLeader) -> None:
-        self.conductor.heard(host, message, self.now)
+        self.coordinator.heard(host, message, self.now)
         self.collect()
 
     def join(self, *hosts: int) -> None:
         for host in hosts or self.hosts:
-            self.conductor.joined(host, self.now)
+            self.coordinator.joined(host, self.now)
         self.collect()
 
     def lose(self, host: int, last_heard: float | None = None) -> None:
-        self.conductor.lost(host, self.now if last_heard is None else last_heard, "why", self.now)
+        self.coordinator.lost(host, self.now if last_heard is None else last_heard, "why", self.now)
         self.collect()
 
     def make_ready(self, digest: str = "same") -> None:
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def outcome(self) -> Outcome | None:
-        return self.conductor.outcome
+        return self.coordinator.outcome
 
     @property
     def headline(self) -> str:
@@ -86,6 +86,6 @@ def facts(host: int) -> HostFacts:
 def running(hosts: int = 3, helpers: Sequence[int] = ()) -> Job:
     job = Job(hosts, helpers)
     job.run()
-    assert job.conductor.running
+    assert job.coordinator.running
     job.orders.clear()
     return job

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.run import events as e
-from muster.run import messages as m
-from muster.run.hostlife import HostLife, State
-from muster.spec.deadlines import Deadlines
-from muster.spec.machine import HostFacts
-from muster.spec.outcome import RankFailure, Succeeded
+from muster.run.channel import messages as m
+from muster.run.job import events as e
+from muster.run.job.hostlife import HostLife, State
+from muster.types.deadlines import Deadlines
+from muster.types.machine import HostFacts
+from muster.types.outcome import RankFailure, Succeeded
 
 BEGIN_S = 1000.0  # so late that a time forgotten at 0 shows
 FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3.11.7")
 FAILURE = RankFailure("algo-2", 1, 1, 5.0, "ValueError: x", "tail")
-TROUBLE = m.Trouble("InstallError", 101, "pip failed", "", "")
+HOST_ERROR = m.HostError("InstallError", 101, "pip failed", "", "")
 LATE = None  # stands for time alone: far beyond every deadline
 
 EVENTS: Mapping[str, e.Event] = {
     "joined": e.Joined(),
     "not joined": e.NotJoined("refused"),
     "stage done": e.StageDone(FACTS),
-    "went wrong": e.WentWrong(TROUBLE),
+    "went wrong": e.HostFailed(HOST_ERROR),
     "facts": e.FromLeader(m.FactsPart(0, 1, (FACTS,))),
     "planned": e.Planned("d1gest"),
     "go": e.FromLeader(m.Go()),

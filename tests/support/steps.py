@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from muster.spec.steps import StepResult
+from muster.types.steps import StepResult
 
 _DEADLINE_S = 120
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from muster.run import wire
-from muster.run.identity import PROTOCOL
+from muster.run.channel import wire
+from muster.run.channel.identity import PROTOCOL
 from tests.support.attacked import NAMES, Visitor
 
 LEFT_S = 8.0  # 5 s for a handshake, and what a busy machine needs
@@ -69,11 +69,11 @@ class Stranger:
 
     def hello(self, place: int, secret: bytes, **fields: object) -> list[object]:
         """A hello with a proof that fits it, made with that secret."""
-        position = fields.get("position", place)
+        host_index = fields.get("host_index", place)
         proof = ""
         if secret:
             nonces = (bytes.fromhex(self.leader_nonce), bytes.fromhex(self.nonce))
-            parts = (*nonces, str(position).encode())
+            parts = (*nonces, str(host_index).encode())
             proof = wire.derive(secret, "follower", *parts).hex()
             if fields.get("resume"):
                 proof = wire.resume_proof(secret, parts, 0)
@@ -81,7 +81,7 @@ class Stranger:
             "kind": "hello",
             "protocol": PROTOCOL,
             "job": self._target.job,
-            "position": place,
+            "host_index": place,
             "name": NAMES[place % len(NAMES)],
             "agreed": {"toolkit": "1"},
             "nonce": self.nonce,

@@ -9,7 +9,7 @@ import pytest
 
 from muster.contract.read import read_cluster, read_job
 from muster.contract.wording import MAX_FAILURE_BYTES
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 from tests.support.bad_requests import MPI, PER_HOST, error_of, hosts, told
 from tests.support.mltree import TWO_HOSTS, write_tree
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from muster.contract.read import read_job
-from muster.spec.distribution import Mpi
-from muster.spec.errors import ConfigError, Problem
-from muster.spec.job import Job
+from muster.types.distribution import Mpi
+from muster.types.errors import ConfigError, Problem
+from muster.types.job import Job
 from tests.support.mltree import ONE_HOST, PROGRAM, TWO_HOSTS, write_tree
 
 MPI = "sagemaker_mpi_custom_mpi_options"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.deadlines import RANGES, variable
+from muster.types.deadlines import RANGES, variable
 from tests.support.bad_requests import (
     BAD_NAME,
     CANARY,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.run.causes import Surroundings, find_cause, more_shared_memory
-from muster.run.evidence import Watcher, last_lines, last_traceback, looks_like_lost_peer
+from muster.run.base.causes import Surroundings, find_cause, more_shared_memory
+from muster.run.base.evidence import Watcher, last_lines, last_traceback, looks_like_lost_peer
 
 REAL = Path(__file__).parent / "failures"  # what torch 2.13 over gloo wrote, paths shortened
 HERE = Surroundings()

@@ -14,10 +14,10 @@ import pytest
 from muster.contract.environ import exports
 from muster.contract.read import read_job
 from muster.contract.settings import KNOWN
-from muster.spec import errors
-from muster.spec.deadlines import RANGES, Deadlines, variable
-from muster.spec.job import Program
-from muster.spec.machine import Machine
+from muster.types import errors
+from muster.types.deadlines import RANGES, Deadlines, variable
+from muster.types.job import Program
+from muster.types.machine import Machine
 from tests.support.mltree import PROGRAM, TWO_GROUPS, write_tree
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from muster.commands.doctor_facts import (
 )
 from muster.commands.doctor_finding import Finding
 from muster.commands.doctor_mpi import MpiFacts, look_for_mpi
-from muster.spec.machine import Interface, Machine
+from muster.types.machine import Interface, Machine
 
 LO = Interface("lo", "127.0.0.1")
 ETH0 = Interface("eth0", "10.1.2.3")

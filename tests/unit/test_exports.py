@@ -10,8 +10,8 @@ import pytest
 
 from muster.contract.environ import exports
 from muster.contract.read import read_job
-from muster.spec.job import Job, Program
-from muster.spec.machine import Machine
+from muster.types.job import Job, Program
+from muster.types.machine import Machine
 from tests.support.mltree import PROGRAM, TWO_HOSTS, write_tree
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "incumbent_exports.json").read_text())

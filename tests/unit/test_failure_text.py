@@ -8,8 +8,8 @@ import pytest
 
 from muster.contract.report import failure_block, failure_text
 from muster.contract.wording import MAX_FAILURE_BYTES, newest
-from muster.spec.masking import Masker
-from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+from muster.types.masking import Masker
+from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded
 
 PLAIN = Masker()
 TRACEBACK = (

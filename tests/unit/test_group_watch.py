@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.run import group_watch
-from muster.run.group_watch import ENOUGH_LOOKS, LAST_BYTES, LEAST_BYTES, GroupWatch, Traffic
-from muster.run.loop import Loop
+from muster.run.base.loop import Loop
+from muster.run.child import group_watch
+from muster.run.child.group_watch import ENOUGH_LOOKS, LAST_BYTES, LEAST_BYTES, GroupWatch, Traffic
 
 QUIET = Traffic(5, 1000)
 ONE = 77  # the inode of a connection
@@ -89,7 +89,7 @@ def test_a_look_without_torch_or_at_what_talks_unseen_begins_anew(
 def test_where_no_more_files_can_be_opened_it_stays_unsaid() -> None:
     code = """if True:
         import os, resource
-        from muster.run.group_watch import glance
+        from muster.run.child.group_watch import glance
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
         print(glance([os.getpid()]))"""
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "(False, None)\n"

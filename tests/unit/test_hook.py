@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.contract import hook
-from muster.spec.outcome import Failed, Stopped, Succeeded
+from muster.types.outcome import Failed, Stopped, Succeeded
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]]
     """Puts a launcher with the given `run` in the place of the real one."""
 
     def install(run: Callable[[Any], Any]) -> None:
-        module = ModuleType("muster.train_job")
+        module = ModuleType("muster.train")
         vars(module)["run"] = run
-        monkeypatch.setitem(sys.modules, "muster.train_job", module)
+        monkeypatch.setitem(sys.modules, "muster.train", module)
 
     return install
 

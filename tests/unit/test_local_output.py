@@ -27,7 +27,7 @@ from muster.local.summary import (
     table,
     verdict,
 )
-from muster.spec.shown import BLOCK_MARK
+from muster.types.shown import BLOCK_MARK
 
 MARK = BLOCK_MARK.encode()
 OUT_1, ERR_1 = Stream(10, 0, False), Stream(11, 0, True)

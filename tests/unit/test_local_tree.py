@@ -22,7 +22,7 @@ from muster.local.runfolder import (
     link_latest,
     make_run_folder,
 )
-from muster.spec.distribution import Torchrun
+from muster.types.distribution import Torchrun
 from tests.support.local_runs import make_request
 from tests.support.nobody import NOBODY, home_of_nobody
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.spec.masking import Masker, is_secret_name
+from muster.types.masking import Masker, is_secret_name
 
 pytestmark = pytest.mark.promise("S08")
 

@@ -13,11 +13,11 @@ import pytest
 from muster.contract.environ import exports
 from muster.contract.read import read_job
 from muster.sdk.distribution import to_hyperparameters
-from muster.spec.distribution import MODEL_PARALLEL, Mpi, Torchrun
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job, Program
-from muster.spec.machine import Machine
 from muster.stage.packages import missing_packages, require_packages
+from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
+from muster.types.errors import ConfigError
+from muster.types.job import Job, Program
+from muster.types.machine import Machine
 from tests.support.mltree import PROGRAM, write_tree
 
 ON = {"enabled": True}

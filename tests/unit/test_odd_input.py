@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.contract.read import read_job
-from muster.spec.job import Job
+from muster.types.job import Job
 from tests.support.bad_requests import MPI, PER_HOST, hp, nested
 from tests.support.mltree import ONE_HOST, write_tree
 

@@ -12,9 +12,9 @@ from muster.contract.findings import Findings
 from muster.contract.read import read_job
 from muster.contract.settings import parse_settings
 from muster.local.environment import free_ranges
-from muster.spec.distribution import ParameterServer
-from muster.spec.errors import ConfigError
-from muster.spec.job import Settings
+from muster.types.distribution import ParameterServer
+from muster.types.errors import ConfigError
+from muster.types.job import Settings
 from tests.support.mltree import PROGRAM, write_tree
 
 KEY = "sagemaker_parameter_server_enabled"

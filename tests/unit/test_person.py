@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.train_job.person import named
+from muster.train.person import named
 
 STRANGER = 54321
 

@@ -8,8 +8,8 @@ import pytest
 
 from muster.plan import plan
 from muster.plan.tools import Tools, find_tools
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
-from muster.spec.errors import ConfigError
+from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
+from muster.types.errors import ConfigError
 from tests.support.jobs import make_facts, make_job, make_staged
 
 

@@ -13,10 +13,10 @@ from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan
 from muster.plan.script import without_base
 from muster.plan.tools import Tools
-from muster.spec.cluster import Cluster, Host
-from muster.spec.distribution import Distribution, Single, Torchrun
-from muster.spec.job import Job, Settings, Staged
-from muster.spec.machine import HostFacts
+from muster.types.cluster import Cluster, Host
+from muster.types.distribution import Distribution, Single, Torchrun
+from muster.types.job import Job, Settings, Staged
+from muster.types.machine import HostFacts
 from tests.support.jobs import make_facts, make_job, make_staged
 
 
@@ -39,7 +39,7 @@ def worlds(draw: st.DrawFn) -> World:
     hosts = tuple(Host(f"host{i}", i, group, "ml.x") for i, group in enumerate(groups))
     facts = tuple(
         fact._replace(
-            gpus=gpus[groups[fact.position]],
+            gpus=gpus[groups[fact.host_index]],
             interface=f"eth{draw(st.integers(0, 3))}",
             cpus=draw(st.integers(1, 64)),
             resolves_leader=draw(st.booleans()),

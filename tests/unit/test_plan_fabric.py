@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.plan.fabric import plan_fabric
-from muster.spec.machine import HostFacts
+from muster.types.machine import HostFacts
 from tests.support.jobs import make_facts, make_job
 
 SOCKETS = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}

@@ -20,7 +20,7 @@ def make_plan(**changes: Any) -> LaunchPlan:
         "master_addr": "algo-1",
         "ports": {"control": 1, "store": 2},
         "launcher": None,
-        "launcher_works_on": False,
+        "launcher_outlives_ranks": False,
         "script": COMMAND,
         "script_is_python": True,
         "rank_env": (),

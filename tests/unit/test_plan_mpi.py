@@ -11,10 +11,10 @@ from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.plan.script import PYTHON_MAIN, RANK_SHIM, SPAWN_AGENT
 from muster.plan.tools import Tools, find_mpi, find_tools
-from muster.run.rank import rank_environment
-from muster.spec.distribution import Mpi
-from muster.spec.errors import ConfigError
-from muster.spec.job import Settings
+from muster.run.child.rank import rank_environment
+from muster.types.distribution import Mpi
+from muster.types.errors import ConfigError
+from muster.types.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 VERSIONS = ("4.1.4", "5.0.11")
@@ -214,9 +214,9 @@ def test_no_variable_that_open_mpi_carries_by_itself_is_in_its_environment(versi
 
 
 def test_a_rank_that_is_alone_has_lost_no_other() -> None:
-    assert 14 not in plan_on(0, 1, processes=1).lost_statuses
-    assert 14 in plan_on(0, 1, processes=2).lost_statuses
-    for status, words in plan_on(0, 2).lost_statuses.items():
+    assert 14 not in plan_on(0, 1, processes=1).peer_loss_exit_codes
+    assert 14 in plan_on(0, 1, processes=2).peer_loss_exit_codes
+    for status, words in plan_on(0, 2).peer_loss_exit_codes.items():
         assert words.startswith(f"it ended without an error message; Open MPI uses {status} when ")
 
 
@@ -339,7 +339,7 @@ def test_an_interface_that_the_user_chose_stays(version: str) -> None:
 def test_hosts_outside_the_distribution_take_no_part_in_mpi(version: str) -> None:
     cluster = make_cluster(3, 2, {"gpu": (0, 1), "data": (2,)})
     job = make_job(3, Mpi(processes_per_host=2), cluster=cluster)
-    facts = [f._replace(mpi="") if f.position == 2 else f for f in make_facts(3, mpi=version)]
+    facts = [f._replace(mpi="") if f.host_index == 2 else f for f in make_facts(3, mpi=version)]
     outside = plan(job, facts, make_staged(job), TOOLS[version])
     assert (outside.launcher, outside.daemon, outside.world_size) == (None, None, 4)
     assert outside.ranks_of(2) == (RankSlot(4, 2, 0),)

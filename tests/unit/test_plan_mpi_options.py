@@ -7,10 +7,10 @@ import time
 import pytest
 
 from muster.plan.mpi_options import MpiOptions, read_options
-from muster.spec import mpi_rules as rules
-from muster.spec.distribution import Mpi
-from muster.spec.errors import ConfigError
-from muster.spec.mpi_options import MAX_TEXT, MpiRequest, asked_variables, read_request
+from muster.types import mpi_rules as rules
+from muster.types.distribution import Mpi
+from muster.types.errors import ConfigError
+from muster.types.mpi_options import MAX_TEXT, MpiRequest, asked_variables, read_request
 
 KEY = "sagemaker_mpi_custom_mpi_options"
 V4, V5 = "4.1.4", "5.0.11"

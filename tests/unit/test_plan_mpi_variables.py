@@ -7,8 +7,8 @@ import pytest
 from muster.plan.launchplan import LaunchPlan
 from muster.plan.mpi import plan_mpi
 from muster.plan.tools import Tools
-from muster.spec.distribution import Mpi
-from muster.spec.job import Documents
+from muster.types.distribution import Mpi
+from muster.types.job import Documents
 from tests.support.jobs import make_facts, make_job, make_staged
 
 OPTIONS = ("mpi", "pytorchddp", "smdistributed.dataparallel", "smdistributed.modelparallel")

@@ -14,9 +14,9 @@ from muster.plan.frameworks import Frameworks, find_frameworks, imports
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.plan.script import TENSORFLOW_SERVER
 from muster.plan.tools import Tools
-from muster.spec.distribution import ParameterServer
-from muster.spec.errors import ConfigError
-from muster.spec.job import Settings
+from muster.types.distribution import ParameterServer
+from muster.types.errors import ConfigError
+from muster.types.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TF, MX, PT = ("tensorflow",), ("mxnet",), ("torch", "muster_parameter_server")
@@ -104,7 +104,7 @@ def test_each_host_of_tensorflow_has_its_task_and_its_server(
     assert server.command.env["CUDA_VISIBLE_DEVICES"] == "-1"
     assert "CUDA_VISIBLE_DEVICES" not in made.script.env
     assert made.script.argv == ("/usr/bin/python3", "train.py")
-    assert made.led_by_first
+    assert made.ends_with_rank0
     assert made.world_size == 3
     assert dict(made.ports) == {"control": 7776, "store": 7777, "worker": 2222, "ps": 2223}
 
@@ -212,7 +212,7 @@ def test_mirrored_workers_are_all_hosts_and_there_are_no_servers(current: int) -
         "environment": "cloud",
     }
     assert made.services == ()
-    assert not made.led_by_first
+    assert not made.ends_with_rank0
     assert dict(made.ports) == {"control": 7776, "store": 7777, "worker": 8890}
 
 
@@ -270,7 +270,7 @@ def test_mxnet_has_a_scheduler_on_the_first_host_and_a_server_on_each() -> None:
     for one in made:
         assert dmlc(one.script.env) == {**SHARED, "DMLC_ROLE": "worker"}
         assert dict(one.ports) == {"control": 7776, "store": 7777, "ps": 8000}
-        assert not one.led_by_first
+        assert not one.ends_with_rank0
         for service in one.services:
             assert service.command.argv == ("/usr/bin/python3", "-c", "import mxnet")
             role = service.name.partition("-")[0]

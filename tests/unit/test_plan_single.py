@@ -6,8 +6,8 @@ import pytest
 
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
-from muster.spec.errors import InternalError
-from muster.spec.job import Settings
+from muster.types.errors import InternalError
+from muster.types.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 

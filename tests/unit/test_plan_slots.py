@@ -10,10 +10,10 @@ from muster.plan.launchplan import LaunchPlan
 from muster.plan.mpi import plan_mpi
 from muster.plan.slots import mpi_processes
 from muster.plan.tools import Tools
-from muster.spec.distribution import MODEL_PARALLEL, Mpi, Torchrun
-from muster.spec.errors import ConfigError
-from muster.spec.job import Documents, Job, Settings
-from muster.spec.machine import HostFacts
+from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
+from muster.types.errors import ConfigError
+from muster.types.job import Documents, Job, Settings
+from muster.types.machine import HostFacts
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TOOLS = Tools(mpirun="/bin/mpirun", mpi_daemon="/bin/orted")
@@ -129,7 +129,7 @@ def test_unequal_devices_in_a_group_are_refused_with_names_and_counts(name: str)
 def test_groups_may_hold_different_numbers_of_ranks_and_hosts_of_one_may_not() -> None:
     two = make_cluster(4)
     hosts = tuple(
-        host._replace(group="big" if host.position < 2 else "small") for host in two.hosts
+        host._replace(group="big" if host.host_index < 2 else "small") for host in two.hosts
     )
     option = Mpi()
     job = make_job(4, option, cluster=two._replace(hosts=hosts))

@@ -8,7 +8,7 @@ import pytest
 
 from muster.commands.show_plan import Preview, preview
 from muster.plan import frameworks
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 from tests.support.mltree import PROGRAM, write_tree
 
 SERVERS, MIRRORED = "parameter_server", "multi_worker_mirrored_strategy"

@@ -11,9 +11,9 @@ from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.plan.script import RANK_SHIM
 from muster.plan.tools import Tools
-from muster.spec.distribution import Torchrun
-from muster.spec.errors import ConfigError
-from muster.spec.job import Settings
+from muster.types.distribution import Torchrun
+from muster.types.errors import ConfigError
+from muster.types.job import Settings
 from tests.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TOOLS = Tools(("/env/bin/torchrun",), "/env/bin/neuron_parallel_compile")
@@ -40,7 +40,7 @@ def launcher(made: LaunchPlan) -> tuple[str, ...]:
 
 def test_the_shim_that_torchrun_starts_is_the_file_of_this_package() -> None:
     folder = os.path.dirname(os.path.abspath(muster.__file__))
-    assert os.path.join(folder, "run", "rank_shim_main.py") == RANK_SHIM
+    assert os.path.join(folder, "run/child/rank_shim_main.py") == RANK_SHIM
     assert os.path.isfile(RANK_SHIM)
 
 
@@ -147,7 +147,7 @@ def hetero_plan(current: int, environ: dict[str, str] | None = None) -> LaunchPl
     """Groups gpu (algo-2, algo-4; 2 devices each) and cpu (algo-3) train, data (algo-1) helps."""
     cluster = make_cluster(4, current, HETERO)._replace(distribution=(1, 3, 2))
     job = make_job(distribution=Torchrun(), cluster=cluster)
-    facts = [fact._replace(gpus=2 if fact.position in (1, 3) else 0) for fact in make_facts(4)]
+    facts = [fact._replace(gpus=2 if fact.host_index in (1, 3) else 0) for fact in make_facts(4)]
     return plan(job, facts, make_staged(job, environ=environ), TOOLS)
 
 
@@ -233,7 +233,7 @@ def test_graphs_are_compiled_first_when_asked_for_on_neuron_cores() -> None:
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": "1"}, TOOLS, neurons=2)
     assert launcher(made)[:2] == ("/env/bin/neuron_parallel_compile", "/env/bin/torchrun")
     assert "NEURON_*" in made.rank_env
-    assert made.launcher_works_on
+    assert made.launcher_outlives_ranks
 
 
 @pytest.mark.parametrize(("value", "neurons"), [("0", 2), ("1", 0)])
@@ -243,7 +243,7 @@ def test_graphs_are_not_compiled_without_the_variable_or_without_neuron_cores(
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": value}, TOOLS, neurons=neurons)
     assert launcher(made)[0] == "/env/bin/torchrun"
     assert "NEURON_*" not in made.rank_env
-    assert not made.launcher_works_on
+    assert not made.launcher_outlives_ranks
 
 
 def test_a_missing_compile_tool_is_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.contract.read import read_job
-from muster.spec.job import Job, Platform
+from muster.types.job import Job, Platform
 from tests.support.mltree import write_tree
 
 RECORDED: dict[str, Any] = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from muster.contract.read import read_cluster, read_job
-from muster.spec.distribution import Mpi, Single, Torchrun
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
+from muster.types.distribution import Mpi, Single, Torchrun
+from muster.types.errors import ConfigError
+from muster.types.job import Job
 from tests.support.mltree import ONE_HOST, PROGRAM, TWO_GROUPS, TWO_HOSTS, write_tree
 
 

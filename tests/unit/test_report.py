@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.contract.report import RESERVE, reserve, write
-from muster.spec.job import Paths
-from muster.spec.masking import Masker
-from muster.spec.outcome import Failed, Stopped, Succeeded
+from muster.types.job import Paths
+from muster.types.masking import Masker
+from muster.types.outcome import Failed, Stopped, Succeeded
 
 FAILED = Failed(7, "UserScriptError: exit code 7, algo-1 rank 0", "mend the script")
 PLAIN = Masker()
@@ -131,9 +131,9 @@ def test_an_output_folder_that_cannot_be_made_is_told_and_not_raised(tmp_path: P
 FULL_DISK = """
 import os, sys
 from muster.contract.report import reserve, write
-from muster.spec.job import Paths
-from muster.spec.masking import Masker
-from muster.spec.outcome import Failed
+from muster.types.job import Paths
+from muster.types.masking import Masker
+from muster.types.outcome import Failed
 paths = Paths.below(sys.argv[1])
 assert reserve(paths)
 try:

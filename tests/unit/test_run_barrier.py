@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run.conductor import Barrier, _Peer
+from muster.run.job.coordinator import Barrier, _Peer
 
 HOSTS = 1000
 

@@ -14,12 +14,12 @@ import pytest
 from muster.plan import plan
 from muster.plan.launchplan import Command, Daemon
 from muster.plan.tools import Tools
-from muster.run.daemon import daemon_command, fits
-from muster.run.messages import StartDaemon, to_wire
-from muster.run.post import trouble_of
-from muster.run.wire import encode
-from muster.spec.distribution import Mpi
-from muster.spec.errors import LaunchError
+from muster.run.channel.messages import StartDaemon, to_wire
+from muster.run.channel.wire import encode
+from muster.run.child.daemon import daemon_command, fits
+from muster.run.job.context import host_error_of
+from muster.types.distribution import Mpi
+from muster.types.errors import LaunchError
 from tests.support.jobs import make_facts, make_job, make_staged
 
 RECORDED = json.loads((Path(__file__).parent / "golden" / "mpi_requests.json").read_text())
@@ -218,7 +218,7 @@ def test_the_first_line_names_the_option_and_the_lines_below_what_was_asked(vers
     with pytest.raises(LaunchError) as caught:
         answer(version, asked)
     assert str(caught.value).endswith("the option mca_base_component_path is not allowed")
-    told = trouble_of(caught.value)
+    told = host_error_of(caught.value)
     assert "ess_base_vpid" not in told.message
     assert "ess_base_vpid" in told.detail
     assert DAEMONS[version].rpartition("/")[2] in told.detail

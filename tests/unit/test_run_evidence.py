@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run.evidence import TAIL_BYTES, Watcher, last_traceback, looks_like_lost_peer, summary
+from muster.run.base.evidence import (
+    TAIL_BYTES,
+    Watcher,
+    last_traceback,
+    looks_like_lost_peer,
+    summary,
+)
 
 PLAIN = b"""Traceback (most recent call last):
   File "train.py", line 3, in <module>

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from muster.run import events as e
-from muster.run import messages as m
-from muster.run.hostlife import HostLife, State, phase_lines
-from muster.spec.deadlines import LOCAL_MODE_STOP, Deadlines
-from muster.spec.outcome import Failed, Stopped, Succeeded
-from tests.support.lives import FACTS, FAILURE, PATHS, TROUBLE, Life, life_in
+from muster.run.channel import messages as m
+from muster.run.job import events as e
+from muster.run.job.hostlife import HostLife, State, phase_lines
+from muster.types.deadlines import LOCAL_MODE_STOP, Deadlines
+from muster.types.outcome import Failed, Stopped, Succeeded
+from tests.support.lives import FACTS, FAILURE, HOST_ERROR, PATHS, Life, life_in
 
 
 def outcome_of(actions: list[e.Action]) -> object:
@@ -24,12 +24,12 @@ def kinds(actions: list[e.Action]) -> list[type]:
 
 def test_facts_in_parts_are_planned_with_once_in_order() -> None:
     life = life_in(State.PLAN)
-    parts = [m.FactsPart(i, 3, (FACTS._replace(position=i),)) for i in range(3)]
+    parts = [m.FactsPart(i, 3, (FACTS._replace(host_index=i),)) for i in range(3)]
     assert life.machine.on(e.FromLeader(parts[2]), 0.0) == []
     assert life.machine.on(e.FromLeader(parts[0]), 0.0) == []
     (action,) = life.machine.on(e.FromLeader(parts[1]), 0.0)
     assert isinstance(action, e.MakePlan)
-    assert [facts.position for facts in action.facts] == [0, 1, 2]
+    assert [facts.host_index for facts in action.facts] == [0, 1, 2]
 
 
 def test_a_host_acts_when_its_report_was_heard_or_after_a_second() -> None:
@@ -167,16 +167,16 @@ def test_a_signal_before_the_join_is_the_outcome_when_nobody_admits(then: str | 
 
 def test_trouble_found_before_the_join_is_told_once_joined() -> None:
     life = Life()
-    life.machine.on(e.WentWrong(TROUBLE), 0.0)
-    life.machine.on(e.WentWrong(TROUBLE._replace(kind="Later")), 0.0)
-    assert life.take("joined") == [e.Tell(m.Report((), TROUBLE))]
+    life.machine.on(e.HostFailed(HOST_ERROR), 0.0)
+    life.machine.on(e.HostFailed(HOST_ERROR._replace(kind="Later")), 0.0)
+    assert life.take("joined") == [e.Tell(m.Report((), HOST_ERROR))]
 
 
 def test_trouble_found_before_the_join_is_the_outcome_when_nobody_hears_it() -> None:
     for name in ("not joined", "leader lost"):
         life = Life()
-        life.machine.on(e.WentWrong(TROUBLE), 0.0)
-        life.machine.on(e.WentWrong(TROUBLE._replace(kind="Later")), 0.0)
+        life.machine.on(e.HostFailed(HOST_ERROR), 0.0)
+        life.machine.on(e.HostFailed(HOST_ERROR._replace(kind="Later")), 0.0)
         assert outcome_of(life.take(name)) == Failed(101, "InstallError: pip failed", "")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.run import events as e
-from muster.run import messages as m
-from muster.run.hostlife import State
+from muster.run.channel import messages as m
+from muster.run.job import events as e
+from muster.run.job.hostlife import State
 from tests.support.lives import EVENTS, LATE, PATHS, answer, life_in
 
 # state -> event -> next state and actions; what is not in the table changes nothing at all

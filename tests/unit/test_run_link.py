@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.run.link import Session
-from muster.run.messages import Message, Ready, Registered, WireError
-from muster.run.wire import decode
+from muster.run.channel.messages import Message, Ready, Registered, WireError
+from muster.run.channel.session import Session
+from muster.run.channel.wire import decode
 
 
 class Line:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run.evidence import Watcher
-from muster.run.logs import LINE_BYTES, Pump, Stream
+from muster.run.base.evidence import Watcher
+from muster.run.base.logs import LINE_BYTES, Pump, Stream
 
 pieces = st.lists(
     st.one_of(

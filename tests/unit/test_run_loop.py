@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.run.loop import Loop
+from muster.run.base.loop import Loop
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from muster.run.memory import KillWatch, Memory
+from muster.run.base.memory import KillWatch, Memory
 
 LIMIT = 96 << 20
 

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run import messages as m
-from muster.run import wire
-from muster.run.link import Session
-from muster.spec.machine import HostFacts
-from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+from muster.run.channel import messages as m
+from muster.run.channel import wire
+from muster.run.channel.session import Session
+from muster.types.machine import HostFacts
+from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded
 from tests.support.effort import chance, effort
 from tests.support.strangers import BIG_BOMBS, BOMBS, mutated
 
 FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3.11.7")
 FAILURE = RankFailure("algo-2", 5, -6, 12.5, "ValueError: x", "tail\n", True, False, "/log", "note")
-TROUBLE = m.Trouble("ConfigError", 100, "what", "fix", "detail")
+HOST_ERROR = m.HostError("ConfigError", 100, "what", "fix", "detail")
 END = m.RankEnd(rank=5, status=0, duration_s=1.25, stopped=False, forced=False)
 EXAMPLES: list[m.Message] = [
     m.StagedHost(FACTS),
     m.Ready("d1gest", True),
     m.Registered(8),
     m.Report((FAILURE,)),
-    m.Report((), TROUBLE),
+    m.Report((), HOST_ERROR),
     m.Stopping("SIGTERM"),
     m.HostEnded((END, END), (FAILURE,), {"stage": 0.5, "watch": 2}),
     m.FactsPart(0, 2, (FACTS, FACTS)),
@@ -189,7 +189,7 @@ def test_a_number_that_is_none_is_refused(number: object) -> None:
 @pytest.mark.parametrize("hosts", [1, 99, 100, 101, 1000])
 def test_facts_of_a_thousand_hosts_fit_frames(hosts: int) -> None:
     facts = tuple(
-        FACTS._replace(position=i, code_hash="c" * 64, interface="eth0123456789ab")
+        FACTS._replace(host_index=i, code_hash="c" * 64, interface="eth0123456789ab")
         for i in range(hosts)
     )
     parts = m.facts_parts(facts)
@@ -216,7 +216,7 @@ def test_a_shortened_text_fits_and_keeps_the_end_that_counts(
 TEXTS = {  # every text that travels between hosts, and what it is; none is a variable or a command
     "HostFacts": {"address", "interface", "code_hash", "toolkit", "python", "mpi"},
     "RankFailure": {"host", "summary", "tail", "log", "note", "fix"},
-    "Trouble": {"kind", "message", "fix", "detail"},
+    "HostError": {"kind", "message", "fix", "detail"},
     "Ready": {"digest"},
     "Stopping": {"by"},
     "Stop": {"by"},
@@ -235,7 +235,7 @@ def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
     """The schema of all messages: whoever adds a field that could carry either meets this list."""
     seen: set[type] = set()
     queue: list[Any] = [*get_args(m.Message), Succeeded, Stopped, Failed, RankFailure, HostFacts]
-    queue += [m.Trouble, m.RankEnd]
+    queue += [m.HostError, m.RankEnd]
     while queue:
         kind = queue.pop()
         if kind in seen:
@@ -306,8 +306,8 @@ def test_what_a_host_tells_of_a_failure_is_masked_by_it() -> None:
         return text.replace("canary", "***")
 
     failure = FAILURE._replace(summary="E: canary", tail="canary\n", note="canary")
-    trouble = m.Trouble("InstallError", 101, "canary", "not canary", "canary canary")
-    for message in (m.Report((failure,), trouble), m.HostEnded((END,), (failure,), {})):
+    host_error = m.HostError("InstallError", 101, "canary", "not canary", "canary canary")
+    for message in (m.Report((failure,), host_error), m.HostEnded((END,), (failure,), {})):
         got = m.without_secrets(message, mask)
         assert "canary" not in json.dumps(m.to_wire(got))
         assert type(got) is type(message)

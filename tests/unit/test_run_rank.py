@@ -9,17 +9,17 @@ import pytest
 
 from muster.contract.distribution import MAX_PROCESSES
 from muster.plan.launchplan import RankSlot
-from muster.run import messages as m
-from muster.run import wire
-from muster.run.evidence import TAIL_BYTES, Watcher
-from muster.run.memory import KillWatch, Memory
-from muster.run.post import DETAIL_BYTES, trouble_of
-from muster.run.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES, Rank
-from muster.run.ranks import FAILURES_TOLD
-from muster.run.wrapped import Wrapped
-from muster.spec.errors import InstallError
-from muster.spec.masking import Masker
-from muster.spec.outcome import RankFailure
+from muster.run.base.evidence import TAIL_BYTES, Watcher
+from muster.run.base.memory import KillWatch, Memory
+from muster.run.channel import messages as m
+from muster.run.channel import wire
+from muster.run.child.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES, Rank
+from muster.run.child.ranks import FAILURES_TOLD
+from muster.run.child.shim_handle import ShimHandle
+from muster.run.job.context import DETAIL_BYTES, host_error_of
+from muster.types.errors import InstallError
+from muster.types.masking import Masker
+from muster.types.outcome import RankFailure
 
 SECRET = "canary-0123456789abcdef"
 MASK = Masker([SECRET]).mask
@@ -30,8 +30,8 @@ def failed(written: bytes, status: int = 1) -> RankFailure:
     rank = Rank(RankSlot(0, 0, 0))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        rank.wrapped = Wrapped("rank", ours, 1, {}, lambda _one, _on: None)
-        rank.wrapped.status = status
+        rank.handle = ShimHandle("rank", ours, 1, {}, lambda _one, _on: None)
+        rank.handle.status = status
         rank.began_s, rank.ended_s = 1.0, 2.0
         for begin in range(0, len(written), 1 << 14):
             rank.watcher.feed(written[begin : begin + (1 << 14)], 1.5, True)
@@ -47,7 +47,7 @@ def test_a_secret_where_a_text_is_cut_leaves_no_part_of_itself(shift: int) -> No
     for text in (failure.tail, failure.summary):
         assert "canary" not in text
         assert "0123456789" not in text
-    told = trouble_of(
+    told = host_error_of(
         InstallError("y" * shift + SECRET * 300, "", "z" * shift + SECRET * 600), MASK
     )
     for text in (told.message, told.detail):

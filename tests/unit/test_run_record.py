@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run import record
-from muster.run.record import RankLog, Recorder
+from muster.run.base import record
+from muster.run.base.record import RankLog, Recorder
 
 blocks = st.lists(st.binary(max_size=40), max_size=25)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.run.loop import Loop
-from muster.run.resolver import in_background
+from muster.run.base.loop import Loop
+from muster.run.base.resolver import in_background
 
 
 def asked(look_up: object) -> list[Sequence[str]]:

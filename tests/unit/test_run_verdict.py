@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run.messages import RankEnd, Trouble
-from muster.run.verdict import Loss, decide, exit_code, first_failure, signal_name
-from muster.spec.errors import RESERVED_EXIT_CODES
-from muster.spec.outcome import Failed, RankFailure, Stopped, Succeeded
+from muster.run.channel.messages import HostError, RankEnd
+from muster.run.job.verdict import Loss, decide, exit_code, first_failure
+from muster.types.errors import RESERVED_EXIT_CODES
+from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded, signal_name
 
 OWN = RankFailure("algo-1", 0, 7, 10.0, "ValueError: x", "tail")
 LATER = RankFailure("algo-2", 1, 9, 11.0, "KeyError: y", "tail")
@@ -20,7 +20,7 @@ VICTIM = RankFailure("algo-3", 2, 1, 5.0, "Connection reset", "tail", peer_lost=
 SIGNALLED = RankFailure("algo-4", 3, -15, 4.0, "TypeError: z", "tail", signalled=True)
 LOSS = Loss("algo-9", 10.5, "no heartbeat for 30 s")
 EARLY_LOSS = LOSS._replace(at_s=9.0)
-TROUBLE = Trouble("LaunchError", 106, "the launcher ended", "fix", "")
+HOST_ERROR = HostError("LaunchError", 106, "the launcher ended", "fix", "")
 
 
 WAITED = 'File "/v/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
@@ -32,7 +32,7 @@ def end(rank: int, forced: bool = False, stopped: bool = False) -> tuple[str, Ra
 
 
 @pytest.mark.parametrize(
-    ("failures", "losses", "troubles", "stopped_by", "code", "says"),
+    ("failures", "losses", "errors", "stopped_by", "code", "says"),
     [
         ([], [], [], "", 0, "all ranks exited 0"),
         ([OWN], [], [], "", 7, "ValueError: x (algo-1 rank 0, exit code 7)"),
@@ -47,22 +47,22 @@ def end(rank: int, forced: bool = False, stopped: bool = False) -> tuple[str, Ra
         ([SIGNALLED], [LOSS], [], "", 102, "PeerError: lost algo-9"),
         ([], [LOSS, EARLY_LOSS._replace(host="algo-8")], [], "", 102, "PeerError: lost algo-8"),
         ([], [EARLY_LOSS], [], "SIGTERM", 102, "PeerError: lost algo-9"),
-        ([], [], [TROUBLE], "", 106, "LaunchError: the launcher ended"),
-        ([OWN], [], [TROUBLE], "", 106, "LaunchError: the launcher ended"),
+        ([], [], [HOST_ERROR], "", 106, "LaunchError: the launcher ended"),
+        ([OWN], [], [HOST_ERROR], "", 106, "LaunchError: the launcher ended"),
         ([], [], [], "SIGTERM on algo-2", 143, ""),
         ([OWN], [], [], "SIGTERM on algo-2", 143, ""),
-        ([OWN], [], [TROUBLE], "SIGTERM on algo-2", 143, ""),
+        ([OWN], [], [HOST_ERROR], "SIGTERM on algo-2", 143, ""),
     ],
 )
 def test_who_is_named(
     failures: list[RankFailure],
     losses: list[Loss],
-    troubles: list[Trouble],
+    errors: list[HostError],
     stopped_by: str,
     code: int,
     says: str,
 ) -> None:
-    outcome = decide(failures, losses, troubles, stopped_by, [], 100.0)
+    outcome = decide(failures, losses, errors, stopped_by, [], 100.0)
     assert outcome.exit_code == code
     assert says in outcome.headline
     assert isinstance(outcome, Failed if code not in (0, 143) else (Succeeded, Stopped))
@@ -142,7 +142,9 @@ def test_ranks_that_had_to_be_killed_are_named_up_to_three() -> None:
     assert decide([], [], [], "SIGTERM", [end(0)], 100.0).headline == ""
 
 
-@pytest.mark.parametrize("what", [([OWN], [], []), ([], [LOSS], []), ([], [], [TROUBLE])], ids=str)
+@pytest.mark.parametrize(
+    "what", [([OWN], [], []), ([], [LOSS], []), ([], [], [HOST_ERROR])], ids=str
+)
 def test_ranks_that_muster_stopped_are_counted_as_the_table_of_ranks_says(what: Any) -> None:
     """Whatever failed: a rank of its own, a host, a launcher or server."""
     ends = [end(0, stopped=True), end(1, stopped=True), end(2)]

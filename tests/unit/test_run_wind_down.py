@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from muster.run import events as e
-from muster.run import messages as m
-from muster.run.hostlife import State
-from muster.run.sockets import connected_elsewhere
-from muster.run.verdict import decide
-from muster.run.wind_down import is_busy, moved_bytes, processor_s
-from muster.spec.outcome import Failed, RankFailure, Succeeded
+from muster.run.base.sockets import connected_elsewhere
+from muster.run.channel import messages as m
+from muster.run.child.wind_down import is_busy, moved_bytes, processor_s
+from muster.run.job import events as e
+from muster.run.job.hostlife import State
+from muster.run.job.verdict import decide
+from muster.types.outcome import Failed, RankFailure, Succeeded
 from tests.support.leading import Job, ended, facts, failure
 from tests.support.lives import life_in
 
-SERVER = m.Trouble("UserScriptError", 137, "the server server-1 was killed by SIGKILL", "", "")
+SERVER = m.HostError("UserScriptError", 137, "the server server-1 was killed by SIGKILL", "", "")
 VICTIM = SERVER._replace(message="the server server-0 exited with 1", exit_code=1, victim=True)
 IDLE = m.RankEnd(rank=1, status=-15, duration_s=9.0, stopped=True, forced=False)
 
@@ -82,7 +82,7 @@ def test_a_host_tells_the_leader_whether_its_plan_is_led_by_the_first_rank() -> 
 
 def test_a_server_that_dies_after_the_ranks_of_its_host_is_told_and_stops_the_others() -> None:
     life = life_in(State.ENDED)
-    actions = life.machine.on(e.WentWrong(SERVER), life.now)
+    actions = life.machine.on(e.HostFailed(SERVER), life.now)
     assert actions == [e.Tell(m.Report((), SERVER))]
     assert life.machine.state is State.ENDED
     job = led(by_first=False)
@@ -104,8 +104,8 @@ def test_a_dead_server_is_named_also_when_a_rank_that_lost_it_is_quicker() -> No
     assert "the server server-1 was killed" in job.headline
 
 
-def verdict(failures: list[RankFailure], *troubles: m.Trouble) -> str:
-    outcome = decide(failures, [], troubles, "", [], 1.0)
+def verdict(failures: list[RankFailure], *errors: m.HostError) -> str:
+    outcome = decide(failures, [], errors, "", [], 1.0)
     assert isinstance(outcome, Failed)
     return outcome.headline
 
@@ -149,7 +149,7 @@ def test_bytes_are_counted_in_all_threads_and_in_children_that_ended() -> None:
 
 CONNECTS = """
 import os, socket, subprocess, sys
-from muster.run.sockets import connected_elsewhere
+from muster.run.base.sockets import connected_elsewhere
 for words in ("link set lo up", "addr add 10.9.8.7/32 dev lo"):
     subprocess.run(["ip", *words.split()], check=True)
 server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)

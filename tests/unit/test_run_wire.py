@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run import wire
-from muster.run.identity import BRIEF_BYTES, PROTOCOL, brief, briefs
-from muster.run.messages import WireError
+from muster.run.channel import wire
+from muster.run.channel.identity import BRIEF_BYTES, PROTOCOL, brief, briefs
+from muster.run.channel.messages import WireError
 
 KEY = bytes(range(32))
 OTHER = bytes(32)

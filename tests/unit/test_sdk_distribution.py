@@ -11,8 +11,8 @@ import pytest
 
 from muster.contract.read import read_job
 from muster.sdk.distribution import to_hyperparameters
-from muster.spec.distribution import MODEL_PARALLEL, Mpi, ParameterServer, Single, Torchrun
-from muster.spec.errors import ConfigError
+from muster.types.distribution import MODEL_PARALLEL, Mpi, ParameterServer, Single, Torchrun
+from muster.types.errors import ConfigError
 from tests.support.mltree import PROGRAM, write_tree
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "sdk_distributions.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 
 from muster.contract.read import read_job
 from muster.sdk import RequestError, hyperparameters
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer, Torchrun
+from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer, Torchrun
 from tests.support.mltree import PROGRAM, TWO_GROUPS, write_tree
 
 ON = {"enabled": True}

@@ -13,8 +13,8 @@ from muster.contract.modeltrainer import REQUEST_KEYS
 from muster.contract.read import read_cluster, read_job
 from muster.sdk import RequestError, hyperparameters
 from muster.sdk.request import distributed_fields
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
-from muster.spec.errors import ConfigError
+from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
+from muster.types.errors import ConfigError
 from tests.support.mltree import ONE_HOST, TWO_GROUPS, write_tree
 
 ON = {"enabled": True}

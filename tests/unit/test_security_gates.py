@@ -11,7 +11,7 @@ import pytest
 import muster
 from muster.plan import plan
 from muster.plan.tools import Tools
-from muster.spec.distribution import Distribution, Single, Torchrun
+from muster.types.distribution import Distribution, Single, Torchrun
 from tests.support.jobs import make_facts, make_job, make_staged
 
 SOURCE = Path(muster.__file__).parent
@@ -62,7 +62,7 @@ def _is_false(value: ast.expr) -> bool:
 def test_no_source_runs_or_loads_what_is_not_ours() -> None:
     found = [f"{name}: {what}" for name, tree in trees() for what in offences(tree)]
     # the user's own script, in the process that is to run it
-    runner = [line for line in found if line.startswith("guest/python_main.py: line ")]
+    runner = [line for line in found if line.startswith("rank_bootstrap/python_main.py: line ")]
     assert [line.rpartition(" ")[2] for line in runner] == ["exec()", "compile()"]
     assert [line for line in found if line not in runner] == []
 
@@ -90,7 +90,7 @@ def test_json_is_all_that_is_ever_loaded_and_only_here() -> None:
             loads.add(name)
         if calls & BY_NAME:
             imports.add(name)
-    assert {"run/wire.py", "contract/files.py"} <= loads
+    assert {"run/channel/wire.py", "contract/files.py"} <= loads
     # what the platform wrote, what the user sends, frames, and what pip and the probe answer;
     # never what a rank left behind
     assert {name for name in loads if name.startswith("stage/")} <= {
@@ -99,7 +99,7 @@ def test_json_is_all_that_is_ever_loaded_and_only_here() -> None:
         "stage/probe.py",
         "stage/target.py",
     }
-    assert not {name for name in imports if name.startswith(("run/", "stage/", "plan/", "spec/"))}
+    assert not {name for name in imports if name.startswith(("run/", "stage/", "plan/", "types/"))}
 
 
 @pytest.mark.promise("S16")

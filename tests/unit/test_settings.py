@@ -8,9 +8,9 @@ import pytest
 
 from muster.contract.findings import Findings
 from muster.contract.settings import parse_addresses, parse_settings, script_arguments
-from muster.spec.deadlines import RANGES, Deadlines, parse_deadlines, variable
-from muster.spec.job import Settings
-from muster.spec.shown import Shown, parse_ranks
+from muster.types.deadlines import RANGES, Deadlines, parse_deadlines, variable
+from muster.types.job import Settings
+from muster.types.shown import Shown, parse_ranks
 
 HOSTS = ("algo-1", "algo-2")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.run.rank_shim import PREFIX, SOCKET, tidy
+from muster.run.child.rank_shim import PREFIX, SOCKET, tidy
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_another_shim_may_have_removed_the_private_folder_already(
 def test_nothing_of_a_supervisor_that_lives_is_removed(
     supervisor: tuple[Path, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.run.rank_shim.ENDING_S", 0.0)
+    monkeypatch.setattr("muster.run.child.rank_shim.ENDING_S", 0.0)
     folder, _ = supervisor
     tidy(str(folder / SOCKET), os.fsencode(tmp_path))
     assert folder.exists()

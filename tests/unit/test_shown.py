@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.spec.plain import WIDTH, wrapped
-from muster.spec.shown import parse_ranks
+from muster.types.plain import WIDTH, wrapped
+from muster.types.shown import parse_ranks
 
 
 @pytest.mark.parametrize(

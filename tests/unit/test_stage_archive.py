@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import SourceError
 from muster.stage.archive import unpack
 from muster.stage.filetype import detect
 from muster.stage.members import Limits
 from muster.stage.source import fetch
+from muster.types.errors import SourceError
 from tests.support.archives import (
     FORGED,
     GOOD,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.cluster import Cluster
-from muster.spec.machine import Interface, Machine
 from muster.stage.network import (
     can_bind,
     choose_interface,
@@ -18,6 +16,8 @@ from muster.stage.network import (
     resolve,
     route_source,
 )
+from muster.types.cluster import Cluster
+from muster.types.machine import Interface, Machine
 from tests.support.jobs import make_cluster
 from tests.support.ports import free_port
 from tests.support.steps import LogLines

@@ -223,7 +223,7 @@ def test_staging_a_plain_script_loads_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     code = f"""if True:
         import sys
-        from muster.spec.job import Program, Settings
+        from muster.types.job import Program, Settings
         from muster.stage import install, network, probe, program, source
         made = program.decide({str(tmp_path)!r}, "train.py", (), "", False)
         install.install(made, {{}}, Settings(), None, None)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import ConfigError
-from muster.spec.job import Program
 from muster.stage.program import decide, is_package
+from muster.types.errors import ConfigError
+from muster.types.job import Program
 
 WHERE = "hyperparameter sagemaker_program"
 BUILDABLE = '[build-system]\nrequires = ["setuptools"]\n\n[project]\nname = "p"\n'

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import InstallError
 from muster.stage.fingerprint import fingerprint
 from muster.stage.install import with_target
 from muster.stage.patience import Patience
 from muster.stage.requirements import check, lines_of, options_of
 from muster.stage.space import shortage, size_text, tree_bytes
 from muster.stage.target import pinned
+from muster.types.errors import InstallError
 from tests.support.steps import LogLines
 
 

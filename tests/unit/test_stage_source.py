@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.spec.errors import ConfigError, SourceError
-from muster.spec.job import Job
 from muster.stage import source
 from muster.stage.source import fetch
+from muster.types.errors import ConfigError, SourceError
+from muster.types.job import Job
 from tests.support.archives import GOOD, Entry, code_archive, write_archive
 from tests.support.jobs import make_job
 from tests.support.steps import LogLines

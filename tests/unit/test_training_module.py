@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.contract.read import read_job
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 from tests.support.mltree import write_tree
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import typing
 
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 
 class Point(NamedTuple):

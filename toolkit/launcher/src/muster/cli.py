@@ -20,7 +20,7 @@ def train() -> None:
     if arguments not in ([], ["train"]):
         _leave(_answer(arguments))
     _collect_rarely()
-    from muster.train_job import run
+    from muster.train import run
 
     _leave(run(os.environ).exit_code)
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from muster.commands.doctor_mpi import MpiFacts, look_for_mpi
-from muster.spec.job import Settings
-from muster.spec.machine import Machine
-from muster.spec.values import NamedTuple
+from muster.types.job import Settings
+from muster.types.machine import Machine
+from muster.types.values import NamedTuple
 
 FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "mxnet", "horovod")
 PACKAGES = (*FRAMEWORKS, "mpi4py", "pip", "boto3", "rich")

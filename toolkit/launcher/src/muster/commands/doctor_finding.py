@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 

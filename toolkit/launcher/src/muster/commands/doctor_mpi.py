@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 
 from muster.commands.doctor_finding import Finding, fail, fine, warn
-from muster.spec.mpi_rules import DAEMONS
-from muster.spec.values import NamedTuple
+from muster.types.mpi_rules import DAEMONS
+from muster.types.values import NamedTuple
 
 _TOOL_S = 10.0
 _VERSION = re.compile(r"\(Open MPI\) (\d+)(?:\.\d+)*")

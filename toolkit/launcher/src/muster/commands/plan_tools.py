@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from muster.plan.frameworks import Frameworks
 from muster.plan.tools import Tools, find_tools
-from muster.spec.distribution import Mpi, ParameterServer
-from muster.spec.job import Job, Staged
-from muster.spec.values import NamedTuple
+from muster.types.distribution import Mpi, ParameterServer
+from muster.types.job import Job, Staged
+from muster.types.values import NamedTuple
 
 ASSUMED_MPI = "5.0.11"
 _NEEDED = {"tensorflow": ("tensorflow",), "mxnet": ("mxnet",), "pytorch": ("torch",)}
@@ -38,8 +38,8 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
     if not isinstance(job.distribution, Mpi):
         return Found(tools)
     from muster.plan.mpi_version import main_version
-    from muster.spec.mpi_rules import DAEMONS
     from muster.stage.mpi import mpi_version
+    from muster.types.mpi_rules import DAEMONS
 
     version = mpi_version(tools.mpirun, environ)
     if version:

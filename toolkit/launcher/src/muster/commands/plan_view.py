@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import LaunchPlan
-from muster.spec.errors import ConfigError, MusterError, Problem
-from muster.spec.masking import MASK, Masker, is_secret_name
-from muster.spec.plain import printable
+from muster.types.errors import ConfigError, MusterError, Problem
+from muster.types.masking import MASK, Masker, is_secret_name
+from muster.types.plain import printable
 
 if TYPE_CHECKING:
     from muster.commands.show_plan import Preview

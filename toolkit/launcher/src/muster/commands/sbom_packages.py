@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
 
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 _FORMAT = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\t${source:Package}\n"
 _LONGEST = 80  # characters of a licence's name; some packages put the whole text there

@@ -26,12 +26,12 @@ from muster.commands.plan_view import (
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.plan.world import some
-from muster.spec.deadlines import Deadlines, variable
-from muster.spec.errors import MusterError
-from muster.spec.job import Job, Program, Settings, Staged
-from muster.spec.machine import HostFacts, Machine
-from muster.spec.masking import MASK, Masker
-from muster.spec.values import NamedTuple
+from muster.types.deadlines import Deadlines, variable
+from muster.types.errors import MusterError
+from muster.types.job import Job, Program, Settings, Staged
+from muster.types.machine import HostFacts, Machine
+from muster.types.masking import MASK, Masker
+from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
     from muster.local.dry_run import DryRun
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """What there is to show. `plans`: position -> plan, of the hosts to show and of this one.
+    """What there is to show. `plans`: host index -> plan, of the hosts to show and of this one.
 
     `exports`: the SM_* variables of this host.
     """
@@ -226,7 +226,7 @@ def assumed_facts(
     cluster = job.cluster
     return tuple(
         HostFacts(
-            position=host.position,
+            host_index=host.host_index,
             address=cluster.addresses.get(host.name, host.name),
             interface=interface,
             cpus=machine.cpus,
@@ -334,7 +334,7 @@ def _tool_rows(found: Found) -> tuple[Row, ...]:
 
 
 def _masker(job: Job, environ: Mapping[str, str]) -> Masker:
-    from muster.spec.mpi_options import asked_variables
+    from muster.types.mpi_options import asked_variables
 
     return Masker.of(environ, job.documents.hyperparameters, asked_variables(job.distribution))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.contract.findings import ENOUGH, Findings, named, short
-from muster.spec.cluster import Host
-from muster.spec.values import NamedTuple
+from muster.types.cluster import Host
+from muster.types.values import NamedTuple
 
 RESOURCES = "resourceconfig.json"
 DEFAULT_GROUP = "homogeneousCluster"
@@ -45,10 +45,10 @@ def parse_hosts(document: Mapping[str, object], findings: Findings) -> Hosts | N
     group_of = {host: group for group in groups for host in group[2]}
     default: _Group = (own_group, own_type, ())
     hosts = tuple(
-        Host(name, position, *group_of.get(name, default)[:2])
-        for position, name in enumerate(names)
+        Host(name, host_index, *group_of.get(name, default)[:2])
+        for host_index, name in enumerate(names)
     )
-    place = {name: position for position, name in enumerate(names)}
+    place = {name: host_index for host_index, name in enumerate(names)}
     return Hosts(
         hosts,
         place[current],
@@ -104,7 +104,7 @@ def _groups(value: object, names: Sequence[str], findings: Findings) -> list[_Gr
         where = f"instance_groups[{index}]"
         group = _group(where, item, findings)
         if group is not None:
-            what = _trouble(group, groups, known, taken)
+            what = _host_error(group, groups, known, taken)
             groups[group[0]] = group
             if what:
                 findings.problem(where, what, f"mend {where} in {RESOURCES}")
@@ -113,7 +113,7 @@ def _groups(value: object, names: Sequence[str], findings: Findings) -> list[_Gr
     return list(groups.values())
 
 
-def _trouble(
+def _host_error(
     group: _Group, others: Mapping[str, _Group], known: set[str], taken: dict[str, str]
 ) -> str:
     """What keeps a group from standing beside the others, or ""; its hosts are `taken` then."""
@@ -183,6 +183,6 @@ def distribution_positions(hosts: Hosts, wanted: object, findings: Findings) -> 
             what = f"no group named {short(name)}; known: {named(tuple(hosts.groups))}"
             findings.problem("distribution groups", what, f"mend {GROUPS_KEY}")
     chosen = tuple(
-        position for name, group in hosts.groups.items() if name in names for position in group
+        host_index for name, group in hosts.groups.items() if name in names for host_index in group
     )
     return chosen or everybody

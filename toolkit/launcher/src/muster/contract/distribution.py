@@ -9,7 +9,7 @@ from __future__ import annotations
 from muster.contract.findings import Findings, short
 from muster.contract.hyperparameters import Hyperparameters
 from muster.contract.parameter_server import parameter_server
-from muster.spec.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
+from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
 
 MAX_PROCESSES = 1024
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
@@ -83,7 +83,7 @@ def _checked(
 ) -> Distribution:
     """The same, after its custom MPI options were looked through (reliability.md B31, S06)."""
     if isinstance(value, Mpi) and value.custom_options:
-        from muster.spec.mpi_options import read_request
+        from muster.types.mpi_options import read_request
 
         where = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
         request = read_request(value.custom_options, where, raw=raw, several=several)

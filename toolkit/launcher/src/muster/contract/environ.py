@@ -8,9 +8,9 @@ from typing import Any
 
 from muster.contract.cluster import DEFAULT_GROUP, GROUPS_KEY
 from muster.contract.inputs import collisions
-from muster.spec.distribution import Single
-from muster.spec.job import Job, Program
-from muster.spec.machine import Machine
+from muster.types.distribution import Single
+from muster.types.job import Job, Program
+from muster.types.machine import Machine
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -95,7 +95,7 @@ def _training_env(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     documents, cluster = job.documents, job.cluster
     env = {name: value for name, value in values.items() if name not in _ONLY_VARIABLES}
-    taking_part = [cluster.hosts[position].name for position in cluster.distribution]
+    taking_part = [cluster.hosts[host_index].name for host_index in cluster.distribution]
     undistributed = values["instance_groups"] and not values["distribution_instance_groups"]
     return env | {
         "additional_framework_parameters": documents.framework_parameters,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from muster.contract.findings import Findings, named, short
-from muster.spec.job import Paths
+from muster.types.job import Paths
 
 BASE_VARIABLE = "SAGEMAKER_BASE_DIR"
 DEFAULT_BASE = "/opt/ml"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from muster.spec.errors import ConfigError, Problem
-from muster.spec.masking import Masker
+from muster.types.errors import ConfigError, Problem
+from muster.types.masking import Masker
 
 _T = TypeVar("_T")
 _SHOWN = 60  # characters of a bad value that an error repeats

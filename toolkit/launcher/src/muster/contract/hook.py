@@ -21,9 +21,9 @@ def main() -> None:
     reason = unsupported()
     if reason:
         raise TrainingFailedError(reason)
-    from muster.spec.masking import Masker
-    from muster.spec.outcome import Stopped, Succeeded
-    from muster.train_job import run
+    from muster.train import run
+    from muster.types.masking import Masker
+    from muster.types.outcome import Stopped, Succeeded
 
     try:
         outcome = run(os.environ)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from muster.contract.files import MAX_DEPTH, too_deep
 from muster.contract.findings import ENOUGH, Findings, named, nearest_name, short
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 HYPERPARAMETERS = "hyperparameters.json"
 PREFIX = "sagemaker_"

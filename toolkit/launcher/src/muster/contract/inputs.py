@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from muster.contract.findings import ENOUGH, Findings, short
-from muster.spec.job import Paths
+from muster.types.job import Paths
 
 INPUTS = "inputdataconfig.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.contract.findings import Findings, nearest, short
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 KEY = "mp_parameters"
 _MOST = 1 << 53  # what JSON carries exactly

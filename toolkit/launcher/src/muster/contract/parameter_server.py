@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.contract.findings import Findings, short
 from muster.contract.hyperparameters import Hyperparameters
-from muster.spec.distribution import ParameterServer
+from muster.types.distribution import ParameterServer
 
 PORT = "_ps_port"
 VERBOSE = "_ps_verbose"

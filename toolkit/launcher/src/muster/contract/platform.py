@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.contract.findings import Findings
-from muster.spec.job import Platform
+from muster.types.job import Platform
 
 CHECKPOINTS = "checkpointconfig.json"
 INIT = "init-config.json"

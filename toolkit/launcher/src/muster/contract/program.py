@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from muster.contract.findings import ENOUGH, Findings, nearest, short
-from muster.spec.job import Paths
+from muster.types.job import Paths
 
 DEFAULT_LEVEL = 20
 _LEVELS = {

@@ -46,11 +46,11 @@ from muster.contract.settings import (
 )
 from muster.contract.spill import check_total
 from muster.contract.training_module import find_training_function
-from muster.spec.cluster import Cluster
-from muster.spec.deadlines import Deadlines, parse_deadlines
-from muster.spec.distribution import Distribution, Single
-from muster.spec.job import Documents, Job, Paths, Platform, Settings
-from muster.spec.values import NamedTuple
+from muster.types.cluster import Cluster
+from muster.types.deadlines import Deadlines, parse_deadlines
+from muster.types.distribution import Distribution, Single
+from muster.types.job import Documents, Job, Paths, Platform, Settings
+from muster.types.values import NamedTuple
 
 WARM_POOL = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 _PLATFORM_FILES = (

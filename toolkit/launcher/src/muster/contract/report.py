@@ -12,9 +12,9 @@ import os
 import stat
 
 from muster.contract.wording import MAX_FAILURE_BYTES, failure_block, failure_text
-from muster.spec.job import Paths
-from muster.spec.masking import Masker
-from muster.spec.outcome import Outcome, Succeeded
+from muster.types.job import Paths
+from muster.types.masking import Masker
+from muster.types.outcome import Outcome, Succeeded
 
 __all__ = ["failure_block", "failure_text", "reserve", "write"]
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from muster.contract.findings import ENOUGH, Findings, nearest, short
 from muster.contract.hyperparameters import check_argument
-from muster.spec.deadlines import RANGES, variable
-from muster.spec.job import Settings
-from muster.spec.shown import Shown, parse_ranks
+from muster.types.deadlines import RANGES, variable
+from muster.types.job import Settings
+from muster.types.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
 PREFIX = "MUSTER_"

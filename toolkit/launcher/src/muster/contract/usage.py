@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from muster.contract import report
 from muster.contract.files import BASE_VARIABLE, DEFAULT_BASE
 from muster.contract.findings import short
-from muster.spec.errors import ConfigError
-from muster.spec.job import Paths
-from muster.spec.masking import Masker
-from muster.spec.outcome import Failed
+from muster.types.errors import ConfigError
+from muster.types.job import Paths
+from muster.types.masking import Masker
+from muster.types.outcome import Failed
 
 USAGE = """\
 usage: train

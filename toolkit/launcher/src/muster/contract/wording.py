@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.spec.masking import Masker
-from muster.spec.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
-from muster.spec.plain import printable, shortened, wrapped
+from muster.types.masking import Masker
+from muster.types.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+from muster.types.plain import printable, shortened, wrapped
 
 MAX_FAILURE_BYTES = 1024  # the platform shows no more
 _HEADLINE_BYTES = 480

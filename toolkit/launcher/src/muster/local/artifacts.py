@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from muster.local.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
-from muster.run.record import EVENTS, LOGS
-from muster.spec.values import NamedTuple
+from muster.run.base.record import EVENTS, LOGS
+from muster.types.values import NamedTuple
 
 RECORD = "muster"  # below output/data, where `train` keeps its record on the platform
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 SEEN = ("huggingface", "torch", "pip")  # below ~/.cache
 # place below the host's home -> folder below ~/.cache/muster

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from muster.commands.arguments import UsageError
 from muster.local.runfolder import RunFolder
-from muster.spec.masking import MASK, Masker, is_secret_name
-from muster.spec.values import NamedTuple
+from muster.types.masking import MASK, Masker, is_secret_name
+from muster.types.values import NamedTuple
 
 COMMAND = "command.json"
 SCHEMA = 1

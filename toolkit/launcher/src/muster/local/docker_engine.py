@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from muster.spec.errors import ConfigError, LaunchError
+from muster.types.errors import ConfigError, LaunchError
 
 SOCKET = "unix:///var/run/docker.sock"
 

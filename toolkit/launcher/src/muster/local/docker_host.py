@@ -14,7 +14,7 @@ from muster.local.docker_engine import EngineError, explain
 from muster.local.docker_request import size_in_words
 from muster.local.orders import Containers, HostOrder
 from muster.local.paths import CHECKPOINTS, ML
-from muster.spec.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
+from muster.types.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
 
 KILLED_CODE = 128 + signal.SIGKILL
 NOT_FOUND_CODES = (126, 127)  # what an entrypoint ends with when it cannot start its program
@@ -22,8 +22,8 @@ NO_PROGRAM = ("executable file not found", "no such file or directory")
 
 
 class Host(threading.Thread):
-    """Writes its place to `wake` once it has ended; then `status` (minus SIGKILL if that was our
-    doing), or `error`, and `note` are final. `teller`: the client for signals."""
+    """Writes its host index to `wake` once it has ended; then `status` (minus SIGKILL if that was
+    our doing), or `error`, and `note` are final. `teller`: the client for signals."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Host(threading.Thread):
         channels: Mapping[str, str],
         checkpoint: str,
         order: HostOrder,
-        place: int,
+        host_index: int,
         wake: int,
     ) -> None:
         super().__init__(name=order.name, daemon=True)
-        self.place = place
+        self.host_index = host_index
         self.status: int | None = None
         self.error: EngineError | None = None
         self.note = ""
@@ -68,7 +68,7 @@ class Host(threading.Thread):
         finally:
             os.close(self._order.output)
             os.close(self._order.errors)
-            os.write(self._wake, bytes([self.place]))
+            os.write(self._wake, bytes([self.host_index]))
 
     @property
     def is_making(self) -> bool:

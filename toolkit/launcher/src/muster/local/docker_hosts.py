@@ -24,7 +24,7 @@ from muster.local.holder import report
 from muster.local.orders import KILL, STOP, Containers, Orders
 from muster.local.progress import Tail
 from muster.local.reminders import Reminders
-from muster.run.record import EVENTS
+from muster.run.base.record import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
 HASTE_S = 20.0  # the same while `muster local` is not heard, and once all is to be killed
@@ -134,10 +134,10 @@ class _Cluster:
                 self._orders.channels,
                 self._orders.checkpoint,
                 order,
-                place,
+                host_index,
                 self._wake_up,
             )
-            for place, order in enumerate(self._orders.hosts)
+            for host_index, order in enumerate(self._orders.hosts)
         ]
         for host in self._hosts:
             host.start()
@@ -151,9 +151,9 @@ class _Cluster:
         while running:
             for fd, _ in poll.poll(POLL_MS):
                 if fd == self._wake:
-                    place = os.read(self._wake, 1)[0]
-                    running.discard(place)
-                    self._ended(self._hosts[place])
+                    host_index = os.read(self._wake, 1)[0]
+                    running.discard(host_index)
+                    self._ended(self._hosts[host_index])
                 else:
                     word = os.read(0, 1)
                     if not word:
@@ -182,12 +182,12 @@ class _Cluster:
 
     def _abandon(self, running: Iterable[int]) -> None:
         """What was killed and did not end counts as killed."""
-        names = ", ".join(self._hosts[place].name for place in running)
+        names = ", ".join(self._hosts[host_index].name for host_index in running)
         self._tell_failure()
         if not self.is_lost:
             report(self._up, "note", f"{names} did not end in {KILL_LIMIT_S:g} s after SIGKILL")
-        for place in running:
-            report(self._up, "ended", place, -signal.SIGKILL)
+        for host_index in running:
+            report(self._up, "ended", host_index, -signal.SIGKILL)
 
     def _tell_of_another_train(self) -> None:
         """Says why there is no record, when all hosts ended by themselves without writing any."""
@@ -269,4 +269,4 @@ class _Cluster:
         if host.note:
             report(self._up, "note", f"{host.name}: {host.note}")
         if host.status is not None:
-            report(self._up, "ended", host.place, host.status)
+            report(self._up, "ended", host.host_index, host.status)

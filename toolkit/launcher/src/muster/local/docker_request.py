@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from muster.commands.arguments import UsageError
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 DOCKER = "docker"
 LEAST_MEMORY_BYTES = 6 << 20  # the engine takes no less

@@ -12,8 +12,8 @@ from muster.local import docker_names
 from muster.local.docker_engine import EngineError, explain, explained
 from muster.local.orders import Containers
 from muster.local.runfolder import MARK
-from muster.spec.errors import ConfigError
-from muster.spec.values import NamedTuple
+from muster.types.errors import ConfigError
+from muster.types.values import NamedTuple
 
 GIVE_BACK_S = 600.0
 ROOT = "0:0"

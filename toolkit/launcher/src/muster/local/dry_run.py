@@ -20,8 +20,8 @@ from muster.local.module import entry_point
 from muster.local.paths import ML
 from muster.local.request import Request, read_request
 from muster.local.runfolder import RunFolder
-from muster.spec.machine import Interface, Machine
-from muster.spec.values import NamedTuple
+from muster.types.machine import Interface, Machine
+from muster.types.values import NamedTuple
 
 CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
 NEVER_SHOWN = (*CHOSEN_LATE, "MUSTER_JOB_SECRET")

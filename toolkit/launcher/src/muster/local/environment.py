@@ -59,7 +59,7 @@ def addresses(isolation: str, names: Iterable[str]) -> dict[str, str]:
     if isolation == DOCKER:
         return {}
     if isolation == NETNS:
-        return {name: host_address(place) for place, name in enumerate(names)}
+        return {name: host_address(host_index) for host_index, name in enumerate(names)}
     high, low = os.urandom(2)
     network = f"127.{1 + high % 254}.{low}"
     return {name: f"{network}.{number}" for number, name in enumerate(names, start=1)}
@@ -85,7 +85,7 @@ def free_ranges(*sizes: int) -> list[int]:
     for _ in range(TRIES if total <= len(PORTS) else 0):
         first = PORTS.start + int.from_bytes(os.urandom(2), "big") % (len(PORTS) - total + 1)
         if all(_is_free(port) for port in range(first, first + total)):
-            return [first + sum(sizes[:place]) for place in range(len(sizes))]
+            return [first + sum(sizes[:host_index]) for host_index in range(len(sizes))]
     return []
 
 

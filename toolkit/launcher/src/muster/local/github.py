@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from muster.local.user_files import Place
-from muster.spec.plain import printable
+from muster.types.plain import printable
 
 
 def in_actions(environ: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from muster.commands.arguments import UsageError, did_you_mean
 from muster.local import runfolder
 from muster.local.artifacts import made
 from muster.local.command_file import Command, read_command
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 LATEST = "latest"
 MOST_S = 1e9  # a run that lasted longer is none: its record is spoilt

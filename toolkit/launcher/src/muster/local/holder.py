@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from muster.local import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
-from muster.run.rank_shim import descendants
+from muster.run.child.rank_shim import descendants
 
 KILL_LIMIT_S = 10.0
 TIDY_S = 2.0  # for what is left once the hosts are killed
@@ -49,7 +49,9 @@ def main() -> int:
 
             return run_isolated(orders, up)
         kernel.become_subreaper()
-        pids = {start(order, os.getpid()): place for place, order in enumerate(orders.hosts)}
+        pids = {
+            start(order, os.getpid()): host_index for host_index, order in enumerate(orders.hosts)
+        }
     except OSError as error:
         report(up, "error", f"{error.filename or 'start'}: {error.strerror}")
         return 1
@@ -105,7 +107,7 @@ def start(order: HostOrder, parent: int, prepare: Callable[[], None] | None = No
 
 
 def hold(orders: Orders, up: int, hosts: Mapping[int, int]) -> int:
-    """Watches the hosts (pid -> place) until all have ended; then nothing is left below."""
+    """Watches the hosts (pid -> host index) until all have ended; then nothing is left below."""
     for order in orders.hosts:
         os.close(order.output)
         os.close(order.errors)
@@ -167,9 +169,9 @@ class _Holder:
                 return False
             if pid == 0:
                 return True
-            place = self._running.pop(pid, None)
-            if place is not None:
-                report(self._up, "ended", place, os.waitstatus_to_exitcode(status))
+            host_index = self._running.pop(pid, None)
+            if host_index is not None:
+                report(self._up, "ended", host_index, os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:
         """The hosts first: what waits above the ranks of one that was killed then ends those and
@@ -183,8 +185,8 @@ class _Holder:
                 except OSError:
                     pass
             select.poll().poll(POLL_MS)
-        for place in self._running.values():
-            report(self._up, "ended", place, -signal.SIGKILL)
+        for host_index in self._running.values():
+            report(self._up, "ended", host_index, -signal.SIGKILL)
         self._running.clear()
 
 

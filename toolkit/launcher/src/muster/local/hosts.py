@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from muster.local.orders import KILL, STOP, HostOrder, Orders, to_line
-from muster.spec.errors import LaunchError
-from muster.spec.values import NamedTuple
+from muster.types.errors import LaunchError
+from muster.types.values import NamedTuple
 
 LIMIT_S = 10.0
 
@@ -26,7 +26,7 @@ class Stream(NamedTuple):
 class Hosts:
     """The hosts of one run, started and held by a holder.
 
-    `statuses` fills with exit statuses by place (minus a signal), `error` with the reason when
+    `statuses` fills with exit statuses by host index (minus a signal), `error` with the reason when
     the hosts could not be made, or held once they were `ready`, and `error_code` with what the run
     then ends with; `notes` are for people, `facts` for the record. Poll `up` for reading and call
     `hear` until it returns False. `abandonable`: what they run in is an engine's, which may never
@@ -128,10 +128,10 @@ def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
     `narration`: all that the hosts write belongs on stderr.
     """
     streams, filled = [], []
-    for place, host in enumerate(orders.hosts):
+    for host_index, host in enumerate(orders.hosts):
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
-        streams += [Stream(out_r, place, narration), Stream(err_r, place, True)]
+        streams += [Stream(out_r, host_index, narration), Stream(err_r, host_index, True)]
         filled.append(host._replace(output=out_w, errors=err_w))
     up, holder_up = os.pipe()
     return Hosts(orders._replace(hosts=tuple(filled)), streams, holder_up, up)

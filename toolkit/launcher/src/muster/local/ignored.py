@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from muster.commands.arguments import UsageError
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 OWN = ".musterignore"
 ASK_S = 60.0

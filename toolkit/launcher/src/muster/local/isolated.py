@@ -89,11 +89,11 @@ def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, in
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     hosts: dict[int, int] = {}
     births = []
-    for place, order in enumerate(orders.hosts):
-        birth = _Birth(orders, order, up, helper)
+    for host_index, order in enumerate(orders.hosts):
+        birth = _StartHandshake(orders, order, up, helper)
         births.append(birth)
         kernel.unshare(CLONE_NEWPID)  # of the next child only
-        hosts[holder.start(order, 0, birth.inside)] = place
+        hosts[holder.start(order, 0, birth.inside)] = host_index
         kernel.setns(own, CLONE_NEWPID)
         birth.forked()
     os.close(own)
@@ -109,7 +109,7 @@ def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, in
     return hosts
 
 
-class _Birth:
+class _StartHandshake:
     """The steps that the keeper and one new host take together, in turns over two pipes."""
 
     def __init__(self, orders: Orders, order: HostOrder, up: int, helper: socket | None) -> None:

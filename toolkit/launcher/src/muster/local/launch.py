@@ -22,7 +22,7 @@ from muster.local.session import Session, Timeout
 from muster.local.signals import Signals
 from muster.local.sourcecode import LEFT_OUT
 from muster.local.user_files import failing_place, with_own_paths
-from muster.spec.errors import InstallError, MusterError, StoppedError
+from muster.types.errors import InstallError, MusterError, StoppedError
 
 STOP_MARGIN_S = 1.0
 
@@ -143,8 +143,8 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
         caches.release(in_use)
         tail.close()
     ends = tuple(
-        summary.HostEnd(name, hosts.statuses.get(place))
-        for place, name in enumerate(request.host_names)
+        summary.HostEnd(name, hosts.statuses.get(host_index))
+        for host_index, name in enumerate(request.host_names)
     )
     end = summary.RunEnd(
         hosts=ends,
@@ -183,7 +183,7 @@ def _hints(orders: Orders, hosts: Hosts) -> tuple[str, ...]:
 
 def stop_limit_s(request: Request) -> float:
     """How long a host may take from SIGTERM to its end, as its own `train` sees it."""
-    from muster.spec.deadlines import parse_deadlines
+    from muster.types.deadlines import parse_deadlines
 
     environ = {**os.environ, **request.environ}
     local_mode = request.instance_type.startswith("local")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from muster.commands.arguments import Parser, UsageError, whole_number
 from muster.local import history, runfolder
 from muster.local.history import LATEST, Run
-from muster.run.record import LOGS
+from muster.run.base.record import LOGS
 
 EXAMPLES = """\
 examples:

@@ -10,9 +10,9 @@ PREFIX_BITS = 16
 _PLACES = ("/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip")
 
 
-def host_address(place: int) -> str:
-    """The address of a host by its place in the cluster: 10.77.0.1, ..."""
-    number = place + 1
+def host_address(host_index: int) -> str:
+    """The address of a host by its index in the cluster: 10.77.0.1, ..."""
+    number = host_index + 1
     return f"10.77.{number >> 8}.{number & 255}"
 
 

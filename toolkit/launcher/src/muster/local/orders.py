@@ -1,7 +1,7 @@
 """What `muster local` tells its holder and hears from it: JSON documents, one a line.
 
 Down, on the holder's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
-started, `["ended", place, status]` for each, `["error", text]` when hosts could not be made or
+started, `["ended", host_index, status]` for each, `["error", text]` when hosts could not be made or
 held, with an exit code behind it where it is not a LaunchError's, `["note", text]` for people,
 `["fact", name, value]` for the record.
 """
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from muster.local.caches import Caches
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 STOP = b"s"  # SIGTERM to every host
 KILL = b"k"  # SIGKILL to everything

@@ -15,10 +15,10 @@ from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.paths import ML, is_below
 from muster.local.request import Request
 from muster.local.runfolder import RunFolder
-from muster.run.record import LOGS
-from muster.spec.distribution import Distribution
-from muster.spec.errors import ConfigError
-from muster.spec.values import NamedTuple
+from muster.run.base.record import LOGS
+from muster.types.distribution import Distribution
+from muster.types.errors import ConfigError
+from muster.types.values import NamedTuple
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
 
@@ -82,7 +82,7 @@ def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
 
     Open MPI knows hosts by their addresses and names, and files of hosts that share /dev/shm clash.
     """
-    from muster.spec.distribution import Mpi
+    from muster.types.distribution import Mpi
 
     found = asked_distribution(request, keys)
     if not isinstance(found, Mpi):
@@ -106,7 +106,7 @@ def asked_distribution(request: Request, keys: Mapping[str, str]) -> Distributio
 
 def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
     """Raises UsageError for more ranks than this machine can run in a useful time."""
-    from muster.spec.distribution import Single
+    from muster.types.distribution import Single
 
     option, processors = asked_distribution(request, keys), len(os.sched_getaffinity(0))
     ranks = request.hosts

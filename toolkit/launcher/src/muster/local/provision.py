@@ -21,8 +21,8 @@ from muster.local.screen import Screen
 from muster.local.session import Session, Timeout
 from muster.local.signals import Signals
 from muster.local.summary import TIMEOUT_EXIT_CODE
-from muster.spec.errors import StoppedError
-from muster.spec.steps import StepResult
+from muster.types.errors import StoppedError
+from muster.types.steps import StepResult
 
 INSTALLER_STOP_S = 5.0
 ASKING = ("requirements.txt", "setup.py", "pyproject.toml")
@@ -57,7 +57,7 @@ def provision_hosts(
 
 
 class _Log:
-    """`spec.steps.Log` on the screen."""
+    """`types.steps.Log` on the screen."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -70,7 +70,7 @@ class _Log:
 
 
 class _Steps:
-    """`spec.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
+    """`types.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
 
     def __init__(self, screen: Screen, signals: Signals, timeout: Timeout | None) -> None:
         self._screen = screen

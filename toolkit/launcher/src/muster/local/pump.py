@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 
 from muster.local.hosts import Stream
-from muster.spec.shown import BLOCK_MARK
-from muster.spec.values import NamedTuple
+from muster.types.shown import BLOCK_MARK
+from muster.types.values import NamedTuple
 
 MAX_LINE_BYTES = 1 << 20
 RECENT_BYTES = 8 << 10

@@ -12,8 +12,8 @@ from muster.commands.arguments import UsageError
 from muster.local.docker_request import DOCKER, DockerOptions, read_docker
 from muster.local.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
-from muster.spec.shown import parse_ranks
-from muster.spec.values import NamedTuple
+from muster.types.shown import parse_ranks
+from muster.types.values import NamedTuple
 
 MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
@@ -54,7 +54,7 @@ class Request(NamedTuple):
     oversubscribe: bool = False
     overwrite: bool = False
     verbose: bool = False
-    ranks: str = ""  # whose output reaches the screen, see `spec.shown`; "" for all
+    ranks: str = ""  # whose output reaches the screen, see `types.shown`; "" for all
     checkpoint: str | None = None  # a folder for the checkpoints of all hosts, kept; may be missing
     memory_bytes: int | None = None  # of each host, without docker
     ignored: Ignored = NOTHING  # of the source folder; the program is packed all the same

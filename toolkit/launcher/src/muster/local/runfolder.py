@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from muster.commands.arguments import UsageError
-from muster.run.record import EVENTS
-from muster.spec.values import NamedTuple
+from muster.run.base.record import EVENTS
+from muster.types.values import NamedTuple
 
 RUNS = "muster-runs"
 MARK = ".muster-run"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from muster.local.outlet import Outlet
 from muster.local.progress import Progress
 from muster.local.pump import Pump
-from muster.spec.plain import printable, wrapped
+from muster.types.plain import printable, wrapped
 
 DRAW_EVERY_S = 0.25
 STATES_EVERY_S = 0.05

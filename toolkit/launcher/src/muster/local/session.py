@@ -14,7 +14,7 @@ from muster.local.hosts import Hosts
 from muster.local.progress import Progress, Tail
 from muster.local.screen import Screen
 from muster.local.signals import Signals
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 TICK_S = 0.1
 READ_BYTES = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from muster.spec.errors import StoppedError
+from muster.types.errors import StoppedError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

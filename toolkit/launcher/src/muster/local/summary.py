@@ -15,9 +15,9 @@ from muster.local.artifacts import Clash, made
 from muster.local.progress import Progress
 from muster.local.screen import describe
 from muster.local.session import Ending
-from muster.run.record import LOGS
-from muster.spec.errors import STOPPED_EXIT_CODE, LaunchError
-from muster.spec.values import NamedTuple
+from muster.run.base.record import LOGS
+from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
+from muster.types.values import NamedTuple
 
 SCHEMA = 1
 TIMEOUT_EXIT_CODE = 124

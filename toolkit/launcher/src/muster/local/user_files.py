@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from muster.run.evidence import frames
-from muster.spec.plain import printable
-from muster.spec.values import NamedTuple
+from muster.run.base.evidence import frames
+from muster.types.plain import printable
+from muster.types.values import NamedTuple
 
 _CODE = r"/opt/ml/code/"
 _LINE = rf'(?m:^.*File "[^"\n]*{_CODE}([^"\n]+)", line (\d+)[^\n]*$)'

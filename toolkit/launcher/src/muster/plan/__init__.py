@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from muster.plan.launchplan import LaunchPlan
 from muster.plan.single import plan_single
 from muster.plan.world import check_ipv4
-from muster.spec.distribution import Mpi, ParameterServer, Single, Torchrun
-from muster.spec.job import Job, Staged
-from muster.spec.machine import HostFacts
+from muster.types.distribution import Mpi, ParameterServer, Single, Torchrun
+from muster.types.job import Job, Staged
+from muster.types.machine import HostFacts
 
 if TYPE_CHECKING:
     from muster.plan.tools import Tools

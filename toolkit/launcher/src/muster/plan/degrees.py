@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from muster.spec.distribution import MODEL_PARALLEL
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
+from muster.types.distribution import MODEL_PARALLEL
+from muster.types.errors import ConfigError
+from muster.types.job import Job
 
 _KEY = "mp_parameters"
 
 
 def check_degrees(job: Job, world_size: int) -> None:
     """Raises ConfigError when pipeline x tensor degree does not divide the number of ranks: then
-    no library can place the model (reliability.md B32, the part that is known before the start)."""
+    no library can place the model, which is known before the start."""
     parameters = job.documents.hyperparameters.get(_KEY)
     if job.distribution.option != MODEL_PARALLEL or not isinstance(parameters, dict):
         return

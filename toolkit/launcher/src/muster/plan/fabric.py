@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from muster.plan.launchplan import Addition
 from muster.plan.world import some
-from muster.spec.job import Job
-from muster.spec.machine import HostFacts
-from muster.spec.values import NamedTuple
+from muster.types.job import Job
+from muster.types.machine import HostFacts
+from muster.types.values import NamedTuple
 
 SOCKET_VARIABLES = {
     "NCCL_SOCKET_IFNAME": "the interface of the job, for NCCL's bootstrap and sockets",
@@ -41,7 +41,7 @@ def plan_fabric(job: Job, facts: tuple[HostFacts, ...], environ: Mapping[str, st
         for name, reason in SOCKET_VARIABLES.items()
         if mine.interface
     ]
-    members = [facts[place] for place in job.cluster.distribution]
+    members = [facts[host_index] for host_index in job.cluster.distribution]
     if all(fact.efa and fact.neurons for fact in members):
         wanted += [Addition(name, *value) for name, value in NEURON_VARIABLES.items()]
     kept = tuple(
@@ -57,7 +57,7 @@ def plan_fabric(job: Job, facts: tuple[HostFacts, ...], environ: Mapping[str, st
 
 def _efa_notes(job: Job, members: list[HostFacts]) -> tuple[str, ...]:
     """What EFA means for a job of several hosts; EFA on some of them only cannot work."""
-    without = [job.cluster.hosts[fact.position].name for fact in members if not fact.efa]
+    without = [job.cluster.hosts[fact.host_index].name for fact in members if not fact.efa]
     if len(without) == len(members) or len(members) == 1:
         return ()
     if without:

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from muster.spec.job import Program, Staged
-from muster.spec.values import NamedTuple
+from muster.types.job import Program, Staged
+from muster.types.values import NamedTuple
 
 MODULES = ("tensorflow", "mxnet", "torch", "muster_parameter_server")
 SCRIPT_BYTES = 1 << 20  # of a script that are read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 
 class _CommandFields(NamedTuple):
@@ -114,7 +114,7 @@ class _LaunchPlanFields(NamedTuple):
     master_addr: str
     ports: Mapping[str, int]
     launcher: Command | None
-    launcher_works_on: bool
+    launcher_outlives_ranks: bool
     script: Command
     script_is_python: bool
     rank_env: tuple[str, ...]
@@ -126,11 +126,11 @@ class _LaunchPlanFields(NamedTuple):
     services: tuple[Service, ...]
     daemon: Daemon | None
     daemon_hosts: Mapping[str, int]
-    led_by_first: bool
-    launcher_lingers: bool
+    ends_with_rank0: bool
+    kill_launcher_on_failure: bool
     secret_variable: str
     scratch: Scratch
-    lost_statuses: Mapping[int, str]
+    peer_loss_exit_codes: Mapping[int, str]
     warnings: tuple[str, ...]
 
 
@@ -140,8 +140,8 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
     role included (their ranks are numbered from `world_size` on). `launcher`: the process that
     starts this host's rank shims (torchrun), or None: the supervisor starts them itself.
-    `launcher_works_on`: it has work of its own when its last rank has ended (it compiles), and
-    its exit status counts; other launchers are ended with their ranks.
+    `launcher_outlives_ranks`: it has work of its own when its last rank has ended (it compiles),
+    and its exit status counts; other launchers are ended with their ranks.
     `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
     (ending in `*`) of the variables that a launcher makes and that are added over it.
     `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
@@ -149,14 +149,15 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
     `script`, `services` and `daemon` are this host's. `per_rank`: variables that one rank of this
     host gets over its script's environment. `services`: what serves the ranks here. `daemon`: what
     starts the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on
-    the leader: the name that its launcher gives a host -> the host's index. `led_by_first`: the
+    the leader: the name that its launcher gives a host -> the host's index. `ends_with_rank0`: the
     work is over when rank 0 has ended well; ranks that then do nothing are ended.
-    `launcher_lingers`: it takes its time when ranks have failed, and nothing of value comes of it:
-    it is ended with them. `secret_variable`: in which scripts and services of this host get a
-    secret of the job, "" for none; it is made when they start, so no plan and no digest holds it.
-    `scratch`: which variables get private folders, for the same reason. `lost_statuses`: exit codes
-    of ranks that say nothing themselves, by which the launcher's library ends those that lost
-    another rank or the launcher, with words for them.
+    `kill_launcher_on_failure`: it takes its time when ranks have failed, and nothing of value
+    comes of it: it is ended with them. `secret_variable`: in which scripts and services of this
+    host get a secret of the job, "" for none; it is made when they start, so no plan and no digest
+    holds it.
+    `scratch`: which variables get private folders, for the same reason. `peer_loss_exit_codes`:
+    exit codes of ranks that say nothing themselves, by which the launcher's library ends those
+    that lost another rank or the launcher, with words for them.
     Raises ValueError when the ranks do not fit the world size or two ports are equal.
     """
 
@@ -171,7 +172,7 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         master_addr: str,
         ports: Mapping[str, int],
         launcher: Command | None,
-        launcher_works_on: bool,
+        launcher_outlives_ranks: bool,
         script: Command,
         script_is_python: bool,
         rank_env: tuple[str, ...],
@@ -183,11 +184,11 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
         services: tuple[Service, ...] = (),
         daemon: Daemon | None = None,
         daemon_hosts: Mapping[str, int] = MappingProxyType({}),
-        led_by_first: bool = False,
-        launcher_lingers: bool = False,
+        ends_with_rank0: bool = False,
+        kill_launcher_on_failure: bool = False,
         secret_variable: str = "",
         scratch: Scratch = NO_SCRATCH,
-        lost_statuses: Mapping[int, str] = MappingProxyType({}),
+        peer_loss_exit_codes: Mapping[int, str] = MappingProxyType({}),
         warnings: tuple[str, ...] = (),
     ) -> LaunchPlan:
         if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
@@ -198,9 +199,9 @@ class LaunchPlan(_LaunchPlanFields):  # built by name only
             raise ValueError(f"two ports of the plan are equal: {dict(ports)}")
         return super().__new__(
             cls, option, world_size, ranks, leader, master_addr, ports, launcher,
-            launcher_works_on, script, script_is_python, rank_env, agreed, notes, additions,
-            rank_names, per_rank, services, daemon, daemon_hosts, led_by_first,
-            launcher_lingers, secret_variable, scratch, lost_statuses, warnings,
+            launcher_outlives_ranks, script, script_is_python, rank_env, agreed, notes, additions,
+            rank_names, per_rank, services, daemon, daemon_hosts, ends_with_rank0,
+            kill_launcher_on_failure, secret_variable, scratch, peer_loss_exit_codes, warnings,
         )  # fmt: skip
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:

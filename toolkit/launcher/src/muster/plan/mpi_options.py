@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from muster.plan.mpi_version import main_version
 from muster.plan.variables import MASTER_VARIABLES, RANK_VARIABLES
-from muster.spec.distribution import Mpi
-from muster.spec.errors import ConfigError
-from muster.spec.mpi_options import Given, MpiRequest, read_request
-from muster.spec.values import NamedTuple
+from muster.types.distribution import Mpi
+from muster.types.errors import ConfigError
+from muster.types.mpi_options import MpiRequest, Option, read_request
+from muster.types.values import NamedTuple
 
 MPI_KEY = "sagemaker_mpi_custom_mpi_options"
 DATA_PARALLEL_KEY = "sagemaker_distributed_dataparallel_custom_mpi_options"
@@ -119,7 +119,7 @@ def _handed_on(words: list[str]) -> dict[str, str]:
     }
 
 
-def _in_4(one: Given) -> tuple[str, ...]:
+def _in_4(one: Option) -> tuple[str, ...]:
     """The words of one option for Open MPI 4, () for what it does not know."""
     if one.switch == "--prtemca" or one.name.startswith("prte_"):
         return ()
@@ -130,18 +130,18 @@ def _in_4(one: Given) -> tuple[str, ...]:
     return _as_given(one)
 
 
-def _in_5(one: Given) -> tuple[str, ...]:
+def _in_5(one: Option) -> tuple[str, ...]:
     """The same for Open MPI 5."""
     return () if one.name.startswith("orte_") else _as_given(one)
 
 
-def _as_given(one: Given) -> tuple[str, ...]:
+def _as_given(one: Option) -> tuple[str, ...]:
     middle = (one.name,) if one.name else ()
     last = () if one.value is None else (one.value,)
     return (one.switch, *middle, *last, *one.values)
 
 
-def _shows(one: Given) -> tuple[str, ...]:
+def _shows(one: Option) -> tuple[str, ...]:
     """What is to be displayed, in the words of Open MPI 5."""
     if one.switch != "--display":
         return (_SHOWS_IN_5[one.switch],)

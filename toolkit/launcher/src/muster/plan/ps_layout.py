@@ -1,7 +1,7 @@
 """Where parameter servers run, and by which names and ports processes reach one another. Pure.
 
 Hosts of a cluster have a network stack each, so all of them use the same ports. Hosts that share
-one machine (`muster local --isolation process`) get a port each: the base and the place.
+one machine (`muster local --isolation process`) get a port each: the base and the host index.
 Source: contract.md 3.6 and 3.7.
 """
 
@@ -11,16 +11,16 @@ from collections.abc import Mapping
 
 from muster.plan.launchplan import Addition, Command, Service, port_variable
 from muster.plan.world import World, some
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
-from muster.spec.values import NamedTuple
+from muster.types.errors import ConfigError
+from muster.types.job import Job
+from muster.types.values import NamedTuple
 
 LAST_PORT = 65_535
 LOOPBACK = "127.0.0.1"
 
 
 class Server(NamedTuple):
-    """One parameter server, the position of its host, its port there."""
+    """One parameter server, the index of its host, its port there."""
 
     number: int
     host: int
@@ -47,10 +47,10 @@ class Roles(NamedTuple):
     agreed: tuple[str, ...]
     remarks: tuple[str, ...]
     secret_variable: str = ""
-    led_by_first: bool = False
+    ends_with_rank0: bool = False
 
 
-class Seat(NamedTuple):
+class ServerTemplate(NamedTuple):
     """What a server's command is made of: interpreter, environment without a role, folder."""
 
     python: str
@@ -64,32 +64,32 @@ class Seat(NamedTuple):
         return Service(name, Command((self.python, *line), environ, self.cwd))
 
 
-def shares_machine(meeting: World) -> bool:
+def shares_machine(world: World) -> bool:
     """Whether several hosts are one machine: all on loopback, or two with one address."""
-    found = [meeting.facts[place].address for place in meeting.counts]
+    found = [world.facts[host_index].address for host_index in world.counts]
     loopback = all(address.startswith("127.") for address in found)
     return len(found) > 1 and (loopback or len(set(found)) < len(found))
 
 
-def names(job: Job, meeting: World) -> dict[int, str]:
+def names(job: Job, world: World) -> dict[int, str]:
     """Position -> how the others reach a host: its name where every host resolves the leader's
     rightly, else its address."""
-    if len(meeting.facts) == 1:
+    if len(world.facts) == 1:
         return {job.cluster.current: LOOPBACK}
-    resolved = all(fact.resolves_leader for fact in meeting.facts)
+    resolved = all(fact.resolves_leader for fact in world.facts)
     hosts = job.cluster.hosts
     return {
-        place: hosts[place].name if resolved else meeting.facts[place].address
-        for place in meeting.counts
+        host_index: hosts[host_index].name if resolved else world.facts[host_index].address
+        for host_index in world.counts
     }
 
 
-def place_servers(job: Job, meeting: World, base: int) -> tuple[Server, ...]:
+def place_servers(job: Job, world: World, base: int) -> tuple[Server, ...]:
     """One server per distribution host, or MUSTER_PS_SERVERS of them, host after host in turns
     from the first."""
-    members = tuple(meeting.counts)
+    members = tuple(world.counts)
     count = job.settings.ps_servers or len(members)
-    shared = shares_machine(meeting)
+    shared = shares_machine(world)
     return tuple(
         Server(
             index,
@@ -100,22 +100,22 @@ def place_servers(job: Job, meeting: World, base: int) -> tuple[Server, ...]:
     )
 
 
-def worker_ports(meeting: World, base: int) -> dict[int, int]:
+def worker_ports(world: World, base: int) -> dict[int, int]:
     """Position -> the port of its one worker."""
-    shared = shares_machine(meeting)
-    return {place: base + i * shared for i, place in enumerate(meeting.counts)}
+    shared = shares_machine(world)
+    return {host_index: base + i * shared for i, host_index in enumerate(world.counts)}
 
 
 def name_ports(
-    job: Job, meeting: World, groups: Mapping[str, tuple[int, ...]], store: bool
+    job: Job, world: World, groups: Mapping[str, tuple[int, ...]], store: bool
 ) -> dict[str, int]:
     """The job's ports by name, `ps`, `ps-1`, ... for several of a group.
 
     Raises ConfigError when two are equal or one is no port.
     """
-    named = {"control": job.settings.control_port} if len(meeting.facts) > 1 else {}
+    named = {"control": job.settings.control_port} if len(world.facts) > 1 else {}
     if store:
-        named["store"] = meeting.port
+        named["store"] = world.port
     for group, ports in groups.items():
         for i, port in enumerate(sorted(set(ports))):
             other = next((name for name, taken in named.items() if taken == port), "")

@@ -9,41 +9,45 @@ from __future__ import annotations
 
 from muster.plan import ps_layout
 from muster.plan.launchplan import Addition, Service
-from muster.plan.ps_layout import LOOPBACK, Roles, Seat
+from muster.plan.ps_layout import LOOPBACK, Roles, ServerTemplate
 from muster.plan.world import World
-from muster.spec.distribution import ParameterServer
-from muster.spec.job import Job
+from muster.types.distribution import ParameterServer
+from muster.types.job import Job
 
 SCHEDULER_PORT = 8000
 PROGRAM = ("-c", "import mxnet")  # which serves by its role, and ends
 _INTERFACE, _VERBOSE = "DMLC_INTERFACE", "PS_VERBOSE"
 
 
-def parameter_servers(job: Job, option: ParameterServer, meeting: World, seat: Seat) -> Roles:
+def parameter_servers(
+    job: Job, option: ParameterServer, world: World, template: ServerTemplate
+) -> Roles:
     """The scheduler on the first host, servers and workers on all of them."""
     here = job.cluster.current
     port = option.scheduler_port or job.settings.ps_port or SCHEDULER_PORT
-    servers = ps_layout.place_servers(job, meeting, 0)
-    shared = _shared(job, meeting, port, len(servers))
-    given = {name: seat.environ[name] for name in (_INTERFACE, _VERBOSE) if name in seat.environ}
-    own = tuple(one for one in (*shared, *_own(job, option, meeting)) if one.name not in given)
+    servers = ps_layout.place_servers(job, world, 0)
+    shared = _shared(job, world, port, len(servers))
+    given = {
+        name: template.environ[name] for name in (_INTERFACE, _VERBOSE) if name in template.environ
+    }
+    own = tuple(one for one in (*shared, *_own(job, option, world)) if one.name not in given)
     variables = {one.name: one.value for one in own}
     return Roles(
         title="MXNet",
         additions=(*own, Addition("DMLC_ROLE", "worker", "the script is a worker"))
-        if here in meeting.counts
+        if here in world.counts
         else (),
         replaces=(*(one.name for one in shared), "DMLC_ROLE"),
         per_rank={},
         services=(
-            *_scheduler(job, seat, variables),
+            *_scheduler(job, template, variables),
             *(
-                seat.service(one.name, PROGRAM, {**variables, "DMLC_ROLE": "server"})
+                template.service(one.name, PROGRAM, {**variables, "DMLC_ROLE": "server"})
                 for one in servers
                 if one.host == here
             ),
         ),
-        ports=ps_layout.name_ports(job, meeting, {"ps": (port,)}, store=len(meeting.facts) > 1),
+        ports=ps_layout.name_ports(job, world, {"ps": (port,)}, store=len(world.facts) > 1),
         agreed=("mxnet", *(f"{one.name}={one.value}" for one in shared)),
         remarks=(
             f"scheduler on {job.cluster.leader.name} port {port}; {len(servers)} servers, "
@@ -53,22 +57,22 @@ def parameter_servers(job: Job, option: ParameterServer, meeting: World, seat: S
     )
 
 
-def _shared(job: Job, meeting: World, port: int, servers: int) -> tuple[Addition, ...]:
+def _shared(job: Job, world: World, port: int, servers: int) -> tuple[Addition, ...]:
     """What all processes of the job are told alike."""
-    leader = meeting.facts[job.cluster.leader.position].address
-    address = LOOPBACK if len(meeting.facts) == 1 else leader
+    leader = world.facts[job.cluster.leader.host_index].address
+    address = LOOPBACK if len(world.facts) == 1 else leader
     return (
         Addition("DMLC_PS_ROOT_URI", address, "the scheduler's host"),
         Addition("DMLC_PS_ROOT_PORT", str(port), "the scheduler's port"),
-        Addition("DMLC_NUM_WORKER", str(meeting.size), "scripts of the distribution"),
+        Addition("DMLC_NUM_WORKER", str(world.size), "scripts of the distribution"),
         Addition("DMLC_NUM_SERVER", str(servers), "parameter servers"),
     )
 
 
-def _own(job: Job, option: ParameterServer, meeting: World) -> tuple[Addition, ...]:
+def _own(job: Job, option: ParameterServer, world: World) -> tuple[Addition, ...]:
     """What is this host's, and gives way to the user's."""
-    interface = meeting.facts[job.cluster.current].interface
-    if len(meeting.facts) == 1 or ps_layout.shares_machine(meeting):
+    interface = world.facts[job.cluster.current].interface
+    if len(world.facts) == 1 or ps_layout.shares_machine(world):
         interface = "lo"
     level = option.verbosity or 0
     return (
@@ -77,7 +81,9 @@ def _own(job: Job, option: ParameterServer, meeting: World) -> tuple[Addition, .
     )
 
 
-def _scheduler(job: Job, seat: Seat, variables: dict[str, str]) -> tuple[Service, ...]:
+def _scheduler(
+    job: Job, template: ServerTemplate, variables: dict[str, str]
+) -> tuple[Service, ...]:
     if not job.cluster.is_leader:
         return ()
-    return (seat.service("scheduler", PROGRAM, {**variables, "DMLC_ROLE": "scheduler"}),)
+    return (template.service("scheduler", PROGRAM, {**variables, "DMLC_ROLE": "scheduler"}),)

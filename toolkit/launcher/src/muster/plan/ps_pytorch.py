@@ -8,9 +8,9 @@ from __future__ import annotations
 from muster.plan import ps_layout, variables
 from muster.plan.launchplan import Addition
 from muster.plan.ps_framework import LIBRARY
-from muster.plan.ps_layout import Roles, Seat
+from muster.plan.ps_layout import Roles, ServerTemplate
 from muster.plan.world import World
-from muster.spec.job import Job
+from muster.types.job import Job
 
 SERVER_PORT = 8001
 PROGRAM = ("-m", LIBRARY)
@@ -20,30 +20,30 @@ WORKERS = "PARAMETER_SERVER_WORKERS"
 KEY = "PARAMETER_SERVER_KEY"
 
 
-def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
+def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles:
     """Ranks as torchrun would number them, and servers on every host."""
     here = job.cluster.current
-    servers = ps_layout.place_servers(job, meeting, job.settings.ps_port or SERVER_PORT)
-    names = ps_layout.names(job, meeting)
+    servers = ps_layout.place_servers(job, world, job.settings.ps_port or SERVER_PORT)
+    names = ps_layout.names(job, world)
     addresses = ",".join(f"{names[one.host]}:{one.port}" for one in servers)
-    shared = {ADDRESSES: addresses, WORKERS: str(meeting.size)}
-    member = here in meeting.counts
+    shared = {ADDRESSES: addresses, WORKERS: str(world.size)}
+    member = here in world.counts
     own = (
         Addition(ADDRESSES, addresses, "the parameter servers, in order"),
-        Addition(WORKERS, str(meeting.size), "ranks that push and pull"),
+        Addition(WORKERS, str(world.size), "ranks that push and pull"),
     )
     return Roles(
         title="PyTorch",
-        additions=(*own, *variables.threads(here, meeting, seat.environ)) if member else (),
+        additions=(*own, *variables.threads(here, world, template.environ)) if member else (),
         replaces=(ADDRESSES, INDEX, WORKERS, KEY, *variables.RANK_VARIABLES),
-        per_rank=variables.each_rank(meeting, here),
+        per_rank=variables.each_rank(world, here),
         services=tuple(
-            seat.service(one.name, PROGRAM, {**shared, INDEX: str(one.number)})
+            template.service(one.name, PROGRAM, {**shared, INDEX: str(one.number)})
             for one in servers
             if one.host == here
         ),
         ports=ps_layout.name_ports(
-            job, meeting, {"ps": tuple(one.port for one in servers)}, store=True
+            job, world, {"ps": tuple(one.port for one in servers)}, store=True
         ),
         agreed=("pytorch", addresses),
         remarks=(ps_layout.where(job, servers),),

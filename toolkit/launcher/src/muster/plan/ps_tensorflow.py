@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from muster.plan import ps_layout
 from muster.plan.launchplan import Addition, Service
-from muster.plan.ps_layout import Roles, Seat, Server
+from muster.plan.ps_layout import Roles, Server, ServerTemplate
 from muster.plan.script import TENSORFLOW_SERVER
 from muster.plan.world import World
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job
+from muster.types.errors import ConfigError
+from muster.types.job import Job
 
 WORKER_PORT, SERVER_PORT, MIRRORED_PORT = 2222, 2223, 8890
 RUNNING = "Running distributed training job with"  # lines of the vendor's image that tests look for
@@ -25,12 +25,12 @@ CONFIG = "TF_CONFIG"
 Cluster = Mapping[str, Sequence[str]]
 
 
-def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
+def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles:
     """The first host's script is the chief, the others' are workers; servers are our own.
 
     Raises ConfigError on a single host: a chief has nobody to give work to.
     """
-    members = tuple(meeting.counts)
+    members = tuple(world.counts)
     if len(members) < 2:
         raise ConfigError.of(
             job.origins.get("distribution", "distribution"),
@@ -39,14 +39,14 @@ def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
             "use 2 or more hosts, or none of this option: one host trains alone",
         )
     first = job.settings.worker_port or WORKER_PORT
-    workers = ps_layout.worker_ports(meeting, first)
-    behind = first + len(members) if ps_layout.shares_machine(meeting) else SERVER_PORT
-    servers = ps_layout.place_servers(job, meeting, job.settings.ps_port or behind)
-    names = ps_layout.names(job, meeting)
+    workers = ps_layout.worker_ports(world, first)
+    behind = first + len(members) if ps_layout.shares_machine(world) else SERVER_PORT
+    servers = ps_layout.place_servers(job, world, job.settings.ps_port or behind)
+    names = ps_layout.names(job, world)
     chief = job.settings.tf_chief
     cluster = {
         chief: [_at(names, workers, members[0])],
-        "worker": [_at(names, workers, place) for place in members[1:]],
+        "worker": [_at(names, workers, host_index) for host_index in members[1:]],
         "ps": [f"{names[one.host]}:{one.port}" for one in servers],
     }
     here = job.cluster.current
@@ -62,10 +62,10 @@ def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
         additions=() if task is None else (_addition(cluster, *task),),
         replaces=(CONFIG,),
         per_rank={},
-        services=tuple(_service(seat, one, cluster) for one in servers if one.host == here),
+        services=tuple(_service(template, one, cluster) for one in servers if one.host == here),
         ports=ps_layout.name_ports(
             job,
-            meeting,
+            world,
             {"worker": tuple(workers.values()), "ps": tuple(one.port for one in servers)},
             store=True,
         ),
@@ -75,16 +75,16 @@ def parameter_servers(job: Job, meeting: World, seat: Seat) -> Roles:
             f"{chief} on {job.cluster.leader.name} port {first}; {ps_layout.where(job, servers)}",
             f"when the {chief} has ended, workers that do nothing more are ended",
         ),
-        led_by_first=True,
+        ends_with_rank0=True,
     )
 
 
-def mirrored_workers(job: Job, meeting: World) -> Roles:
+def mirrored_workers(job: Job, world: World) -> Roles:
     """MultiWorkerMirroredStrategy: one worker per host, which reduce among themselves."""
-    members = tuple(meeting.counts)
-    ports = ps_layout.worker_ports(meeting, job.settings.worker_port or MIRRORED_PORT)
-    names = ps_layout.names(job, meeting)
-    cluster = {"worker": [_at(names, ports, place) for place in members]}
+    members = tuple(world.counts)
+    ports = ps_layout.worker_ports(world, job.settings.worker_port or MIRRORED_PORT)
+    names = ps_layout.names(job, world)
+    cluster = {"worker": [_at(names, ports, host_index) for host_index in members]}
     here = job.cluster.current
     task = members.index(here) if here in members else None
     return Roles(
@@ -94,7 +94,7 @@ def mirrored_workers(job: Job, meeting: World) -> Roles:
         per_rank={},
         services=(),
         ports=ps_layout.name_ports(
-            job, meeting, {"worker": tuple(ports.values())}, store=len(meeting.facts) > 1
+            job, world, {"worker": tuple(ports.values())}, store=len(world.facts) > 1
         ),
         agreed=("tensorflow", _as_text(cluster)),
         remarks=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
@@ -116,14 +116,14 @@ def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
     return Addition(CONFIG, config(cluster, kind, index), f"this script is {kind} {index}")
 
 
-def _service(seat: Seat, server: Server, cluster: Cluster) -> Service:
+def _service(template: ServerTemplate, server: Server, cluster: Cluster) -> Service:
     told = {CONFIG: config(cluster, "ps", server.number)}
     # it serves until it is ended
-    return seat.service(server.name, (TENSORFLOW_SERVER,), told)._replace(may_end=False)
+    return template.service(server.name, (TENSORFLOW_SERVER,), told)._replace(may_end=False)
 
 
-def _at(names: Mapping[int, str], ports: Mapping[int, int], place: int) -> str:
-    return f"{names[place]}:{ports[place]}"
+def _at(names: Mapping[int, str], ports: Mapping[int, int], host_index: int) -> str:
+    return f"{names[host_index]}:{ports[host_index]}"
 
 
 def _as_text(value: object) -> str:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 
-from muster.spec.job import Program, Staged
+from muster.types.job import Program, Staged
 
 # Their paths are named, not imported: planning knows nothing of what runs.
 _MUSTER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RANK_SHIM = os.path.join(_MUSTER, "run", "rank_shim_main.py")
-SPAWN_AGENT = os.path.join(_MUSTER, "run", "spawn_agent.py")
-PYTHON_MAIN = os.path.join(_MUSTER, "guest", "python_main.py")
-TENSORFLOW_SERVER = os.path.join(_MUSTER, "guest", "tensorflow_ps.py")
+RANK_SHIM = os.path.join(_MUSTER, "run/child/rank_shim_main.py")
+SPAWN_AGENT = os.path.join(_MUSTER, "run/child/spawn_agent.py")
+PYTHON_MAIN = os.path.join(_MUSTER, "rank_bootstrap/python_main.py")
+TENSORFLOW_SERVER = os.path.join(_MUSTER, "rank_bootstrap/tensorflow_ps.py")
 
 _CALL = (
     "import functools, importlib, sys; module, function = sys.argv[1:]; sys.argv[:] = ['train']; "
@@ -41,7 +41,7 @@ def script_argv(staged: Staged) -> tuple[str, ...]:
 def bound_argv(staged: Staged) -> tuple[str, ...]:
     """The same for a rank that is bound to others at its end: one that ends with an error while
     they wait inside a library would wait for them (MPI_Finalize, MXNet's barrier at exit). Python
-    programs run in `guest/python_main.py`, which says how that is avoided."""
+    programs run in `rank_bootstrap/python_main.py`, which says how that is avoided."""
     argv, kind = script_argv(staged), staged.program.kind
     if kind == "script":
         return (argv[0], PYTHON_MAIN, "script", *argv[1:])

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.plan import script, variables, world
+from muster.plan import script, variables
 from muster.plan.launchplan import Addition, Command, LaunchPlan
-from muster.spec.distribution import Single, switch_on
-from muster.spec.job import Job, Staged
-from muster.spec.machine import HostFacts
+from muster.plan.world import World, build_world, by_host_index
+from muster.types.distribution import Single, switch_on
+from muster.types.job import Job, Staged
+from muster.types.machine import HostFacts
 
 
 def plan_single(
     job: Job, option: Single, all_facts: Sequence[HostFacts], staged: Staged
 ) -> LaunchPlan:
     """RANK and WORLD_SIZE are never set, and a user's own are left alone."""
-    facts = world.by_position(job.cluster, all_facts)
-    meeting = world.build(job, facts, dict.fromkeys(job.cluster.distribution, 1))
+    facts = by_host_index(job.cluster, all_facts)
+    world = build_world(job, facts, dict.fromkeys(job.cluster.distribution, 1))
     several = len(facts) > 1
-    links, remarks = _links(job, meeting, staged.environ) if several else ((), ())
+    links, remarks = _links(job, world, staged.environ) if several else ((), ())
     additions = (*variables.spoken(staged.environ), *links)
     return LaunchPlan(
         option=option.option,
-        world_size=meeting.size,
-        ranks=meeting.ranks,
-        leader=job.cluster.leader.position,
-        master_addr=meeting.address,
-        ports={"control": job.settings.control_port, "store": meeting.port} if several else {},
+        world_size=world.size,
+        ranks=world.ranks,
+        leader=job.cluster.leader.host_index,
+        master_addr=world.address,
+        ports={"control": job.settings.control_port, "store": world.port} if several else {},
         launcher=None,
-        launcher_works_on=False,
+        launcher_outlives_ranks=False,
         script=Command(
             script.script_argv(staged),
             variables.compose(staged.environ, additions),
@@ -40,7 +41,7 @@ def plan_single(
         ),
         script_is_python=script.is_python(staged.program),
         rank_env=(),
-        agreed=(*script.agreed_argv(staged, job.paths.base), meeting.address),
+        agreed=(*script.agreed_argv(staged, job.paths.base), world.address),
         notes=(*remarks, *map(str, additions)),
         warnings=_warnings(job, len(facts)),
         additions=additions,
@@ -57,13 +58,13 @@ def _warnings(job: Job, hosts: int) -> tuple[str, ...]:
 
 
 def _links(
-    job: Job, meeting: world.World, environ: Mapping[str, str]
+    job: Job, world: World, environ: Mapping[str, str]
 ) -> tuple[tuple[Addition, ...], tuple[str, ...]]:
     """What a script needs to find the other hosts by itself, and the notes on it."""
     from muster.plan.fabric import plan_fabric  # a job of one host does without
 
-    fabric = plan_fabric(job, meeting.facts, environ)
-    leader = variables.master(meeting)
+    fabric = plan_fabric(job, world.facts, environ)
+    leader = variables.master(world)
     notes = (
         *variables.overridden(
             environ, variables.MASTER_VARIABLES, leader, "a job of several hosts"

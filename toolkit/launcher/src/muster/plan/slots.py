@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from muster.plan.degrees import check_degrees
 from muster.plan.world import some
-from muster.spec.distribution import Mpi
-from muster.spec.errors import ConfigError, Problem
-from muster.spec.job import Job
-from muster.spec.machine import HostFacts
+from muster.types.distribution import Mpi
+from muster.types.errors import ConfigError, Problem
+from muster.types.job import Job
+from muster.types.machine import HostFacts
 
 KEY = "sagemaker_mpi_num_of_processes_per_host"
 TOTAL_KEY = "sagemaker_mpi_num_processes"
@@ -33,7 +33,7 @@ def processes_per_host(
     members = job.cluster.distribution
     if requested is None:
         problems = _unequal_groups(job, facts)
-        counts = {place: devices(facts[place]) or 1 for place in members}
+        counts = {host_index: devices(facts[host_index]) or 1 for host_index in members}
     else:
         problems = [] if job.settings.oversubscribe else _exceeded(job, facts, requested)
         counts = dict.fromkeys(members, requested)
@@ -73,10 +73,10 @@ def _unequal_groups(job: Job, facts: tuple[HostFacts, ...]) -> list[Problem]:
     """One problem for each group whose hosts found different numbers of devices."""
     first: dict[str, int] = {}
     problems: dict[str, Problem] = {}
-    for place in job.cluster.distribution:
-        host = job.cluster.hosts[place]
-        reference = first.setdefault(host.group, place)
-        here, there = devices(facts[place]), devices(facts[reference])
+    for host_index in job.cluster.distribution:
+        host = job.cluster.hosts[host_index]
+        reference = first.setdefault(host.group, host_index)
+        here, there = devices(facts[host_index]), devices(facts[reference])
         if here != there and host.group not in problems:
             least = min(here, there) or 1
             problems[host.group] = Problem(
@@ -92,10 +92,10 @@ def _unequal_groups(job: Job, facts: tuple[HostFacts, ...]) -> list[Problem]:
 def _exceeded(job: Job, facts: tuple[HostFacts, ...], requested: int) -> list[Problem]:
     """One problem for each number of devices that is above 0 and too small."""
     short: dict[int, list[str]] = {}
-    for place in job.cluster.distribution:
-        found = devices(facts[place])
+    for host_index in job.cluster.distribution:
+        found = devices(facts[host_index])
         if 0 < found < requested:
-            short.setdefault(found, []).append(job.cluster.hosts[place].name)
+            short.setdefault(found, []).append(job.cluster.hosts[host_index].name)
     where = job.origins.get("processes_per_host", KEY)
     return [
         Problem(

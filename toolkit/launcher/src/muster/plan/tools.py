@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from muster.plan.frameworks import Frameworks
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 
 class Tools(NamedTuple):
@@ -50,7 +50,7 @@ def find_mpi(
     if not mpirun:
         return "", ""
     folders = [os.path.dirname(mpirun), os.path.dirname(os.path.realpath(mpirun))]
-    from muster.spec.mpi_rules import DAEMONS  # only these jobs have one
+    from muster.types.mpi_rules import DAEMONS  # only these jobs have one
 
     own = DAEMONS.get(int(version.partition(".")[0])) if version else None
     names = [own] if own else sorted(DAEMONS.values(), reverse=True)

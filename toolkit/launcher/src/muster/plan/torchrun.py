@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.plan import fabric, notes, script, variables, world
+from muster.plan import fabric, notes, script, variables
 from muster.plan.launchplan import Addition, Command, LaunchPlan
 from muster.plan.slots import processes_per_host
 from muster.plan.tools import Tools
-from muster.plan.world import World
-from muster.spec.distribution import Torchrun
-from muster.spec.errors import ConfigError
-from muster.spec.job import Job, Staged
-from muster.spec.machine import HostFacts
-from muster.spec.values import NamedTuple
+from muster.plan.world import World, build_world, by_host_index
+from muster.types.distribution import Torchrun
+from muster.types.errors import ConfigError
+from muster.types.job import Job, Staged
+from muster.types.machine import HostFacts
+from muster.types.values import NamedTuple
 
 # NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.
 RANK_ENV = (
@@ -45,49 +45,49 @@ def plan_torchrun(
     job: Job, option: Torchrun, all_facts: Sequence[HostFacts], staged: Staged, tools: Tools | None
 ) -> LaunchPlan:
     """Raises ConfigError for a number of ranks that the hosts' devices cannot hold."""
-    facts = world.by_position(job.cluster, all_facts)
+    facts = by_host_index(job.cluster, all_facts)
     counts = processes_per_host(job, facts, option.processes_per_host)
-    meeting = world.build(job, facts, counts)
-    setting = _choose_setting(job, meeting, staged.environ)
+    world = build_world(job, facts, counts)
+    setting = _choose_setting(job, world, staged.environ)
     environ = variables.compose(staged.environ, setting.additions, setting.without)
     compiles = staged.environ.get(COMPILE_VARIABLE) == "1" and any(fact.neurons for fact in facts)
     cwd = staged.program.code_dir
     launcher = (
-        Command(_launcher_argv(job, meeting, staged, tools or Tools()), environ, cwd)
+        Command(_launcher_argv(job, world, staged, tools or Tools()), environ, cwd)
         if job.cluster.in_distribution
         else None
     )
     control = {"control": job.settings.control_port} if len(facts) > 1 else {}
     return LaunchPlan(
         option=option.option,
-        world_size=meeting.size,
-        ranks=meeting.ranks,
-        leader=job.cluster.leader.position,
-        master_addr=meeting.address,
-        ports={**control, "store": meeting.port},
+        world_size=world.size,
+        ranks=world.ranks,
+        leader=job.cluster.leader.host_index,
+        master_addr=world.address,
+        ports={**control, "store": world.port},
         launcher=launcher,
-        launcher_works_on=compiles,
+        launcher_outlives_ranks=compiles,
         script=Command(script.script_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
         # the compile tool puts scripts into its trial mode by variables of its own
         rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
-        agreed=_agreed(job, meeting, staged, compiles),
-        notes=(notes.understood("torchrun", meeting), *map(str, setting.additions), *setting.notes),
+        agreed=_agreed(job, world, staged, compiles),
+        notes=(notes.understood("torchrun", world), *map(str, setting.additions), *setting.notes),
         additions=setting.additions,
-        per_rank=variables.each_data_parallel_rank(meeting, job.cluster.current)
+        per_rank=variables.each_data_parallel_rank(world, job.cluster.current)
         if option.data_parallel
         else {},
     )
 
 
-def _launcher_argv(job: Job, meeting: World, staged: Staged, tools: Tools) -> tuple[str, ...]:
+def _launcher_argv(job: Job, world: World, staged: Staged, tools: Tools) -> tuple[str, ...]:
     """This host's line: `torchrun ... python -I -S rank_shim_main.py`.
 
     Raises ConfigError when graph compilation was asked for and its tool is not there.
     """
-    place = job.cluster.current
+    host_index = job.cluster.current
     prefix: tuple[str, ...] = ()
-    if staged.environ.get(COMPILE_VARIABLE) == "1" and meeting.facts[place].neurons:
+    if staged.environ.get(COMPILE_VARIABLE) == "1" and world.facts[host_index].neurons:
         if not tools.neuron_parallel_compile:
             raise ConfigError.of(
                 COMPILE_VARIABLE,
@@ -99,13 +99,16 @@ def _launcher_argv(job: Job, meeting: World, staged: Staged, tools: Tools) -> tu
         *prefix,
         *(tools.torchrun or (staged.python, "-m", "torch.distributed.run")),
         *_rendezvous(
-            job, meeting, str(job.cluster.distribution.index(place)), str(meeting.counts[place])
+            job,
+            world,
+            str(job.cluster.distribution.index(host_index)),
+            str(world.counts[host_index]),
         ),
         *script.shim_argv(staged),
     )
 
 
-def _rendezvous(job: Job, meeting: World, node_rank: str, processes: str) -> tuple[str, ...]:
+def _rendezvous(job: Job, world: World, node_rank: str, processes: str) -> tuple[str, ...]:
     """torchrun's options, in the spelling that every torch knows.
 
     One host names its port too: torchrun's own choice is fixed, and the second job on a machine
@@ -115,26 +118,26 @@ def _rendezvous(job: Job, meeting: World, node_rank: str, processes: str) -> tup
     alone = hosts == 1
     return (
         *("--nnodes", str(hosts), "--nproc_per_node", processes),
-        *("--master_addr", "127.0.0.1" if alone else meeting.address),
-        *("--master_port", str(meeting.port)),
+        *("--master_addr", "127.0.0.1" if alone else world.address),
+        *("--master_port", str(world.port)),
         *(() if alone else ("--node_rank", node_rank)),
         "--no_python",
     )
 
 
-def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Setting:
+def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> _Setting:
     """The environment of this host's script; hosts outside the world get the leader's address."""
     cluster = job.cluster
-    links = fabric.plan_fabric(job, meeting.facts, environ)
+    links = fabric.plan_fabric(job, world.facts, environ)
     elastic = tuple(name for name in environ if name.startswith("PET_"))
-    uneven = len(set(meeting.counts.values())) > 1
+    uneven = len(set(world.counts.values())) > 1
     identical = (IDENTICAL,) if uneven and IDENTICAL in environ else ()
     made = (
-        variables.threads(cluster.current, meeting, environ, "torchrun alone would set 1")
+        variables.threads(cluster.current, world, environ, "torchrun alone would set 1")
         if cluster.in_distribution
         else ()
     )
-    leader = () if cluster.in_distribution else variables.master(meeting)
+    leader = () if cluster.in_distribution else variables.master(world)
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     return _Setting(
         additions=(*variables.spoken(environ), *leader, *made, *links.additions),
@@ -145,16 +148,16 @@ def _choose_setting(job: Job, meeting: World, environ: Mapping[str, str]) -> _Se
             *(f"{name} is kept from torchrun: process counts differ" for name in identical),
             *links.notes,
             *notes.outsiders(job),
-            *notes.shared_devices(job, meeting),
+            *notes.shared_devices(job, world),
         ),
     )
 
 
-def _agreed(job: Job, meeting: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
+def _agreed(job: Job, world: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
     """The script's line and torchrun's, with placeholders for what is a host's own."""
     return (
         *script.agreed_argv(staged, job.paths.base),
         *(("neuron_parallel_compile",) if compiles else ()),
         "{torchrun}",
-        *_rendezvous(job, meeting, "{node_rank}", "{processes}"),
+        *_rendezvous(job, world, "{node_rank}", "{processes}"),
     )

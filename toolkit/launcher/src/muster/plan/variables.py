@@ -47,11 +47,11 @@ def master(world: World) -> tuple[Addition, ...]:
 
 
 def threads(
-    place: int, world: World, environ: Mapping[str, str], otherwise: str = ""
+    host_index: int, world: World, environ: Mapping[str, str], otherwise: str = ""
 ) -> tuple[Addition, ...]:
     """Each rank's share of the CPUs, where one thread or all CPUs would be each one's
     (protocol.md 4). `otherwise`: what would be without it."""
-    processes, cpus = world.counts[place], world.facts[place].cpus
+    processes, cpus = world.counts[host_index], world.facts[host_index].cpus
     if processes == 1 or "OMP_NUM_THREADS" in environ:
         return ()
     reason = f"{cpus} CPUs for {processes} processes{otherwise and '; '}{otherwise}"

@@ -1,1 +1,1 @@
-"""The effects: processes, sockets, signals, logs. Knows `spec` and the types of a launch plan."""
+"""The effects: processes, sockets, signals, logs. Knows `types` and the types of a launch plan."""

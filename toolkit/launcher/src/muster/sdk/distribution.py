@@ -20,7 +20,7 @@ from muster.contract.distribution import (
 )
 from muster.contract.findings import Findings, named, nearest, short
 from muster.contract.model_parallel import KEY, check_parameters
-from muster.spec.values import NamedTuple
+from muster.types.values import NamedTuple
 
 TORCH = "sagemaker_torch_distributed_enabled"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from muster.sdk.distribution import to_hyperparameters
 from muster.sdk.refusal import RequestError
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 
 
 def hyperparameters(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.spec.errors import ConfigError
+from muster.types.errors import ConfigError
 
 
 class RequestError(ConfigError):

@@ -11,8 +11,8 @@ from muster.contract.hyperparameters import decode_hyperparameters
 from muster.contract.modeltrainer import OURS, read_keys
 from muster.sdk.distribution import to_hyperparameters
 from muster.sdk.refusal import RequestError
-from muster.spec.errors import ConfigError
-from muster.spec.mpi_options import read_request
+from muster.types.errors import ConfigError
+from muster.types.mpi_options import read_request
 
 KNOWN = ("distribution", "processes_per_host", "custom_mpi_options")
 _NAMES_OF_THE_SDK = {  # what Torchrun and MPI of the SDK call it

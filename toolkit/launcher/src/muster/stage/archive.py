@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import IO, TYPE_CHECKING
 
-from muster.spec.errors import SourceError
 from muster.stage.filetype import detect, is_tar
 from muster.stage.members import BLOCK, PACK, Limits, Member, Stream, accepted, rejected
 from muster.stage.space import DISK_FULL, shortage, size_text
+from muster.types.errors import SourceError
 
 if TYPE_CHECKING:
     import tarfile

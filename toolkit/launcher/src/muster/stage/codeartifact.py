@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.spec.errors import ConfigError, InstallError
+from muster.types.errors import ConfigError, InstallError
 
 
 def index_variables(arn: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster.spec.errors import InstallError
-from muster.spec.job import Program, Settings
-from muster.spec.steps import Log, StepRunner
 from muster.stage.patience import Patience
+from muster.types.errors import InstallError
+from muster.types.job import Program, Settings
+from muster.types.steps import Log, StepRunner
 
 if TYPE_CHECKING:
     from muster.stage.pip import Pip

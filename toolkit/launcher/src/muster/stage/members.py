@@ -10,9 +10,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from muster.spec.errors import SourceError
-from muster.spec.values import NamedTuple
 from muster.stage.space import size_text
+from muster.types.errors import SourceError
+from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
     import tarfile

@@ -7,10 +7,10 @@ import os
 import socket
 from collections.abc import Mapping
 
-from muster.spec.cluster import Cluster
-from muster.spec.machine import Interface, Machine
-from muster.spec.steps import Log
-from muster.spec.values import NamedTuple
+from muster.types.cluster import Cluster
+from muster.types.machine import Interface, Machine
+from muster.types.steps import Log
+from muster.types.values import NamedTuple
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 _LISTEN = "0A"

@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from muster.spec.distribution import MODEL_PARALLEL
-from muster.spec.errors import ConfigError
 from muster.stage.tools import Question
+from muster.types.distribution import MODEL_PARALLEL
+from muster.types.errors import ConfigError
 
 # option -> packages of which one must be there, and what carries the first
 _NEEDED = {

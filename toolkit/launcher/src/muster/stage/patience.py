@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread  # `threading` costs more to import than everything else here
 
-from muster.spec.steps import Log
+from muster.types.steps import Log
 
 
 class Patience:

@@ -13,9 +13,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.spec.errors import InstallError
-from muster.spec.steps import Log
 from muster.stage.pip import Pip
+from muster.types.errors import InstallError
+from muster.types.steps import Log
 
 # A package of these in the image is never replaced; the first is the one that the others fit.
 FAMILY = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx", "triton")

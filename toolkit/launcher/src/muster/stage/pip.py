@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from shutil import which
 
-from muster.spec.errors import InstallError
-from muster.spec.masking import Masker
-from muster.spec.steps import StepResult, StepRunner
 from muster.stage.space import DISK_FULL, free_bytes, shortage, size_text, tree_bytes
+from muster.types.errors import InstallError
+from muster.types.masking import Masker
+from muster.types.steps import StepResult, StepRunner
 
 _QUIET = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",

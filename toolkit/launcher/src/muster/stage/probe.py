@@ -8,8 +8,8 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from muster.spec.machine import Interface, Machine
 from muster.stage.cgroup import Cgroups, usable_cpus
+from muster.types.machine import Interface, Machine
 
 PROBE_LIMIT_S = 10.0
 _SIOCGIFADDR = 0x8915

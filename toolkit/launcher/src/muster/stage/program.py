@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 
-from muster.spec.errors import ConfigError
-from muster.spec.job import Program
+from muster.types.errors import ConfigError
+from muster.types.job import Program
 
 _LISTED = 8  # names in a message
 _WALKED = 2000  # entries looked at for a message

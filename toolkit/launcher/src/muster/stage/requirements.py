@@ -6,7 +6,7 @@ import codecs
 import os
 import re
 
-from muster.spec.errors import InstallError
+from muster.types.errors import InstallError
 
 _INDEX_OPTION = re.compile(r"(-i|--index-url|--extra-index-url|-f|--find-links)\b[\s=]*(.*)")
 _CARRIED = re.compile(
@@ -54,7 +54,7 @@ def check(path: str, lines: list[tuple[int, str]], network_isolation: bool) -> N
     for number, line in lines if network_isolation else ():
         option = _INDEX_OPTION.match(line)
         if option and "://" in option[2] and not option[2].startswith("file:"):
-            from muster.spec.masking import Masker
+            from muster.types.masking import Masker
 
             raise InstallError(
                 f"{path} line {number} names a package index, but this job has no network:"

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from muster.spec.errors import ConfigError, SourceError
-from muster.spec.steps import Log
-from muster.spec.values import NamedTuple
 from muster.stage.space import DISK_FULL, shortage
+from muster.types.errors import ConfigError, SourceError
+from muster.types.steps import Log
+from muster.types.values import NamedTuple
 
 _CHUNK = 64 << 10  # small: between two chunks is where the deadline is looked at
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 
-from muster.spec.errors import ConfigError, SourceError
-from muster.spec.job import Job, Program
-from muster.spec.steps import Log
-from muster.spec.values import NamedTuple
 from muster.stage.patience import Patience
 from muster.stage.program import decide
 from muster.stage.space import DISK_FULL, shortage, tree_bytes
 from muster.stage.workspace import Workspace, entries
+from muster.types.errors import ConfigError, SourceError
+from muster.types.job import Job, Program
+from muster.types.steps import Log
+from muster.types.values import NamedTuple
 
 _ARCHIVE = "sourcedir.tar.gz"
 _SUFFIXES = (".tar.gz", ".tgz")

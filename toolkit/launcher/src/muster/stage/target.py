@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from muster.spec.errors import InstallError
-from muster.spec.job import Settings
-from muster.spec.steps import Log
 from muster.stage import pins
 from muster.stage.fingerprint import fingerprint
 from muster.stage.install import SITE
 from muster.stage.pip import Pip
 from muster.stage.requirements import lines_of, options_of
+from muster.types.errors import InstallError
+from muster.types.job import Settings
+from muster.types.steps import Log
 
 _MARK = ".muster-installed"
 _PLAIN = re.compile(r"[\w.-]+(\s*\[[^\]]*\])?\s*([<>=!~;(].*)?")  # a name and its versions

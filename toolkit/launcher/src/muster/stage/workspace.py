@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from muster.spec.errors import SourceError
+from muster.types.errors import SourceError
 
 PREFIX = ".muster-code-"
 

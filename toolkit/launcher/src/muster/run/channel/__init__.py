@@ -1,0 +1,1 @@
+"""The control channel between hosts: messages, authentication, reconnects, both ends."""

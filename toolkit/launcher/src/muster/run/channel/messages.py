@@ -1,0 +1,315 @@
+"""What hosts tell the leader and what the leader tells them: one small value per message.
+
+The leader's own host uses the same messages, without a network in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, Union
+
+from muster.types.machine import HostFacts
+from muster.types.outcome import (
+    Failed,
+    Outcome,
+    RankFailure,
+    outcome_from_json,
+    outcome_to_json,
+)
+from muster.types.values import NamedTuple
+
+FACTS_BYTES = 48 << 10  # of one frame
+MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
+JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
+
+
+class WireError(Exception):
+    """The peer sent what no peer of this job sends: the connection is dropped."""
+
+
+class RankEnd(NamedTuple):
+    """How one rank of a host ended. `stopped`: after a signal of ours; `forced`: it had to be
+    killed at the end of its grace."""
+
+    rank: int
+    status: int
+    duration_s: float
+    stopped: bool
+    forced: bool
+
+
+class HostError(NamedTuple):
+    """A failure that is not a rank's: `kind` names a class of types.errors. `victim`: of a server
+    that says that it lost a rank, whose own failure counts more."""
+
+    kind: str
+    exit_code: int
+    message: str
+    fix: str
+    detail: str
+    victim: bool = False
+
+
+class StagedHost(NamedTuple):
+    """To the leader: the host's code lies ready."""
+
+    facts: HostFacts
+
+
+class Ready(NamedTuple):
+    """To the leader: the host has planned and could spawn. `ends_with_rank0`: as in its plan."""
+
+    digest: str
+    ends_with_rank0: bool = False
+
+
+class Registered(NamedTuple):
+    """To the leader: all ranks of the host run."""
+
+    ranks: int
+
+
+class Report(NamedTuple):
+    """To the leader: ranks that failed, or the error of a host before it had ranks."""
+
+    failures: tuple[RankFailure, ...]
+    host_error: HostError | None = None
+
+
+class Stopping(NamedTuple):
+    """To the leader: the host was told to stop from outside."""
+
+    by: str
+
+
+class HostEnded(NamedTuple):
+    """To the leader: no rank of the host runs any more."""
+
+    ranks: tuple[RankEnd, ...]
+    failures: tuple[RankFailure, ...]
+    phases: Mapping[str, float]
+
+
+class FactsPart(NamedTuple):
+    """To a host: facts of all hosts, in parts that fit frames."""
+
+    part: int
+    parts: int
+    hosts: tuple[HostFacts, ...]
+
+
+class Go(NamedTuple):
+    """To a host: everybody is ready, start the ranks."""
+
+
+class StartDaemon(NamedTuple):
+    """To a host: the leader's launcher asks for its launch daemon, with this command line."""
+
+    asked: tuple[str, ...]
+
+
+class WindDown(NamedTuple):
+    """To a host: rank 0 has ended well, and with it the work; end ranks that do nothing more."""
+
+
+class Stop(NamedTuple):
+    """To a host: end the ranks. `external`: asked for from outside, so with the long grace.
+
+    It is also the acknowledgement that a reporting host waits for before it acts.
+    """
+
+    external: bool
+    by: str
+
+
+class Verdict(NamedTuple):
+    """To a host: how the job ended. Nothing changes it any more."""
+
+    outcome: Outcome
+
+
+class Leave(NamedTuple):
+    """To a host: the leader has written its files, go."""
+
+
+ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
+ToHost = Union[FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave]  # noqa: UP007
+Message = Union[ToLeader, ToHost]  # noqa: UP007
+
+_PLAIN: Mapping[str, type[Any]] = {
+    kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, WindDown, Stop, Leave)
+}
+
+
+def to_wire(message: Message) -> list[object]:
+    """The message as a JSON list: its class name, then its fields."""
+    if isinstance(message, Verdict):
+        return ["Verdict", outcome_to_json(message.outcome)]
+    if isinstance(message, FactsPart):
+        return ["FactsPart", message.part, message.parts, _grouped(message.hosts)]
+    return [type(message).__name__, *message]
+
+
+def from_wire(fields: list[Any]) -> Message:
+    """The inverse of `to_wire`. Raises WireError for anything that is not a message."""
+    name, *values = fields or [""]
+    try:
+        if isinstance(name, str) and name in _PLAIN:
+            plain: Message = _typed(_PLAIN[name], values)
+            return plain
+        if name == "Verdict":
+            (outcome,) = values
+            return Verdict(_outcome(outcome))
+        if name == "StartDaemon":
+            (asked,) = values
+            return StartDaemon(tuple(_text(word) for word in _list_of(asked)))
+        if name == "StagedHost":
+            (facts,) = values
+            return StagedHost(_facts(facts))
+        if name == "FactsPart":
+            return _facts_part(*values)
+        if name == "Report":
+            failures, host_error = values
+            told = None if host_error is None else _typed(HostError, host_error)
+            return Report(_failures(failures), told)
+        if name == "HostEnded":
+            return _host_ended(*values)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"a {name} with wrong fields") from error
+    raise WireError("an unknown message")
+
+
+def facts_parts(facts: tuple[HostFacts, ...]) -> list[FactsPart]:
+    """The facts of all hosts in frames of bounded size."""
+    chunks = _fitting(facts)
+    return [FactsPart(i, len(chunks), chunk) for i, chunk in enumerate(chunks)]
+
+
+def _fitting(facts: tuple[HostFacts, ...]) -> list[tuple[HostFacts, ...]]:
+    """The facts in pieces that take at most `FACTS_BYTES` each, but for one of a single host."""
+    import json
+
+    if len(facts) <= 1 or len(json.dumps(_grouped(facts))) <= FACTS_BYTES:
+        return [facts]
+    half = len(facts) // 2
+    return _fitting(facts[:half]) + _fitting(facts[half:])
+
+
+def _grouped(facts: tuple[HostFacts, ...]) -> list[list[object]]:
+    """What hosts have in common, once, and the place and address of each. Every host gets the
+    facts of all: their bytes grow with the square of the hosts."""
+    groups: dict[tuple[object, ...], list[object]] = {}
+    for host in facts:
+        groups.setdefault(tuple(host[2:]), []).append(list(host[:2]))
+    return [[list(common), members] for common, members in groups.items()]
+
+
+def _ungrouped(groups: Any) -> tuple[HostFacts, ...]:
+    """The inverse of `_grouped`, in the order of the hosts."""
+    facts = [
+        _facts([*_list_of(member), *_list_of(common)])
+        for common, members in _list_of(groups)
+        for member in _list_of(members)
+    ]
+    return tuple(sorted(facts, key=lambda host: host.host_index))
+
+
+def without_secrets(message: ToLeader, mask: Callable[[str], str]) -> ToLeader:
+    """The message with its texts masked by the host that it is from: a secret may be known there
+    and nowhere else, and frames are not encrypted."""
+    if not isinstance(message, Report | HostEnded):
+        return message
+    failures = tuple(
+        one._replace(
+            summary=mask(one.summary),
+            tail=mask(one.tail),
+            note=mask(one.note),
+            fix=mask(one.fix),
+        )
+        for one in message.failures
+    )
+    if isinstance(message, HostEnded):
+        return message._replace(failures=failures)
+    told = message.host_error
+    if told is not None:
+        told = told._replace(
+            message=mask(told.message), fix=mask(told.fix), detail=mask(told.detail)
+        )
+    return Report(failures, told)
+
+
+def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
+    """The beginning of the text, or its end, as far as it takes that many bytes of JSON."""
+    import json
+
+    while (excess := len(json.dumps(text)) - 2 - limit_bytes) > 0:
+        cut = -(-excess // JSON_BYTES_PER_CHARACTER)
+        text = text[cut:] if keep_end else text[:-cut]
+    return text
+
+
+_HUGE = 1 << 63
+_CHECKED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_Values = TypeVar("_Values", bound=tuple)  # type: ignore[type-arg]  # any of the classes above
+
+
+def _typed(kind: type[_Values], values: Any) -> _Values:
+    """The value of JSON fields. Raises TypeError for a plain field that has not its type."""
+    made = kind(*_list_of(values))
+    for value, annotation in zip(made, kind.__annotations__.values(), strict=True):
+        types = _CHECKED.get(getattr(annotation, "__forward_arg__", annotation))
+        if types is not None and (type(value) not in types or not _is_sane(value)):
+            raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
+    return made
+
+
+def _is_sane(value: Any) -> bool:
+    """Not a number that sums, clocks and JSON cannot take: infinite, or of hundreds of digits."""
+    return not isinstance(value, int | float) or -_HUGE < value < _HUGE
+
+
+def _list_of(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError("not a list")
+    return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _facts(values: Any) -> HostFacts:
+    """Raises ValueError for a machine that there is not: every host plans for its devices."""
+    made = _typed(HostFacts, values)
+    if not all(0 <= count <= MOST_DEVICES for count in (made.cpus, made.gpus, made.neurons)):
+        raise ValueError("a host of impossible size")
+    return made
+
+
+def _facts_part(part: Any, parts: Any, hosts: Any) -> FactsPart:
+    made = _typed(FactsPart, [part, parts, _ungrouped(hosts)])
+    if not 0 <= made.part < made.parts:
+        raise ValueError("a part that does not exist")
+    return made
+
+
+def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
+    ends = tuple(_typed(RankEnd, rank) for rank in _list_of(ranks))
+    if not isinstance(phases, dict) or not all(
+        type(s) in (int, float) and _is_sane(s) for s in phases.values()
+    ):
+        raise TypeError("durations that are no numbers")
+    return HostEnded(ends, _failures(failures), phases)
+
+
+def _failures(values: Any) -> tuple[RankFailure, ...]:
+    return tuple(_typed(RankFailure, value) for value in _list_of(values))
+
+
+def _outcome(values: Any) -> Outcome:
+    made = outcome_from_json(_list_of(values))
+    if isinstance(made, Failed) and made.first is not None:
+        made = made._replace(first=_typed(RankFailure, list(made.first)))
+    return _typed(type(made), list(made))

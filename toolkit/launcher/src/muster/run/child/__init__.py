@@ -1,0 +1,1 @@
+"""Processes of this host: shims, ranks, launchers, servers, installers, orphans."""

@@ -1,0 +1,180 @@
+"""What starts the rank shims of this host: its launcher or launch daemon, and what its end means.
+
+A launcher never decides an outcome: one that ends because of a rank is silent, and the rank tells.
+Source: protocol.md 4, 6 and 10, reliability.md F17.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from muster.plan.launchplan import Command, LaunchPlan
+from muster.run.base.loop import Loop
+from muster.run.channel.messages import HostError
+from muster.run.child.auxiliary import AuxiliaryProcess, launch_error
+from muster.run.child.rank import Rank
+from muster.run.child.rank_shim import SHARED
+from muster.run.child.shims import ShimPool
+from muster.types.errors import LaunchError
+from muster.types.outcome import said_code
+
+ROLE = "launcher"
+SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
+
+
+class Launched(Protocol):
+    """What is asked about the ranks of this host."""
+
+    @property
+    def all_ran(self) -> bool: ...
+    @property
+    def all_ended(self) -> bool: ...
+    @property
+    def lost_something(self) -> bool: ...
+    def launcher_gone(self) -> None: ...
+
+
+class Launching:
+    """`over`: whether the job ends anyway. `told`: takes what went wrong."""
+
+    def __init__(
+        self,
+        host: str,
+        loop: Loop,
+        pool: ShimPool,
+        ranks: Launched,
+        over: Callable[[], bool],
+        told: Callable[[HostError], None],
+        mask: Callable[[str], str],
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._pool = pool
+        self._ranks = ranks
+        self._over = over
+        self._told = told
+        self._mask = mask
+        self._plan: LaunchPlan | None = None
+        self.auxiliary: AuxiliaryProcess | None = None
+        self.shared: Mapping[str, str] = {}  # variables of ranks that share a folder in memory
+
+    def start(self, plan: LaunchPlan) -> None:
+        """Starts the launcher, if the plan has one here. Raises LaunchError when a fork fails."""
+        self._plan = plan
+        if plan.launcher is not None:
+            self._start("launcher", plan.launcher)
+
+    def start_daemon(self, command: Command) -> None:
+        """The leader's launcher asked for this host's part. Raises LaunchError, also when that
+        was asked for before."""
+        if self.auxiliary is not None:
+            raise LaunchError(
+                f"a second launch daemon was asked for on {self._host}",
+                "a launch daemon is started once in a job; look at what else runs there",
+            )
+        if not self._over():
+            self._start("launch daemon", command)
+
+    def _start(self, kind: str, command: Command) -> None:
+        """Starts it with folders of the job's own, and makes those that its ranks will share."""
+        assert self._plan is not None
+        folders, names = self._pool.scratch, self._plan.scratch
+        own = {name: folders.files() for name in names.launcher}
+        self.shared = {name: folders.memory() for name in names.ranks}
+        if self.shared:  # should this process be killed, the launcher's shim removes it
+            own[os.fsdecode(SHARED)] = folders.memory()
+        command = command._replace(env={**command.env, **own})
+        self.auxiliary = AuxiliaryProcess(ROLE, kind, command, self._host, self._ended)
+        self._pool.spawn(ROLE, command.env)
+
+    @property
+    def runs(self) -> bool:
+        return self.auxiliary is not None and self.auxiliary.runs
+
+    @property
+    def works_on(self) -> bool:
+        """Whether its work goes on after its ranks, and its own end counts."""
+        return self._plan is not None and self._plan.launcher_outlives_ranks
+
+    @property
+    def is_untold(self) -> bool:
+        return self.auxiliary is not None and not self.auxiliary.told
+
+    def kill(self) -> None:
+        if self.auxiliary is not None:
+            self.auxiliary.kill()
+
+    def release(self) -> None:
+        """Ends it and all that is left below it."""
+        if self.auxiliary is not None:
+            self.auxiliary.release()
+
+    def hold_back(self) -> None:
+        """The job failed: one that works on after its ranks would take their end for success, and
+        another would only take its time."""
+        plan = self._plan
+        if plan is not None and (plan.launcher_outlives_ranks or plan.kill_launcher_on_failure):
+            self.release()
+
+    def refuses(self, rank: Rank, environ: Mapping[str, str]) -> bool:
+        """Whether another world was started than was planned (never a silent other size)."""
+        assert self._plan is not None
+        if not self._plan.launched:
+            return False
+        names = self._plan.rank_names
+        started = environ.get(names.rank), environ.get(names.world_size)
+        planned = str(rank.slot.rank), str(self._plan.world_size)
+        if started == planned:
+            return False
+        self._told(
+            launch_error(
+                f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
+                f"of {planned[1]} was planned",
+                "look for variables that change the launcher, such as PET_* or OMPI_MCA_*",
+            )
+        )
+        return True
+
+    def _ended(self, launcher: AuxiliaryProcess) -> None:
+        """One that ends before its ranks have is a failure of its own, but for one that gives up
+        because of a rank, whose own failure is about to be told. A launch daemon may end badly
+        when its ranks have: those of other hosts lose it."""
+        if self._over():
+            return
+        if self._ranks.all_ended and not (launcher.status and self._counts):
+            self._ranks.launcher_gone()
+        elif launcher.status < 0 or not self._ranks.all_ran:
+            self._tell(launcher)
+        else:  # one that ended well saw no cause, and of daemons elsewhere one may be the cause
+            assert self._plan is not None
+            knows = launcher.status and not self._plan.daemon_hosts
+            settle_s = SETTLE_S if knows else 2 * SETTLE_S
+            self._loop.after(settle_s, lambda: self._tell(launcher))
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a bad end counts although no rank runs here any more: ranks of other hosts
+        need mpirun and every launch daemon."""
+        plan = self._plan
+        return plan is not None and (
+            plan.launcher_outlives_ranks or plan.daemon is not None or bool(plan.daemon_hosts)
+        )
+
+    def _tell(self, launcher: AuxiliaryProcess) -> None:
+        if self._over():
+            return
+        host_error = launcher.never_ran()
+        if host_error is None:
+            how, words = launcher.how_it_ended(), launcher.words(self._mask)
+            if self._ranks.all_ran:
+                after = self._ranks.all_ended and not self._ranks.lost_something
+                when = "after its ranks" if after else "while its ranks ran"
+                what = f"{how} {when} (on {self._host})"
+                code = said_code(launcher.status)
+                host_error = HostError("UserScriptError", code, what, "see its lines below", words)
+            else:
+                what = f"{how} before all ranks ran (on {self._host})"
+                host_error = launch_error(what, "see its lines below", words)
+        self._told(host_error)

@@ -1,0 +1,87 @@
+"""What is left of ours once the shims are gone, and what is none of ours (protocol.md 5)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from muster.plan.launchplan import Command, LaunchPlan
+from muster.run.child.reaper import session_of
+from muster.run.child.shim_handle import state_of
+
+MARK = "MUSTER_RUN_ID"
+LOOKS = 10
+
+
+class Orphans:
+    """Made at the start: what is below this process by then, but for `shims`, is foreign.
+
+    Whatever comes to be below it later came from a shim's tree, unless this process adopts the
+    orphans of others as well: as PID 1, or when it had foreign children. Then a process is ours
+    when its environment has the run's mark, or when it is in the session of a script whose shim
+    was killed.
+    """
+
+    def __init__(self, shims: Collection[int]) -> None:
+        self._mark = os.urandom(8).hex()
+        self._foreign = frozenset(_children()) - frozenset(shims)
+        self._adopts = os.getpid() == 1 or bool(self._foreign)
+
+    def mark(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with the run's mark in every environment."""
+        daemon = plan.daemon
+        if daemon is not None:
+            daemon = daemon._replace(command=self._marked(daemon.command))
+        return plan._replace(
+            script=self._marked(plan.script),
+            launcher=None if plan.launcher is None else self._marked(plan.launcher),
+            services=tuple(
+                one._replace(command=self._marked(one.command)) for one in plan.services
+            ),
+            daemon=daemon,
+        )
+
+    def _marked(self, command: Command) -> Command:
+        return command._replace(env={**command.env, MARK: self._mark})
+
+    def find(self, sessions: Collection[int]) -> list[int]:
+        """Live processes of ours below this one; cheap when there is no process at all.
+
+        `sessions`: those of scripts that lost their shim.
+        """
+        for _ in range(LOOKS):
+            found = self._below()
+            live = [p for p in found if self._is_ours(p, sessions) and state_of(p) not in ("", "Z")]
+            if live or self._foreign.union(found).issuperset(_children()):
+                return live
+        return live  # a parent that forks and ends moves its child up while we look
+
+    def _below(self) -> list[int]:
+        from muster.run.child.rank_shim import descendants
+
+        roots = [pid for pid in _children() if pid not in self._foreign]
+        return [*roots, *descendants(*roots)] if roots else []
+
+    def _is_ours(self, pid: int, sessions: Collection[int]) -> bool:
+        return not self._adopts or session_of(pid) in sessions or self._carries_mark(pid)
+
+    def _carries_mark(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return f"{MARK}={self._mark}".encode() in file.read().split(b"\0")
+        except OSError:
+            return False
+
+
+def _children() -> list[int]:
+    """The direct children of this process, whichever thread started them."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:  # a kernel without that file, or a thread that just ended: look at all
+        from muster.run.child.rank_shim import parents
+
+        return [pid for pid, parent in parents().items() if parent == os.getpid()]
+    return found

@@ -1,0 +1,174 @@
+"""One rank of this host: what is known of it, how it ended, and its failure as evidence."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.run.base.causes import Cause, Surroundings, find_cause, follows_a_kill
+from muster.run.base.evidence import (
+    Evidence,
+    Watcher,
+    last_lines,
+    last_traceback,
+    looks_like_lost_peer,
+)
+from muster.run.base.memory import KillWatch
+from muster.run.base.record import Recorder
+from muster.run.channel.messages import RankEnd, shortened
+from muster.run.child.shim_handle import ShimHandle
+from muster.types.outcome import RankFailure
+
+FAILURE_TEXT_BYTES = 4096
+SUMMARY_BYTES = 600
+MORE_MEMORY = "use a smaller batch, fewer workers or ranks, or an instance with more memory"
+NOWHERE = Surroundings()
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # as itself, or as a shell says it of its program
+_OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own: it was leaving
+
+
+class Rank:
+    """Times are seconds of this host's monotonic clock; `ended_s` 0 until it has ended."""
+
+    def __init__(self, slot: RankSlot) -> None:
+        self.slot = slot
+        self.handle: ShimHandle | None = None
+        self.watcher = Watcher()
+        self.open_streams = 0
+        self.began_s = 0.0
+        self.ended_s = 0.0
+        self.signalled_s: float | None = None
+        self.killed = False
+        self.wound_down = False  # signalled because its work is over
+        self.gone = False  # ended, and its output is read
+        self.told = False
+
+    @property
+    def ended_by_us(self) -> bool:
+        """Whether it ended after our signal."""
+        return self.signalled_s is not None and self.ended_s >= self.signalled_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed on its own, or was about to when we signalled it."""
+        handle = self.handle
+        if handle is None or not handle.status or handle.lacked or handle.lost:
+            return False
+        if not self.ended_by_us:
+            return True
+        if self.wound_down:
+            return False
+        evidence = self.watcher.evidence()
+        if evidence is None or not evidence.is_open:
+            return False
+        return evidence.at_s < (self.signalled_s or 0.0)
+
+    def log(self, recorder: Recorder) -> str:
+        """Where there is more of what it wrote: its error stream, else its output, else ""."""
+        wrote = "err" if self.watcher.tail else "out" if self.watcher.spoke else ""
+        return recorder.whole_log(f"rank-{self.slot.rank}.{wrote}") if wrote else ""
+
+    def only_followed(self, peer_loss_exit_codes: Mapping[int, str]) -> bool:
+        """Whether it ended by a status that says no more than that something else went away."""
+        status = (self.handle.status or 0) if self.handle is not None else 0
+        return status in peer_loss_exit_codes and self.watcher.evidence() is None
+
+    def end(self, now: float) -> RankEnd:
+        """How it ended, for the summary; of one that was killed and has not told yet, that."""
+        if not self.ended_s:
+            took = round(now - self.began_s, 3)
+            return RankEnd(self.slot.rank, -signal.SIGKILL, took, stopped=True, forced=True)
+        status = self.handle.status if self.handle is not None else None
+        took = round(self.ended_s - self.began_s, 3)
+        return RankEnd(self.slot.rank, status or 0, took, self.ended_by_us, self.killed)
+
+    def failure(
+        self,
+        host: str,
+        program: str,
+        clock_offset_s: float,
+        log: str,
+        kills: KillWatch,
+        mask: Callable[[str], str],
+        peer_loss_exit_codes: Mapping[int, str] = MappingProxyType({}),
+        around: Surroundings = NOWHERE,
+    ) -> RankFailure:
+        """Its failure as the leader weighs it: when it began by the leader's clock, and why.
+
+        Secrets are masked before anything is cut: of one that is cut, a part would stay.
+        """
+        assert self.handle is not None
+        status = self.handle.status or 0
+        evidence = self._cause_shown(status)
+        at_s = self.ended_s if evidence is None else min(evidence.at_s, self.ended_s)
+        lost = peer_loss_exit_codes[status] if self.only_followed(peer_loss_exit_codes) else ""
+        raised = mask(evidence.summary) if evidence is not None else lost
+        shown = last_traceback if evidence is not None else last_lines
+        words = mask(shown(self.watcher.tail))
+        cause = find_cause(status, raised, words, around)
+        if self.handle.failure:
+            cause = Cause(f"{program} could not be started: {self.handle.failure}")
+        note, fix = self._memory(status, cause, kills)
+        return RankFailure(
+            host=host,
+            rank=self.slot.rank,
+            status=status,
+            at_s=at_s + clock_offset_s,
+            summary=shortened(mask(cause.what), SUMMARY_BYTES),
+            tail=shortened(words, FAILURE_TEXT_BYTES, keep_end=True),
+            peer_lost=bool(lost) or looks_like_lost_peer(raised or words, words, around.addresses),
+            signalled=self.ended_by_us and status in _OUR_SIGNALS,
+            log=log,
+            note=note,
+            fix=shortened(mask(fix), SUMMARY_BYTES),
+        )
+
+    def _memory(self, status: int, cause: Cause, kills: KillWatch) -> tuple[str, str]:
+        """A note for one that the kernel killed for memory, and the fix for any."""
+        killed = status in _KILLED
+        pid = self.handle.pid if self.handle is not None else 0
+        note = kills.killed(pid, self.ended_s) if killed else ""
+        if note:
+            return note, MORE_MEMORY
+        another = ""
+        if killed or follows_a_kill(cause.what):
+            another = kills.another(self.ended_s, recent=not killed)
+        return "", f"{another}: {MORE_MEMORY}" if another else cause.fix
+
+    def _cause_shown(self, status: int) -> Evidence | None:
+        """Its last error block. Who is killed after it had gone on did not die of that."""
+        evidence = self.watcher.evidence()
+        killed = status == -signal.SIGKILL and evidence is not None and not evidence.is_open
+        return None if killed else evidence
+
+
+def pid_namespace() -> int | None:
+    """The namespace that pids of this host are of, as `ps -o pidns` and `lsns` show it."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def running(ranks: Iterable[Rank], others: Iterable[ShimHandle]) -> list[int]:
+    """The pids of those that run."""
+    handle = [*(rank.handle for rank in ranks), *others]
+    return [one.pid for one in handle if one is not None and one.pid and not one.ended]
+
+
+def rank_environment(
+    plan: LaunchPlan, slot: RankSlot, started_with: Mapping[str, str]
+) -> dict[str, str]:
+    """A rank's environment: its own host's, over it only what the launcher made, then its own."""
+    environ = dict(plan.script.env)
+    names = frozenset(name for name in plan.rank_env if not name.endswith("*"))
+    prefixes = tuple(name[:-1] for name in plan.rank_env if name.endswith("*"))
+    for name, value in started_with.items():
+        if name in names or (prefixes and name.startswith(prefixes)):
+            environ[name] = value
+    environ.update(plan.per_rank.get(slot.rank, {}))
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    return environ

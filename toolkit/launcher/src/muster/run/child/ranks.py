@@ -1,0 +1,401 @@
+"""The ranks of this host while they run: started below shims, watched, signalled, accounted for.
+
+It tells what happened through `RanksEvents` and decides nothing. Source: protocol.md 4 to 6.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
+
+from muster.plan.launchplan import LaunchPlan
+from muster.run.base.causes import Surroundings
+from muster.run.base.logs import Pump, Stream
+from muster.run.base.loop import Loop
+from muster.run.base.memory import KillWatch, Memory
+from muster.run.base.record import Recorder
+from muster.run.base.shortage import not_started
+from muster.run.channel.messages import HostError, RankEnd
+from muster.run.child.auxiliary import LAST_WORDS_S, AuxiliaryProcess, launch_error, lost_status
+from muster.run.child.launching import ROLE, SETTLE_S, Launching
+from muster.run.child.rank import Rank, pid_namespace, rank_environment, running
+from muster.run.child.servers import Servers
+from muster.run.child.shim_handle import ShimHandle
+from muster.run.child.shims import NEVER_STARTED, ShimPool, turn_away
+from muster.types.outcome import RankFailure
+from muster.types.shown import Shown
+
+if TYPE_CHECKING:
+    from muster.run.child.group_watch import GroupWatch
+
+FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
+FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is told by then
+WATCH_S = 2.0  # what has ended by then is not looked at: nobody trains in so short a time
+SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
+
+
+class RanksEvents(Protocol):
+    """What the ranks of a host tell; all on the loop's thread."""
+
+    def ranks_started(self, count: int) -> None: ...
+    def rank_failed(self, failure: RankFailure) -> None: ...
+    def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None: ...
+    def launch_failed(self, host_error: HostError) -> None: ...
+    def ranks_note(self, text: str, level: str = "INFO") -> None: ...
+
+
+class HostRanks:
+    """`clock_offset()`: seconds from this host's clock to the leader's. `memory`: what the kernel
+    counts; `around`: the ranks, less what the plan says. `mask`: hides secrets in failures."""
+
+    def __init__(
+        self,
+        host: str,
+        loop: Loop,
+        pool: ShimPool,
+        pump: Pump,
+        recorder: Recorder,
+        events: RanksEvents,
+        drain_s: float,
+        shown: Shown,
+        clock_offset: Callable[[], float],
+        memory: Memory,
+        around: Surroundings,
+        mask: Callable[[str], str],
+        idle_s: float,
+        grace_s: float,
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._pool = pool
+        self._pump = pump
+        self._recorder = recorder
+        self._events = events
+        self._drain_s = drain_s
+        self._shown = shown
+        self._clock_offset = clock_offset
+        self._around = around
+        self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.handle))
+        self._mask = mask
+        self._idle_s, self._grace_s = idle_s, grace_s
+        self._plan: LaunchPlan | None = None
+        self._addresses: Collection[str] = ()
+        self._ranks: list[Rank] = []
+        self._winding = False
+        self._stopping = False
+        self._over = False  # no rank runs any more
+        self._held: set[int] = set()  # ranks whose failure is told once its cause had the time
+        self._released = False
+        self._started = False
+        self._leads = False
+        self._watch: GroupWatch | None = None
+        told, closing = events.launch_failed, lambda: self._released or self._stopping
+        self._servers = Servers(host, loop, pool, closing, told, self._kills, mask)
+        self.launching = Launching(host, loop, pool, self, closing, told, mask)
+
+    def start(self, plan: LaunchPlan, host: int, addresses: Collection[str]) -> None:
+        """Starts what the plan has for this host; `addresses`: of all hosts of the job. Raises
+        LaunchError when a fork fails."""
+        self._plan = plan
+        self._addresses = addresses
+        self._around = self._around.of_plan(plan, addresses)
+        self._kills.begin(self._loop, lambda: self._over)
+        self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
+        self._leads = host == plan.leader
+        self._servers.start(plan.services)
+        self.launching.start(plan)
+        if not plan.launched:
+            for rank in self._ranks:
+                self._pool.spawn(f"rank:{rank.slot.local_rank}", plan.script.env)
+
+    def wind_down(self) -> None:
+        """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
+        if self._plan is None or self._winding:
+            return
+        from muster.run.child.wind_down import WindDown  # few jobs need it
+
+        self._winding = True
+        WindDown(
+            self._loop,
+            [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size],
+            not self._plan.script_is_python,
+            self._idle_s,
+            self._grace_s,
+            self._addresses,
+            lambda: self._stopping or self._over,
+            self._events.ranks_note,
+        ).begin()
+
+    def signal(self) -> None:
+        """SIGTERM to every script that still runs; what has not started will not start."""
+        self._stopping = True
+        now = time.monotonic()
+        group = self._plan is not None and not self._plan.script_is_python
+        for rank in self._ranks:
+            if rank.handle is None:
+                rank.gone = True
+            elif not rank.handle.ended and (group or not rank.handle.has_died):
+                rank.signalled_s = now
+                rank.handle.signal(signal.SIGTERM, group)
+        if not any(rank.handle for rank in self._ranks):
+            self.launching.kill()
+        self._check_gone()
+
+    def kill(self) -> None:
+        """SIGKILL to everything below the shims of this host."""
+        self._stopping = True
+        now = time.monotonic()
+        for rank in self._ranks:
+            if rank.handle is None:
+                rank.gone = True
+                continue
+            if not rank.handle.ended:
+                rank.killed = True
+                rank.signalled_s = rank.signalled_s or now
+            rank.handle.kill()
+        self._servers.kill()
+        self._loop.after(1.0, self._pump.abandon)
+        self._check_gone()
+
+    def give_up(self) -> None:
+        """Killed ranks took too long to go: their ends are told as far as they are known."""
+        self._tell_gone()
+
+    def release(self) -> None:
+        """The verdict is there: shims end, and with them the launcher."""
+        self._over = self._released = True
+        for rank in self._ranks:
+            if rank.handle is not None:
+                rank.handle.release()
+        self._servers.release()
+
+    def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+        """A shim of this host is there and waits for its order."""
+        if self._plan is None or self._stopping or self._released:
+            turn_away(handle, out_fd, err_fd)
+            return
+        auxiliary = self._auxiliary_of(handle)
+        if auxiliary is not None:
+            shims = self._pool.variable if handle.role == ROLE else ""
+            auxiliary.begin(
+                handle, out_fd, err_fd, self._loop, self._pump, self._recorder, self._shown, shims
+            )
+            return
+        rank = None if self._over else self._rank_of(handle)
+        if rank is None:
+            turn_away(handle, out_fd, err_fd)
+            return
+        rank.handle = handle
+        rank.began_s = time.monotonic()
+        for fd, name, target in ((out_fd, "out", 1), (err_fd, "err", 2)):
+            rank.open_streams += 1
+            self._pump.add(self._stream(rank, fd, name, target))
+        script = self._plan.script
+        environ = rank_environment(self._plan, rank.slot, handle.environ)
+        handle.start(script.argv, {**environ, **self.launching.shared}, script.cwd)
+
+    def exited_before_register(self, role: str) -> None:
+        """A shim of this host ended before it registered: nothing will ever stand for its rank,
+        or for a server that ranks of other hosts may need."""
+        if not self._stopping and not self._released:
+            what, fix = NEVER_STARTED
+            self._events.launch_failed(launch_error(f"{what} ({role} on {self._host})", fix))
+
+    def changed(self, handle: ShimHandle) -> None:
+        """A script of this host started or ended, or its shim is gone."""
+        auxiliary = self._auxiliary_of(handle)
+        if auxiliary is not None:
+            auxiliary.changed(self._loop)
+            self._tell_started()
+            return
+        rank = next((rank for rank in self._ranks if rank.handle is handle), None)
+        if rank is None:
+            return
+        if handle.pid and not handle.ended and handle.connected:
+            facts = {"pid": handle.pid, "pid_namespace": pid_namespace()}
+            size = 0 if self._plan is None else self._plan.world_size
+            self._recorder.event("rank_started", rank.slot.rank, world_size=size, **facts)
+            self._tell_started()
+        elif handle.ended and not rank.ended_s:
+            self._rank_ended(rank, handle)
+        elif handle.lost_shim and self._plan is not None and self._plan.peer_loss_exit_codes:
+            self._loop.after(SHIM_S, lambda: self._tell_shim(rank))
+
+    def describe(self, handle: ShimHandle) -> str:
+        """What a shim stands for, to a reader."""
+        auxiliary = self._auxiliary_of(handle)
+        if auxiliary is not None:
+            return auxiliary.what
+        ranks = (rank.slot.rank for rank in self._ranks if rank.handle is handle)
+        return next((f"rank {rank}" for rank in ranks), handle.role)
+
+    def _tell_started(self) -> None:
+        """Once everything of this host runs, servers too."""
+        if self.all_ran and self._servers.all_ran and not self._started:
+            self._started = True
+            self._events.ranks_started(len(self._ranks))
+            if self._leads and self._plan is not None and self._plan.launched:
+                self._loop.after(WATCH_S, self._watch_groups)
+
+    def _watch_groups(self) -> None:
+        assert self._plan is not None
+        if self._over or self._plan.world_size == 1:
+            return
+        from muster.run.child.group_watch import GroupWatch  # short jobs go without
+
+        world = [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size]
+        self._watch = GroupWatch(self._loop, world)
+        self._watch.look()
+
+    def _tell_shim(self, rank: Rank) -> None:
+        """A launcher takes the end of a shim for its rank's and ends the job for it. It may have
+        ended the shim itself because of a rank (MPI_Abort); that one has told by now."""
+        if not (self._over or self._stopping or rank.ended_s):
+            what = f"the process above rank {rank.slot.rank} was killed (on {self._host})"
+            fix = "look for what kills processes there: a memory limit, or a person"
+            self._events.launch_failed(launch_error(what, fix))
+
+    def _auxiliary_of(self, handle: ShimHandle) -> AuxiliaryProcess | None:
+        """The launcher or server that the shim stands for."""
+        if handle.role == ROLE:
+            return self.launching.auxiliary
+        return self._servers.find(handle.role)
+
+    def _rank_of(self, handle: ShimHandle) -> Rank | None:
+        """The rank that the shim stands for, or None when there is no such place left."""
+        assert self._plan is not None
+        _, _, number = handle.role.partition(":")
+        local = number or handle.environ.get(self._plan.rank_names.local_rank, "0")
+        for rank in self._ranks:
+            if str(rank.slot.local_rank) == local and rank.handle is None:
+                return None if self.launching.refuses(rank, handle.environ) else rank
+        return None
+
+    def _stream(self, rank: Rank, fd: int, name: str, target: int) -> Stream:
+        assert self._plan is not None
+        number, chosen = rank.slot.rank, self._shown.ranks
+        prefix = f"[{self._host}:{number}] ".encode() if self._shown.prefix else b""
+        if chosen is not None and not chosen.has(number, self._plan.world_size):
+            target = -1
+        keep = self._recorder.keeper(f"rank-{rank.slot.rank}.{name}")
+
+        def ended() -> None:
+            self._loop.post(lambda: self._stream_ended(rank))
+
+        return Stream(fd, target, prefix, rank.watcher, keep, ended, is_stderr=name == "err")
+
+    def _stream_ended(self, rank: Rank) -> None:
+        rank.open_streams -= 1
+        if rank.ended_s and rank.open_streams == 0:
+            self._tell_failure(rank)
+            self._rank_gone(rank)
+
+    def _rank_ended(self, rank: Rank, handle: ShimHandle) -> None:
+        rank.ended_s = time.monotonic()
+        stopped = rank.ended_by_us
+        self._recorder.event("rank_ended", rank.slot.rank, status=handle.status, stopped=stopped)
+        if handle.lacked:  # not the script's fault, so no failure of the rank's
+            rank.told = True
+            error = not_started(f"rank {rank.slot.rank} on {self._host}", handle.failed_errno)
+            self._events.launch_failed(launch_error(error.message, error.fix))
+        if handle.lost:
+            rank.told = True
+            self._events.launch_failed(lost_status(f"rank {rank.slot.rank} on {self._host}"))
+        if rank.open_streams <= 0:
+            self._tell_failure(rank)
+            self._rank_gone(rank)
+            return
+        self._loop.after(LAST_WORDS_S, lambda: self._tell_failure(rank))
+        self._loop.after(self._drain_s, lambda: self._drained(rank))
+
+    def _drained(self, rank: Rank) -> None:
+        """Something the script left behind keeps its output open: it goes now."""
+        if not rank.gone and rank.handle is not None:
+            rank.handle.kill()
+            self._loop.after(1.0, lambda: self._rank_gone(rank))
+
+    def _tell_failure(self, rank: Rank) -> None:
+        if rank.told or rank.handle is None or rank.signalled_s is not None:
+            return
+        if not rank.handle.status:
+            return
+        rank.told = True
+        if self._plan is not None and rank.only_followed(self._plan.peer_loss_exit_codes):
+            # who hears of it ends the job, and what it followed would not be told any more
+            self._held.add(rank.slot.rank)
+            self._loop.after(FOLLOWED_S, lambda: self._tell_held(rank))
+        else:
+            self._events.rank_failed(self._failure(rank))
+
+    def _tell_held(self, rank: Rank) -> None:
+        """Nobody has told of what the rank followed."""
+        self._held.discard(rank.slot.rank)
+        if not self._over:
+            self._events.rank_failed(self._failure(rank))
+
+    def _rank_gone(self, rank: Rank) -> None:
+        rank.gone = True
+        assert self._plan is not None
+        leads = self._plan.ends_with_rank0 and rank.slot.rank == 0
+        if leads and rank.handle is not None and rank.handle.status == 0:
+            self.wind_down()
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self._over or not all(rank.gone for rank in self._ranks):
+            return
+        if self.launching.works_on and self.launching.is_untold and not self._stopping:
+            for rank in self._ranks:  # it waits for their shims, and we wait for it
+                if rank.handle is not None:
+                    rank.handle.release()
+            return
+        if self._held and not self._stopping:
+            return
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        self._over = True
+        well = all(rank.handle is not None and rank.handle.status == 0 for rank in self._ranks)
+        found = self._watch.warning() if well and self._watch is not None else ""
+        if found:
+            self._events.ranks_note(found, "WARNING")
+        now = time.monotonic()
+        ends = tuple(rank.end(now) for rank in self._ranks if rank.ended_s or rank.killed)
+        self._events.ranks_gone(ends, self._failures())
+
+    def _failures(self) -> tuple[RankFailure, ...]:
+        """Ranks that failed on their own, and those that were about to when we signalled them."""
+        found = [self._failure(rank) for rank in self._ranks if rank.failed]
+        return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_TOLD])
+
+    def _failure(self, rank: Rank) -> RankFailure:
+        assert self._plan is not None
+        return rank.failure(
+            self._host,
+            self._plan.script.argv[0],
+            self._clock_offset(),
+            rank.log(self._recorder),
+            self._kills,
+            self._mask,
+            self._plan.peer_loss_exit_codes,
+            self._around,
+        )
+
+    @property
+    def all_ran(self) -> bool:
+        return all(rank.handle is not None and rank.handle.pid for rank in self._ranks)
+
+    @property
+    def all_ended(self) -> bool:
+        return all(rank.ended_s for rank in self._ranks)
+
+    @property
+    def lost_something(self) -> bool:
+        """Whether a rank has ended for what it lost, and that is to be told before it."""
+        return bool(self._held)
+
+    def launcher_gone(self) -> None:
+        """The launcher has nothing to tell, and nothing is waited for but what else runs."""
+        self._check_gone()

@@ -1,0 +1,103 @@
+"""The servers of this host, which ranks of all hosts need: how their ends are judged."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from muster.plan.launchplan import Service
+from muster.run.base.evidence import looks_like_lost_peer
+from muster.run.base.loop import Loop
+from muster.run.base.memory import KillWatch
+from muster.run.channel.messages import HostError
+from muster.run.child.auxiliary import AuxiliaryProcess
+from muster.run.child.shim_handle import ShimHandle
+from muster.run.child.shims import ShimPool
+from muster.types.outcome import said_code
+
+KIND = "server"
+VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
+
+
+class Servers:
+    """A server may end with 0 when it finds that its work is done; anything else is `told`, also
+    when only ranks of other hosts are left that need it. `over`: whether the job ends anyway."""
+
+    def __init__(
+        self,
+        host: str,
+        loop: Loop,
+        pool: ShimPool,
+        over: Callable[[], bool],
+        told: Callable[[HostError], None],
+        kills: KillWatch,
+        mask: Callable[[str], str],
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._pool = pool
+        self._over = over
+        self._told = told
+        self._kills = kills
+        self._mask = mask
+        self._all: list[AuxiliaryProcess] = []
+        self._endless: set[str] = set()  # servers that never end by themselves
+
+    def start(self, services: Sequence[Service]) -> None:
+        """Raises LaunchError when a fork fails."""
+        self._endless = {one.name for one in services if not one.may_end}
+        for one in services:
+            self._all.append(AuxiliaryProcess(one.name, KIND, one.command, self._host, self._ended))
+            self._pool.spawn(f"{KIND}:{one.name}", one.command.env)
+
+    def find(self, role: str) -> AuxiliaryProcess | None:
+        """The server that a shim of this role stands for."""
+        kind, _, name = role.partition(":")
+        if kind != KIND:
+            return None
+        return next((server for server in self._all if server.name == name), None)
+
+    @property
+    def handle(self) -> list[ShimHandle]:
+        """Of those whose shims are there."""
+        return [server.handle for server in self._all if server.handle is not None]
+
+    @property
+    def all_ran(self) -> bool:
+        """Whether each has been started, and perhaps has ended."""
+        return all(one.handle is not None and bool(one.handle.pid) for one in self._all)
+
+    def kill(self) -> None:
+        for server in self._all:
+            server.kill()
+
+    def release(self) -> None:
+        """Ends them and all that is left below them."""
+        for server in self._all:
+            server.release()
+
+    def _ended(self, server: AuxiliaryProcess) -> None:
+        if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
+            # whom it lost may take its time to end, and is to end by itself
+            self._loop.after(VICTIM_S, lambda: self._tell(server, victim=True))
+        else:
+            self._tell(server, victim=False)
+
+    def _tell(self, server: AuxiliaryProcess, victim: bool) -> None:
+        host_error = server.never_ran()
+        well = host_error is None and server.status == 0 and server.name not in self._endless
+        if self._over() or well:
+            return
+        self._told(host_error or self._host_error(server, victim))
+
+    def _host_error(self, server: AuxiliaryProcess, victim: bool) -> HostError:
+        what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
+        words = server.words(self._mask)
+        fix = "see its lines below" if words else "it wrote nothing that says why"
+        note = ""
+        if server.status == -signal.SIGKILL and server.handle is not None:
+            note = self._kills.killed(server.handle.pid, server.ended_s)
+        if note:
+            what = f"{what}: {note}"
+            fix = "use more servers or hosts, or an instance with more memory"
+        return HostError("UserScriptError", said_code(server.status), what, fix, words, victim)

@@ -1,0 +1,1 @@
+"""The job on this host: state machine, coordinator, supervisor, verdict and teardown."""

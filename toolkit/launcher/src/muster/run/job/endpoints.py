@@ -1,0 +1,392 @@
+"""This host's end of the control channel: the leader's, with the coordinator, or a follower's.
+
+Both offer the same few verbs, so that the supervisor need not know which one it has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from muster.run.base.loop import Loop
+from muster.run.base.record import Recorder
+from muster.run.channel.messages import (
+    HostEnded,
+    Leave,
+    Message,
+    RankEnd,
+    StartDaemon,
+    Stopping,
+    ToHost,
+    ToLeader,
+    Verdict,
+)
+from muster.run.job import events as e
+from muster.run.job.context import JobContext
+from muster.run.job.coordinator import Coordinator
+from muster.types.errors import InternalError
+from muster.types.outcome import Failed
+from muster.types.steps import Log
+
+if TYPE_CHECKING:
+    from muster.run.channel.leader import Leader
+
+
+ASKERS = 64  # that claim to be one host while its name is looked up
+
+
+class Endpoint(Protocol):
+    """How the supervisor reaches the leader, wherever that is."""
+
+    @property
+    def clock_offset_s(self) -> float: ...
+    @property
+    def leader_address(self) -> str: ...
+    def begin(self) -> None: ...
+    def tell(self, message: ToLeader) -> None: ...
+    def job_secret(self, purpose: str) -> str: ...
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def files_written(self) -> None: ...
+    def farewell(self, done: Callable[[], None]) -> None: ...
+    def close(self) -> None: ...
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
+    def phases(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+class LeaderEndpoint:
+    """`happen` takes the events of this host's own life."""
+
+    clock_offset_s = 0.0
+
+    def __init__(
+        self,
+        loop: Loop,
+        context: JobContext,
+        happen: Callable[[e.Event], None],
+        log: Log,
+        recorder: Recorder,
+    ) -> None:
+        cluster = context.cluster
+        self.leader_address = context.address
+        self._loop = loop
+        self._context = context
+        self._happen = happen
+        self._log = log
+        self._recorder = recorder
+        self._me = cluster.current
+        self._names = tuple(host.name for host in cluster.hosts)
+        self._ended: dict[int, HostEnded] = {}
+        self._addresses: dict[int, Sequence[str]] = {}
+        self._asked: dict[int, list[tuple[str, Callable[[bool], None]]]] = {}
+        self._released = False
+        self._stop_by = float("inf")  # when a stop from outside is to be over
+        self._began_s = time.monotonic()
+        helpers = sorted(set(range(len(cluster.hosts))) - set(cluster.distribution))
+        self._coordinator = Coordinator(
+            self._names, self._me, helpers, context.deadlines, time.monotonic()
+        )
+        self._leader = self._listener() if len(self._names) > 1 else None
+
+    def begin(self) -> None:
+        """Listens, and joins itself. Raises ClusterError when the port cannot be bound."""
+        if self._leader is not None:
+            context = self._context
+            self._leader.listen(context.address, context.control_port, context.port_holder)
+        self._coordinator.joined(self._me, time.monotonic())
+        self._happen(e.Joined())
+        self._carry_out()
+
+    def tell(self, message: ToLeader) -> None:
+        self.peer_said(self._me, message)
+
+    def job_secret(self, purpose: str) -> str:
+        """A secret of this job; a job of one host shares it with nobody."""
+        return self._leader.job_secret(purpose) if self._leader else os.urandom(32).hex()
+
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
+        """Passes on what this host's launcher asks of another host."""
+        self._recorder.event("daemon_asked", peer=self._names[host])
+        self._send(host, StartDaemon(asked))
+
+    def tick(self, now: float) -> None:
+        if self._leader is not None:
+            self._coordinator.not_reached(self._leader.unconfirmed(), now)
+        self._coordinator.tick(now)
+        self._carry_out()
+
+    def files_written(self) -> None:
+        self._released = True
+        self._coordinator.files_written()
+        self._carry_out()
+
+    def farewell(self, done: Callable[[], None]) -> None:
+        """Waits until every living host has confirmed how the job ended, as long as a network may
+        be cut or a stop from outside allows; then a little until they have closed.
+
+        Hosts that have not joined are waited for only when this job was refused before it ran:
+        each of them is to end with the same words (protocol.md 1).
+        """
+        if self._leader is None:
+            done()
+            return
+        now, limits = time.monotonic(), self._context.deadlines
+        self._leader.expect_closes()
+        confirm_by = now + limits.lost_after_s + limits.leave_s
+        self._linger(confirm_by, now + limits.leave_s, self._tell_by(now), done)
+
+    def close(self) -> None:
+        if self._leader is not None:
+            self._leader.close()
+
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
+        """Every rank that ended, by rank."""
+        found = [(self._names[i], end) for i, ended in self._ended.items() for end in ended.ranks]
+        return tuple(sorted(found, key=lambda pair: pair[1].rank))
+
+    def phases(self) -> Mapping[str, Mapping[str, float]]:
+        return {self._names[i]: ended.phases for i, ended in sorted(self._ended.items())}
+
+    # what the listening end tells
+
+    def peer_joined(self, host: int) -> None:
+        self._say("join", f"{self._names[host]} joined", position=host)
+        self._recorder.event("joined", peer=self._names[host])
+        self._coordinator.joined(host, time.monotonic())
+        self._carry_out()
+        if self._released and self._leader is not None:
+            self._leader.send(host, Leave())
+
+    def peer_disagrees(self, host: int, what: str) -> None:
+        self._coordinator.disagrees(host, what, time.monotonic())
+        self._carry_out()
+
+    def peer_said(self, host: int, message: ToLeader) -> None:
+        if isinstance(message, HostEnded) and self._coordinator.outcome is None:
+            self._ended[host] = message  # a later one is no part of the outcome
+        if isinstance(message, Stopping):
+            total_s = self._context.deadlines.stop_total_s
+            self._stop_by = min(self._stop_by, time.monotonic() + total_s)
+        self._coordinator.heard(host, message, time.monotonic())
+        self._carry_out()
+
+    def peer_silent(self, host: int, silent_s: float) -> None:
+        text = f"nothing heard from {self._names[host]} for {silent_s:.0f} s"
+        self._say(
+            "channel", text, level="WARNING", lost_after_s=self._context.deadlines.lost_after_s
+        )
+
+    def peer_heard_again(self, host: int) -> None:
+        self._say("channel", f"{self._names[host]} is heard again")
+
+    def peer_suspect(self, host: int) -> None:
+        self._say("channel", f"the connection of {self._names[host]} ended", level="WARNING")
+        self._coordinator.suspect(host, time.monotonic())
+
+    def peer_recovered(self, host: int) -> None:
+        self._say("channel", f"{self._names[host]} is back")
+        self._coordinator.recovered(host, time.monotonic())
+        self._carry_out()
+
+    def peer_freed(self, host: int) -> None:
+        self._say("join", f"{self._names[host]} left before the start", level="WARNING")
+        self._coordinator.left_before_ready(host, time.monotonic())
+        self._carry_out()
+
+    def peer_lost(self, host: int, last_heard: float, why: str) -> None:
+        self._say("channel", f"lost {self._names[host]}: {why}", level="ERROR")
+        self._coordinator.lost(host, last_heard, why, time.monotonic())
+        self._carry_out()
+
+    def _say(self, component: str, text: str, level: str = "INFO", **facts: object) -> None:
+        """A line about another host; none once this host has said its last (protocol.md 8)."""
+        if not self._released:
+            self._log(component, text, level=level, **facts)
+
+    def _listener(self) -> Leader:
+        from muster.run.channel.leader import Leader  # hashing and sockets: only for several hosts
+
+        context = self._context
+        return Leader(
+            self._loop, context.identity, self._names, context.deadlines, self, self._admits,
+            lambda text: self._say("channel", text, level="WARNING"),
+        )  # fmt: skip
+
+    def _admits(self, host: int, address: str, done: Callable[[bool], None]) -> None:
+        """Whether the address is one of the host's name (protocol.md 2)."""
+        if not self._context.checks_names or address in self._addresses.get(host, ()):
+            done(True)
+            return
+        asked = self._asked.setdefault(host, [])
+        if len(asked) >= ASKERS:  # the oldest of so many are dropped anyway
+            done(False)
+            return
+        asked.append((address, done))
+        if len(asked) > 1:
+            return  # one look-up of a name at a time, however many say that they are that host
+        from muster.run.base.resolver import in_background
+
+        def resolved(addresses: Sequence[str]) -> None:
+            self._addresses[host] = addresses
+            for asker, answer in self._asked.pop(host):
+                if asker not in addresses:
+                    self._say_refused(host, asker, addresses)
+                answer(asker in addresses)
+
+        in_background(self._loop, lambda: self._context.resolve(self._names[host]), resolved)
+
+    def _say_refused(self, host: int, address: str, addresses: Sequence[str]) -> None:
+        self._say(
+            "join",
+            f"refused {address}: it says it is {self._names[host]}, whose name resolves "
+            f"to {', '.join(addresses) or 'nothing'}",
+            level="WARNING",
+        )
+
+    def _tell_by(self, now: float) -> float:
+        """Until when hosts that have not joined are waited for, to tell them of the end."""
+        limits = self._context.deadlines
+        if not isinstance(self._coordinator.outcome, Failed) or self._coordinator.running:
+            return now
+        return min(now + limits.refusal_notify_s, self._began_s + limits.join_s)
+
+    def _say_who_is_to_be_told(self) -> None:
+        """Once the outcome is known, and before this host's last lines (protocol.md 8)."""
+        now = time.monotonic()
+        missing, left_s = self._coordinator.missing(), self._tell_by(now) - now
+        if missing and left_s > 0:
+            names = ", ".join(missing)
+            self._log("job", f"waiting up to {left_s:.0f} s to tell {names} of the end")
+
+    def _carry_out(self) -> None:
+        for note in self._coordinator.notes:
+            self._log("job", note)
+            self._recorder.event("missing", text=note)
+        self._coordinator.notes.clear()
+        for order in self._coordinator.take_orders():
+            if isinstance(order.message, Verdict) and order.host is None:
+                self._say_who_is_to_be_told()
+            self._send(order.host, order.message)
+        if self._leader is not None and self._coordinator.running:
+            self._leader.strict = True
+
+    def _send(self, host: int | None, message: ToHost) -> None:
+        if self._leader is not None and host is None:
+            self._leader.send_all(message)
+        elif self._leader is not None and host is not None and host != self._me:
+            self._leader.send(host, message)
+        if host is None or host == self._me:
+            self._happen(e.FromLeader(message))
+
+    def _linger(
+        self, confirm_by: float, close_by: float, tell_by: float, done: Callable[[], None]
+    ) -> None:
+        now, leader = time.monotonic(), self._leader
+        untold = bool(self._coordinator.missing()) and now < tell_by
+        open_ones = leader is not None and now < close_by and leader.open_connections() > 0
+        limit = min(confirm_by, self._stop_by)
+        unconfirmed = leader is not None and now < limit and bool(leader.unconfirmed())
+        if untold or open_ones or unconfirmed:
+            self._loop.after(0.01, lambda: self._linger(confirm_by, close_by, tell_by, done))
+        else:
+            done()
+
+
+class FollowerEndpoint:
+    """`happen` takes the events of this host's own life."""
+
+    def __init__(
+        self, loop: Loop, context: JobContext, happen: Callable[[e.Event], None], log: Log
+    ) -> None:
+        from muster.run.base.resolver import in_background
+        from muster.run.channel.follower import Follower
+
+        self._context = context
+        self._happen = happen
+        self._log = log
+        self._leader = context.cluster.leader.name
+        self._own: HostEnded | None = None
+        self._follower = Follower(
+            loop,
+            context.identity,
+            lambda done: in_background(loop, lambda: context.resolve(self._leader), done),
+            context.control_port,
+            context.source,
+            context.deadlines,
+            self,
+        )
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._follower.clock_offset_s
+
+    @property
+    def leader_address(self) -> str:
+        return self._follower.address
+
+    def begin(self) -> None:
+        limit_s = 5.0 if self._context.host_error is not None else self._context.deadlines.join_s
+        self._limit_s = limit_s
+        self._log("join", f"looking for the leader {self._leader}", port=self._context.control_port)
+        self._follower.join(limit_s)
+
+    def tell(self, message: ToLeader) -> None:
+        if isinstance(message, HostEnded):
+            self._own = message
+        self._follower.send(message)
+
+    def job_secret(self, purpose: str) -> str:
+        return self._follower.job_secret(purpose)
+
+    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
+        raise InternalError("only the leader's launcher may ask for launch daemons")
+
+    def tick(self, now: float) -> None:
+        pass
+
+    def files_written(self) -> None:
+        pass
+
+    def farewell(self, done: Callable[[], None]) -> None:
+        self._follower.confirm()
+        done()
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
+        name = self._context.cluster.me.name
+        return tuple((name, end) for end in self._own.ranks) if self._own is not None else ()
+
+    def phases(self) -> Mapping[str, Mapping[str, float]]:
+        return {self._context.cluster.me.name: self._own.phases} if self._own is not None else {}
+
+    # what the connecting end tells
+
+    def leader_joined(self) -> None:
+        self._log("join", f"admitted by {self._leader}", address=self._follower.address)
+        self._happen(e.Joined())
+
+    def leader_unreachable(self, why: str) -> None:
+        text = f"the leader {self._leader} could not be joined within {self._limit_s:g} s ({why})"
+        self._happen(e.NotJoined(text))
+
+    def leader_said(self, message: Message) -> None:
+        self._happen(e.FromLeader(message))  # type: ignore[arg-type]
+
+    def leader_silent(self, silent_s: float) -> None:
+        text = f"nothing heard from {self._leader} for {silent_s:.0f} s"
+        self._log(
+            "channel", text, level="WARNING", lost_after_s=self._context.deadlines.lost_after_s
+        )
+
+    def leader_heard_again(self) -> None:
+        self._log("channel", f"{self._leader} is heard again")
+
+    def leader_lost(self, why: str) -> None:
+        self._log("channel", f"lost the leader {self._leader}: {why}", level="ERROR")
+        self._happen(e.LeaderLost(self._leader, why))
+
+    _limit_s = 0.0

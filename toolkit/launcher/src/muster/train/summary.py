@@ -1,0 +1,94 @@
+"""`summary.json`: what a run was and how it ended, for programs and later reports."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from muster.types.outcome import Failed, Outcome, Stopped
+
+if TYPE_CHECKING:
+    from muster.run.job.context import Ending
+    from muster.types.job import Job
+    from muster.types.masking import Masker
+
+SCHEMA = 1
+
+
+def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
+    """The summary as a JSON object. Keys are only ever added; `schema` counts the others."""
+    plan = ending.plan
+    slots = {} if plan is None else {slot.rank: slot for slot in plan.ranks}
+    return {
+        "schema": SCHEMA,
+        "toolkit": toolkit,
+        "job": job.id,
+        "program": job.program,
+        "option": job.distribution.option,
+        "hosts": [
+            {"name": h.name, "group": h.group, "leader": h == job.cluster.leader}
+            for h in job.cluster.hosts
+        ],
+        "plan": None
+        if plan is None
+        else {
+            "world_size": plan.world_size,
+            "master_addr": plan.master_addr,
+            "ports": dict(plan.ports),
+            "digest": plan.digest if len(job.cluster.hosts) > 1 else "",
+        },
+        "outcome": outcome_fields(ending.outcome),
+        "ranks": [
+            {
+                "rank": end.rank,
+                "host": host,
+                "local_rank": slots[end.rank].local_rank if end.rank in slots else None,
+                "status": end.status,
+                "seconds": end.duration_s,
+                "stopped": end.stopped,
+                "forced": end.forced,
+            }
+            for host, end in ending.ranks
+        ],
+        "phases": {host: dict(phases) for host, phases in ending.phases.items()},
+        "seconds": round(ending.duration_s, 3),
+        "platform": None if job.platform is None else job.platform._asdict(),
+    }
+
+
+def outcome_fields(outcome: Outcome) -> Mapping[str, object]:
+    """The outcome by field names."""
+    fields: dict[str, object] = {
+        "result": type(outcome).__name__,
+        "exit_code": outcome.exit_code,
+        "headline": outcome.headline,
+    }
+    if isinstance(outcome, Stopped):
+        fields["by"] = outcome.by
+    if isinstance(outcome, Failed):
+        fields["fix"] = outcome.fix
+        fields["also_failed"] = outcome.also_failed
+        fields["stopped_ranks"] = outcome.stopped_ranks
+        fields["first"] = None if outcome.first is None else outcome.first._asdict()
+    return fields
+
+
+def write_summary(folder: str, content: Mapping[str, object], masker: Masker) -> str:
+    """Writes it whole or not at all; returns why it could not be written, or ""."""
+    path = os.path.join(folder, "summary.json")
+    text = masker.mask(json.dumps(content, indent=2, default=str))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path + ".part", flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(path + ".part", path)
+    except OSError as error:
+        try:
+            os.unlink(path + ".part")
+        except OSError:
+            pass  # it was not made
+        return str(error)
+    return ""
