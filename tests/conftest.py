@@ -1,4 +1,4 @@
-"""`pytest -k F27` runs the tests that prove a row of docs/promises.md."""
+"""`pytest -k F27` runs the tests that prove a row of docs/reference/promises.md."""
 
 from __future__ import annotations
 

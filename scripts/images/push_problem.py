@@ -10,7 +10,7 @@ from scripts.images.errors import ImageError
 __all__ = ["INSECURE", "explained"]
 
 INSECURE = (
-    "give it a certificate, or name it in the engine's setting insecure-registries (docs/ecr.md)"
+    "give it a certificate, or name it in the engine's insecure-registries (docs/how-to/ecr.md)"
 )
 
 
@@ -62,7 +62,7 @@ _KNOWN = (
     _known(
         "denied|forbidden",
         "the registry does not let this user push there",
-        "ask for the right to push (on ECR the actions that docs/ecr.md lists), or check "
+        "ask for the right to push (on ECR the actions that docs/how-to/ecr.md lists), or check "
         "--registry and --repository",
     ),
     _known(

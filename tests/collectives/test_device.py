@@ -94,7 +94,7 @@ def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
     from muster_collectives.torch.cuda import DeviceSettings
 
     rows: dict[str, str] = {}
-    manual = (CHECKOUT / "docs" / "collectives.md").read_text()
+    manual = (CHECKOUT / "docs" / "reference" / "collectives.md").read_text()
     table = manual.partition("| Variable | Default | Meaning |\n| --- | --- | --- |\n")[2]
     for line in table.partition("\n\n")[0].splitlines():
         names, default, _ = [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer, accelerate and Lightning under the options that start several ranks.
 
 They make the process group themselves, from what the launcher tells. The real libraries, a tiny
-model, four steps, no network. docs/frameworks.md has the table that these tests prove.
+model, four steps, no network. docs/how-to/frameworks.md has the table that these tests prove.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TensorFlow 2 for real: parameter servers and mirrored workers train, and a dead server is told.
 
-Marked with the rows of docs/promises.md where one is proved; durations are of two cores.
+Marked with the rows of docs/reference/promises.md where one is proved; durations are of two cores.
 """
 
 from __future__ import annotations

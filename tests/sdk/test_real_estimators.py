@@ -24,7 +24,7 @@ MODEL = {"smdistributed": {"modelparallel": {**ON, "parameters": {"partitions": 
 # of every script-mode job, whatever its distribution
 ALWAYS = ("sagemaker_program", "sagemaker_submit_directory", "sagemaker_container_log_level",
           "sagemaker_job_name", "sagemaker_region", "model_dir")  # fmt: skip
-# docs/sdk.md: what is asked for, and the keys that nevertheless are all that is sent
+# docs/how-to/sdk.md: what is asked for, and the keys that nevertheless are all that is sent
 SILENT: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a generic Estimator has no distribution": ("Estimator", {"mpi": ON}, ()),
     "a misspelt name": ("PyTorch", {"torchdistributed": ON}, ()),
@@ -87,7 +87,7 @@ def test_a_generic_estimator_hands_on_what_hyperparameters_makes(v2: Client, ask
 def test_smddp_reaches_types_that_the_sdk_refuses_by_keys_alone(
     v2: Client, asked: Ask, kind: str
 ) -> None:
-    """docs/sdk.md, "smddp on p5, trn1": `hyperparameters("smddp")` without `distribution=`."""
+    """docs/how-to/sdk.md, "smddp on p5, trn1": `hyperparameters("smddp")`, no `distribution=`."""
     made = hyperparameters("smddp")
     answers = asked(v2, {"cases": [
         typed(case(name, kind, None, hyperparameters=made), name) for name in TYPES
@@ -108,9 +108,9 @@ def test_what_the_sdk_drops_in_silence_is_what_the_page_says(v2: Client, asked: 
     answers = asked(v2, {"cases": cases})
     for name, (_, _, sent) in SILENT.items():
         assert sorted(keys(answers[name])) == sorted(sent), name
-    page = (CHECKOUT / "docs" / "sdk.md").read_text()
+    page = (CHECKOUT / "docs" / "how-to" / "sdk.md").read_text()
     for name in SILENT:
-        assert f"| {name} |" in page, f"docs/sdk.md does not tell of {name}"
+        assert f"| {name} |" in page, f"docs/how-to/sdk.md does not tell of {name}"
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_muster_under_sdk_v2_says_what_to_install(v2: Client, asked: Ask) -> Non
 
 
 def examples(folder: Path, version: int) -> list[str]:
-    """The examples of docs/sdk.md for one SDK, with the folders that they name made."""
-    page = (CHECKOUT / "docs" / "sdk.md").read_text()
+    """The examples of docs/how-to/sdk.md for one SDK, with the folders that they name made."""
+    page = (CHECKOUT / "docs" / "how-to" / "sdk.md").read_text()
     for name, place in {
         "/home/me/job": "job",
         "/tmp/sagemaker-local": "a",

@@ -77,7 +77,7 @@ def framework_environment(name: str) -> Path:
 def horovod_environment() -> Path:
     """As `framework_environment`, with Horovod built in it: 2 to 6 minutes, once.
 
-    docs/frameworks.md says why it is built with MXNet. Raises UnavailableError.
+    docs/how-to/frameworks.md says why it is built with MXNet. Raises UnavailableError.
     """
     for tool in ("cmake", "make", "c++"):
         if not shutil.which(tool):

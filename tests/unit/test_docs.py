@@ -52,7 +52,7 @@ def quoted(text: str) -> set[str]:
 
 def documented(prefix: str) -> set[str]:
     """Names of variables that stand in the first column of a table of variables.md."""
-    cells = (row[0] for row in rows(read("docs/variables.md")))
+    cells = (row[0] for row in rows(read("docs/reference/variables.md")))
     return {name for cell in cells for name in quoted(cell) if name.startswith(prefix)}
 
 
@@ -89,19 +89,19 @@ def test_every_setting_is_documented_and_every_documented_one_exists() -> None:
 
 def test_every_variable_of_ours_that_the_code_names_is_explained() -> None:
     named = {text for text in texts() if re.fullmatch(r"MUSTER_[A-Z_]*[A-Z]", text)}
-    assert named <= quoted(read("docs/variables.md"))
+    assert named <= quoted(read("docs/reference/variables.md"))
 
 
 def test_deadlines_have_the_default_and_the_range_of_the_code() -> None:
     defaults = Deadlines()._asdict()
-    written = {row[0].strip("`"): row[1:3] for row in rows(read("docs/variables.md"))}
+    written = {row[0].strip("`"): row[1:3] for row in rows(read("docs/reference/variables.md"))}
     for name, (low, high) in RANGES.items():
         expected = [f"{defaults[name]:g}", f"{low:.15g} to {high:.15g}"]
         assert written[variable(name)] == expected, name
 
 
 def test_every_exported_variable_is_documented(tmp_path: Path) -> None:
-    known = quoted(read("docs/variables.md"))
+    known = quoted(read("docs/reference/variables.md"))
     made = {n for n in exported(tmp_path) if not n.startswith(FAMILIES)}
     assert "SM_HOSTS" in made
     assert made <= known, sorted(made - known)
@@ -113,13 +113,13 @@ def test_no_documented_variable_of_a_script_is_made_up(tmp_path: Path) -> None:
 
 
 def test_every_class_of_error_stands_beside_its_exit_code() -> None:
-    pairs = {(row[0], row[1]) for row in rows(read("docs/exit-codes.md"))}
+    pairs = {(row[0], row[1]) for row in rows(read("docs/reference/exit-codes.md"))}
     for name in sorted(class_names() - {"MusterError", "UserScriptError"}):
         assert (str(vars(errors)[name].exit_code), name) in pairs, name
 
 
 def messages() -> list[str]:
-    cells = (row[0] for row in rows(read("docs/troubleshooting.md")))
+    cells = (row[0] for row in rows(read("docs/how-to/troubleshooting.md")))
     return [text for cell in cells for text in quoted(cell)]
 
 
@@ -161,7 +161,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_every_library_has_a_word_for_every_option() -> None:
-    page = read("docs/frameworks.md")
+    page = read("docs/how-to/frameworks.md")
     section = page.partition("## Hugging Face, accelerate, Lightning\n")[2].partition("\n## ")[0]
     head, *table = rows(section)
     assert len(head) == 4

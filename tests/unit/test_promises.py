@@ -1,4 +1,4 @@
-"""docs/promises.md against the tests: every promise has one, and every mark names a promise."""
+"""docs/reference/promises.md and the tests: every promise has one, every mark names a promise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-PAGE = TESTS.parent / "docs" / "promises.md"
+PAGE = TESTS.parent / "docs" / "reference" / "promises.md"
 CALLS = {"pytest.mark.promise", "case"}  # `case` makes the rows of test_bad_input
 # rows of the reference that later parts of muster will promise; a part of them holds already
 LATER = {"B28", "B30", "F45", "F46"}

@@ -6,4 +6,4 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "promise(id): the rows of docs/promises.md")
+    config.addinivalue_line("markers", "promise(id): the rows of docs/reference/promises.md")

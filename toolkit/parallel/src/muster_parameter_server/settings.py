@@ -118,7 +118,7 @@ def _given(environ: Mapping[str, str], name: str) -> str:
         raise SettingsError(
             f"{name} is not set",
             "start the processes with a launcher that sets it, or set it by hand: "
-            "docs/parameter-server.md lists the variables",
+            "docs/how-to/parameter-server.md lists the variables",
         )
     return value
 

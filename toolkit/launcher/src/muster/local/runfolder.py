@@ -2,7 +2,7 @@
 
 What a job made is never removed unless that was asked for.
 
-Layout (docs/local.md): summary.json, and of each host events.jsonl, logs/ and opt/ml/.
+Layout (docs/how-to/local.md): summary.json, and of each host events.jsonl, logs/ and opt/ml/.
 """
 
 from __future__ import annotations

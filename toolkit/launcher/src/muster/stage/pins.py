@@ -63,7 +63,7 @@ def check(before: Versions, after: Versions) -> None:
             raise InstallError(
                 f"{name} {version} was built for CUDA, and this image has torch {torch}: it would"
                 " fail at import",
-                f"take an image with {name} in it (docs/images.md), name PyTorch's CPU"
+                f"take an image with {name} in it (docs/how-to/images.md), name PyTorch's CPU"
                 f" index in requirements.txt, or set {OPT_OUT}",
             )
 

@@ -3,7 +3,7 @@
 One JSON object in COLLECTIVES_SUMMARY_DIR for each group and rank, written when the group ends: at
 its close, or at the latest when the interpreter ends. A rank that is killed leaves none; a kill in
 the very moment of writing may leave a file `.collectives-*`, which no reader takes for a summary.
-docs/collectives.md lists the fields.
+docs/reference/collectives.md lists the fields.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """One group on one rank; docs/collectives.md says what the fields mean. `nodes` may be empty
+    """One group on one rank; docs/reference/collectives.md has the fields. `nodes` may be empty
     where the core was not used. Times in seconds."""
 
     run: str

@@ -3,7 +3,7 @@
     import muster_collectives.torch
     torch.distributed.init_process_group("muster")
 
-Everything of torch.distributed works with it, on CPU and CUDA tensors; see docs/collectives.md.
+All of torch.distributed works with it, on CPU and CUDA tensors: docs/reference/collectives.md.
 """
 
 from __future__ import annotations

@@ -48,13 +48,13 @@ _LIBRARIES = (  # what is raised, what its traceback names, and what to do
         r"ZeroDivisionError: integer modulo by zero|device_ids and output_device arguments only",
         r"/(?:accelerate|transformers)/",
         "Hugging Face's Trainer takes GPUs for granted under smdistributed.dataparallel: use hosts "
-        "with GPUs, or torch_distributed or mpi with use_cpu=True (docs/frameworks.md)",
+        "with GPUs, or torch_distributed or mpi with use_cpu=True (docs/how-to/frameworks.md)",
     ),
     (
         r"convert a value \(PerReplica|you need to pass this dataset to ClusterCoordinator",
         r"/keras/",
         "Keras 3's model.fit does not know this strategy: add tf_keras to requirements.txt and set "
-        "TF_USE_LEGACY_KERAS=1, or write the loop yourself (docs/frameworks.md)",
+        "TF_USE_LEGACY_KERAS=1, or write the loop yourself (docs/how-to/frameworks.md)",
     ),
 )
 _TOOLKITS = ("sagemaker_training", "sagemaker_containers", "sagemaker_mxnet_container")

@@ -31,7 +31,7 @@ LAST_BYTES = 32768  # of all that the host received after the last look: the job
 LEAST_BYTES = 256  # between two looks: the end of a connection moves less, a step of a model more
 EXCHANGED_NOTHING = (
     "the ranks here exchanged nothing: a script that trains has made one model per rank "
-    "(Hugging Face on CPUs: set ACCELERATE_USE_CPU=1; docs/frameworks.md)"
+    "(Hugging Face on CPUs: set ACCELERATE_USE_CPU=1; docs/how-to/frameworks.md)"
 )
 _TALK_UNSEEN = ("/libmpi.", "/muster_collectives/_native/",
                 "/dev/nvidia", "/dev/neuron", "/dev/kfd", "/dev/infiniband")  # fmt: skip
