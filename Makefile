@@ -29,7 +29,7 @@ demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine (DISTRIBUT
 check: $(STAMP) ## format, lint, types, import layers, unit tests (under 60 s)
 	@$(TIMED) check 60 scripts/check
 
-fmt: $(STAMP) ## format the code and mend what lint can mend
+fmt: $(STAMP) ## format the code and fix what lint can fix
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 test: $(STAMP) ## everything that needs no root, Docker or apt (at most 10 minutes)
