@@ -1,4 +1,4 @@
-"""The table of states: every event in every state, here and in ARCHITECTURE.md."""
+"""The table of states: every event in every state, here and in docs/internals/protocol.md."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ WORDS = {
 
 
 def documented() -> dict[tuple[str, str], str]:
-    """The cells of the table in ARCHITECTURE.md, in the words of TABLE."""
-    page = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    """The cells of the table in docs/internals/protocol.md, in the words of TABLE."""
+    page = (Path(__file__).parents[2] / "docs/internals/protocol.md").read_text()
     section = page.partition("\n## States\n")[2].partition("\n## ")[0]
     rows = [row.strip("|").split("|") for row in section.splitlines() if row.startswith("|")]
     (_, *states), _, *body = [[cell.strip() for cell in row] for row in rows]
