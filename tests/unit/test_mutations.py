@@ -1,0 +1,53 @@
+"""The mutations of benchmarks.mutations: what is changed, and which tests are run for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.mutations import chosen_tests, mutations_of
+
+
+def changed(path: str, text: str) -> set[str]:
+    return {
+        text[: one.offset] + one.after + text[one.offset + len(one.before) :]
+        for one in mutations_of(path, text)
+    }
+
+
+def test_python_is_changed_by_a_token_or_a_statement() -> None:
+    assert changed("a.py", 'if x == 1 and y:\n    call("1 == 2")  # a or b\n') == {
+        'if x != 1 and y:\n    call("1 == 2")  # a or b\n',
+        'if x == 2 and y:\n    call("1 == 2")  # a or b\n',
+        'if x == 1 or y:\n    call("1 == 2")  # a or b\n',
+        "if x == 1 and y:\n    pass  # a or b\n",
+    }
+
+
+def test_c_is_changed_outside_comments_strings_and_includes() -> None:
+    text = (
+        '#include <a.h>\nint f(int *p) {\n    p->x = "1 < 2"; /* a || b */\n    return p && 1;\n}\n'
+    )
+    assert changed("a.c", text) == {
+        text.replace("p && 1", "p || 1"),
+        text.replace("p && 1", "p && 2"),
+        text.replace('p->x = "1 < 2";', ";"),
+    }
+
+
+def test_tests_that_import_the_module_or_a_helper_of_it_are_chosen(tmp_path: Path) -> None:
+    texts = {
+        "unit/test_a.py": "from muster.run import (\n    loop,\n    wire,\n)\n",
+        "unit/test_b.py": "from muster.run.wires import x\n",
+        "process/test_c.py": "from muster.run.wire import x\n",
+        "process/test_d.py": "from tests.support.frames import x\n",
+        "support/frames.py": "from muster.run import wire\n",
+        "collectives/test_e.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).write_text(text)
+    run = "toolkit/launcher/src/muster/run"
+    named = ["tests/unit/test_a.py", "tests/process/test_c.py", "tests/process/test_d.py"]
+    assert chosen_tests(tmp_path, f"{run}/wire.py") == named
+    assert chosen_tests(tmp_path, f"{run}/other.py") == named[1:]
+    assert chosen_tests(tmp_path, "toolkit/parallel/csrc/a.c") == ["tests/collectives/test_e.py"]
