@@ -1,0 +1,1 @@
+"""Figures of this repository that must not get worse. `scripts/house` prints and checks them."""
