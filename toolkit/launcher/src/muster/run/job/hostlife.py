@@ -1,7 +1,7 @@
 """One host's way through a job, as a state machine: events and the time in, actions out.
 
 Every host runs it, the leader too, whose messages to the leader do not leave the process. The
-table of states stands in ARCHITECTURE.md. Source: protocol.md 1, 4, 6 to 8.
+table of states is in docs/internals/protocol.md.
 """
 
 from __future__ import annotations
