@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import get_args, get_type_hints
+
 import pytest
 
 from muster.run.channel import messages as m
@@ -17,9 +20,18 @@ def outcome_of(actions: list[e.Action]) -> object:
     return found
 
 
-def kinds(actions: list[e.Action]) -> list[type]:
-    """Their classes: of actions without fields, all are equal."""
-    return [type(action) for action in actions]
+NO_FIELDS = [
+    kind
+    for kind in (*get_args(e.Event), *get_args(e.Action), *get_args(m.Message))
+    if not get_type_hints(kind)
+]
+
+
+def test_two_values_without_fields_are_equal_only_if_they_are_of_one_class() -> None:
+    assert len(NO_FIELDS) > 10
+    for kind, other in product(NO_FIELDS, NO_FIELDS):
+        assert (kind() == other()) is (kind is other), (kind, other)
+        assert len({kind(), other()}) == 1 + (kind is not other)
 
 
 def test_facts_in_parts_are_planned_with_once_in_order() -> None:
@@ -109,7 +121,7 @@ def test_a_verdict_while_ranks_run_kills_them_and_is_written() -> None:
         for name in path:
             life.take(name)
         assert life.take("verdict") == [e.KillRanks()]
-        assert kinds(life.wait(6.1)) == [e.GiveUpRanks]  # they cannot be killed
+        assert life.wait(6.1) == [e.GiveUpRanks()]  # they cannot be killed
         assert outcome_of(life.take("all gone")) == Succeeded()
 
 
@@ -123,10 +135,10 @@ def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_f
     for name in PATHS[State.WATCH]:
         life.take(name)
     life.take("stop")
-    assert kinds(life.wait(limits.stop_grace_s)) == [e.KillRanks]
+    assert life.wait(limits.stop_grace_s) == [e.KillRanks()]
     drain_s = limits.stop_drain_s - limits.stop_grace_s
     assert life.wait(drain_s - 0.1) == []
-    assert kinds(life.wait(0.11)) == [e.GiveUpRanks]
+    assert life.wait(0.11) == [e.GiveUpRanks()]
     ends = (m.RankEnd(0, 0, 9.0, True, False), m.RankEnd(1, -9, 9.0, True, True))
     (action,) = life.machine.on(e.AllGone(ends, ()), life.now)
     assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)

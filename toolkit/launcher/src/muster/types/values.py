@@ -8,9 +8,10 @@ hold is for the type checker, which takes it for typing's.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-__all__ = ["NamedTuple"]
+__all__ = ["Bare", "NamedTuple"]
 
 if TYPE_CHECKING:
     from typing import NamedTuple
@@ -29,3 +30,24 @@ else:
 
     class NamedTuple(metaclass=_Made):
         """A class below it is a tuple with the fields that it annotates."""
+
+
+class Bare:
+    """A value without fields, equal to values of its own class only.
+
+    NamedTuples without fields would all be equal, as empty tuples are.
+    """
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

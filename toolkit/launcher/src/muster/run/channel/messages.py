@@ -16,7 +16,7 @@ from muster.types.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
-from muster.types.values import NamedTuple
+from muster.types.values import Bare, NamedTuple
 
 FACTS_BYTES = 48 << 10  # of one frame
 MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
@@ -98,7 +98,7 @@ class FactsPart(NamedTuple):
     hosts: tuple[HostFacts, ...]
 
 
-class Go(NamedTuple):
+class Go(Bare):
     """To a host: everybody is ready, start the ranks."""
 
 
@@ -108,7 +108,7 @@ class StartDaemon(NamedTuple):
     asked: tuple[str, ...]
 
 
-class WindDown(NamedTuple):
+class WindDown(Bare):
     """To a host: rank 0 has ended well, and with it the work; end ranks that do nothing more."""
 
 
@@ -128,7 +128,7 @@ class Verdict(NamedTuple):
     outcome: Outcome
 
 
-class Leave(NamedTuple):
+class Leave(Bare):
     """To a host: the leader has written its files, go."""
 
 

@@ -7,12 +7,12 @@ from typing import Union
 from muster.run.channel.messages import HostError, RankEnd, ToHost, ToLeader
 from muster.types.machine import HostFacts
 from muster.types.outcome import Outcome, RankFailure
-from muster.types.values import NamedTuple
+from muster.types.values import Bare, NamedTuple
 
 # events
 
 
-class Joined(NamedTuple):
+class Joined(Bare):
     """Admitted by the leader."""
 
 
@@ -67,7 +67,7 @@ class LeaderLost(NamedTuple):
     why: str
 
 
-class FilesWritten(NamedTuple):
+class FilesWritten(Bare):
     """The outcome stands in this host's files and its last lines are out."""
 
 
@@ -97,20 +97,20 @@ class Tell(NamedTuple):
     message: ToLeader
 
 
-class BeginStage(NamedTuple):
-    pass
+class BeginStage(Bare):
+    """Fetches the code and installs what it requires, on a thread."""
 
 
-class AbortStage(NamedTuple):
-    pass
+class AbortStage(Bare):
+    """Ends the installers that run."""
 
 
 class MakePlan(NamedTuple):
     facts: tuple[HostFacts, ...]
 
 
-class Spawn(NamedTuple):
-    pass
+class Spawn(Bare):
+    """Starts the ranks of this host, or their launcher."""
 
 
 class SpawnDaemon(NamedTuple):
@@ -119,19 +119,19 @@ class SpawnDaemon(NamedTuple):
     asked: tuple[str, ...]
 
 
-class WindDownRanks(NamedTuple):
+class WindDownRanks(Bare):
     """SIGTERM to each script of the distribution once it does nothing any more."""
 
 
-class SignalRanks(NamedTuple):
+class SignalRanks(Bare):
     """SIGTERM to the scripts."""
 
 
-class KillRanks(NamedTuple):
+class KillRanks(Bare):
     """SIGKILL to everything below the shims and launchers of this host."""
 
 
-class GiveUpRanks(NamedTuple):
+class GiveUpRanks(Bare):
     """Waits no longer for killed ranks: `AllGone` follows at once, with those not gone, too."""
 
 
@@ -139,7 +139,7 @@ class WriteOutcome(NamedTuple):
     outcome: Outcome
 
 
-class Finish(NamedTuple):
+class Finish(Bare):
     """Close the channel and end."""
 
 
