@@ -103,7 +103,7 @@ CASES: tuple[Bad, ...] = (
     ),
     case(
         "B36",
-        "network_interface_name: expected a text, got 'eth\\x00'",
+        "network_interface_name: expected a string, got 'eth\\x00'",
         resources={**ONE_HOST, "network_interface_name": "eth\0"},
     ),
     case(

@@ -252,14 +252,14 @@ def finding(facts: Facts, name: str) -> Finding:
     return one
 
 
-@pytest.mark.parametrize(("name", "level", "changes", "found", "cure"), BAD)
-def test_a_bad_machine_is_told_what_breaks_and_what_cures(
-    name: str, level: str, changes: dict[str, object], found: str, cure: str
+@pytest.mark.parametrize(("name", "level", "changes", "found", "fix"), BAD)
+def test_a_bad_machine_gets_what_breaks_and_the_fix(
+    name: str, level: str, changes: dict[str, object], found: str, fix: str
 ) -> None:
     one = finding(GOOD._replace(**changes), name)  # type: ignore[arg-type]
     assert one.level == level
     assert found in one.found
-    assert cure in one.cure
+    assert fix in one.fix
     assert one.breaks
 
 
@@ -331,13 +331,13 @@ def test_only_a_failure_makes_the_exit_code_1(
     assert document["machine"]["interfaces"][1] == {"name": "eth0", "address": "10.1.2.3"}
 
 
-def test_lines_carry_cures_only_where_something_is_wrong(
+def test_lines_carry_fixes_only_where_something_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, GOOD._replace(**machine(shm_bytes=64 << 20)))  # type: ignore[arg-type]
     text = capsys.readouterr().out
     assert "WARN  /dev/shm      64 MiB\n" in text
-    assert text.count("breaks:") == text.count("cure:") == 1
+    assert text.count("breaks:") == text.count("fix:") == 1
     assert text.endswith("18 checks: 17 ok, 1 warning, 0 failures\n")
     assert "\x1b" not in text
 

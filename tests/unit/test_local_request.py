@@ -91,7 +91,7 @@ def test_instance_groups_give_the_number_of_hosts(project: Path) -> None:
         (["train.py", "--hyperparameter", "a=1", "--hyperparameter", "a=2"], "given twice"),
         (["train.py", "--channel", "train=dat"], "no folder 'dat'"),
         (["train.py", "--channel", "../x=data"], "cannot be a channel"),
-        (["train.py", "--checkpoint", "run.sh"], "is no folder"),
+        (["train.py", "--checkpoint", "run.sh"], "is not a folder"),
         (["train.py", "--output", "out", "--checkpoint", "out/ckpt"], "lies in the run folder"),
         (["train.py", "--ranks", "0,lst"], "expected numbers of ranks, ranges or last"),
         (["train.py", "--env", "1A=b"], "not the name of a variable"),

@@ -98,7 +98,7 @@ def test_a_key_that_nobody_knows_is_a_warning_with_the_nearest_name(tmp_path: Pa
         ('{"memory_weight": 1.5}', ".memory_weight: expected a number from 0 to 1, got 1.5"),
         ('{"memory_weight": false}', ".memory_weight: expected a number from 0 to 1, got False"),
         ('{"sdp_reduce_bucket_size": -1}', ": expected an integer of at least 0, got -1"),
-        ('{"partition_file": 3}', ".partition_file: expected a text, got 3"),
+        ('{"partition_file": 3}', ".partition_file: expected a string, got 3"),
         ('{"fp16": true, "bf16": true}', "mp_parameters: fp16 and bf16 are both true"),
         (
             '{"partitions": 2, "pipeline_parallel_degree": 4}',

@@ -71,7 +71,7 @@ def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> Non
         (["local", "t.py", "--isolation", "netn"], "did you mean netns?"),
         (["local"], "SCRIPT is missing"),
         (["local", "t.py", "--timeout", "-1"], "--timeout"),
-        (["doctor", "--", "x"], "nothing may stand behind --"),
+        (["doctor", "--", "x"], "nothing may follow --"),
         (["plan", "--hosst"], "unknown option --hosst"),
         (["plan", "--jsn"], "did you mean --json?"),
         (["plan", "--base_dr=x"], "did you mean --base-dir?"),

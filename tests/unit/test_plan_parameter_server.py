@@ -163,7 +163,7 @@ def test_ports_are_settable_and_may_not_meet() -> None:
         "port too"
     )
     told = refused(0, 2, settings=Settings(ps_port=65_535, ps_servers=4))
-    assert "65536 is no port" in told
+    assert "65536 is not a port" in told
 
 
 @pytest.mark.promise("B48")

@@ -133,7 +133,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(distribution: Any, text: st
         ({"mpi": {"enabled": "yes"}}, "mpi.enabled: expected True or False, got 'yes'"),
         (
             {"mpi": {**ON, "custom_mpi_options": 1}},
-            "mpi.custom_mpi_options: expected a text",
+            "mpi.custom_mpi_options: expected a string",
         ),
         ({"smdistributed": {"dataparallel": 1}}, "smdistributed.dataparallel: expected a dict"),
         (

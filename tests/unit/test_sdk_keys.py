@@ -93,7 +93,11 @@ def test_the_text_of_a_refusal_is_all_that_is_wrong_with_its_fixes() -> None:
     [
         ("torch_distributed", {"custom_mpi_options": "-x A=1"}, "torch_distributed does not run m"),
         ("none", {"custom_mpi_options": ""}, "no distribution does not run mpirun"),
-        ("mpi", {"custom_mpi_options": ["-x"]}, "custom_mpi_options: expected a text, got ['-x']"),
+        (
+            "mpi",
+            {"custom_mpi_options": ["-x"]},
+            "custom_mpi_options: expected a string, got ['-x']",
+        ),
         ("none", {"processes_per_host": 2}, "processes_per_host: no distribution is enabled"),
         (["mpi"], {}, "distribution: expected a name or a dictionary, got ['mpi']"),
     ],

@@ -1,7 +1,7 @@
-"""Argument parsing that answers a slip with the right spelling (ecosystem.md 4.1).
+"""Argument parsing that answers a slip with the right spelling.
 
 Long options take `-` and `_` alike, are never guessed from a beginning, and every usage error is
-one line that names the option, with the nearest name or the cure in a second one.
+one line that names the option, with the nearest name or the fix in a second one.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         cut = argv.index("--") if "--" in argv else len(argv)
         own, behind = list(argv[:cut]), tuple(argv[cut + 1 :])
         if cut < len(argv) and not self._script_arguments:
-            raise UsageError(f"{self.prog} starts no script: nothing may stand behind --")
+            raise UsageError(f"{self.prog} starts no script: nothing may follow --")
         own = [self._dashed(token) for token in own]
         self._refuse_unknown(own)
         args, extra = self.parse_known_args(own)

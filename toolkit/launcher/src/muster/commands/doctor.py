@@ -1,7 +1,6 @@
-"""`muster doctor`: what of this machine would hurt a job, and the command that cures each.
+"""`muster doctor`: problems of this machine that break jobs, and the command that fixes each.
 
 Looking (doctor_facts) and judging (doctor_checks, doctor_software) are apart; this module prints.
-Source: ecosystem.md 5 item 5.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """All findings, in the order in which a person would mend them."""
+    """All findings, in the order in which you would fix them."""
     from muster.commands import doctor_checks as checks
     from muster.commands import doctor_mpi as mpi
     from muster.commands import doctor_software as software
@@ -88,7 +87,7 @@ def as_text(findings: Sequence[Finding], colours: bool) -> str:
         lines.append(f"{colour}{finding.level:<4}{plain}  {finding.name:<{width}}  {finding.found}")
         if finding.level != "OK":
             lines.append(f"{'':{width + 8}}breaks: {finding.breaks}")
-            lines.append(f"{'':{width + 8}}cure:   {finding.cure}")
+            lines.append(f"{'':{width + 8}}fix:    {finding.fix}")
     return "\n".join([*lines, "", summary(findings), ""])
 
 
@@ -109,11 +108,18 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
         "schema": SCHEMA,
         "muster": facts.muster,
         "result": next((level for level in ("FAIL", "WARN") if level in levels), "OK").lower(),
-        "checks": [finding._asdict() for finding in findings],
+        "checks": [_for_json(finding) for finding in findings],
         "machine": facts.machine._asdict()
         | {"interfaces": [one._asdict() for one in facts.machine.interfaces]},
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def _for_json(finding: Finding) -> dict[str, str]:
+    """Its fields; the fix has the key that it had in the first version of the schema."""
+    fields = finding._asdict()
+    fields["cure"] = fields.pop("fix")
+    return fields
 
 
 def as_report(facts: Facts, findings: Sequence[Finding]) -> str:

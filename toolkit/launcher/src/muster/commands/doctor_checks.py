@@ -43,12 +43,12 @@ def interface(facts: Facts) -> Finding:
         return fail(name, found, breaks, "sudo ip link set lo up")
     real = [one.name for one in have if not one.address.startswith("127.")]
     if not real:
-        breaks = "jobs of several machines: nobody can reach this one"
+        breaks = "jobs of several machines: no other can reach this one"
         return warn(name, found, breaks, "sudo ip link set eth0 up && sudo dhclient eth0")
     if not facts.default_route:
         breaks = "code in S3, packages from an index"
-        cure = f"sudo ip route add default via GATEWAY dev {real[0]}"
-        return warn(name, f"{found}; no default route", breaks, cure)
+        fix = f"sudo ip route add default via GATEWAY dev {real[0]}"
+        return warn(name, f"{found}; no default route", breaks, fix)
     return fine(name, f"{found}; default route by {facts.default_route}")
 
 
@@ -56,19 +56,19 @@ def names(facts: Facts) -> Finding:
     name = "names"
     own, localhost, took_s = facts.names
     if localhost is None or own is None:
-        cure = "cat /etc/resolv.conf, and take out name servers that do not answer"
-        return fail(name, "the resolver does not answer", "every job of several hosts", cure)
+        fix = "cat /etc/resolv.conf, and take out name servers that do not answer"
+        return fail(name, "the resolver does not answer", "every job of several hosts", fix)
     if not localhost or not all(address.startswith("127.") for address in localhost):
         found = f"localhost is {', '.join(localhost) or 'unknown'}"
-        cure = "echo '127.0.0.1 localhost' | sudo tee -a /etc/hosts"
-        return fail(name, found, "torchrun, gloo and most tests", cure)
+        fix = "echo '127.0.0.1 localhost' | sudo tee -a /etc/hosts"
+        return fail(name, found, "torchrun, gloo and most tests", fix)
     if not own:
         breaks = "gloo and MPI outside of muster, which tells them the interface"
-        cure = 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'
-        return warn(name, "this machine's own name is unknown", breaks, cure)
+        fix = 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'
+        return warn(name, "this machine's own name is unknown", breaks, fix)
     if took_s > _SLOW_S:
-        cure = "cat /etc/resolv.conf, and put a name server that answers first"
-        return warn(name, f"resolving took {took_s:.1f} s", "the start of every job", cure)
+        fix = "cat /etc/resolv.conf, and put a name server that answers first"
+        return warn(name, f"resolving took {took_s:.1f} s", "the start of every job", fix)
     return fine(name, f"localhost and this machine's name resolve to {', '.join(own)}")
 
 
@@ -81,9 +81,9 @@ def ports(facts: Facts) -> Finding:
     found = ", ".join(f"{port.number} is in use by {port.holder}" for port in held)
     for port in held:
         if port.variable:
-            cure = f"export {port.variable}={port.number + 10_000} on every host, or else "
-            cure += _release(port.holder)
-            return fail(name, found, "jobs of several hosts", cure)
+            fix = f"export {port.variable}={port.number + 10_000} on every host, or else "
+            fix += _release(port.holder)
+            return fail(name, found, "jobs of several hosts", fix)
     return warn(name, found, "parameter servers", _release(held[0].holder))
 
 
@@ -95,13 +95,13 @@ def _release(holder: str | None) -> str:
 def shared_memory(facts: Facts) -> Finding:
     name, size = "/dev/shm", facts.machine.shm_bytes
     if size is None:
-        cure = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm"
-        return fail(name, "missing", "multiprocessing, DataLoader workers, NCCL", cure)
+        fix = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm"
+        return fail(name, "missing", "multiprocessing, DataLoader workers, NCCL", fix)
     if size <= _SMALL_SHM_BYTES:
         breaks = "DataLoader workers and NCCL die with a bus error"
-        cure = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm;"
-        cure += " in SDK local mode container_config: {shm_size: 8g}"
-        return warn(name, size_text(size), breaks, cure)
+        fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm;"
+        fix += " in SDK local mode container_config: {shm_size: 8g}"
+        return warn(name, size_text(size), breaks, fix)
     return fine(name, size_text(size))
 
 
@@ -109,13 +109,13 @@ def open_files(facts: Facts) -> Finding:
     name, soft, hard = "open files", facts.limits.files, facts.limits.files_hard
     if soft is None or soft >= _ENOUGH:
         return fine(name, "unlimited" if soft is None else str(soft))
-    cure = "ulimit -n 65536"
+    fix = "ulimit -n 65536"
     if hard is not None and hard < 65536:
-        cure = "docker run --ulimit nofile=65536:65536 ..., or sudo prlimit --nofile=65536 --pid $$"
+        fix = "docker run --ulimit nofile=65536:65536 ..., or sudo prlimit --nofile=65536 --pid $$"
     if soft < 64:
         breaks = "every job: muster needs 20, and 4 for each rank"
-        return fail(name, str(soft), breaks, cure)
-    return warn(name, str(soft), "DataLoader workers that share tensors as files", cure)
+        return fail(name, str(soft), breaks, fix)
+    return warn(name, str(soft), "DataLoader workers that share tensors as files", fix)
 
 
 def processes(facts: Facts) -> Finding:
@@ -124,14 +124,14 @@ def processes(facts: Facts) -> Finding:
     least = min(known, default=_ENOUGH)
     if least >= _ENOUGH:
         return fine(name, str(least) if known else "unlimited")
-    found, cure = str(least), "ulimit -u 65536"
+    found, fix = str(least), "ulimit -u 65536"
     if least == limits.pids:
         found += " (the container's limit)"
-        cure = "docker run --pids-limit=-1 ..., or docker update --pids-limit=-1 CONTAINER"
+        fix = "docker run --pids-limit=-1 ..., or docker update --pids-limit=-1 CONTAINER"
     if least < 64:
         breaks = "every job: threads count too, and torch starts dozens"
-        return fail(name, found, breaks, cure)
-    return warn(name, found, "many ranks or DataLoader workers: threads count too", cure)
+        return fail(name, found, breaks, fix)
+    return warn(name, found, "many ranks or DataLoader workers: threads count too", fix)
 
 
 def memory(facts: Facts) -> Finding:
@@ -147,10 +147,10 @@ def memory(facts: Facts) -> Finding:
 
 def clock(facts: Facts) -> Finding:
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.wall_s))
-    cure = "sudo timedatectl set-ntp true"
+    fix = "sudo timedatectl set-ntp true"
     if not _2024_S <= facts.wall_s <= _2100_S:
-        return fail("clock", found, "TLS and S3, which refuse a machine of another year", cure)
+        return fail("clock", found, "TLS and S3, which refuse a machine of another year", fix)
     if abs(facts.drift_s) > _DRIFT_S:
         found += f"; it jumped by {facts.drift_s:+.1f} s while looking"
-        return warn("clock", found, "times in logs and traces", cure)
+        return warn("clock", found, "times in logs and traces", fix)
     return fine("clock", found)

@@ -18,7 +18,7 @@ from muster.types.values import NamedTuple
 FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "mxnet", "horovod")
 PACKAGES = (*FRAMEWORKS, "mpi4py", "pip", "boto3", "rich")
 TOOLS = ("torchrun", "ip")
-_PORTS = {  # contract.md 3.1; the first two are every job's
+_PORTS = {  # the first two are every job's
     Settings().control_port: "MUSTER_CONTROL_PORT",
     Settings().store_port: "MUSTER_STORE_PORT",
     2222: "",

@@ -8,24 +8,24 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 
 
 class Finding(NamedTuple):
-    """What was found, and unless all is well what it breaks and the command that cures it."""
+    """What was found, and unless all is well what it breaks and the command that fixes it."""
 
     name: str
     level: str
     found: str
     breaks: str = ""
-    cure: str = ""
+    fix: str = ""
 
 
 def fine(name: str, found: str) -> Finding:
     return Finding(name, OK, found)
 
 
-def warn(name: str, found: str, breaks: str, cure: str) -> Finding:
+def warn(name: str, found: str, breaks: str, fix: str) -> Finding:
     """Something that some jobs would run into."""
-    return Finding(name, WARN, found, breaks, cure)
+    return Finding(name, WARN, found, breaks, fix)
 
 
-def fail(name: str, found: str, breaks: str, cure: str) -> Finding:
+def fail(name: str, found: str, breaks: str, fix: str) -> Finding:
     """Something that breaks jobs of a common kind."""
-    return Finding(name, FAIL, found, breaks, cure)
+    return Finding(name, FAIL, found, breaks, fix)

@@ -67,22 +67,22 @@ def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
 def mpirun(facts: MpiFacts) -> Finding:
     """Whether jobs can be started with the mpirun that they would take."""
     name, breaks = "mpirun", "mpi, pytorchddp and smdistributed"
-    cure = "sudo apt-get install -y openmpi-bin"
+    fix = "sudo apt-get install -y openmpi-bin"
     if not facts.mpirun:
-        return warn(name, "not installed", breaks, cure)
+        return warn(name, "not installed", breaks, fix)
     where = f"at {facts.mpirun}"
     if facts.given and not os.access(facts.mpirun, os.X_OK):
         return fail(name, f"MUSTER_MPIRUN: no program {where}", breaks, "unset MUSTER_MPIRUN")
     version = _VERSION.search(facts.says)
     if version is None:
-        return warn(name, f"{facts.says or 'does not say its version'} {where}", breaks, cure)
+        return warn(name, f"{facts.says or 'does not say its version'} {where}", breaks, fix)
     found = f"{version[0].removeprefix('(').replace(')', '')} {where}"
     if int(version[1]) not in DAEMONS:
         spoken = " and ".join(f"{number}.x" for number in DAEMONS)
-        return warn(name, found, f"{breaks}: only {spoken} can be started", cure)
+        return warn(name, found, f"{breaks}: only {spoken} can be started", fix)
     if not facts.daemon:
         missing = f"{found}, without {DAEMONS[int(version[1])]} beside it"
-        return warn(name, missing, "the same on several hosts", f"{cure} --reinstall")
+        return warn(name, missing, "the same on several hosts", f"{fix} --reinstall")
     return fine(name, f"{found}, {os.path.basename(facts.daemon)} beside it")
 
 

@@ -21,14 +21,14 @@ _NAMESPACE_SWITCHES = (  # the value that forbids, and the command that allows
 def train(facts: Facts) -> Finding:
     """Two packages have a `train`, and the one that was installed last wins."""
     name, (path, module, on_path) = "train", facts.train
-    cure = f"{facts.executable} -m pip install --force-reinstall --no-deps muster_training-*.whl"
+    fix = f"{facts.executable} -m pip install --force-reinstall --no-deps muster_training-*.whl"
     if not path:
-        return warn(name, "not on PATH", "images: SageMaker starts the command `train`", cure)
+        return warn(name, "not on PATH", "images: SageMaker starts the command `train`", fix)
     if module.partition(".")[0] == "muster":
         return fine(name, f"muster's, {path}" + ("" if on_path else ", which is not on PATH"))
     whose = f"of {module.partition('.')[0]}, not muster's" if module else "not muster's"
     breaks = "images: jobs run under the other toolkit"
-    return warn(name, f"{path} is {whose}", breaks, cure)
+    return warn(name, f"{path} is {whose}", breaks, fix)
 
 
 def torch(facts: Facts) -> Finding:
@@ -55,8 +55,8 @@ def frameworks(facts: Facts) -> Finding:
     have = {name: facts.packages.get(name, "") for name in FRAMEWORKS}
     found = ", ".join(f"{name} {version}" for name, version in have.items() if version)
     if not found:
-        cure = f"{facts.executable} -m pip install torch"
-        return warn("frameworks", "none is installed", "scripts that train with one", cure)
+        fix = f"{facts.executable} -m pip install torch"
+        return warn("frameworks", "none is installed", "scripts that train with one", fix)
     return fine("frameworks", found)
 
 
@@ -64,11 +64,11 @@ def packages(facts: Facts) -> Finding:
     have = {name: facts.packages.get(name, "") for name in ("pip", "boto3", "rich")}
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in have.items())
     if not have["pip"]:
-        cure = f"{facts.executable} -m ensurepip --upgrade"
-        return warn("packages", found, "requirements.txt, and packages of the user's code", cure)
+        fix = f"{facts.executable} -m ensurepip --upgrade"
+        return warn("packages", found, "requirements.txt, and packages of the user's code", fix)
     if not have["boto3"]:
-        cure = f"{facts.executable} -m pip install boto3"
-        return warn("packages", found, "code at s3:// addresses", cure)
+        fix = f"{facts.executable} -m pip install boto3"
+        return warn("packages", found, "code at s3:// addresses", fix)
     return fine("packages", found)
 
 
@@ -76,11 +76,11 @@ def accelerators(facts: Facts) -> Finding:
     name, machine = "accelerators", facts.machine
     breaks = "the number of processes per host"
     if machine.gpus is None:
-        cure = "sudo nvidia-smi -pm 1; if that hangs too, restart the machine"
-        return warn(name, "nvidia-smi does not answer", breaks, cure)
+        fix = "sudo nvidia-smi -pm 1; if that hangs too, restart the machine"
+        return warn(name, "nvidia-smi does not answer", breaks, fix)
     if machine.neurons is None:
-        cure = "sudo modprobe -r neuron && sudo modprobe neuron"
-        return warn(name, "neuron-ls does not answer", breaks, cure)
+        fix = "sudo modprobe -r neuron && sudo modprobe neuron"
+        return warn(name, "neuron-ls does not answer", breaks, fix)
     if facts.nvidia_devices and not machine.gpus:
         found = f"{facts.nvidia_devices} NVIDIA devices, but nvidia-smi shows none"
         return warn(name, found, "training on GPUs", "docker run --gpus all ...")
@@ -121,10 +121,10 @@ def isolation(facts: Facts) -> Finding:
     name, reason = "namespaces", facts.isolation
     if not reason:
         return fine(name, "hosts of `muster local` can be isolated")
-    cure = "muster local --isolation process, or docker run --privileged ..."
+    fix = "muster local --isolation process, or docker run --privileged ..."
     for switch, forbids, command in _NAMESPACE_SWITCHES:
         if facts.sysctls.get(switch) == forbids:
-            cure = command
+            fix = command
     if not facts.tools.get("ip"):
-        cure = "sudo apt-get install -y iproute2"
-    return warn(name, reason, "`muster local --isolation netns`", cure)
+        fix = "sudo apt-get install -y iproute2"
+    return warn(name, reason, "`muster local --isolation netns`", fix)

@@ -1,7 +1,7 @@
 """The command line of `muster`: which command was asked for, and what a wrong one is answered.
 
 A command's module is imported only when that command is asked for, and argparse only then, so
-that `muster --help` costs little more than starting Python (architecture.md, conventions).
+that `muster --help` costs little more than starting Python.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ examples:
   muster local train.py --hosts 2 --distribution torch_distributed
   muster local train.py --channel train=data/ --hyperparameter lr=0.1 -- --verbose
   muster plan train.py --hosts 2              what that run would do; starts nothing
-  muster doctor                               what of this machine would hurt a job, and the cure
+  muster doctor                               check this machine for problems that break jobs
 
 commands:
   local    run a real job of one or several hosts on this machine
   plan     print what a run would do, for a script or a folder of SageMaker's files
   history  list, show, repeat and remove the runs of `muster local`
   logs     print what the ranks of a run wrote, also while they write
-  doctor   check this machine and name the cure for each finding
+  doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
 
 options:
@@ -66,7 +66,7 @@ COMMANDS = {  # its module, what it does, whether arguments of a script may come
     "logs": ("muster.local.logs_command", "Print what the ranks of a run wrote.", False),
     "doctor": (
         "muster.commands.doctor",
-        "Say what of this machine would hurt a job, and the cure.",
+        "Check this machine for problems that break jobs, and print each fix.",
         False,
     ),
     "sbom": (
@@ -158,7 +158,7 @@ def _unknown(name: str) -> Exception:
 
     if name.startswith("-"):
         text = f"unknown option {name}{did_you_mean(name, ('--help', '--version'))}"
-        return UsageError(text, "options stand behind the command: muster COMMAND [OPTIONS]")
+        return UsageError(text, "options go after the command: muster COMMAND [OPTIONS]")
     if name.endswith((".py", ".sh")):
         return UsageError(f"{name!r} is not a command", f"to run it here: muster local {name}")
     suggestion = did_you_mean(name, COMMANDS)

@@ -179,7 +179,7 @@ def command_line(argv: Sequence[str], masker: Masker) -> str:
 
 
 def error_text(error: MusterError) -> str:
-    """Every problem with its cure."""
+    """Every problem with its fix."""
     problems = _problems(error)
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     lines = [f"{type(error).__name__}: {count}, nothing would run"]

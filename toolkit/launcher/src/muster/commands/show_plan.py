@@ -2,7 +2,7 @@
 folder of SageMaker's files; it starts nothing of it.
 
 It reads and probes as `train` does, but fetches no code and asks no other host: the others are
-assumed to be like this machine, and the output says so. Source: protocol.md 1, ecosystem.md 2.5.
+assumed to be like this machine, and the output says so.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _run_for_script(args: argparse.Namespace) -> int:
         raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")
     if args.script and os.path.isdir(os.path.join(args.script, "input/config")):
         raise UsageError(
-            f"{args.script!r} is no script but a folder with input/config",
+            f"{args.script!r} is not a script but a folder with input/config",
             f"did you mean --base-dir {args.script}?",
         )
     with dry_run(args) as dry:
@@ -199,7 +199,7 @@ def assumed_program(job: Job) -> tuple[Program, str]:
 
     where = job.origins.get("program", "program")
     folder, runs_in = _local_code(job)
-    # staging may mend the execute bit of what it copies, so nothing is said against that here
+    # staging may set the execute bit of what it copies, so nothing is said against that here
     if folder and (folder == runs_in or job.program.endswith((".py", ".sh"))):
         found = decide(folder, job.program, job.arguments, where, ours=False)
         return found._replace(code_dir=runs_in), ""

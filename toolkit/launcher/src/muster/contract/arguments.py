@@ -1,4 +1,4 @@
-"""Hyperparameters as the script's arguments (contract.md 1.4)."""
+"""Hyperparameters as the script's arguments."""
 
 from __future__ import annotations
 

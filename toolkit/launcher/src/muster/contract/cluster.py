@@ -1,4 +1,4 @@
-"""resourceconfig.json -> the hosts of the job (contract.md 1.1; reliability.md B06-B11)."""
+"""resourceconfig.json -> the hosts of the job (B06)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_hosts(document: Mapping[str, object], findings: Findings) -> Hosts | N
     current = document.get("current_host")
     if names and current not in names:
         what = "missing" if current is None else f"{short(current)} is not one of {named(names)}"
-        findings.problem("current_host", what, f"mend current_host in {RESOURCES}")
+        findings.problem("current_host", what, f"fix current_host in {RESOURCES}")
     groups = _groups(document.get("instance_groups"), names, findings)
     own_type = _text(document, "current_instance_type", "local", findings)
     own_group = _text(document, "current_group_name", DEFAULT_GROUP, findings)
@@ -62,7 +62,7 @@ def _names(value: object, findings: Findings) -> list[str]:
     """Good host names, in order; [] after a problem."""
     if not isinstance(value, list) or not value or not all(isinstance(x, str) for x in value):
         what = f"need a non-empty list of names, got {short(value)}"
-        findings.problem("hosts", what, f"mend hosts in {RESOURCES}")
+        findings.problem("hosts", what, f"fix hosts in {RESOURCES}")
         return []
     problems = len(findings.problems)
     seen: set[str] = set()
@@ -94,7 +94,7 @@ def _groups(value: object, names: Sequence[str], findings: Findings) -> list[_Gr
         return []
     if not isinstance(value, list):
         what = f"expected a list, got {short(value)}"
-        findings.problem("instance_groups", what, f"mend it in {RESOURCES}")
+        findings.problem("instance_groups", what, f"fix it in {RESOURCES}")
         return []
     problems = len(findings.problems)
     known = set(names)
@@ -107,7 +107,7 @@ def _groups(value: object, names: Sequence[str], findings: Findings) -> list[_Gr
             what = _host_error(group, groups, known, taken)
             groups[group[0]] = group
             if what:
-                findings.problem(where, what, f"mend {where} in {RESOURCES}")
+                findings.problem(where, what, f"fix {where} in {RESOURCES}")
         if len(findings.problems) - problems >= ENOUGH:
             break
     return list(groups.values())
@@ -140,7 +140,7 @@ def _group(where: str, item: object, findings: Findings) -> _Group | None:
         what = f"need a non-empty list of hosts, got {short(hosts)}"
     else:
         return name, str(item.get("instance_type") or ""), tuple(hosts)
-    findings.problem(where, what, f"mend {where} in {RESOURCES}")
+    findings.problem(where, what, f"fix {where} in {RESOURCES}")
     return None
 
 
@@ -149,7 +149,7 @@ def _text(document: Mapping[str, object], key: str, default: str, findings: Find
     if value is None or value == "":
         return default
     if not isinstance(value, str) or not value.isprintable():
-        findings.problem(key, f"expected a text, got {short(value)}", f"mend {key} in {RESOURCES}")
+        findings.problem(key, f"expected a string, got {short(value)}", f"fix {key} in {RESOURCES}")
         return default
     return value
 
@@ -181,7 +181,7 @@ def distribution_positions(hosts: Hosts, wanted: object, findings: Findings) -> 
     for name in names:
         if name not in hosts.groups:
             what = f"no group named {short(name)}; known: {named(tuple(hosts.groups))}"
-            findings.problem("distribution groups", what, f"mend {GROUPS_KEY}")
+            findings.problem("distribution groups", what, f"fix {GROUPS_KEY}")
     chosen = tuple(
         host_index for name, group in hosts.groups.items() if name in names for host_index in group
     )

@@ -1,7 +1,6 @@
 """The `sagemaker_*` keys -> the one distribution of the job.
 
-Source: contract.md 1.3, sdk-and-local-mode.md 1.1, architecture.md "How options map";
-reliability.md B22, B25-B27.
+Promises: B25.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def choose_distribution(
 def _checked(
     value: Distribution, option: str, raw: bool, several: bool, findings: Findings
 ) -> Distribution:
-    """The same, after its custom MPI options were looked through (reliability.md B31, S06)."""
+    """The same, after its custom MPI options were looked through (B31, S06)."""
     if isinstance(value, Mpi) and value.custom_options:
         from muster.types.mpi_options import read_request
 
@@ -107,7 +106,9 @@ def _value(
     key = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
     options = hyperparameters.framework.get(key) or ""
     if not isinstance(options, str):
-        findings.problem(key, f"expected a text, got {short(options)}", "send options as one text")
+        findings.problem(
+            key, f"expected a string, got {short(options)}", "send options as one string"
+        )
         options = ""
     return Mpi(name, *numbers, options)
 

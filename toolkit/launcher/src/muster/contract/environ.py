@@ -1,4 +1,4 @@
-"""Job -> the SM_* variables of the user's script (contract.md 2.1, sdk-and-local-mode.md 2.3)."""
+"""Job -> the SM_* variables of the user's script."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _identifier(name: str) -> str:
 
 
 def _modeltrainer_names(job: Job, program: Program) -> dict[str, str]:
-    """Names of the v3 SDK's scripts that mean nothing else here (sdk-and-local-mode.md 2.3)."""
+    """Names of the v3 SDK's scripts that mean nothing else here."""
     leader = job.cluster.leader.name
     return {
         "SM_ENTRY_SCRIPT": job.program,

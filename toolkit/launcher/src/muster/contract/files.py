@@ -1,4 +1,4 @@
-"""The base folder and the JSON files below it (contract.md 1.1; reliability.md B01-B05, B40)."""
+"""The base folder and the JSON files below it (B01, B40)."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def load_object(folder: str, name: str, findings: Findings) -> dict[str, object]
     except json.JSONDecodeError as error:
         hint = error.msg.replace("Expecting", "expected").replace(" delimiter", "")
         what = f"invalid JSON at line {error.lineno} column {error.colno} ({hint})"
-        findings.problem(name, what, f"mend {folder}/{name}")
+        findings.problem(name, what, f"fix {folder}/{name}")
         return None
     except (RecursionError, ValueError):  # ValueError: an integer of over 4,300 digits
         what = "nested too deeply, or holds a number of thousands of digits"
-        findings.problem(name, what, f"mend {folder}/{name}")
+        findings.problem(name, what, f"fix {folder}/{name}")
         return None
     if not isinstance(document, dict):
         kind = "null" if document is None else _KINDS.get(type(document), "something else")
-        findings.problem(name, f"expected an object, got {kind}", f"mend {folder}/{name}")
+        findings.problem(name, f"expected an object, got {kind}", f"fix {folder}/{name}")
         return None
     if too_deep(document, text):
         what = f"nested more than {MAX_DEPTH} levels deep"
@@ -112,7 +112,7 @@ def _load_text(folder: str, name: str, findings: Findings) -> str | None:
         findings.problem(name, f"not valid UTF-8 at byte {error.start}", "save it as UTF-8")
         return None
     if not text.strip():
-        findings.problem(name, "file is empty", f"mend {folder}/{name}")
+        findings.problem(name, "file is empty", f"fix {folder}/{name}")
         return None
     return text
 

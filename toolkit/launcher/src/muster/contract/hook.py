@@ -1,5 +1,5 @@
 """`SAGEMAKER_TRAINING_MODULE=muster.contract.hook:main`: our launcher in images that keep the
-incumbent's `train` (protocol.md 12)."""
+incumbent's `train`."""
 
 from __future__ import annotations
 

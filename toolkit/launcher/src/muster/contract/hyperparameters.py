@@ -1,7 +1,4 @@
-"""Hyperparameters off the wire: JSON or raw text, the user's own apart from the framework's.
-
-Source: contract.md 1.3 and 1.4, sdk-and-local-mode.md 1.1; reliability.md B15, B23, B35-B37.
-"""
+"""Hyperparameters off the wire: JSON or raw text, the user's own apart from the framework's."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
     findings.warn_of_each(unknown, _say_unknown, "unknown hyperparameters")
     if unquoted:
         findings.warn(
-            f"{HYPERPARAMETERS}: expected text for every value, encoded as JSON: {named(unquoted)}"
+            f"{HYPERPARAMETERS}: expected every value as a JSON string: {named(unquoted)}"
         )
     return result
 
@@ -157,7 +154,7 @@ def check_values(arguments: tuple[str, ...], findings: Findings) -> None:
 
 
 def check_argument(where: str, name: str, value: str, findings: Findings) -> None:
-    """What no program can be given: lone surrogates, NUL, over 128 KiB (contract.md 4.4, B36)."""
+    """What no program can be given: lone surrogates, NUL, over 128 KiB."""
     if "\0" in value:
         what = f"{name}: the value holds a NUL character at position {value.index(chr(0))}"
         findings.problem(where, what, "remove it; no program argument can hold one")

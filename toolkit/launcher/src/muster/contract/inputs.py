@@ -1,5 +1,5 @@
 """Channels of inputdataconfig.json, names that become the same variable (B38), and folders that
-should be there and be of use (B39, B41)."""
+should be there and be of use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def collisions(names: Iterable[str]) -> list[list[str]]:
 
 
 def absent_channels(document: Mapping[str, object], data: str, group: str) -> list[str]:
-    """Channels whose folder below `data` should be there and is not (B39).
+    """Channels whose folder below `data` should be there and is not.
 
     A Pipe channel has no folder, nor has one that goes to other instance groups only.
     """
@@ -65,7 +65,7 @@ def absent_channels(document: Mapping[str, object], data: str, group: str) -> li
 
 def prepare_outputs(paths: Paths, checkpoints: str | None, findings: Findings) -> None:
     """Makes the folders in which a job leaves its work; one that cannot be written is a problem,
-    since all that the job computes would be lost at its end (B41).
+    since all that the job computes would be lost at its end.
 
     `checkpoints`: where the platform keeps them, when it says so. Without that the folder is
     looked at only where it is: a job that writes none needs none. A disk without room is a

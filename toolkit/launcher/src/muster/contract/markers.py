@@ -1,4 +1,4 @@
-"""Log lines that other tools look for (contract.md 2.3)."""
+"""Log lines that other tools look for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The parameters of smdistributed.modelparallel: known keys, their types and their ranges.
 
-They are handed on as they are; whoever reads them in the script's process finds what is said here
-to be true. Source: the public documentation of the library's versions 1 and 2, contract.md 1.3 and
-1.4, model-parallel.md 1.2 and 1.3.
+They are passed on unchanged, so a library that reads them in the script's process can rely on these
+checks. Source: the public documentation of the library's versions 1 and 2.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _KNOWN = {
 
 
 def check_parameters(parameters: object, where: str, findings: Findings) -> None:
-    """Problems of values that no library can use; a warning for each key that nobody knows.
+    """Problems of values that no library can use; a warning for each unknown key.
 
     `where`: what holds them, for the text of a problem. null stands for a key's default.
     """

@@ -2,7 +2,7 @@
 
 ModelTrainer puts the fields of its DistributedConfig, without the name of its class, into one
 variable for a driver of its own. Where `train` runs in that driver's place, the fields are all
-there is of the request. Source: sdk-and-local-mode.md 2.1-2.4.
+there is of the request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the request says about parameter servers: MXNet's hyperparameters (contract.md 1.3)."""
+"""What the request says about parameter servers: MXNet's hyperparameters."""
 
 from __future__ import annotations
 

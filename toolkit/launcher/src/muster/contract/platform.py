@@ -1,4 +1,4 @@
-"""The platform's undocumented files, as hints (beyond-launch.md section 1).
+"""The platform's undocumented files, as hints.
 
 Every file and key may be absent or of another shape than recorded: what cannot be understood is
 left out with one warning, and nothing here ever ends a job. The files hold account numbers and

@@ -1,7 +1,6 @@
 """Which program runs and where its code comes from.
 
-Source: contract.md 1.2 and 1.5, sdk-and-local-mode.md recommendation 2; reliability.md B16, B18,
-B21.
+Promises: B16, B21.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _code_channel(folder: str) -> str:
 
 
 def find_job_id(environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings) -> str:
-    """What tells this job from others (protocol.md 2), or ""."""
+    """What tells this job from others, or ""."""
     for name in ("TRAINING_JOB_NAME", "TRAINING_JOB_ARN"):
         if environ.get(name):
             findings.origins["id"] = f"variable {name}"
@@ -136,7 +135,7 @@ def find_job_id(environ: Mapping[str, str], fixed: Mapping[str, object], finding
 
 
 def check_texts(fixed: Mapping[str, object], findings: Findings) -> None:
-    """The texts that become variables as they are (contract.md 1.2)."""
+    """The texts that become variables as they are."""
     for key in ("sagemaker_job_name", "sagemaker_region"):
         value = fixed.get(key)
         if isinstance(value, str) and not value.isprintable():

@@ -1,7 +1,4 @@
-"""SageMaker's files and variables -> Job: the one reader of `/opt/ml/input` and the environment.
-
-Source: contract.md sections 1.1-1.4, sdk-and-local-mode.md 1 and 7; reliability.md section 6.
-"""
+"""SageMaker's files and variables -> Job: the one reader of `/opt/ml/input` and the environment."""
 
 from __future__ import annotations
 
@@ -74,8 +71,8 @@ class _Request(NamedTuple):
 def read_job(environ: Mapping[str, str]) -> Job:
     """The job on this host. Raises ConfigError with all that is wrong, the most important first.
 
-    Reads the files of contract.md 1.1 below the base folder and lists the code channel; looks at
-    no device, address or user file. Under a second for any input.
+    Reads the request's files below the base folder and lists the code channel; looks at no device,
+    address or user file. Takes less than a second for any input.
     """
     findings = Findings()
     paths = find_paths(environ, findings)
@@ -104,7 +101,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     settings = parse_settings(environ, findings)
     deadlines = _deadlines(environ, hosts, findings)
     if findings.problems or paths is None or cluster is None or resource is None or inputs is None:
-        # secrets of hyperparameters are known here only: whoever reports the error has none of them
+        # secrets of hyperparameters are known here only, not where the error is reported
         raise findings.error(environ, parameters.user, parameters.framework, parameters.fixed)
     platform = _platform(paths, environ, findings)
     return Job(
@@ -130,7 +127,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
 
 
 def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlines]:
-    """What a host with otherwise bad input needs to join and say so (protocol.md 1).
+    """What a host with otherwise bad input needs to join and say so.
 
     Raises ConfigError when the hosts or the settings that a join needs are bad themselves; other
     bad settings and deadlines have their defaults. Where the hyperparameters are bad too, every

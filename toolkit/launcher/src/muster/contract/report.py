@@ -1,4 +1,4 @@
-"""Outcome -> the status files, the one writer of `/opt/ml/output` (contract.md 2.2, protocol.md 9).
+"""Outcome -> the status files, the one writer of `/opt/ml/output`.
 
 Nothing here raises because of a disk: a full or read-only output folder never changes an outcome.
 Whatever a script left in the place of a status file (a link, a FIFO, a second name of another

@@ -1,4 +1,4 @@
-"""The MUSTER_* variables apart from the deadlines (reliability.md B47)."""
+"""The MUSTER_* variables apart from the deadlines."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _port_or_none(environ: Mapping[str, str], name: str, findings: Findings) -> 
 
 
 def _servers(environ: Mapping[str, str], findings: Findings) -> int | None:
-    """The number of parameter servers of the job (reliability.md B48)."""
+    """The number of parameter servers of the job (B48)."""
     text = environ.get(PS_SERVERS)
     if text is None:
         return None

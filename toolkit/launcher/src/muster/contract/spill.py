@@ -1,4 +1,4 @@
-"""Variables too large for the kernel go to files (reliability.md B34, contract.md 4.4)."""
+"""Variables too large for the kernel go to files (B34)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this interpreter can run us at all (reliability.md B50).
+"""Whether this interpreter can run us at all.
 
 Asked before anything else is imported, so this file and those that import it must be readable by
 Python 3.6: annotations are neither postponed nor newer than it.
@@ -11,12 +11,12 @@ OLDEST = (3, 10)
 
 
 def unsupported() -> str:
-    """What is missing here, in one line with its cure; "" when nothing is."""
+    """What is missing here, in one line with the fix; "" when nothing is."""
     version = tuple(map(int, sys.version_info[:2]))  # at run time, not as type checkers take it
     if version < OLDEST:
         found = ".".join(map(str, version))
-        cure = "install it under a newer one"
-        return f"muster needs Python 3.10 or newer, this is {found}; Fix: {cure}"
+        fix = "install it under a newer one"
+        return f"muster needs Python 3.10 or newer, this is {found}; Fix: {fix}"
     system = str(sys.platform)
     if system != "linux":
         return (

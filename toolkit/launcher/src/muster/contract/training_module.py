@@ -1,4 +1,4 @@
-"""`SAGEMAKER_TRAINING_MODULE`: obeyed when an image's author set it (protocol.md 12)."""
+"""`SAGEMAKER_TRAINING_MODULE`: obeyed when an image's author set it."""
 
 from __future__ import annotations
 

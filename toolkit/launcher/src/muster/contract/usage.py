@@ -1,4 +1,4 @@
-"""`train` called with arguments that it does not know (reliability.md B49)."""
+"""`train` called with arguments that it does not know (B49)."""
 
 from __future__ import annotations
 

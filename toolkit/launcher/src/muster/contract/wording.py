@@ -1,7 +1,4 @@
-"""How an outcome reads: in the failure file, and as the last thing on the screen. Pure.
-
-Source: reliability.md section 3, protocol.md 6 and 9, architecture.md "What a person sees".
-"""
+"""How an outcome reads: in the failure file, and as the last thing on the screen. Pure."""
 
 from __future__ import annotations
 

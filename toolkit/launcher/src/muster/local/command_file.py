@@ -90,7 +90,7 @@ def with_secrets(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         name = word.removesuffix(f"={MASK}").rpartition("=")[2]
         of_env = before == "--env" or word.startswith("--env=")
         if not of_env or name not in environ:
-            what = name if word != MASK else f"the argument behind {before}"
+            what = name if word != MASK else f"the argument after {before}"
             fix = f"export {name} and try again" if of_env else "type the command anew"
             raise UsageError(f"the value of {what} is a secret, which a run does not keep", fix)
         found.append(word.removesuffix(MASK) + environ[name])

@@ -11,7 +11,7 @@ from muster.local.request import Request
 
 
 def differences(request: Request, isolation: str) -> list[str]:
-    """One sentence each (protocol.md 11)."""
+    """One sentence each."""
     found = []
     if isolation == PROCESS:
         found += [
@@ -47,7 +47,7 @@ def differences(request: Request, isolation: str) -> list[str]:
     if request.docker:
         found.append(f"each host may take {_limits(request.docker)}")
     if request.arguments:
-        found.append("arguments behind -- do not exist there: use hyperparameters")
+        found.append("arguments after -- do not exist there: use hyperparameters")
     return found
 
 

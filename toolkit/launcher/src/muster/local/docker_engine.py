@@ -1,4 +1,4 @@
-"""The container engine: the way to it, and its errors in one sentence with the cure.
+"""The container engine: the way to it, and its errors in one sentence with the fix.
 
 The Python package `docker` is imported inside functions of the rooms `docker_*`, nowhere else.
 """
@@ -16,7 +16,7 @@ SOCKET = "unix:///var/run/docker.sock"
 
 
 class EngineError(Exception):
-    """The engine cannot do it: one sentence and, in `fix`, the cure. `lost`: it did not answer."""
+    """The engine cannot do it: one sentence, and the fix. `lost`: it did not answer."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ def _check_context() -> None:
     except Exception as error:  # a bare one for a file that is not as it should be
         raise EngineError(
             f"the context {name} cannot be read: {' '.join(str(error).split())}",
-            "mend it with `docker context`, or set DOCKER_HOST",
+            "fix it with `docker context`, or set DOCKER_HOST",
         ) from None
     if found is None:
         raise EngineError(
@@ -110,7 +110,7 @@ class explained:  # noqa: N801 - reads as a word: `with explained():`
 
 
 def explain(error: BaseException) -> EngineError:
-    """What the engine, or the way to it, said, as one sentence with the cure."""
+    """What the engine, or the way to it, said, as one sentence with the fix."""
     from docker.errors import APIError
 
     if isinstance(error, APIError):
@@ -150,7 +150,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         stack += [cause for cause in below if isinstance(cause, BaseException)]
 
 
-# words of the engine: (what it means, the cure, exit code); the first that fits
+# words of the engine: (what it means, the fix, exit code); the first that fits
 _ANSWERS = (
     (
         "invalid reference format",
@@ -173,13 +173,13 @@ _ANSWERS = (
     (
         "non-overlapping IPv4 address pool",
         "the container engine has no addresses left for one more network",
-        "remove networks that nobody uses: docker network ls, docker network rm NAME",
+        "remove unused networks: docker network ls, docker network rm NAME",
         LaunchError.exit_code,
     ),
     (
         "predefined address pools have been fully subnetted",
         "the container engine has no addresses left for one more network",
-        "remove networks that nobody uses: docker network ls, docker network rm NAME",
+        "remove unused networks: docker network ls, docker network rm NAME",
         LaunchError.exit_code,
     ),
     (

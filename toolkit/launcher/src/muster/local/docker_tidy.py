@@ -59,14 +59,14 @@ def tidy(
         if not is_settled and not errors:
             errors.append(EngineError("the container engine is still making a container"))
     user = wanted.user.partition(":")[0] or "0"
-    cure = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(wanted.folder)}"
-    changes: list[tuple[tuple[str, ...], str]] = [((GIVE_BACK, wanted.folder), cure)]
+    fix = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(wanted.folder)}"
+    changes: list[tuple[tuple[str, ...], str]] = [((GIVE_BACK, wanted.folder), fix)]
     if checkpoint:
         which = f"{shlex.quote(checkpoint)} -xdev -user {shlex.quote(user)}"
-        cure = f"sudo find {which} -exec chown -h $(id -u):$(id -g) {{}} +"
-        changes.append(((GIVE_BACK_OWN, checkpoint, user), cure))
+        fix = f"sudo find {which} -exec chown -h $(id -u):$(id -g) {{}} +"
+        changes.append(((GIVE_BACK_OWN, checkpoint, user), fix))
     problems = [
-        _give_back(engine, wanted, change, cure, give_back_s, errors) for change, cure in changes
+        _give_back(engine, wanted, change, fix, give_back_s, errors) for change, fix in changes
     ]
     notes = [f"not everything was removed: {error.message}" for error in errors]
     return Tidied(not errors, (*notes, *filter(None, problems)))
@@ -135,11 +135,11 @@ def _give_back(
     engine: Any,
     wanted: Containers,
     change: tuple[str, ...],
-    cure: str,
+    fix: str,
     limit_s: float,
     errors: list[EngineError],
 ) -> str:
-    """Why files of the folder are not its owner's, and the cure; "" when they are."""
+    """Why files of the folder are not its owner's, and the fix; "" when they are."""
     folder = change[1]
     try:
         if not _has_foreign_files(folder):
@@ -155,7 +155,7 @@ def _give_back(
     if not why:
         return ""
     return (
-        f"files in {folder} may still belong to {wanted.user or 'root'}: {why}; to own them: {cure}"
+        f"files in {folder} may still belong to {wanted.user or 'root'}: {why}; to own them: {fix}"
     )
 
 

@@ -1,7 +1,4 @@
-"""The environment of each host's `train`: the caller's, without a job's leftovers, and the run's.
-
-Source: sdk-and-local-mode.md 1.2, protocol.md 3 and 11.
-"""
+"""Each host's environment of `train`: the caller's, without a job's leftovers, and the run's."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
          `- algo-2
 
 Each dies with its parent, and the death of an init ends every process of its namespace, so that
-SIGKILL to any of them leaves nothing. Source: protocol.md 11; rootless works.
+SIGKILL to any of them leaves nothing. It needs no root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hosts without a way out will need, installed before they are made (protocol.md 11).
+"""What hosts without a way out will need, installed before they are made.
 
 Installed once, then copied to every host's own site folder, where the host's own install finds
 all of it satisfied. Installers run under a holder like hosts do: no signal leaves one behind.

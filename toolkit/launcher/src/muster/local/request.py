@@ -198,7 +198,7 @@ def _near_file(path: str) -> str:
     try:
         close = nearest(name, os.listdir(folder or "."))
     except OSError:
-        return f"there is no folder {folder!r}"
+        return f"there is not a folder {folder!r}"
     return f"did you mean {os.path.join(folder, close)}?" if close else ""
 
 
@@ -246,7 +246,7 @@ def parse_checkpoint(folder: str | None, output: str | None) -> str | None:
         return None
     path = os.path.realpath(folder)
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise UsageError(f"--checkpoint: {folder!r} is no folder")
+        raise UsageError(f"--checkpoint: {folder!r} is not a folder")
     if output is not None:
         _refuse_in_output({"--checkpoint": folder}, output)
     return path

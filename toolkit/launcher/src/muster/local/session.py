@@ -1,6 +1,6 @@
 """One run while it lasts: pumps, shows, and ends it on time or on a signal.
 
-Every way out leads through the holder, which leaves no process behind. Source: protocol.md 7, 11.
+Every way out leads through the holder, which leaves no process behind.
 """
 
 from __future__ import annotations

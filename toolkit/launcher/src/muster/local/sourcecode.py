@@ -2,7 +2,7 @@
 
 An archive and not the folder itself: every host gets the same code even when a file is edited
 meanwhile, what runs goes the way that it goes on SageMaker, and nothing is ever written into the
-user's folder. Source: sdk-and-local-mode.md 1.1, protocol.md 12.
+user's folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Each host's `/opt/ml` as SageMaker lays it out: the documents, pure, and the folders.
-
-Source: contract.md 1.1, sdk-and-local-mode.md 1.1 and 1.3.
-"""
+"""Each host's `/opt/ml` as SageMaker lays it out: the documents, pure, and the folders."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 An image sets none of these and an instance type's name decides none. libfabric 1.18 and plugin
 1.7 (2023) choose EFA by themselves, so the FI_* and NCCL_PROTO that the incumbent sets are left
-out; a wrong one hangs a job. Source: images.md 1.5, protocol.md 3, contract.md 4 rows 24 and 25.
+out; a wrong one hangs a job.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 mpirun reaches the other hosts through our spawn agent and their supervisors, never by ssh. Ranks
 are placed by slot, so host after host holds as many as it was given. What scripts get in their
 environment comes from their own host; mpirun carries none of it.
-Source: contract.md 3.2 and 3.3, protocol.md 10, architecture.md decisions 2, 5 and 13.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ def _each_rank(option: Mpi, world: World, host: int) -> dict[int, dict[str, str]
 
 
 def _data_parallel(option: Mpi, world: World, job: Job) -> tuple[Addition, ...]:
-    """What scripts of smdistributed.dataparallel may read (contract.md 3.3)."""
+    """What scripts of smdistributed.dataparallel may read."""
     if option.option not in DATA_PARALLEL:
         return ()
     reason = f"{option.option} sets it"

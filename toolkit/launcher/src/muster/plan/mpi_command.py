@@ -1,8 +1,8 @@
 """mpirun's command line and that of its launch daemon, for Open MPI 4 (ORTE) and 5 (PRRTE).
 
-Options are spelt with two dashes, which both understand (contract.md 4 row 14b). Hosts are named by
-the address that they joined with, which needs no resolver. A launch daemon gets its options from
-its own host's plan and not from mpirun. Source: protocol.md 10, reliability.md S02.
+Options are spelt with two dashes, which both understand. Hosts are named by the address that they
+joined with, which needs no resolver. A launch daemon gets its options from its own host's plan and
+not from mpirun. Promises: S02.
 """
 
 from __future__ import annotations

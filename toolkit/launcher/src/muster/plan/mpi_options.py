@@ -1,7 +1,7 @@
 """The custom MPI options of a request as words for the mpirun at hand.
 
 Open MPI 4 and 5 spell some options in different ways; what one of them does not know is said and
-left out. Source: contract.md 1.3 and 4.2 row 14b, reliability.md S06 and B31.
+left out. Promises: S06, B31.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _display(shown: dict[str, None], version: str, remarks: list[str]) -> tuple[
 
 
 def _without_ranks(variables: dict[str, str], remarks: list[str]) -> tuple[tuple[str, str], ...]:
-    """The variables less those that say who a rank is: every rank gets its own (B46)."""
+    """The variables less those that say who a rank is: every rank gets its own."""
     own = (*RANK_VARIABLES, *MASTER_VARIABLES)
     for name in own:
         if variables.pop(name, None) is not None:

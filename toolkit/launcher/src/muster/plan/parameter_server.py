@@ -2,7 +2,7 @@
 
 The supervisor starts the scripts itself; servers are services of the plan. Each framework says
 in a module of its own (`ps_*`) which roles there are and what tells a process its own.
-Source: contract.md 3.6 and 3.7, architecture.md "How options map", reliability.md B26 and B48.
+Promises: B48.
 """
 
 from __future__ import annotations

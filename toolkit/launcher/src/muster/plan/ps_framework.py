@@ -1,7 +1,4 @@
-"""Whose parameter servers a job means: what was said, else what is installed and imported.
-
-Source: contract.md 3.6 and 3.7, reliability.md B26.
-"""
+"""Whose parameter servers a job means: what was said, else what is installed and imported."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def _look(job: Job, found: Frameworks) -> str:
     how = "imported by the script" if meant else "installed, and the script imports none of them"
     raise _refusal(
         job,
-        f"{listed} are {how}: which one is to be served cannot be seen",
+        f"{listed} are {how}: cannot tell which framework to use",
         f"set {VARIABLE} to {' or '.join(meant or there)}",
     )
 

@@ -2,7 +2,6 @@
 
 Hosts of a cluster have a network stack each, so all of them use the same ports. Hosts that share
 one machine (`muster local --isolation process`) get a port each: the base and the host index.
-Source: contract.md 3.6 and 3.7.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def name_ports(
         for i, port in enumerate(sorted(set(ports))):
             other = next((name for name, taken in named.items() if taken == port), "")
             if other or port > LAST_PORT:
-                what = f"port {port} is the {other} port too" if other else f"{port} is no port"
+                what = f"port {port} is the {other} port too" if other else f"{port} is not a port"
                 variable = port_variable(group)
                 what = f"{len(ports)} ports are needed from {min(ports)} on, but {what}"
                 raise ConfigError.of(variable, what, f"set {variable} to the first of free ports")

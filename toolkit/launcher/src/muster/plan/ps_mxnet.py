@@ -2,7 +2,6 @@
 
 As the vendor's, but that only hosts of the distribution take part, that there may be another
 number of servers, and that DMLC_INTERFACE is set. Only the scheduler has a fixed port.
-Source: contract.md 3.7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 As the vendor's, but that the first worker is called `chief`, which TensorFlow 2 accepts and
 `master` not (MUSTER_TF_CHIEF=master keeps that), that there may be another number of servers,
 that hosts outside the distribution have no part, and that hosts on one machine have ports of
-their own. Source: contract.md 3.6.
+their own.
 """
 
 from __future__ import annotations

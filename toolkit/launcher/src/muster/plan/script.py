@@ -1,7 +1,4 @@
-"""The command of one rank, and the same command as all hosts must agree on it.
-
-Source: contract.md 1.5, protocol.md 1 (digest) and 10.
-"""
+"""The command of one rank, and the same command as all hosts must agree on it."""
 
 from __future__ import annotations
 

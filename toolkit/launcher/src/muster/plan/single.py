@@ -1,7 +1,7 @@
 """No distribution: the script once on every host; the supervisor starts the shims itself.
 
 On several hosts the script is told where the leader is and which interface to use, and nothing
-else: scripts that build their own process group rely on it. Source: protocol.md 3.
+else: scripts that build their own process group rely on it.
 """
 
 from __future__ import annotations

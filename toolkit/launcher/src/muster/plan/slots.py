@@ -1,6 +1,6 @@
 """How many ranks each distribution host holds: what was asked for, else the devices found.
 
-Source: contract.md 1.3 and 3.1, reliability.md B28, B30 and F46.
+Promises: B28.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def processes_per_host(
 
 
 def mpi_processes(job: Job, facts: tuple[HostFacts, ...], option: Mpi) -> dict[int, int]:
-    """As `processes_per_host`; a total number of processes is spread evenly (B29).
+    """As `processes_per_host`; a total number of processes is spread evenly.
 
     Raises ConfigError, also for a total that the hosts cannot share or do not hold.
     """
@@ -83,7 +83,7 @@ def _unequal_groups(job: Job, facts: tuple[HostFacts, ...]) -> list[Problem]:
                 f"instance group {host.group}",
                 f"{job.cluster.hosts[reference].name} has {there} devices but {host.name} has "
                 f"{here}; hosts of one group must hold equally many ranks",
-                f"set processes_per_host (hyperparameter {KEY}) to {least}, or mend the host "
+                f"set processes_per_host (hyperparameter {KEY}) to {least}, or fix the host "
                 "that misses devices",
             )
     return list(problems.values())

@@ -2,7 +2,6 @@
 
 Static rendezvous: a host's place among the distribution hosts is its node rank, and torchrun sums
 up the hosts' own process counts, so instance groups may hold different numbers of ranks.
-Source: contract.md 3.4, protocol.md 3 and 4, architecture.md decision 13.
 """
 
 from __future__ import annotations

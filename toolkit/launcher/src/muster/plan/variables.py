@@ -1,7 +1,4 @@
-"""The environment that a script gets: what is added, what is taken out, and a note for each.
-
-Source: architecture.md decision 13, protocol.md 2 and 4, reliability.md B46.
-"""
+"""The environment that a script gets: what is added, what is taken out, and a note for each."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ RANK_VARIABLES = (
 )
 MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
-# protocol.md 2: the secret of the join never reaches a rank.
+# The secret of the join never reaches a rank.
 SECRETS = frozenset({"MUSTER_JOB_SECRET"})
 
 
 def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:
     """What Python says reaches the log: at once, so that a killed script has said all that it
-    printed (protocol.md 4), and with the line where it crashed in compiled code."""
+    printed, and with the line where it crashed in compiled code."""
     made = (
         Addition("PYTHONUNBUFFERED", "1", "lines appear when they are printed"),
         Addition("PYTHONFAULTHANDLER", "1", "a crash prints the line where it happened"),
@@ -39,7 +36,7 @@ def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:
 
 
 def master(world: World) -> tuple[Addition, ...]:
-    """Where a script finds the leader, for scripts that no launcher tells (protocol.md 3)."""
+    """Where a script finds the leader, for scripts that no launcher tells."""
     return (
         Addition("MASTER_ADDR", world.address, world.address_reason),
         Addition("MASTER_PORT", str(world.port), "the store port of the job"),
@@ -49,8 +46,10 @@ def master(world: World) -> tuple[Addition, ...]:
 def threads(
     host_index: int, world: World, environ: Mapping[str, str], otherwise: str = ""
 ) -> tuple[Addition, ...]:
-    """Each rank's share of the CPUs, where one thread or all CPUs would be each one's
-    (protocol.md 4). `otherwise`: what would be without it."""
+    """Each rank's share of the CPUs, where one thread or all CPUs would be each one's.
+
+    `otherwise`: the value that applies without it.
+    """
     processes, cpus = world.counts[host_index], world.facts[host_index].cpus
     if processes == 1 or "OMP_NUM_THREADS" in environ:
         return ()
@@ -90,7 +89,7 @@ def each_data_parallel_rank(world: World, host: int) -> dict[int, dict[str, str]
 def overridden(
     environ: Mapping[str, str], names: Iterable[str], additions: Iterable[Addition], by: str
 ) -> tuple[str, ...]:
-    """One note for each of `names` that the user set and that the job sets otherwise (B46)."""
+    """One note for each of `names` that the user set and that the job sets otherwise."""
     kept = {addition.name: addition.value for addition in additions}
     return tuple(
         f"{name}={environ[name]} of the environment is overridden: {by} sets it"

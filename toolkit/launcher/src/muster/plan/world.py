@@ -1,7 +1,4 @@
-"""Which host holds which ranks, and where they rendezvous: computed from the facts of all hosts.
-
-Source: protocol.md 2 and 3, contract.md 1.1 (heterogeneous clusters), architecture.md decision 9.
-"""
+"""Which host holds which ranks, and where they rendezvous: computed from the facts of all hosts."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ A rank that ends with an error while others wait for it inside MPI would never e
 ends itself when Python does, and waits there for all ranks (MXNet's kvstore does the same). So
 after an uncaught exception or an exit code other than 0 the process does all that Python does at
 its end (threads, `atexit`, output) and then leaves without the libraries' own ends. With `python -m
-mpi4py`, the incumbent's way, mpirun would be told to kill all ranks at once, and nobody would learn
-how they ended.
-Source: protocol.md 10, and mpi4py's page on exceptions and deadlocks.
+mpi4py`, the incumbent's way, mpirun would kill all ranks at once, and how they ended would be lost.
+Source: mpi4py's page on exceptions and deadlocks.
 """
 
 import atexit
@@ -89,7 +88,7 @@ def exit_code(stop: SystemExit) -> int:
 
 def leave(code: int) -> None:
     """Ends with the code after what Python does at its end, or after `LEAVE_S` of it."""
-    if os.environ.get("WORLD_SIZE") != "1":  # alone it waits for nobody
+    if os.environ.get("WORLD_SIZE") != "1":  # alone it waits for no other rank
         limit = threading.Timer(LEAVE_S, give_up, (code,))
         limit.daemon = True
         limit.start()

@@ -1,7 +1,7 @@
 """One parameter server of TensorFlow: `python tensorflow_ps.py`, told by TF_CONFIG who it is.
 
 It serves until it is killed, which happens when the job ends: TensorFlow's servers know no end of
-their own. Nothing of muster is imported. Source: contract.md 3.6.
+their own. Nothing of muster is imported.
 """
 
 import importlib

@@ -1,8 +1,7 @@
 """A `distribution` as the SDK takes it -> the hyperparameters that switch it on.
 
-For generic Estimators, which swallow `distribution=` without a word (sdk-and-local-mode.md 1.1
-and recommendation 10), and for `muster local`. What SDK v2's PyTorch estimator sends is sent;
-what it drops in silence is refused (reliability.md B24, B25).
+For generic Estimators, which ignore `distribution=` silently, and for `muster local`. What SDK v2's
+PyTorch estimator sends is sent; what it drops silently is refused (B25).
 """
 
 from __future__ import annotations
@@ -228,7 +227,7 @@ def _text(options: _Options, key: str, findings: Findings) -> str:
     value = options.values.get(key, "")
     if isinstance(value, str):
         return value
-    findings.problem(f"{options.where}.{key}", f"expected a text, got {short(value)}")
+    findings.problem(f"{options.where}.{key}", f"expected a string, got {short(value)}")
     return ""
 
 
@@ -248,7 +247,7 @@ def _set_mpi_options(
     where = "custom_mpi_options"
     keys = [_STRATEGIES[name].options_key for name in enabled if name in _STRATEGIES]
     if not isinstance(text, str):
-        findings.problem(where, f"expected a text, got {short(text)}")
+        findings.problem(where, f"expected a string, got {short(text)}")
     elif not any(keys):
         named_ones = " and ".join(enabled) or "no distribution"
         what = f"{named_ones} does not run mpirun, which they are for"

@@ -1,7 +1,4 @@
-"""`Muster`, the `distributed=` of SDK v3's ModelTrainer that starts our `train` on every host.
-
-Source: sdk-and-local-mode.md 2.1 and 2.4.
-"""
+"""`Muster`, the `distributed=` of SDK v3's ModelTrainer that starts our `train` on every host."""
 
 from __future__ import annotations
 

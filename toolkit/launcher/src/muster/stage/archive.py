@@ -1,4 +1,4 @@
-"""Unpacks a code archive that nobody vouches for (reliability.md S07, F52, F55, B43).
+"""Unpacks a code archive that nobody vouches for (S07, F52, F55).
 
 Two passes: the whole archive is checked before the first byte is written. `tarfile` only parses
 headers; its own extraction, whose filters some supported Pythons lack, is not used.

@@ -1,7 +1,7 @@
-"""The package index of a CodeArtifact repository (contract.md 1.2, `CA_REPOSITORY_ARN`).
+"""The package index of a CodeArtifact repository.
 
 The token travels in the environment alone: on a command line every user of the machine, and the
-failure file, would see it (reliability.md S08, S09).
+failure file, would see it (S08, S09).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, for messages (reliability.md B43)."""
+"""What a file is by its first bytes, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hash of the code folder, so that hosts with different code notice it (reliability.md F24)."""
+"""A hash of the code folder, so that hosts with different code notice it (F24)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs what the user's code asks for (contract.md 1.5 and row 36; reliability.md F57, B42).
+"""Installs what the user's code asks for (F57, B42).
 
 `requirements.txt` counts for every kind of entry point; a package is built from a private copy,
 because the code folder may be the user's own. A job that asks for nothing pays for nothing.
@@ -100,7 +100,7 @@ def provision(
     python: str = "",
     replace_torch: bool = False,
 ) -> None:
-    """Installs into `target` ahead of a host that will have no network (protocol.md 11).
+    """Installs into `target` ahead of a host that will have no network.
 
     `program`: the entry point's name. The host's own `install`, from a folder with the same
     content and into the same target, then finds everything done and starts nothing.

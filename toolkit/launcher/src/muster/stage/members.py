@@ -1,4 +1,4 @@
-"""Which members of a tar archive are acceptable (reliability.md S07).
+"""Which members of a tar archive are acceptable (S07).
 
 The whole archive is judged from its headers, before anything is written. What is hostile is
 rejected and never rewritten into something harmless. Nothing here touches the file system.
@@ -178,7 +178,7 @@ def _check_length(text: str, parts: list[str], what: str, name: str, limits: Lim
     sizes = [len(os.fsencode(part)) for part in parts]
     too_long = sum(sizes) + len(sizes) > _PATH_LIMIT or max(sizes, default=0) > _NAME_LIMIT
     if "\0" in text or too_long or len(parts) > limits.depth:
-        raise rejected(name, f"{what[:80]}... is no path that a disk can hold")
+        raise rejected(name, f"{what[:80]}... is not a path that a disk can hold")
 
 
 def _check_parents(kinds: dict[str, str], name: str) -> None:
@@ -188,7 +188,7 @@ def _check_parents(kinds: dict[str, str], name: str) -> None:
         parent = os.path.dirname(path)
         while parent not in good:
             if kinds.get(parent, "folder") != "folder":
-                raise rejected(name, f"{path!r} lies below {parent!r}, which is no folder")
+                raise rejected(name, f"{path!r} lies below {parent!r}, which is not a folder")
             good.add(parent)
             parent = os.path.dirname(parent)
 

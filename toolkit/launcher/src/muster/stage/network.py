@@ -1,4 +1,4 @@
-"""By which interface and address the hosts of a job reach each other (reliability.md B12, F26)."""
+"""By which interface and address the hosts of a job reach each other (B12, F26)."""
 
 from __future__ import annotations
 

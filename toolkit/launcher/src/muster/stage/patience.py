@@ -1,4 +1,4 @@
-"""Says which path a slow file system keeps us waiting for (reliability.md F54)."""
+"""Says which path a slow file system keeps us waiting for (F54)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this host has (contract.md 3.4; reliability.md F45). Never taken from an instance's name."""
+"""What this host has. Never taken from an instance's name."""
 
 from __future__ import annotations
 

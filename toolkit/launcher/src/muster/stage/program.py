@@ -1,7 +1,4 @@
-"""What kind of program the entry point is, and whether it is there (contract.md 1.5).
-
-Source of the errors: reliability.md B17, B18, B19, B20. All are ConfigErrors.
-"""
+"""What kind of program the entry point is, and whether it is there. All are ConfigErrors."""
 
 from __future__ import annotations
 
@@ -193,7 +190,7 @@ def _require_executable(path: str, name: str, where: str, ours: bool) -> None:
         os.chmod(path, os.stat(path).st_mode & 0o777 | 0o111)
     if startable and os.access(path, os.X_OK):
         return
-    what = "has no execute permission" if startable else "is no program: it has no '#!' line"
+    what = "has no execute permission" if startable else "is not executable: it has no '#!' line"
     raise ConfigError.of(
         where,
         f"program {name!r} {what}; it would be started as ./{name}",

@@ -1,4 +1,4 @@
-"""Reads requirements files as far as the launcher must understand them (reliability.md B42)."""
+"""Reads requirements files as far as the launcher must understand them (B42)."""
 
 from __future__ import annotations
 

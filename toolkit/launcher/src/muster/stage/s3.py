@@ -1,4 +1,4 @@
-"""Fetches one object from S3 or from something that speaks like it (reliability.md F56).
+"""Fetches one object from S3 or from something that speaks like it (F56).
 
 boto3 is imported here only, when the code is at an `s3://` address; it is an extra.
 """

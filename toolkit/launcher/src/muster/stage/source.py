@@ -1,6 +1,6 @@
-"""The user's code, from wherever the job says, in one folder (contract.md 1.5).
+"""The user's code, from wherever the job says, in one folder.
 
-Source of the errors: reliability.md F52, F54-F56, B17-B20, B43, B44.
+Promises: F52, F54, F55, F56.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Room on disks: how much is needed, how much is there, and how to say so (reliability.md F52)."""
+"""Room on disks: how much is needed, how much is there, and how to say so (F52)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs into a folder without touching the interpreter's own packages (protocol.md 11).
+"""Installs into a folder without touching the interpreter's own packages.
 
 `pip install --target` alone does not look at what is installed: it would fetch torch anew for
 every host. So pip is first asked what is missing, and only that is installed, without dependencies.

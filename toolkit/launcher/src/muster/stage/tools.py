@@ -1,4 +1,4 @@
-"""Asks a tool of the machine a question, with a time limit that holds (reliability.md F45)."""
+"""Asks a tool of the machine a question, with a time limit that holds."""
 
 from __future__ import annotations
 

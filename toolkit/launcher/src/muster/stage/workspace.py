@@ -79,7 +79,7 @@ def _remove_leftovers(home: str) -> None:
 
 
 def discard(code: str) -> None:
-    """Removes what a staging that was not waited for has unpacked so far (reliability.md F52)."""
+    """Removes what a staging that was not waited for has unpacked so far (F52)."""
     code = os.path.realpath(code)
     for home in (os.path.dirname(code), code):
         try:

@@ -1,7 +1,4 @@
-"""`train` from end to end on one host: read, supervise, report. The layers meet here.
-
-Source: architecture.md "The life of a job".
-"""
+"""`train` from end to end on one host: read, supervise, report. The layers meet here."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Never handed to a rank, a launcher or an installer: the job secret is among them (protocol.md
-# 2), and a `train` or `muster local` started by a script is to be a job of its own.
+# Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
+# `muster local` started by a script is to be a job of its own.
 OURS_ALONE = "MUSTER_"
-FILES_S = 30.0  # how long the files of a host that has nobody to agree with may take
+FILES_S = 30.0  # how long the files of a host that has no peer to agree with may take
 
 
 def run(environ: Mapping[str, str]) -> Outcome:
@@ -72,7 +69,7 @@ def _run(environ: Mapping[str, str], pool: ShimPool) -> Outcome:
         if isinstance(job, ConfigError):
             return _refuse(environ, job, output, pool)
         return _run_job(job, output, pool)
-    except Exception as error:  # also a defect of ours ends with files and a code of its own
+    except Exception as error:  # a defect of muster ends with files and an exit code too
         return _alone(environ, error, output)
     finally:
         close_output(job, output)
@@ -130,7 +127,7 @@ def _refuse(
 
 
 def _alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
-    """The outcome of this host when there is nobody to agree with."""
+    """The outcome of this host when there is no peer to agree with."""
     from muster.run.job.context import Ending, host_error_of, write_and_say
     from muster.run.job.verdict import from_host_error
     from muster.train.refusal import RefusalWork

@@ -14,7 +14,10 @@ LOOPBACK = "127.0.0.1"
 
 
 class NetworkIdentity(NamedTuple):
-    """`interface` is "" for a job of one host, which needs no network."""
+    """This host's address and interface, and how it resolves the names of others.
+
+    `interface` is "" for a job of one host, which needs no network.
+    """
 
     address: str
     interface: str
@@ -37,7 +40,7 @@ def find_network_identity(cluster: Cluster, log: Log) -> NetworkIdentity:
 
 
 def say_if_key_is_open(job: Job, log: Log) -> None:
-    """Where hosts share no secret, whoever reads the network during the join can take part.
+    """Where hosts share no secret, any reader of the network can take part in the join.
 
     On SageMaker that is how jobs are, and the network is the job's own: no warning there.
     """
@@ -56,7 +59,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 
 
 def warn_of_init(log: Log) -> None:
-    """Under a shell as PID 1, SIGTERM never reaches this process (protocol.md 7)."""
+    """Under a shell as PID 1, SIGTERM never reaches this process."""
     if os.getpid() == 1 or not _is_child_of_init(os.getppid()):
         return
     name = _shell(1)

@@ -92,7 +92,7 @@ class JobWork:
             raise findings.error()
 
     def identity(self) -> Identity:
-        """Who this host is, and what all hosts must agree on (protocol.md 1)."""
+        """Who this host is, and what all hosts must agree on."""
         job = self._job
         agreed: dict[str, str] = {}
         if len(job.cluster.hosts) > 1:
@@ -123,7 +123,7 @@ class JobWork:
         return Memory(cgroups.oom_kills, cgroups.memory_limit_bytes)
 
     def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
-        """See `Work`. Order of contract.md 1.5: code, then requirements, then facts."""
+        """See `Work`. In this order: code, requirements, facts."""
         from muster.stage.install import install, target_of, with_target
         from muster.stage.patience import Patience
         from muster.stage.probe import probe_machine
@@ -207,7 +207,7 @@ class JobWork:
         return tools
 
     def check(self, plan: LaunchPlan) -> None:
-        """See `Work`: every fixed port of the plan can be bound here (protocol.md 3)."""
+        """See `Work`: every fixed port of the plan can be bound here."""
         if not plan.ports:
             return  # nothing will listen
         from muster.stage.network import can_bind, port_holder
@@ -273,7 +273,7 @@ class JobWork:
             self._log("stage", f"channel {name!r} has no folder {where}", level="WARNING")
 
     def _warn_of_shared_memory(self, ranks: int) -> None:
-        """Where it is what an engine gives that nobody told, and something here may use it."""
+        """Where it is an engine's default size, and something here may use it."""
         from muster.stage.probe import shm_bytes
 
         size = shm_bytes()

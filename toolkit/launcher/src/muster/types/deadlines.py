@@ -1,7 +1,4 @@
-"""Every time limit of the launcher, with its default and its range. All in seconds, monotonic.
-
-Source: reliability.md section 3, protocol.md sections 1, 2, 6, 7.
-"""
+"""Every time limit of the launcher, with its default and its range. All in seconds, monotonic."""
 
 from __future__ import annotations
 
@@ -43,11 +40,11 @@ class Deadlines(NamedTuple):
 
     @property
     def warn_after_s(self) -> float:
-        """The silence of a host that deserves a warning: 10 s by default (reliability.md F28)."""
+        """The silence of a host that deserves a warning: 10 s by default (F28)."""
         return max(2 * self.heartbeat_s, self.lost_after_s / 3)
 
 
-# Compose kills a container 10 s after SIGTERM (sdk-and-local-mode.md 3.4).
+# Compose kills a container 10 s after SIGTERM.
 LOCAL_MODE_STOP = {
     "stop_grace_s": 7.0,
     "stop_drain_s": 7.5,

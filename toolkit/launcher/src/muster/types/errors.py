@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree. Each class has an exit code and says who can mend it.
+"""What can go wrong, as one tree. Each class has an exit code and says who can fix it.
 
 MusterError
  |- ConfigError       100  the job request or its files            the user
@@ -12,8 +12,6 @@ MusterError
  |- LaunchError       106  the launcher ended before its ranks     the platform, retry
  |- UserScriptError   the code of the first failing rank           the user
  `- StoppedError      143  stopped from outside                    nobody, resume
-
-Source: reliability.md section 3, protocol.md section 9.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ RESERVED_EXIT_CODES = frozenset({100, 101, 102, 103, 104, 105, 106, STOPPED_EXIT
 
 
 class MusterError(Exception):
-    """An error that a person reads: what happened and where, and in `fix` what cures it."""
+    """An error that a person reads: what happened and where, and in `fix` what to do."""
 
     exit_code = 105
 

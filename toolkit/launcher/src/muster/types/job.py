@@ -29,7 +29,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def below(cls, base: str) -> Paths:
-        """The layout below `base` (contract.md 1.1, 2.2)."""
+        """The layout below `base`."""
         return cls(
             base=base,
             input=f"{base}/input",
@@ -72,7 +72,7 @@ class Settings(NamedTuple):
 
 
 class Platform(NamedTuple):
-    """Facts that the platform's undocumented files may hold (beyond-launch.md section 1).
+    """Facts that the platform's undocumented files may hold.
 
     Hints: every field may be absent, none is ever required.
     """
@@ -92,7 +92,7 @@ class Platform(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The request's files as parsed, for the variables that hand them on (contract.md 2.1)."""
+    """The request's files as parsed, for the variables that hand them on."""
 
     resource_config: Mapping[str, object]
     input_data_config: Mapping[str, object]

@@ -23,7 +23,7 @@ class Machine(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Ranks that fit: GPUs, else Neuron cores, else 1 (contract.md 1.3)."""
+        """Ranks that fit: GPUs, else Neuron cores, else 1."""
         return self.gpus or self.neurons or 1
 
 

@@ -1,4 +1,4 @@
-"""Secrets out of every text that a person or a file gets to see (reliability.md S08).
+"""Secrets out of every text that a person or a file gets to see (S08).
 
 Names decide what is a secret; from then on its value is masked wherever it turns up.
 """

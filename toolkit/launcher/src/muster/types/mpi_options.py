@@ -2,7 +2,7 @@
 
 Pure, and used twice: while reading, so that every problem is told before anything starts, and by
 the plan, which turns what was read into words for the mpirun at hand.
-Source: contract.md 1.3 and 3.2, reliability.md S06 and B31.
+Promises: S06, B31.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Reader:
         word = words.pop()
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or not name:
-            what = f"{_short(word)} is no option: mpirun would take it for the program to start"
+            what = f"{_short(word)} is not an option: mpirun would take it for the program to start"
             self._refuse(what, "quote values that hold spaces, or remove it")
             return
         if equals:
@@ -232,7 +232,7 @@ class _Reader:
             return
         name, equals, value = text.partition("=")
         if not _VARIABLE.fullmatch(name):
-            what = f"-x {_short(name)}: that is no name of a variable"
+            what = f"-x {_short(name)}: that is not the name of a variable"
             self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
             return
         layer, _, parameter = name.partition("_MCA_")
@@ -255,7 +255,7 @@ class _Reader:
         if words and not words[-1].startswith("--"):
             return words.pop()
         dashes = "-" if name == "x" else "--"
-        self._refuse(f"{dashes}{name} lacks its value", "write the value behind it")
+        self._refuse(f"{dashes}{name} lacks its value", "write the value after it")
         return None
 
     def _keep(self, given: Option) -> None:

@@ -2,7 +2,7 @@
 
 There are three kinds: those that are allowed; those that never are, since they change which hosts,
 programs, agents or files take part; and all others, which MUSTER_MPI_RAW_OPTIONS=1 lets through.
-Source: reliability.md S02 and S06, the manuals of mpirun 4.1 and 5.0.
+Promises: S02, S06. Source: the manuals of mpirun 4.1 and 5.0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ REFUSED = {
     **_each("prefix pmix-prefix app-prefix launch-agent dvm dvm-uri ompi-server hnp", 1, _AGENT),
     **_each("app-pmix-prefix dvm-master-uri rtos runtime-options", 1, _AGENT),
     **_each("noprefix no-prefix daemonize system-server-first system-server-only", 0, _AGENT),
-    **_each("tune amca", 1, "it takes options from a file that nobody checks"),
+    **_each("tune amca", 1, "it takes options from an unchecked file"),
     **_each("omca gomca gprtemca gpmixmca", 2, "write --mca, --prtemca or --pmixmca"),
     **_each("output-filename output-directory report-uri", 1, "logs are written by muster alone"),
     **_each("xml-file debug-daemons-file", 1, "logs are written by muster alone"),
@@ -102,7 +102,7 @@ INSTEAD = {
     "hwloc_base_binding_policy": "--bind-to",
     "hwloc_default_binding_policy": "--bind-to",
 }
-# Of a launcher around us: mpirun would take itself for a part of it (architecture.md decision 13).
+# Of a launcher around us: mpirun would take itself for a part of it.
 FOREIGN = (
     *("SLURM_", "SLURMD_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
     *("PBS_", "LSB_", "LSF_", "JSM_", "FLUX_", "COBALT_", "SGE_", "PE_HOSTFILE"),
@@ -110,8 +110,7 @@ FOREIGN = (
     *("OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV"),
     *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_plm", "OMPI_MCA_pmix"),
 )
-# Nobody asks for those by -x either. OPAL_* of an image say where its Open MPI lies; MUSTER_* are
-# ours.
+# Not by -x either. OPAL_* of an image say where its Open MPI lies; MUSTER_* are the launcher's.
 _NEVER_ASKED = (*FOREIGN, "OPAL_", "OMPI_MCA_", "MUSTER_")
 _PARAMETER = r"(?:OMPI|PRTE|PMIX)_MCA_(.+)"
 

@@ -10,7 +10,7 @@ def split_words(text: str) -> list[str]:
     never closed, a backslash at the end, or a character that no argument can hold."""
     odd = next((at for at, one in enumerate(text) if _is_odd(one)), None)
     if odd is not None:
-        raise ValueError(f"{text[odd]!r} at position {odd} can be no part of an option")
+        raise ValueError(f"{text[odd]!r} at position {odd} is not allowed in an option")
     try:
         return shlex.split(text)
     except ValueError:
@@ -28,7 +28,7 @@ def _open_end(text: str) -> str:
         one = text[at]
         if one == "\\" and quote != "'":
             if at + 1 == len(text) and not quote:
-                return f"the backslash at position {at} has nothing behind it"
+                return f"the backslash at position {at} has nothing after it"
             at += 1
         elif one == quote:
             quote = ""

@@ -66,8 +66,7 @@ class Console:
 
     def last_block(self, notes: Iterable[str], block: str, marked: bool) -> None:
         """Several lines as they are: the summary and the block, `marked` when it is of a failure or
-        a stop. No line of this host comes after them (protocol.md 8), also none of a thread that is
-        still at work."""
+        a stop. No line of this host comes after them, not even of a thread that still works."""
         self._over = True
         before = "".join(printable(self._mask(note)) + "\n" for note in notes)
         last = printable(self._mask(block)) + "\n"

@@ -1,9 +1,9 @@
 """What a rank's error stream says about its end: the last traceback or abort, when, and its text.
 
 A failing rank is judged by the moment its error began to show, not by its exit: a rank that only
-lost its peer often exits first (protocol.md 6). The moment is that of the *last* block of error
-lines, since a script may log a traceback, go on for hours, and fail for another reason; blocks
-that follow each other closely (chained exceptions, several threads) count as one.
+lost its peer often exits first. The moment is that of the *last* block of error lines, since a
+script may log a traceback, go on for hours, and fail for another reason; blocks that follow each
+other closely (chained exceptions, several threads) count as one.
 """
 
 from __future__ import annotations

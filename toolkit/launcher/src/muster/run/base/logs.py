@@ -1,8 +1,8 @@
 """Moves what ranks write to our own streams: byte for byte, whole lines, in constant memory.
 
 One thread reads all pipes and writes; the supervisor's own lines pass through the same thread, so
-that nothing the supervisor does can block on a reader that stopped reading (reliability.md F58,
-F59). A second thread keeps the files of each rank and drops and counts when the disk is slow.
+that nothing the supervisor does can block on a reader that stopped reading (F58, F59). A second
+thread keeps the files of each rank and drops and counts when the disk is slow.
 
 A pump that is `live` writes what `muster local` shows: every line once, as it stands after its
 carriage returns, and while it is not complete its state, which ends in a carriage return.

@@ -1,7 +1,7 @@
 """The run's record: events as JSON lines, and what each rank wrote, in files of bounded size.
 
 One thread writes. When the disk is slow or full it drops and counts; nothing here ever changes an
-outcome or blocks a rank. Source: protocol.md 12, architecture.md "One run folder".
+outcome or blocks a rank.
 """
 
 from __future__ import annotations

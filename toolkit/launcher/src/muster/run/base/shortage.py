@@ -1,4 +1,4 @@
-"""What a machine is short of when no process or thread can be started (reliability.md F16)."""
+"""What a machine is short of when no process or thread can be started (F16)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.types.values import NamedTuple
 
 
 class Shortage(NamedTuple):
-    """`what` is used up, and what cures it."""
+    """A resource of the machine that is used up, and what to do about it."""
 
     what: str
     fix: str

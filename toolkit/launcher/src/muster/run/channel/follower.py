@@ -1,6 +1,6 @@
 """A follower's end of the control channel: it finds the leader, proves itself, and stays in touch.
 
-Source: protocol.md 2 and 6; reliability.md F20 to F23.
+Promises: F20, F23.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A connection to the leader that has not proved anything yet, and the one thing it may say.
 
-Source: protocol.md 2; reliability.md S03, S19.
+Promises: S03, S19.
 """
 
 from __future__ import annotations

@@ -13,9 +13,12 @@ BRIEF_BYTES = 300  # of a text in a hello, as JSON
 
 
 class Identity(NamedTuple):
-    """`agreed`: what must be equal on every host (protocol.md 1), by name, as short texts; empty
-    on a host whose request is bad and that joins only to say so. `secret`: shared by all hosts,
-    or empty; it never travels."""
+    """Who a host is in its job.
+
+    `agreed`: what must be equal on every host, by name, as short texts; empty on a host whose
+    request is bad and that joins only to say so. `secret`: shared by all hosts, or empty; it never
+    travels.
+    """
 
     job: str
     name: str

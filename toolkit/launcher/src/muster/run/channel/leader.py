@@ -1,6 +1,6 @@
 """The leader's end of the control channel: it listens, admits, and notices who goes away.
 
-Source: protocol.md 2, 3, 6; reliability.md S03, S19.
+Promises: S03, S19.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ def _list_of(values: Any) -> list[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("not a text")
+        raise TypeError("not a string")
     return value
 
 
@@ -300,7 +300,7 @@ def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
     if not isinstance(phases, dict) or not all(
         type(s) in (int, float) and _is_sane(s) for s in phases.values()
     ):
-        raise TypeError("durations that are no numbers")
+        raise TypeError("durations that are not numbers")
     return HostEnded(ends, _failures(failures), phases)
 
 

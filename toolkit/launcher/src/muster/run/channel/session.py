@@ -1,7 +1,7 @@
 """One end of an established control connection, which may be re-established once it breaks.
 
 Messages are numbered and kept until the other end has them, so that a connection that ends and
-comes back within the reconnect time loses and repeats nothing. Source: protocol.md 2 and 6.
+comes back within the reconnect time loses and repeats nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Frames of the control channel: length, keyed hash, JSON. No pickle, nothing but JSON lists.
 
-Handshake (reliability.md S03, protocol.md 2), F follower, L leader, n nonces:
+Handshake (S03), F follower, L leader, n nonces:
   L -> F  challenge: n_L
   F -> L  hello: job id, host_index, digest, n_F, proof_F
   L -> F  welcome: proof_L, the job key (masked when both sides hold a job secret)

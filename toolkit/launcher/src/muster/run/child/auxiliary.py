@@ -147,7 +147,7 @@ def launch_error(what: str, fix: str, detail: str = "") -> HostError:
 
 
 def lost_status(who: str) -> HostError:
-    """A status that somebody else took reads as success: it is a defect instead (protocol.md 5)."""
+    """A status that somebody else took reads as success: it is a defect instead."""
     what = f"the exit status of {who} was taken by another part of this process"
     fix = "report this with the log: it is a defect of muster, or of what was put into its process"
     return HostError(InternalError.__name__, InternalError.exit_code, what, fix, "")

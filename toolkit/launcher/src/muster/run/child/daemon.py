@@ -2,7 +2,7 @@
 
 A request comes from another host, so it never names a program, an environment or a component: this
 host's plan does. Only the few values that the launcher alone knows are taken from it, each one
-matched as a whole. Source: protocol.md 10, reliability.md S02.
+matched as a whole. Promises: S02.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What starts the rank shims of this host: its launcher or launch daemon, and what its end means.
 
 A launcher never decides an outcome: one that ends because of a rank is silent, and the rank tells.
-Source: protocol.md 4, 6 and 10, reliability.md F17.
+Promises: F17.
 """
 
 from __future__ import annotations

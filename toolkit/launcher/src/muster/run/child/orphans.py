@@ -1,4 +1,4 @@
-"""What is left of ours once the shims are gone, and what is none of ours (protocol.md 5)."""
+"""What is left of ours once the shims are gone, and what is none of ours."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The supervisor's private folder: its socket, and what must not outlive the job.
 
 Its name is random, its mode 700. It goes with the supervisor. When that is killed its shims remove
-it (`rank_shim`), and when those are killed too, the next start on the machine does. Source:
-reliability.md S18.
+it (`rank_shim`), and when those are killed too, the next start on the machine does. Promises: S18.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the script in a session of its own, reports its true status, and exits only when
 so that neither torchrun nor mpirun ever decides an outcome. It is a child subreaper: whatever the
 script leaves behind stays below it and ends with it. When the supervisor's socket closes, the
 supervisor is gone: the whole tree is killed, exit 137; if it was killed, the folders that it can
-no longer remove go too, secrets among them. Source: protocol.md 4 and 5.
+no longer remove go too, secrets among them.
 
 It runs once per rank, so it imports C modules only (`socket` costs 8 ms, `signal` 5, `ctypes` 4)
 and nothing of muster. Messages both ways: 4 bytes of length, then fields joined by NUL.
@@ -288,7 +288,7 @@ def main() -> int:
         sock.connect(path)
     except OSError as error:
         sys.stderr.write(
-            f"muster: only `train` starts this process; nobody answers at {path!r}: {error}\n"
+            f"muster: only `train` starts this process; cannot connect to {path!r}: {error}\n"
         )
         tidy(path)
         return 106

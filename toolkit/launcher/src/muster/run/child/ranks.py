@@ -1,6 +1,6 @@
 """The ranks of this host while they run: started below shims, watched, signalled, accounted for.
 
-It tells what happened through `RanksEvents` and decides nothing. Source: protocol.md 4 to 6.
+It tells what happened through `RanksEvents` and decides nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place that takes exit statuses of our children. Source: protocol.md 5.
+"""The one place that takes exit statuses of our children.
 
 It looks before it takes: our own shims are taken by pid; a child of a library call (a probe's
 subprocess) shares our session, belongs to that call and gets half a second to be taken by it;

@@ -2,7 +2,7 @@
 
 Open MPI keeps session folders and files of shared memory and leaves them behind when it is killed,
 or when its processes do not end as it likes; so it gets folders of its own, and all of it goes.
-Source: reliability.md S18.
+Promises: S18.
 """
 
 from __future__ import annotations

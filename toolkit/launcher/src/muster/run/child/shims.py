@@ -1,7 +1,7 @@
 """Supervised processes of this host: every one of them runs below a waiting shim.
 
 `ShimPool` starts shims, accepts their registrations on a private socket, and turns what they say
-into calls. It never waits. Source: protocol.md 4 and 5, reliability.md S18.
+into calls. It never waits. Promises: S18.
 """
 
 from __future__ import annotations

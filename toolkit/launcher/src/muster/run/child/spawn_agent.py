@@ -2,7 +2,7 @@
 
 It reaches its own host's supervisor and nothing else, hands over the words as they are, and ends:
 0 when they were passed on to that host's supervisor, which decides what it starts. No shell reads
-them, no key is needed. Source: protocol.md 10, reliability.md S02.
+them, no key is needed. Promises: S02.
 """
 
 import _socket
@@ -23,7 +23,7 @@ def main() -> int:
         sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = sock.recv(4096)
     except OSError as error:
-        answer = f"nobody answers at {path!r}: {error}; only `train` starts this process".encode()
+        answer = f"cannot connect to {path!r}: {error}; only `train` starts this process".encode()
     if answer == b"\0":
         return 0
     sys.stderr.write(f"muster: {(answer or b'no answer').decode('utf-8', 'replace')}\n")

@@ -1,6 +1,6 @@
 """The leader's part of a job: what all hosts have said so far, and what follows from it.
 
-Pure: events and the time go in, orders come out. It decides once. Source: protocol.md 1, 6 to 8.
+Pure: events and the time go in, orders come out. It decides once.
 """
 
 from __future__ import annotations

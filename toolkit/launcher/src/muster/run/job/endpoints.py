@@ -127,7 +127,7 @@ class LeaderEndpoint:
         be cut or a stop from outside allows; then a little until they have closed.
 
         Hosts that have not joined are waited for only when this job was refused before it ran:
-        each of them is to end with the same words (protocol.md 1).
+        each of them is to end with the same words.
         """
         if self._leader is None:
             done()
@@ -201,7 +201,7 @@ class LeaderEndpoint:
         self._carry_out()
 
     def _say(self, component: str, text: str, level: str = "INFO", **facts: object) -> None:
-        """A line about another host; none once this host has said its last (protocol.md 8)."""
+        """A line about another host; none once this host has said its last."""
         if not self._released:
             self._log(component, text, level=level, **facts)
 
@@ -215,7 +215,7 @@ class LeaderEndpoint:
         )  # fmt: skip
 
     def _admits(self, host: int, address: str, done: Callable[[bool], None]) -> None:
-        """Whether the address is one of the host's name (protocol.md 2)."""
+        """Whether the address is one of the host's name."""
         if not self._context.checks_names or address in self._addresses.get(host, ()):
             done(True)
             return
@@ -253,12 +253,12 @@ class LeaderEndpoint:
         return min(now + limits.refusal_notify_s, self._began_s + limits.join_s)
 
     def _say_who_is_to_be_told(self) -> None:
-        """Once the outcome is known, and before this host's last lines (protocol.md 8)."""
+        """Once the outcome is known, and before this host's last lines."""
         now = time.monotonic()
         missing, left_s = self._coordinator.missing(), self._tell_by(now) - now
         if missing and left_s > 0:
             names = ", ".join(missing)
-            self._log("job", f"waiting up to {left_s:.0f} s to tell {names} of the end")
+            self._log("job", f"waiting up to {left_s:.0f} s to tell {names} how the job ended")
 
     def _carry_out(self) -> None:
         for note in self._coordinator.notes:

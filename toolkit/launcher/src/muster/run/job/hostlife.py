@@ -205,7 +205,7 @@ class HostLife:
         return self._report(Report((), host_error), Stop(False, host_error.message), now)
 
     def _report(self, report: Report, then: Stop, now: float) -> list[Action]:
-        """Report first, act when heard or after a second (protocol.md 6)."""
+        """Report first, act when heard or after a second."""
         if self._stop is not None or self.state in _OVER:
             return []
         if self.state is State.ENDED:  # a server that ranks of other hosts still need

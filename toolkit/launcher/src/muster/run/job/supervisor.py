@@ -1,7 +1,7 @@
 """One host's supervisor: the event loop that carries out what the state machine asks for.
 
 It owns the processes, the channel and the log pump of the host from the join to the end, and
-returns the job's outcome. Source: protocol.md, all of it.
+returns the job's outcome.
 """
 
 from __future__ import annotations

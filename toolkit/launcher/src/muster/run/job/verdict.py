@@ -1,7 +1,4 @@
-"""Who failed first, and what to call it: pure, over the evidence of all hosts.
-
-Source: protocol.md 6 and 9, reliability.md section 3.
-"""
+"""Who failed first, and what to call it: pure, over the evidence of all hosts."""
 
 from __future__ import annotations
 
@@ -189,7 +186,7 @@ def _was_in(tail: str) -> str:
 def exit_code(failure: RankFailure) -> int:
     """The job's exit code for this failure: the script's own, unless muster alone says that one.
 
-    100 to 106 and 143 become 1, as does a rank ended by a SIGTERM (protocol.md 9).
+    100 to 106 and 143 become 1, as does a rank ended by a SIGTERM.
     """
     return 1 if failure.signalled else said_code(failure.status)
 
