@@ -100,7 +100,7 @@ class Leading:
         )  # fmt: skip
         recorder = Recorder(name_of(0), "", 0, str)
         self.endpoint = LeaderEndpoint(self.loop, context, self._happen, self._log, recorder)
-        self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.endpoint.tell(said)))
+        self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.endpoint.send(said)))
 
     def begin(self) -> None:
         self.endpoint.begin()
@@ -119,7 +119,7 @@ class Leading:
         if isinstance(event.message, m.Verdict):
             self.loop.after(0, self.endpoint.files_written)
         elif isinstance(event.message, m.Leave):
-            self.loop.after(0, lambda: self.endpoint.farewell(self.loop.stop))
+            self.loop.after(0, lambda: self.endpoint.linger(self.loop.stop))
 
     def _log(self, component: str, message: str, /, level: str = "INFO", **facts: object) -> None:
         """What a job's log would take, except that nobody reads it here."""

@@ -131,9 +131,9 @@ def test_what_a_killed_holder_leaves_is_named_by_the_next_run_and_its_command_re
 ) -> None:
     run = start(home, forever(base))
     run.wait_ready(2)
-    [holder] = run.alive("muster.local.holder")
-    os.kill(run.process.pid, signal.SIGSTOP)  # else it may see the holder's end before its own
-    os.kill(holder, signal.SIGKILL)
+    [supervisor] = run.alive("muster.local.supervisor")
+    os.kill(run.process.pid, signal.SIGSTOP)  # else it may see the supervisor's end before its own
+    os.kill(supervisor, signal.SIGKILL)
     os.kill(run.process.pid, signal.SIGKILL)
     run.check_nothing_left()
     left = left_by(engine, run)
@@ -152,7 +152,7 @@ def test_a_holder_that_dies_alone_ends_the_run_with_the_removing_command(
 ) -> None:
     run = start(home, forever(base))
     run.wait_ready(2)
-    os.kill(run.alive("muster.local.holder")[0], signal.SIGKILL)
+    os.kill(run.alive("muster.local.supervisor")[0], signal.SIGKILL)
     result = run.wait(20)
     assert result.code == 137
     assert "containers of this run may be left" in result.err

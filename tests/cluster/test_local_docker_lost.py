@@ -88,8 +88,8 @@ def test_a_run_folder_is_in_use_as_long_as_the_holder_has_containers(
 ) -> None:
     run = start(home, forever(base))
     run.wait_ready(2)
-    [holder] = run.alive("muster.local.holder")
-    os.kill(holder, signal.SIGSTOP)
+    [supervisor] = run.alive("muster.local.supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
     try:
         run.signal(signal.SIGKILL)
         run.process.wait()
@@ -97,7 +97,7 @@ def test_a_run_folder_is_in_use_as_long_as_the_holder_has_containers(
         said = start(home, job("train", base, hosts=1)).wait().err
         assert "a killed run left" not in said
     finally:
-        os.kill(holder, signal.SIGCONT)
+        os.kill(supervisor, signal.SIGCONT)
     run.check_nothing_left(limit_s=20)
     assert is_free(str(run.folder))
     assert not left_by(engine, run)

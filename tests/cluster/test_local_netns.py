@@ -181,7 +181,7 @@ def test_killed_without_root_it_leaves_nothing(nobodys_home: Path, start: Start)
 
 
 @pytest.mark.parametrize("script", ["train.py", "stubborn.py"])
-@pytest.mark.parametrize("victim", ["", "muster.local.holder"])
+@pytest.mark.parametrize("victim", ["", "muster.local.supervisor"])
 def test_killing_muster_local_or_its_holder_leaves_nothing(
     start: Start, home: Path, script: str, victim: str
 ) -> None:

@@ -173,7 +173,7 @@ def test_a_script_that_ignores_the_stop_is_killed_in_time(start: Start, home: Pa
 
 
 @pytest.mark.parametrize("script", ["train.py", "stubborn.py"])
-@pytest.mark.parametrize("victim", ["", "muster.local.holder"])
+@pytest.mark.parametrize("victim", ["", "muster.local.supervisor"])
 def test_killing_muster_local_or_its_holder_leaves_nothing(
     start: Start, home: Path, script: str, victim: str
 ) -> None:

@@ -107,15 +107,15 @@ HOSTILE: dict[str, Hostile] = {
     "pipe": Hostile((GOOD, Entry("pipe", kind=tarfile.FIFOTYPE)), "a device, a pipe"),
     "unknown type": Hostile((GOOD, Entry("odd", kind=b"Z")), "a device, a pipe"),
     "file named like the folder": Hostile((GOOD, Entry("./", b"")), "a device, a pipe"),
-    "endless depth": Hostile((GOOD, Entry("a/" * 500 + "x", b"x")), "no path that a disk can hold"),
-    "endless name": Hostile((GOOD, Entry("a" * 5000, b"x")), "no path that a disk can hold"),
+    "endless depth": Hostile((GOOD, Entry("a/" * 500 + "x", b"x")), "not a path that a disk can hold"),
+    "endless name": Hostile((GOOD, Entry("a" * 5000, b"x")), "not a path that a disk can hold"),
     "negative size": Hostile((GOOD, Entry("x", size=-512)), "a device, a pipe"),
     "size of a year": Hostile((GOOD, Entry("x", b"x", size=1 << 60)), "unpacks to more than"),
     "name of 4,200 bytes": Hostile(
-        (GOOD, Entry("é/" * 1400, b"x")), "no path that a disk can hold"
+        (GOOD, Entry("é/" * 1400, b"x")), "not a path that a disk can hold"
     ),
-    "name of 300 bytes": Hostile((GOOD, Entry("é" * 150, b"x")), "no path that a disk can hold"),
-    "link to 5,000 bytes": Hostile((GOOD, link("x", "a" * 5000)), "no path that a disk can hold"),
+    "name of 300 bytes": Hostile((GOOD, Entry("é" * 150, b"x")), "not a path that a disk can hold"),
+    "link to 5,000 bytes": Hostile((GOOD, link("x", "a" * 5000)), "not a path that a disk can hold"),
     "link, then a file in its place": Hostile(
         (GOOD, link("a", "."), folder("b"), Entry("a/x", b"x")), "'a/x' lies below 'a'"
     ),
@@ -277,6 +277,6 @@ FORGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "size in an extended header": (_size_in_an_extended_header, "unpacks to more than"),
     "path in an extended header": (_path_in_an_extended_header, "holds '..'"),
     "link in an extended header": (_link_in_an_extended_header, "leaves the code folder"),
-    "zero byte in a name": (_zero_byte_in_a_name, "no path that a disk can hold"),
+    "zero byte in a name": (_zero_byte_in_a_name, "not a path that a disk can hold"),
     "negative size in base 256": (_negative_size_in_base_256, "a device, a pipe|damaged"),
 }

@@ -87,8 +87,8 @@ def life_in(state: State) -> Life:
 
 def shown(action: e.Action) -> str:
     """An action in a word: its class, or what is told."""
-    if isinstance(action, e.Tell):
-        return f"Tell {type(action.message).__name__}"
+    if isinstance(action, e.Send):
+        return f"Send {type(action.message).__name__}"
     if isinstance(action, e.WriteOutcome):
         code = action.outcome.exit_code
         return f"WriteOutcome {code}"

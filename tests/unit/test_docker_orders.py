@@ -1,4 +1,4 @@
-"""What containers are given: variables, mounts and limits, as the holder hears them."""
+"""What containers are given: variables, mounts and limits, as the supervisor hears them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each host is given: variables, addresses, visible paths, and the orders for its holder."""
+"""What each host is given: variables, addresses, visible paths, and the orders for its hosts."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_variables_are_taken_and_never_handed_to_mpirun(
 def test_a_variable_without_a_value_is_the_hosts_own_and_that_is_said() -> None:
     found = options("-x LD_LIBRARY_PATH -x PATH -x PATH")
     assert found.variables == ()
-    assert found.remarks == (
+    assert found.warnings == (
         "-x LD_LIBRARY_PATH, PATH carries no value: scripts have their own host's environment",
     )
 
@@ -70,7 +70,7 @@ def test_a_variable_without_a_value_is_the_hosts_own_and_that_is_said() -> None:
 def test_who_a_rank_is_cannot_be_asked_for(name: str) -> None:
     found = options(f"-x {name}=7 -x A=1")
     assert found.variables == (("A", "1"),)
-    assert found.remarks == (f"-x {name} is left out: muster sets it for every rank",)
+    assert found.warnings == (f"-x {name} is left out: muster sets it for every rank",)
 
 
 @BOTH
@@ -105,7 +105,7 @@ def test_an_interface_that_is_excluded_replaces_our_choice_of_one() -> None:
 def test_the_link_of_the_daemons_stays_on_the_interface_of_the_job(name: str, version: str) -> None:
     found = options(f"-mca {name} eth0", version)
     assert found.arguments == ()
-    assert found.remarks == (f"{name} is left out: launch daemons use the interface of the job",)
+    assert found.warnings == (f"{name} is left out: launch daemons use the interface of the job",)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_however_ranks_are_mapped_they_are_numbered_host_after_host(
 
 
 def test_what_one_version_does_not_know_is_said() -> None:
-    assert options("--display topo", V4).remarks == (
+    assert options("--display topo", V4).warnings == (
         "--display topo is left out: Open MPI 4.1.4 does not know it",
     )
-    assert options("-mca orte_base_help_aggregate 0", V5).remarks == (
+    assert options("-mca orte_base_help_aggregate 0", V5).warnings == (
         "--mca orte_base_help_aggregate is left out: Open MPI 5.0.11 does not know it",
     )
     for text in ("--pmixmca gds hash", "-x PMIX_MCA_gds=hash"):
@@ -171,14 +171,14 @@ def test_what_one_version_does_not_know_is_said() -> None:
 
 
 def test_that_every_rank_has_its_slot_is_said() -> None:
-    assert options("--oversubscribe").remarks == (
+    assert options("--oversubscribe").warnings == (
         "--oversubscribe is left out: every rank has its slot",
     )
 
 
 def test_marks_of_mpirun_on_output_are_said_to_do_nothing() -> None:
-    (remark,) = options("--tag-output").remarks
-    assert "MUSTER_LOG_PREFIX=1" in remark
+    (warning,) = options("--tag-output").warnings
+    assert "MUSTER_LOG_PREFIX=1" in warning
 
 
 def test_what_open_mpi_4_tells_its_daemons_of_options_is_expected_of_it() -> None:
@@ -360,8 +360,8 @@ def test_the_raw_switch_lets_unknown_options_through_with_a_line_in_the_log() ->
     assert all("MUSTER_MPI_RAW_OPTIONS=1" in one.fix for one in request(text).problems)
     found = read_options(Mpi(custom_options=text), V5, raw=True)
     assert found.arguments == ("--timeout", "30", "--mca", "my_own_thing", "1", "--weird")
-    assert len(found.remarks) == 3
-    assert all("unchecked" in remark for remark in found.remarks)
+    assert len(found.warnings) == 3
+    assert all("unchecked" in warning for warning in found.warnings)
 
 
 def test_all_problems_are_told_at_once_and_not_without_end() -> None:

@@ -49,7 +49,7 @@ def test_a_framework_that_the_job_asks_for_is_assumed_and_it_is_said(
     tmp_path: Path, script: str, option: str, environ: dict[str, str], assumed: str, variable: str
 ) -> None:
     found = planned(tmp_path, script, option, **environ)
-    assert f"{assumed} is not here and is assumed" in found.assumed
+    assert f"{assumed} is not here and is assumed" in found.assumptions
     assert all(variable in made.script.env for made in found.plans.values())
     assert len(found.plans) == 2
 
@@ -65,4 +65,4 @@ def test_what_is_there_is_not_called_assumed(
 ) -> None:
     monkeypatch.setattr(frameworks, "_is_there", lambda name, path: name == "mxnet")
     found = planned(tmp_path, "import mxnet\n")
-    assert not [line for line in found.assumed if "mxnet" in line]
+    assert not [line for line in found.assumptions if "mxnet" in line]

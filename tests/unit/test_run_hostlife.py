@@ -110,7 +110,7 @@ def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> No
         for action in actions:
             seen[type(action)] = life.now - began
     assert seen[e.KillRanks] == pytest.approx(limits.stop_grace_s, abs=0.1)
-    assert seen[e.Tell] <= limits.stop_drain_s + 0.1
+    assert seen[e.Send] <= limits.stop_drain_s + 0.1
     assert limits.stop_verdict_s < seen[e.WriteOutcome] < limits.stop_total_s
     assert life.machine.outcome == Stopped("SIGTERM on algo-1")
 
@@ -141,7 +141,7 @@ def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_f
     assert life.wait(0.11) == [e.GiveUpRanks()]
     ends = (m.RankEnd(0, 0, 9.0, True, False), m.RankEnd(1, -9, 9.0, True, True))
     (action,) = life.machine.on(e.AllGone(ends, ()), life.now)
-    assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+    assert isinstance(action, e.Send) and isinstance(action.message, m.HostEnded)
     assert action.message.ranks == ends
     assert life.machine.state is State.ENDED
 
@@ -160,7 +160,7 @@ def test_a_signal_before_the_join_is_told_to_a_leader_that_admits_a_moment_later
     life = Life()
     assert [type(action) for action in life.take("signal")] == [e.Say]
     life.wait(0.5)
-    assert life.take("joined") == [e.Tell(m.Stopping("SIGTERM"))]
+    assert life.take("joined") == [e.Send(m.Stopping("SIGTERM"))]
     life.take("stop")
     life.take("verdict")
     assert life.machine.outcome == Succeeded()  # whatever the leader decides
@@ -181,7 +181,7 @@ def test_trouble_found_before_the_join_is_told_once_joined() -> None:
     life = Life()
     life.machine.on(e.HostFailed(HOST_ERROR), 0.0)
     life.machine.on(e.HostFailed(HOST_ERROR._replace(kind="Later")), 0.0)
-    assert life.take("joined") == [e.Tell(m.Report((), HOST_ERROR))]
+    assert life.take("joined") == [e.Send(m.Report((), HOST_ERROR))]
 
 
 def test_trouble_found_before_the_join_is_the_outcome_when_nobody_hears_it() -> None:
@@ -245,7 +245,7 @@ def test_ranks_that_fail_after_an_external_stop_are_not_told_as_failures() -> No
         life = life_in(State.WATCH)
         life.take(name)
         (action,) = life.machine.on(e.AllGone((), (FAILURE,)), life.now)
-        assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+        assert isinstance(action, e.Send) and isinstance(action.message, m.HostEnded)
         assert action.message.failures == told
 
 
@@ -269,7 +269,7 @@ def test_the_time_of_each_state_is_accounted_for() -> None:
         life.take(name)
         life.wait(2)
     (action,) = life.take("all gone")
-    assert isinstance(action, e.Tell) and isinstance(action.message, m.HostEnded)
+    assert isinstance(action, e.Send) and isinstance(action.message, m.HostEnded)
     phases = action.message.phases
     assert set(phases) == {"join", "stage", "plan", "ready", "spawn", "watch"}
     assert sum(phases.values()) == pytest.approx(12)

@@ -18,61 +18,61 @@ TABLE = """
 joined -> stage: BeginStage
 not joined -> verdict: WriteOutcome 102
 signal -> join: Say
-stop -> ended: Tell HostEnded
-failure elsewhere -> ended: Tell HostEnded
-leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+stop -> ended: Send HostEnded
+failure elsewhere -> ended: Send HostEnded
+leader lost -> verdict: Send HostEnded, WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [stage]
-stage done -> plan: Tell StagedHost
-went wrong -> report: Tell Report
-signal -> report: Say, Tell Stopping
-stop -> ended: AbortStage, Tell HostEnded
-failure elsewhere -> ended: AbortStage, Tell HostEnded
-leader lost -> verdict: AbortStage, Tell HostEnded, WriteOutcome 102
+stage done -> plan: Send StagedHost
+went wrong -> report: Send Report
+signal -> report: Say, Send Stopping
+stop -> ended: AbortStage, Send HostEnded
+failure elsewhere -> ended: AbortStage, Send HostEnded
+leader lost -> verdict: AbortStage, Send HostEnded, WriteOutcome 102
 verdict -> verdict: AbortStage, WriteOutcome 0
 [plan]
-went wrong -> report: Tell Report
+went wrong -> report: Send Report
 facts -> plan: MakePlan
-planned -> ready: Tell Ready
-signal -> report: Say, Tell Stopping
-stop -> ended: Tell HostEnded
-failure elsewhere -> ended: Tell HostEnded
-leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+planned -> ready: Send Ready
+signal -> report: Say, Send Stopping
+stop -> ended: Send HostEnded
+failure elsewhere -> ended: Send HostEnded
+leader lost -> verdict: Send HostEnded, WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [ready]
-went wrong -> report: Tell Report
+went wrong -> report: Send Report
 go -> spawn: Spawn
-signal -> report: Say, Tell Stopping
-stop -> ended: Tell HostEnded
-failure elsewhere -> ended: Tell HostEnded
-leader lost -> verdict: Tell HostEnded, WriteOutcome 102
+signal -> report: Say, Send Stopping
+stop -> ended: Send HostEnded
+failure elsewhere -> ended: Send HostEnded
+leader lost -> verdict: Send HostEnded, WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [spawn]
-went wrong -> report: Tell Report
+went wrong -> report: Send Report
 daemon asked -> spawn: SpawnDaemon
 wind down -> spawn: Say, WindDownRanks
-all registered -> watch: Tell Registered
-rank failed -> report: Tell Report
-all gone -> ended: Tell HostEnded
-signal -> report: Say, Tell Stopping
+all registered -> watch: Send Registered
+rank failed -> report: Send Report
+all gone -> ended: Send HostEnded
+signal -> report: Say, Send Stopping
 stop -> stop: Say, SignalRanks
 failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
 [watch]
 wind down -> watch: Say, WindDownRanks
-went wrong -> report: Tell Report
-rank failed -> report: Tell Report
-all gone -> ended: Tell HostEnded
-signal -> report: Say, Tell Stopping
+went wrong -> report: Send Report
+rank failed -> report: Send Report
+all gone -> ended: Send HostEnded
+signal -> report: Say, Send Stopping
 stop -> stop: Say, SignalRanks
 failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
 [report]
-went wrong -> report: Tell Report
-rank failed -> report: Tell Report
-all gone -> ended: Tell HostEnded
+went wrong -> report: Send Report
+rank failed -> report: Send Report
+all gone -> ended: Send HostEnded
 signal -> report: Say
 stop -> stop: Say, SignalRanks
 failure elsewhere -> stop: Say, SignalRanks
@@ -80,30 +80,30 @@ leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
 long time -> stop: Say, SignalRanks
 [stop]
-all gone -> ended: Tell HostEnded
+all gone -> ended: Send HostEnded
 signal -> stop: Say
 verdict -> kill: KillRanks
 long time -> kill: KillRanks
 [kill]
-all gone -> ended: Tell HostEnded
+all gone -> ended: Send HostEnded
 signal -> kill: Say
 verdict -> kill: KillRanks
 long time -> kill: GiveUpRanks
 [ended]
-went wrong -> ended: Tell Report
-signal -> ended: Say, Tell Stopping
+went wrong -> ended: Send Report
+signal -> ended: Say, Send Stopping
 leader lost -> verdict: WriteOutcome 102
 verdict -> verdict: WriteOutcome 0
 [verdict]
-signal -> verdict: Say, Tell Stopping
+signal -> verdict: Say, Send Stopping
 files written -> leave
 [leave]
-signal -> leave: Say, Tell Stopping
+signal -> leave: Say, Send Stopping
 leader lost -> done: Finish
 leave -> done: Finish
 long time -> done: Finish
 [done]
-signal -> done: Say, Tell Stopping
+signal -> done: Say, Send Stopping
 """
 
 
@@ -170,12 +170,12 @@ def documented() -> dict[tuple[str, str], str]:
 
 
 def in_words_of_table(cell: str, state: str) -> str:
-    """`= T:Report` of `report` -> `report: Tell Report`; "" for a dot."""
+    """`= T:Report` of `report` -> `report: Send Report`; "" for a dot."""
     if cell == ".":
         return ""
     found = re.fullmatch(r"(?:=|\*\*(\w+)\*\*)(?: (.+))?", cell)
     assert found, cell
-    told = {"T": "Tell", "W": "WriteOutcome"}
+    told = {"T": "Send", "W": "WriteOutcome"}
     actions = []
     for action in filter(None, (found[2] or "").split(", ")):
         kind, colon, what = action.partition(":")

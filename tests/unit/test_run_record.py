@@ -69,14 +69,14 @@ def test_events_are_lines_of_json(tmp_path: Path) -> None:
 def test_nothing_is_recorded_without_a_folder() -> None:
     one = Recorder("algo-1", "", 1, plain)
     one.event("phase")
-    assert one.keeper("rank-0.out") is None
+    assert one.stream_log("rank-0.out") is None
     assert one.log_path("rank-0.out") == ""
     one.close(5)
 
 
 def test_the_record_is_its_owners_alone(tmp_path: Path) -> None:
     one = Recorder("algo-1", str(tmp_path / "data" / "muster" / "algo-1"), 1 << 20, plain)
-    keep = one.keeper("rank-0.out")
+    keep = one.stream_log("rank-0.out")
     assert keep is not None
     keep(b"x")
     one.event("phase")
@@ -94,7 +94,7 @@ def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
         1 << 20,
         lambda text: text.replace("hunter2", "***"),
     )
-    keep = one.keeper("rank-0.out")
+    keep = one.stream_log("rank-0.out")
     assert keep is not None
     keep(b"the password is hunter2\n" * 3)
     one.event("failure", headline="hunter2")
@@ -106,7 +106,7 @@ def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
 
 def test_only_the_last_mebibyte_of_a_stream_is_kept_on_the_platform(tmp_path: Path) -> None:
     one = recorder(tmp_path, 8 << 20)
-    keep = one.keeper("rank-0.out")
+    keep = one.stream_log("rank-0.out")
     assert keep is not None
     text = b"".join(b"line %07d\n" % i for i in range(140_000))
     for start in range(0, len(text), 1 << 16):
@@ -121,7 +121,7 @@ def test_only_the_last_mebibyte_of_a_stream_is_kept_on_the_platform(tmp_path: Pa
 def test_a_disk_that_takes_nothing_is_counted_and_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one = Recorder("algo-1", str(tmp_path / "file" / "algo-1"), 1 << 20, plain)
-    keep = one.keeper("rank-0.out")
+    keep = one.stream_log("rank-0.out")
     assert keep is not None
     keep(b"x" * 100)
     one.event("phase")
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_no_second_file_and_no_descriptor(tmp_path: Path) -> 
 
 def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None:
     one = recorder(tmp_path)
-    keep = one.keeper("rank-0.out")
+    keep = one.stream_log("rank-0.out")
     assert keep is not None
     blocked, go_on = threading.Event(), threading.Event()
 
@@ -184,7 +184,7 @@ def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
 
 def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
     one = recorder(tmp_path)
-    keeps = [one.keeper(f"rank-{i}.out") for i in range(4)]
+    keeps = [one.stream_log(f"rank-{i}.out") for i in range(4)]
 
     def write(number: int) -> None:
         keep = keeps[number]

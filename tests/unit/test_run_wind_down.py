@@ -77,13 +77,13 @@ def test_nothing_is_wound_down_where_ranks_are_equals_or_the_first_one_failed() 
 
 def test_a_host_tells_the_leader_whether_its_plan_is_led_by_the_first_rank() -> None:
     life = life_in(State.PLAN)
-    assert life.machine.on(e.Planned("d1gest", True), life.now) == [e.Tell(m.Ready("d1gest", True))]
+    assert life.machine.on(e.Planned("d1gest", True), life.now) == [e.Send(m.Ready("d1gest", True))]
 
 
 def test_a_server_that_dies_after_the_ranks_of_its_host_is_told_and_stops_the_others() -> None:
     life = life_in(State.ENDED)
     actions = life.machine.on(e.HostFailed(SERVER), life.now)
-    assert actions == [e.Tell(m.Report((), SERVER))]
+    assert actions == [e.Send(m.Report((), SERVER))]
     assert life.machine.state is State.ENDED
     job = led(by_first=False)
     job.hear(1, ended(1))

@@ -123,7 +123,7 @@ def test_a_name_that_leaves_the_folder_or_looks_like_an_option_is_refused(
     [
         (b"#!/bin/sh\n", 0o644, "has no execute permission; it would be started as ./run", "chmod"),
         (b'{"a": 1}', 0o755, "is not executable: it has no '#!' line", "name a .py or .sh file"),
-        (b"", 0o755, "is no program", "name a .py or .sh file"),
+        (b"", 0o755, "is not executable", "name a .py or .sh file"),
     ],
 )
 def test_what_cannot_be_started_says_how_it_would_have_been(

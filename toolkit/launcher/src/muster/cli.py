@@ -1,6 +1,6 @@
 """`train` and `muster`: the only callers of exit.
 
-Readable by Python 3.6, so that an old one is told what is wrong in a line (contract.support).
+Readable by Python 3.6, so that an old one gets one line that says what is wrong (contract.support).
 """
 
 import os

@@ -68,10 +68,12 @@ class TrainCommand(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """`drift_s`: how far the wall clock moved against the monotonic one while looking.
+    """What `muster doctor` looks at.
 
-    `isolation`: "" or why hosts in namespaces fail here. `fabric`: variables and files that
-    steer NCCL and gloo.
+    `drift_s`: how far the wall clock moved against the monotonic one while looking.
+
+    `isolation`: "" or why hosts in namespaces fail here. `fabric`: variables and files that steer
+    NCCL and gloo.
     """
 
     system: str

@@ -29,10 +29,12 @@ _PLACES = ("lib", "lib64", "lib/*-linux-gnu")
 
 
 class MpiFacts(NamedTuple):
-    """`mpirun`: path of the one that jobs use, "" for none; `given`: MUSTER_MPIRUN named it.
+    """The Open MPI of this machine.
 
-    `says`: the first line of its version. `daemon`: path of orted or prted beside it. `libmpi`:
-    the library of the same installation, "" when not found. `mpi4py`: its version, "" for none.
+    `mpirun`: path of the one that jobs use, "" for none; `given`: MUSTER_MPIRUN named it.
+
+    `says`: the first line of its version. `daemon`: path of orted or prted beside it. `libmpi`: the
+    library of the same installation, "" when not found. `mpi4py`: its version, "" for none.
     `loads`: what the library that mpi4py loads says of itself, "" when it loads none.
     """
 

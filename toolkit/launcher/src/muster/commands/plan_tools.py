@@ -17,7 +17,9 @@ _NEEDED = {"tensorflow": ("tensorflow",), "mxnet": ("mxnet",), "pytorch": ("torc
 
 
 class Found(NamedTuple):
-    """`mpi_version`: of Open MPI, "" where the option needs none; `mpi_source`: where it is from.
+    """The programs that `muster plan` plans with.
+
+    `mpi_version`: of Open MPI, "" where the option needs none; `mpi_source`: where it is from.
 
     `assumed`: lines that say what this machine lacks.
     """
@@ -25,7 +27,7 @@ class Found(NamedTuple):
     tools: Tools
     mpi_version: str = ""
     mpi_source: str = ""
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
 
 def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
@@ -49,7 +51,7 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
         found = Found(tools, version, _source(job, tools.mpirun))
         if tools.mpi_daemon or not daemon:
             return found
-        return found._replace(tools=tools._replace(mpi_daemon=daemon), assumed=(line,))
+        return found._replace(tools=tools._replace(mpi_daemon=daemon), assumptions=(line,))
     missing = f"{tools.mpirun} does not say its version" if tools.mpirun else "no mpirun is here"
     line = f"{missing}: Open MPI {ASSUMED_MPI} is assumed; `train` needs a real one on every host"
     assumed = tools._replace(
@@ -72,7 +74,7 @@ def _with_frameworks(job: Job, tools: Tools, found: Frameworks) -> Found:
     missing = [name for name in MODULES if name in wanted and name not in found.installed]
     have = tuple(name for name in MODULES if name in (*found.installed, *missing))
     lines = (f"{' and '.join(missing)} is not here and is assumed",) if missing else ()
-    return Found(tools._replace(frameworks=found._replace(installed=have)), assumed=lines)
+    return Found(tools._replace(frameworks=found._replace(installed=have)), assumptions=lines)
 
 
 def _source(job: Job, mpirun: str) -> str:

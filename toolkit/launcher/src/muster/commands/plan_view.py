@@ -25,8 +25,8 @@ def as_json(preview: Preview) -> str:
     masker, mine = preview.masker, preview.plans[preview.job.cluster.current]
     document = {
         "schema": SCHEMA,
-        "understood": [row._asdict() for row in preview.understood],
-        "assumed": preview.assumed,
+        "understood": [row._asdict() for row in preview.facts],
+        "assumed": preview.assumptions,
         "option": mine.option,
         "world_size": mine.world_size,
         "master_addr": mine.master_addr,
@@ -73,7 +73,7 @@ def as_text(preview: Preview) -> str:
     """Two parts, what was understood and what would run; then assumptions, notes, warnings."""
     job = preview.job
     mine = preview.plans[job.cluster.current]
-    lines = ["What was understood", *_table(preview.understood), "", "What would run"]
+    lines = ["What was understood", *_table(preview.facts), "", "What would run"]
     for place in preview.plans:
         lines += _host_lines(preview, place)
     if len(preview.plans) < len(job.cluster.hosts):
@@ -81,7 +81,7 @@ def as_text(preview: Preview) -> str:
         lines.append(f"  and {more} more hosts (all with --json)")
     lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --json)")
     for title, entries in (
-        ("Assumed", preview.assumed),
+        ("Assumed", preview.assumptions),
         ("Notes", _remarks(mine)),
         ("Warnings", [*job.warnings, *mine.warnings]),
     ):

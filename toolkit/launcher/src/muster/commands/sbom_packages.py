@@ -31,8 +31,11 @@ class Library(NamedTuple):
 
 
 class Package(NamedTuple):
-    """`kind`: pypi or deb. `license`: a name, "" when the package does not say; `where`: the file
-    that has its text. `source`: the source package of Debian's."""
+    """One installed package.
+
+    `kind`: pypi or deb. `license`: a name, "" when the package does not say; `where`: the file that
+    has its text. `source`: the source package of Debian's.
+    """
 
     kind: str
     name: str

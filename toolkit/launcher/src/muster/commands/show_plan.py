@@ -53,8 +53,8 @@ class Preview(NamedTuple):
 
     job: Job
     masker: Masker
-    understood: tuple[Row, ...]
-    assumed: tuple[str, ...]
+    facts: tuple[Row, ...]
+    assumptions: tuple[str, ...]
     plans: Mapping[int, LaunchPlan]
     exports: Mapping[str, str]
 
@@ -183,10 +183,10 @@ def preview(
         *_port_rows(job, plans[0]),
         *_changed_rows(job),
     )
-    assumed = (*assumptions(job, machine, reason), *found.assumed)
+    assumed = (*assumptions(job, machine, reason), *found.assumptions)
     if dry:
         rows = dry.improved(rows)
-        assumed += dry.assumed
+        assumed += dry.assumptions
     return Preview(job, masker, rows, assumed, plans, exported)
 
 

@@ -41,7 +41,7 @@ def choose_distribution(
     """The distribution that the request names; what it gets wrong becomes problems.
 
     `allow_conflicts`: take the incumbent's pick of two options, with a warning. `raw`: custom MPI
-    options that nobody knows pass. `several`: the job has more than one host.
+    unknown options pass. `several`: the job has more than one host.
     """
     asked = [option for key, option in _ENABLES.items() if _flag(hyperparameters, key, findings)]
     enabled = _without_partners(asked)

@@ -15,7 +15,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_DEPTH = 100  # of nested lists and objects
 _SEARCHED_BYTES = 1 << 20  # of a file that is searched for keys that stand twice
 
-_KINDS = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+_KINDS = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
 def find_paths(environ: Mapping[str, str], findings: Findings) -> Paths | None:

@@ -51,8 +51,11 @@ _ENCODED_TWICE = ("mp_parameters", "sagemaker_distribution_instance_groups")
 
 
 class Hyperparameters(NamedTuple):
-    """`user`: the script's own. `framework`: `sagemaker_*` keys outside the fixed list. `fixed`:
-    the fixed list. `wire`: the texts of all three as they arrived."""
+    """The hyperparameters of a request, sorted by whom they are for.
+
+    `user`: the script's own. `framework`: `sagemaker_*` keys outside the fixed list. `fixed`: the
+    fixed list. `wire`: the texts of all three as they arrived.
+    """
 
     user: dict[str, object]
     framework: dict[str, object]

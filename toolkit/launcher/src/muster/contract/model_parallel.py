@@ -111,7 +111,7 @@ def _expected(kind: _Kind) -> str:
     if kind.type == "flag":
         return "true or false"
     if kind.type == "text":
-        return f"one of {', '.join(kind.words)}" if kind.words else "a text"
+        return f"one of {', '.join(kind.words)}" if kind.words else "a string"
     name = "an integer" if kind.type == "integer" else "a number"
     at_least = f"of at least {int(kind.low)}"
     bound = at_least if kind.high >= _MOST else f"from {int(kind.low)} to {int(kind.high):,}"

@@ -29,7 +29,10 @@ _CHUNK = 1 << 20
 
 
 class Made(NamedTuple):
-    """`files` that a job left in `folder`. `kind`: model, checkpoints, output, code or other."""
+    """One kind of result that a job left.
+
+    `files`: how many there are in `folder`. `kind`: model, checkpoints, output, code or other.
+    """
 
     kind: str
     folder: str

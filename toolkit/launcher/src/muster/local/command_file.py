@@ -25,7 +25,10 @@ _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VAL
 
 
 class Command(NamedTuple):
-    """`argv`: behind `muster local`, with `***` for secrets. `cwd`: where it was typed."""
+    """A command line as the run folder keeps it.
+
+    `argv`: what followed `muster local`, with `***` for secrets. `cwd`: where it was typed.
+    """
 
     argv: tuple[str, ...]
     cwd: str

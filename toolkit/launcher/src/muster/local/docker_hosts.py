@@ -1,7 +1,7 @@
-"""Containers as the hosts of one run, inside the holder: made, watched, stopped, removed.
+"""Containers as the hosts of one run, inside the host supervisor: made, watched, stopped, removed.
 
-They end with the holder: when `muster local` is gone its stdin closes, and all is removed. Only
-SIGKILL to the holder itself leaves containers, which carry the labels of `docker_names`.
+They end with the supervisor: when `muster local` is gone its stdin closes, and all is removed. Only
+SIGKILL to the supervisor itself leaves containers, which carry the labels of `docker_names`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from muster.local.docker_engine import EngineError, connect, explained
 from muster.local.docker_host import KILLED_CODE, Host
 from muster.local.docker_preflight import image_user
 from muster.local.docker_request import is_root
-from muster.local.holder import report
 from muster.local.orders import KILL, STOP, Containers, Orders
 from muster.local.progress import Tail
 from muster.local.reminders import Reminders
+from muster.local.supervisor import report
 from muster.run.base.record import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
@@ -35,7 +35,7 @@ POLL_MS = 200
 
 
 def run_containers(orders: Orders, up: int) -> int:
-    """The holder's life with containers; returns its exit code. What went wrong was reported."""
+    """Runs the containers of one run; returns the exit code. Errors have been reported."""
     assert orders.containers is not None
     connections = len(orders.hosts) + 8
     try:

@@ -29,7 +29,10 @@ HAND_OVER = 'chown "$2" "$1" && for entry in "$1"/*; do chown -hR "$2" "$entry" 
 
 
 class Tidied(NamedTuple):
-    """`is_clean`: nothing is left but what was to be kept. `notes`: what could not be done."""
+    """What is left of a run's containers, and why.
+
+    `is_clean`: only what was to be kept is left. `notes`: what could not be done.
+    """
 
     is_clean: bool
     notes: tuple[str, ...]

@@ -28,13 +28,16 @@ NEVER_SHOWN = (*CHOSEN_LATE, "MUSTER_JOB_SECRET")
 
 
 class DryRun(NamedTuple):
-    """`machine`: this machine -> what a host of the run sees of it. `rows` take the place of those
-    of their name. `shown`: a text about the temporary folder -> the same about the real one."""
+    """What `muster local --dry-run` shows beside the plan.
+
+    `machine`: this machine -> what a host of the run sees of it. `rows` take the place of those of
+    their name. `shown`: a text about the temporary folder -> the same about the real one.
+    """
 
     environ: dict[str, str]
     machine: Callable[[Machine], Machine]
     rows: tuple[Row, ...]
-    assumed: tuple[str, ...]
+    assumptions: tuple[str, ...]
     shown: Callable[[str], str]
 
     def improved(self, rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -106,7 +109,7 @@ def _dry(request: Request, folder: RunFolder, isolation: str, environ: dict[str,
             Row("base folder", there, f"isolation {isolation}"),
             Row("code", code, "packed for every host"),
         ),
-        assumed=tuple(assumed),
+        assumptions=tuple(assumed),
         shown=lambda text: text.replace(base, there).replace(folder.path, run),
     )
 

@@ -20,8 +20,11 @@ MOST_S = 1e9  # a run that lasted longer is none: its record is spoilt
 
 
 class Run(NamedTuple):
-    """`state`: running, succeeded, failed, stopped, or lost when nobody lived to say. `code` and
-    `seconds`: None unless it has ended."""
+    """An earlier run of `muster local`.
+
+    `state`: running, succeeded, failed, stopped, or lost when no process survived to say. `code`
+    and `seconds`: None unless it has ended.
+    """
 
     path: str
     state: str

@@ -1,4 +1,4 @@
-"""Our end of the holder: starts it, tells it to stop or kill, and hears how the hosts ended."""
+"""Starts the host supervisor, sends it stop and kill, and reads how the hosts ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stream(NamedTuple):
 
 
 class Hosts:
-    """The hosts of one run, started and held by a holder.
+    """The hosts of one run, as children of a host supervisor.
 
     `statuses` fills with exit statuses by host index (minus a signal), `error` with the reason when
     the hosts could not be made, or held once they were `ready`, and `error_code` with what the run
@@ -33,7 +33,9 @@ class Hosts:
     answer.
     """
 
-    def __init__(self, orders: Orders, streams: Sequence[Stream], holder_up: int, up: int) -> None:
+    def __init__(
+        self, orders: Orders, streams: Sequence[Stream], supervisor_up: int, up: int
+    ) -> None:
         import subprocess
 
         self.streams = tuple(streams)
@@ -50,15 +52,15 @@ class Hosts:
         environ = dict(os.environ)
         environ["PYTHONPATH"] = os.pathsep.join(_absolute(sys.path))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "muster.local.holder", str(holder_up)],
+            [sys.executable, "-m", "muster.local.supervisor", str(supervisor_up)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[holder_up, *passed, *([orders.lock] if orders.lock >= 0 else [])],
+            pass_fds=[supervisor_up, *passed, *([orders.lock] if orders.lock >= 0 else [])],
             start_new_session=True,
             cwd="/",
             env=environ,
         )
-        for fd in (holder_up, *passed):
+        for fd in (supervisor_up, *passed):
             os.close(fd)
         self._down = self._process.stdin
         self._tell(to_line(orders))
@@ -74,7 +76,7 @@ class Hosts:
             self._down.write(data)
             self._down.flush()
         except OSError:
-            self._down = None  # the holder is gone; the end of `up` says so
+            self._down = None  # the supervisor is gone; the end of `up` says so
 
     def stop(self) -> None:
         """SIGTERM to every host."""
@@ -85,7 +87,7 @@ class Hosts:
         self._tell(KILL)
 
     def hear(self) -> bool:
-        """Reads reports; False once the holder has nothing more to say."""
+        """Reads reports; False once the supervisor has nothing more to say."""
         data = os.read(self.up, 65536)
         *lines, self._heard = (self._heard + data).split(b"\n")
         for line in lines:
@@ -106,7 +108,7 @@ class Hosts:
             self.error_code = code[0] if code else LaunchError.exit_code
 
     def close(self, limit_s: float = LIMIT_S) -> None:
-        """Ends the holder, by force after `limit_s`, and with it all that may be left."""
+        """Ends the supervisor, by force after `limit_s`, and with it all that may be left."""
         import subprocess
 
         if self._process.stdin is not None:
@@ -123,7 +125,7 @@ class Hosts:
 
 
 def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
-    """Starts the holder with a pipe for every stream; descriptors in `orders` are filled in.
+    """Starts the supervisor with a pipe for every stream; descriptors in `orders` are filled in.
 
     `narration`: all that the hosts write belongs on stderr.
     """
@@ -133,8 +135,8 @@ def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
         err_r, err_w = os.pipe()
         streams += [Stream(out_r, host_index, narration), Stream(err_r, host_index, True)]
         filled.append(host._replace(output=out_w, errors=err_w))
-    up, holder_up = os.pipe()
-    return Hosts(orders._replace(hosts=tuple(filled)), streams, holder_up, up)
+    up, supervisor_up = os.pipe()
+    return Hosts(orders._replace(hosts=tuple(filled)), streams, supervisor_up, up)
 
 
 def why_not_isolated(folder: str) -> str:

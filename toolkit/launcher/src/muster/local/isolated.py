@@ -1,8 +1,8 @@
 """Hosts in namespaces: who is whose parent, and in which order things are made.
 
-    holder           own user namespace unless it is root; waits
-     `- keeper       init of the cluster's PID namespace; owns the switch; holds the hosts
-         |- algo-1   PID 1 of its own PID namespace, own network, mounts, host name and IPC
+    host supervisor      own user namespace unless it is root; waits
+     `- namespace init   PID 1 of the cluster's PID namespace; owns the switch; parent of the hosts
+         |- algo-1       PID 1 of its own PID namespace, own network, mounts, host name and IPC
          `- algo-2
 
 Each dies with its parent, and the death of an init ends every process of its namespace, so that
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from muster.local import holder, kernel, network, rootfs
+from muster.local import kernel, network, rootfs, supervisor
 from muster.local.kernel import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -32,7 +32,7 @@ OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
 
 
 def run_isolated(orders: Orders, up: int) -> int:
-    """Makes the namespaces, starts the keeper and waits for it. Raises OSError."""
+    """Makes the namespaces, starts the namespace init and waits for it. Raises OSError."""
     parent = os.getppid()
     helper = None
     if orders.pasta:
@@ -70,7 +70,7 @@ def _become_root_of_a_user_namespace() -> None:
 
 
 def _keep(orders: Orders, up: int, go: int, helper: socket | None) -> int:
-    """The keeper's life: its parent lives in another PID namespace, hence the pipe `go`."""
+    """Runs as the namespace init: its parent is in another PID namespace, hence the pipe `go`."""
     try:
         kernel.die_with(0)
         if not os.read(go, 1):
@@ -79,38 +79,38 @@ def _keep(orders: Orders, up: int, go: int, helper: socket | None) -> int:
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
         hosts = _start_hosts(orders, up, helper)
     except OSError as error:
-        holder.report(up, "error", f"{error.filename or 'namespaces'}: {error.strerror}")
+        supervisor.report(up, "error", f"{error.filename or 'namespaces'}: {error.strerror}")
         return 1
-    return holder.hold(orders, up, hosts)
+    return supervisor.hold(orders, up, hosts)
 
 
 def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, int]:
     """Every host up to the point where only its program is missing, then all of those."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     hosts: dict[int, int] = {}
-    births = []
+    handshakes = []
     for host_index, order in enumerate(orders.hosts):
-        birth = _StartHandshake(orders, order, up, helper)
-        births.append(birth)
+        handshake = _StartHandshake(orders, order, up, helper)
+        handshakes.append(handshake)
         kernel.unshare(CLONE_NEWPID)  # of the next child only
-        hosts[holder.start(order, 0, birth.inside)] = host_index
+        hosts[supervisor.start(order, 0, handshake.inside)] = host_index
         kernel.setns(own, CLONE_NEWPID)
-        birth.forked()
+        handshake.forked()
     os.close(own)
-    for birth in births:
-        birth.wait()
+    for handshake in handshakes:
+        handshake.wait()
     network.make_switch(tuple(hosts))
-    for birth in births:
-        birth.go()
-    for birth in births:
-        birth.wait()
-    for birth in births:
-        birth.go()
+    for handshake in handshakes:
+        handshake.go()
+    for handshake in handshakes:
+        handshake.wait()
+    for handshake in handshakes:
+        handshake.go()
     return hosts
 
 
 class _StartHandshake:
-    """The steps that the keeper and one new host take together, in turns over two pipes."""
+    """The steps that the namespace init and one new host take together, in turns over two pipes."""
 
     def __init__(self, orders: Orders, order: HostOrder, up: int, helper: socket | None) -> None:
         self._orders = orders
@@ -136,11 +136,11 @@ class _StartHandshake:
             self._turn()
         except OSError as error:
             text = f"{self._order.name}: {error.filename or 'start'}: {error.strerror}"
-            holder.report(self._up, "error", text)
+            supervisor.report(self._up, "error", text)
             os._exit(126)
 
     def _turn(self) -> None:
-        """Says done and waits for go; the end of the pipe is the end of the keeper."""
+        """Says done and waits for go; the end of the pipe is the end of the namespace init."""
         os.write(self._done_w, b"d")
         if not os.read(self._go_r, 1):
             os._exit(126)

@@ -1,6 +1,6 @@
-"""What `muster local` tells its holder and hears from it: JSON documents, one a line.
+"""What `muster local` and the host supervisor send each other: JSON documents, one a line.
 
-Down, on the holder's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
+Down, on the supervisor's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
 started, `["ended", host_index, status]` for each, `["error", text]` when hosts could not be made or
 held, with an exit code behind it where it is not a LaunchError's, `["note", text]` for people,
 `["fact", name, value]` for the record.
@@ -20,7 +20,7 @@ KILL = b"k"  # SIGKILL to everything
 
 class HostOrder(NamedTuple):
     """One host. `argv` empty: set everything up and start nothing. `base`: its opt/ml.
-    `output` and `errors`: descriptors of the holder that become its stdout and stderr."""
+    `output` and `errors`: descriptors of the supervisor that become its stdout and stderr."""
 
     name: str
     address: str
@@ -48,12 +48,15 @@ class Containers(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """`lock`: a descriptor of the holder that keeps the run folder, -1 for none.
+    """What the host supervisor is to start.
 
-    `kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that
-    stay writable. `channels`: name -> folder, mounted read-only. `checkpoint`: the folder that all
-    hosts have for checkpoints, "" for one of each host's own. All of it only when `isolated`; with
-    `containers` the channels and the checkpoints, too."""
+    `lock`: a descriptor of the supervisor that keeps the run folder, -1 for none.
+
+    `kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that stay
+    writable. `channels`: name -> folder, mounted read-only. `checkpoint`: the folder that all hosts
+    have for checkpoints, "" for one of each host's own. All of it only when `isolated`; with
+    `containers` the channels and the checkpoints, too.
+    """
 
     isolated: bool
     hosts: tuple[HostOrder, ...]

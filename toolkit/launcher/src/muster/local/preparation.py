@@ -212,7 +212,7 @@ def distribution_keys(request: Request) -> dict[str, str]:
 
 
 def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
-    """What the holder is to start."""
+    """What the host supervisor is to start."""
     request, folder, isolation = prepared.request, prepared.folder, prepared.isolation
     groups = prepared.groups or ("",) * request.hosts
     hosts = tuple(

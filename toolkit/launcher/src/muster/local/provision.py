@@ -1,7 +1,8 @@
 """What hosts without a way out will need, installed before they are made.
 
-Installed once, then copied to every host's own site folder, where the host's own install finds
-all of it satisfied. Installers run under a holder like hosts do: no signal leaves one behind.
+Installed once, then copied to every host's own site folder, where the host's own install finds all
+of it satisfied. Installers run under a host supervisor like hosts do, so that no signal leaves one
+running.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def provision_hosts(
 
 
 class _Log:
-    """`types.steps.Log` on the screen."""
+    """A log on the screen. Satisfies `types.steps.Log`."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -70,7 +71,7 @@ class _Log:
 
 
 class _Steps:
-    """`types.steps.StepRunner`: each step is a host of its own kind, held and pumped alike."""
+    """Runs each step like a host. Satisfies `types.steps.StepRunner`."""
 
     def __init__(self, screen: Screen, signals: Signals, timeout: Timeout | None) -> None:
         self._screen = screen

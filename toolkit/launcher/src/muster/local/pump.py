@@ -37,7 +37,10 @@ Place = tuple[Stream, bytes]  # a stream of a host, and the prefix of one of its
 
 
 class Pump:
-    """`write(errors, data)` takes whole lines for stdout (False) or stderr (True)."""
+    """Passes on whole lines of all hosts.
+
+    `write(errors, data)` takes whole lines for stdout (False) or stderr (True).
+    """
 
     def __init__(self, write: Callable[[bool, bytes], None]) -> None:
         self._write = write

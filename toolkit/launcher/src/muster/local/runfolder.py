@@ -1,4 +1,4 @@
-"""The run folder: made new, or taken over from an earlier run of ours, and locked while in use.
+"""The run folder: made new, or taken over from an earlier run, and locked while in use.
 
 What a job made is never removed unless that was asked for.
 
@@ -31,13 +31,16 @@ _NAMES = {
     "code": "files that its script wrote",
     "other": "other files",
 }
-PRIVATE = 0o700  # hyperparameters, and what ranks wrote, are nobody else's business
+PRIVATE = 0o700  # hyperparameters, and what ranks wrote, are private
 MAX_JOB_NAME = 63  # SageMaker's limit for a training job's name
 
 
 class RunFolder(NamedTuple):
-    """`path`: absolute, without links. `job`: the name of the job. `lock`: an open descriptor; no
-    other run can have the folder until this process and the holder, which gets it, too, ended."""
+    """The folder of one run, locked while the run lasts.
+
+    `path`: absolute, without links. `job`: the name of the job. `lock`: an open descriptor, which
+    the host supervisor inherits; no other run can take the folder until both processes have ended.
+    """
 
     path: str
     job: str

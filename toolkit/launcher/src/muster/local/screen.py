@@ -28,7 +28,10 @@ RESULT_S = 60.0
 
 
 class Screen:
-    """`as_json`: stdout is kept for the summary, all else goes to stderr."""
+    """What `muster local` prints.
+
+    `as_json`: stdout is kept for the summary, all else goes to stderr.
+    """
 
     def __init__(self, as_json: bool, environ: Mapping[str, str]) -> None:
         self._err = Outlet(2)

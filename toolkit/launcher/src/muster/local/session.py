@@ -1,6 +1,6 @@
 """One run while it lasts: pumps, shows, and ends it on time or on a signal.
 
-Every way out leads through the holder, which leaves no process behind.
+Every way out leads through the host supervisor, which leaves no process running.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE_S = 2.0  # so long after SIGKILL another signal is one too many, not a 
 
 class Ending(NamedTuple):
     """Why the run ended before the job did. `by`: "" when it did not; `killed`: by force.
-    `abandoned`: nobody waited for the end of what had been killed."""
+    `abandoned`: the end of what had been killed was not waited for."""
 
     by: str = ""
     timed_out: bool = False
@@ -33,15 +33,20 @@ class Ending(NamedTuple):
 
 
 class Timeout(NamedTuple):
-    """`--timeout`: one for all that a run starts. `at`: when it is reached, of the monotonic
-    clock."""
+    """The time limit of a run.
+
+    One `--timeout` limits all that a run starts. `at`: when it ends, on the monotonic clock.
+    """
 
     seconds: float
     at: float
 
 
 class Session:
-    """`stop_limit_s`: from SIGTERM until SIGKILL to a host."""
+    """One run of hosts, from their start to the last exit status.
+
+    `stop_limit_s`: from SIGTERM until SIGKILL to a host.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,10 @@ _KINDS = {"model": "", "checkpoints": "", "output": "", "code": " that the scrip
 
 
 class HostEnd(NamedTuple):
-    """`status`: exit status of the host's `train`, minus a signal; None when nobody knows."""
+    """How one host of a run ended.
+
+    `status`: exit status of the host's `train`, minus a signal; None when unknown.
+    """
 
     name: str
     status: int | None

@@ -14,7 +14,7 @@ _LINE = rf'(?m:^.*File "[^"\n]*{_CODE}([^"\n]+)", line (\d+)[^\n]*$)'
 
 
 class Place(NamedTuple):
-    """`path`: absolute."""
+    """A line of a user's file. `path` is absolute."""
 
     path: str
     line: int

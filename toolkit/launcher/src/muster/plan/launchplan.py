@@ -90,7 +90,7 @@ class Scratch(NamedTuple):
 
 
 class RankNames(NamedTuple):
-    """The variables by which a launcher tells a process who it is."""
+    """The variables in which a launcher gives a process its rank."""
 
     rank: str = "RANK"
     local_rank: str = "LOCAL_RANK"
@@ -135,7 +135,7 @@ class _LaunchPlanFields(NamedTuple):
 
 
 class LaunchPlan(_LaunchPlanFields):  # built by name only
-    """The same on every host but for what is said to be this host's.
+    """The plan of a job. It is the same on every host but for what is said to be this host's.
 
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
     role included (their ranks are numbered from `world_size` on). `launcher`: the process that

@@ -55,7 +55,7 @@ class _Setting(NamedTuple):
     additions: tuple[Addition, ...]
     for_launch: tuple[Addition, ...]
     without: tuple[str, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def plan_mpi(
@@ -99,9 +99,9 @@ def plan_mpi(
             *agreed_parameters(job, staged.environ),
         ),
         notes=(
-            notes.understood(f"{option.option}: mpirun of Open MPI {version}", world),
+            notes.what_runs_where(f"{option.option}: mpirun of Open MPI {version}", world),
             *map(str, setting.additions),
-            *setting.remarks,
+            *setting.warnings,
         ),
         additions=setting.additions,
         rank_names=RANK_NAMES,
@@ -145,10 +145,10 @@ def _choose_setting(
         additions=(*ours, *link, *asked),
         for_launch=ours,
         without=(*rank_names, *foreign),
-        remarks=(
+        warnings=(
             *variables.overridden(environ, rank_names, leader, option.option),
             *(f"{name} is kept from mpirun: it belongs to another launcher" for name in foreign),
-            *options.remarks,
+            *options.warnings,
             *(f"{name} is set here: every host must set it so" for name in shared),
             *links.notes,
             *notes.outsiders(job),

@@ -126,7 +126,7 @@ def launch_line(
 ) -> tuple[str, ...]:
     """The leader's line: `mpirun ... python -I -S rank_shim_main.py`.
 
-    A parameter that the environment sets (`OMPI_MCA_pml`) comes before ours, as with bare mpirun.
+    A parameter that the environment sets (`OMPI_MCA_pml`) comes first, as with bare mpirun.
     Raises ConfigError when the spawn agent's path cannot be handed to mpirun.
     """
     agent = (staged.python, "-I", "-S", script.SPAWN_AGENT)
@@ -229,7 +229,7 @@ def meeting_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agreed_parameters(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A hash of them, () for none. Values are no part of what is told."""
+    """A hash of them, () for none. Values are not part of it."""
     found = meeting_parameters(job, environ)
     if not found:
         return ()
@@ -278,7 +278,7 @@ def _host_name(world: World, host_index: int) -> str:
 def _triples(
     job: Job, world: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
 ) -> tuple[tuple[str, str, str], ...]:
-    """Options with a name and a value: ours, less those that the user gave another value.
+    """Options with a name and a value: the plan's, less those that the user gave another value.
 
     `link`: what names the leader's interface."""
     several = len(world.counts) > 1

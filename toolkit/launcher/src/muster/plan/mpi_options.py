@@ -15,7 +15,7 @@ from muster.types.values import NamedTuple
 
 MPI_KEY = "sagemaker_mpi_custom_mpi_options"
 DATA_PARALLEL_KEY = "sagemaker_distributed_dataparallel_custom_mpi_options"
-# Of two parameters that exclude each other, ours gives way to the user's.
+# Of two parameters that exclude each other, the user's wins.
 _EXCLUDES = {"btl_tcp_if_exclude": "btl_tcp_if_include"}
 _SHOWS_IN_4 = {
     "map": "--display-map",
@@ -42,17 +42,19 @@ _WORDS_IN_4 = {"package": "socket", "hwt": "hwthread"}
 
 
 class MpiOptions(NamedTuple):
-    """`arguments`: words for mpirun. `names`: the MCA parameters, and the options `map-by` and
-    `bind-to`, that they set: ours of the same name give way. `parameters`: name -> value of MCA
-    parameters, which mpirun hands to its daemons. `variables`: what `-x NAME=VALUE` asks for,
-    which scripts get from their own host. `remarks`: lines for the log.
+    """The custom MPI options of a job, in the words of the Open MPI that is here.
+
+    `arguments`: words for mpirun. `names`: the MCA parameters, and the options `map-by` and
+    `bind-to`, that they set: they replace the plan's of the same name. `parameters`: name -> value
+    of MCA parameters, which mpirun hands to its daemons. `variables`: what `-x NAME=VALUE` asks
+    for, which scripts get from their own host. `warnings`: lines for the log.
     """
 
     arguments: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     parameters: tuple[tuple[str, str], ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def read_options(
@@ -73,7 +75,7 @@ def read_options(
 def _translate(request: MpiRequest, version: str) -> MpiOptions:
     say = _in_4 if main_version(version) == 4 else _in_5
     words: list[str] = []
-    remarks = [*request.remarks]
+    warnings = [*request.warnings]
     variables = dict(request.variables)
     shown: dict[str, None] = {}
     parameters: dict[str, str] = {}
@@ -86,13 +88,13 @@ def _translate(request: MpiRequest, version: str) -> MpiOptions:
             continue
         said = say(one)
         if not said:
-            remarks.append(
+            warnings.append(
                 f"{one.switch} {one.name} is left out: Open MPI {version} does not know it"
             )
         elif one.name:
             parameters[one.name] = one.value or ""
         words += said
-    words += _display(shown, version, remarks)
+    words += _display(shown, version, warnings)
     names = set(parameters)
     names |= {_EXCLUDES[name] for name in names & _EXCLUDES.keys()}
     names |= {one.switch[2:] for one in request.given if one.switch in ("--map-by", "--bind-to")}
@@ -104,8 +106,8 @@ def _translate(request: MpiRequest, version: str) -> MpiOptions:
         tuple(words),
         frozenset(names),
         tuple(parameters.items()),
-        _without_ranks(variables, remarks),
-        tuple(remarks),
+        _without_ranks(variables, warnings),
+        tuple(warnings),
     )
 
 
@@ -149,7 +151,7 @@ def _shows(one: Option) -> tuple[str, ...]:
     return tuple("bindings" if part == "bind" else part for part in parts)
 
 
-def _display(shown: dict[str, None], version: str, remarks: list[str]) -> tuple[str, ...]:
+def _display(shown: dict[str, None], version: str, warnings: list[str]) -> tuple[str, ...]:
     """One option for all that is to be displayed; 5 takes it only once."""
     if not shown:
         return ()
@@ -157,14 +159,14 @@ def _display(shown: dict[str, None], version: str, remarks: list[str]) -> tuple[
         return ("--display", ",".join(shown))
     for part in shown:
         if part not in _SHOWS_IN_4:
-            remarks.append(f"--display {part} is left out: Open MPI {version} does not know it")
+            warnings.append(f"--display {part} is left out: Open MPI {version} does not know it")
     return tuple(_SHOWS_IN_4[part] for part in shown if part in _SHOWS_IN_4)
 
 
-def _without_ranks(variables: dict[str, str], remarks: list[str]) -> tuple[tuple[str, str], ...]:
+def _without_ranks(variables: dict[str, str], warnings: list[str]) -> tuple[tuple[str, str], ...]:
     """The variables less those that say who a rank is: every rank gets its own."""
     own = (*RANK_VARIABLES, *MASTER_VARIABLES)
     for name in own:
         if variables.pop(name, None) is not None:
-            remarks.append(f"-x {name} is left out: muster sets it for every rank")
+            warnings.append(f"-x {name} is left out: muster sets it for every rank")
     return tuple(variables.items())

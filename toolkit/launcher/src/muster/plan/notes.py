@@ -7,7 +7,7 @@ from muster.plan.world import World, outside, some
 from muster.types.job import Job
 
 
-def understood(what: str, world: World) -> str:
+def what_runs_where(what: str, world: World) -> str:
     """One line: what runs where, as hosts x processes = world."""
     hosts: dict[int, int] = {}
     for processes in world.counts.values():

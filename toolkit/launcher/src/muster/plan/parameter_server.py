@@ -33,7 +33,7 @@ def plan_parameter_server(
     staged: Staged,
     tools: Tools,
 ) -> LaunchPlan:
-    """Raises ConfigError: no framework or none that can be told, too few hosts, processes that
+    """Raises ConfigError: no framework or an ambiguous one, too few hosts, processes that
     hosts cannot hold, or ports that are taken twice."""
     facts = by_host_index(job.cluster, all_facts)
     framework = choose_framework(job, option, tools.frameworks)
@@ -48,7 +48,7 @@ def plan_parameter_server(
     additions = (*common, *roles.additions)
     environ = variables.compose(staged.environ, additions, roles.replaces)
     cwd = staged.program.code_dir
-    remarks = variables.overridden(
+    warnings = variables.overridden(
         staged.environ, (*roles.replaces, *variables.MASTER_VARIABLES), additions, option.option
     )
     return LaunchPlan(
@@ -65,10 +65,10 @@ def plan_parameter_server(
         rank_env=(),
         agreed=(*script.agreed_argv(staged, job.paths.base), world.address, *roles.agreed),
         notes=(
-            notes.understood(f"{option.option}: {roles.title}", world),
-            *roles.remarks,
+            notes.what_runs_where(f"{option.option}: {roles.title}", world),
+            *roles.warnings,
             *map(str, additions),
-            *remarks,
+            *warnings,
             *links.notes,
             *notes.outsiders(job),
             *notes.shared_devices(job, world),

@@ -44,7 +44,7 @@ class Roles(NamedTuple):
     services: tuple[Service, ...]
     ports: Mapping[str, int]
     agreed: tuple[str, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
     secret_variable: str = ""
     ends_with_rank0: bool = False
 

@@ -1,4 +1,4 @@
-"""MXNet: a scheduler, servers and workers, told apart by DMLC_ROLE.
+"""MXNet: a scheduler, servers and workers, distinguished by DMLC_ROLE.
 
 As the vendor's, but that only hosts of the distribution take part, that there may be another
 number of servers, and that DMLC_INTERFACE is set. Only the scheduler has a fixed port.
@@ -48,7 +48,7 @@ def parameter_servers(
         ),
         ports=ps_layout.name_ports(job, world, {"ps": (port,)}, store=len(world.facts) > 1),
         agreed=("mxnet", *(f"{one.name}={one.value}" for one in shared)),
-        remarks=(
+        warnings=(
             f"scheduler on {job.cluster.leader.name} port {port}; {len(servers)} servers, "
             "host after host in turns",
             *(f"{name}={value} of the environment is kept" for name, value in given.items()),
@@ -57,7 +57,7 @@ def parameter_servers(
 
 
 def _shared(job: Job, world: World, port: int, servers: int) -> tuple[Addition, ...]:
-    """What all processes of the job are told alike."""
+    """The variables that all processes of the job share."""
     leader = world.facts[job.cluster.leader.host_index].address
     address = LOOPBACK if len(world.facts) == 1 else leader
     return (

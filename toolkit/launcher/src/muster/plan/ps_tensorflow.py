@@ -28,7 +28,7 @@ Cluster = Mapping[str, Sequence[str]]
 def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles:
     """The first host's script is the chief, the others' are workers; servers are our own.
 
-    Raises ConfigError on a single host: a chief has nobody to give work to.
+    Raises ConfigError on a single host: a chief has no worker to give work to.
     """
     members = tuple(world.counts)
     if len(members) < 2:
@@ -70,7 +70,7 @@ def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles
             store=True,
         ),
         agreed=("tensorflow", _as_text(cluster)),
-        remarks=(
+        warnings=(
             f"{RUNNING} parameter servers",
             f"{chief} on {job.cluster.leader.name} port {first}; {ps_layout.where(job, servers)}",
             f"when the {chief} has ended, workers that do nothing more are ended",
@@ -97,7 +97,7 @@ def mirrored_workers(job: Job, world: World) -> Roles:
             job, world, {"worker": tuple(ports.values())}, store=len(world.facts) > 1
         ),
         agreed=("tensorflow", _as_text(cluster)),
-        remarks=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
+        warnings=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
     )
 
 

@@ -1,6 +1,6 @@
 """No distribution: the script once on every host; the supervisor starts the shims itself.
 
-On several hosts the script is told where the leader is and which interface to use, and nothing
+On several hosts the script gets the leader's address and which interface to use, and nothing
 else: scripts that build their own process group rely on it.
 """
 
@@ -23,7 +23,7 @@ def plan_single(
     facts = by_host_index(job.cluster, all_facts)
     world = build_world(job, facts, dict.fromkeys(job.cluster.distribution, 1))
     several = len(facts) > 1
-    links, remarks = _links(job, world, staged.environ) if several else ((), ())
+    links, warnings = _links(job, world, staged.environ) if several else ((), ())
     additions = (*variables.spoken(staged.environ), *links)
     return LaunchPlan(
         option=option.option,
@@ -42,7 +42,7 @@ def plan_single(
         script_is_python=script.is_python(staged.program),
         rank_env=(),
         agreed=(*script.agreed_argv(staged, job.paths.base), world.address),
-        notes=(*remarks, *map(str, additions)),
+        notes=(*warnings, *map(str, additions)),
         warnings=_warnings(job, len(facts)),
         additions=additions,
     )

@@ -13,7 +13,9 @@ from muster.types.values import NamedTuple
 
 
 class Tools(NamedTuple):
-    """`torchrun`: its command, () for torch's module under the job's own Python.
+    """The programs of this machine that start ranks.
+
+    `torchrun`: its command, () for torch's module under the job's own Python.
 
     `neuron_parallel_compile`, `mpirun`: their paths, "" when they were not found. `mpi_daemon`:
     that of Open MPI's launch daemon beside that mpirun, of the same version. `frameworks`: as

@@ -36,7 +36,7 @@ def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:
 
 
 def master(world: World) -> tuple[Addition, ...]:
-    """Where a script finds the leader, for scripts that no launcher tells."""
+    """Where a script finds the leader, for scripts without a launcher that sets it."""
     return (
         Addition("MASTER_ADDR", world.address, world.address_reason),
         Addition("MASTER_PORT", str(world.port), "the store port of the job"),
@@ -58,7 +58,7 @@ def threads(
 
 
 def each_rank(world: World, host: int) -> dict[int, dict[str, str]]:
-    """rank -> who it is, as torchrun would tell it, for ranks that no torchrun starts."""
+    """rank -> its variables as torchrun would set them, for ranks that torchrun does not start."""
     local = str(world.counts.get(host, 0))
     return {
         slot.rank: {

@@ -1,4 +1,4 @@
-"""One parameter server of TensorFlow: `python tensorflow_ps.py`, told by TF_CONFIG who it is.
+"""One parameter server of TensorFlow: `python tensorflow_ps.py`, configured by TF_CONFIG.
 
 It serves until it is killed, which happens when the job ends: TensorFlow's servers know no end of
 their own. Nothing of muster is imported.

@@ -18,7 +18,10 @@ _TIME_WAIT = "06"
 
 
 class Choice(NamedTuple):
-    """`reason`: why it is not simply the interface that the request names, or ""."""
+    """The chosen interface of this host.
+
+    `reason`: why it is not simply the interface that the request names, or "".
+    """
 
     interface: Interface
     reason: str = ""

@@ -101,7 +101,7 @@ def _run_job(job: Job, output: Output, pool: ShimPool) -> Outcome:
 def _refuse(
     environ: Mapping[str, str], error: ConfigError, output: Output, pool: ShimPool
 ) -> Outcome:
-    """Bad input: told to the other hosts when there are any and they can be found."""
+    """Bad input: reported to the other hosts if there are any and they can be reached."""
     from muster.contract.read import read_cluster
 
     for warning in error.warnings:

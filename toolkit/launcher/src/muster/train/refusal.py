@@ -1,4 +1,4 @@
-"""The work of a host whose request is bad: nothing is staged or started, only told."""
+"""The work of a host whose request is bad: nothing is staged or started, only reported."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class JobWork:
         self._folder = folder
 
     def begin(self) -> None:
-        """Before the join: room for the failure file, and what there is to warn of. Whether the
-        job can write where it leaves its work is known by `stage`, which tells all hosts."""
+        """Before the join: room for the failure file, and what there is to warn of. Whether the job
+        can write where it leaves its work is checked by `stage`, which reports it to all hosts."""
         self._prepared = BackgroundCall("prepare", self._prepare)
         for warning in self._job.warnings:
             self._log("read", warning, level="WARNING")
@@ -229,7 +229,7 @@ class JobWork:
         try:
             self._prepared.result()
         except ConfigError:
-            pass  # is told as the outcome
+            pass  # is reported as the outcome
         job = self._job
         written = report.write(job.paths, ending.outcome, self._masker)
         self._tidy()

@@ -25,7 +25,9 @@ class Deadlines(NamedTuple):
     finish_s: float = 60.0
     leave_s: float = 5.0
     idle_s: float = 60.0  # how long a worker may do nothing once its chief has ended; 0: for ever
-    refusal_notify_s: float = 60.0  # how long a leader with bad input waits to tell the others
+    refusal_notify_s: float = (
+        60.0  # how long a leader with bad input waits to send the outcome to the others
+    )
 
     @property
     def answer_s(self) -> float:
@@ -79,7 +81,7 @@ def parse_deadlines(
     """The deadlines of this run and all that is wrong with the variables that change them.
 
     `local_mode`: the instance type begins with `local`, so the whole stop must fit in 10 s.
-    A stop grace that is given moves the three times behind it by the same amount, so that it is
+    A stop grace that is given moves the three times after it by the same amount, so that it is
     never above the whole stop. What is refused keeps its default, so that a host which joins only
     to say what is wrong has deadlines to do it by.
     """

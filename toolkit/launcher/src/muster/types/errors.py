@@ -87,7 +87,10 @@ class SourceError(MusterError):
 
 
 class InstallError(MusterError):
-    """`tail` holds the installer's last lines, with credentials masked."""
+    """Installing the requirements failed.
+
+    `tail` holds the installer's last lines, with credentials masked.
+    """
 
     exit_code = 101
 
@@ -117,7 +120,10 @@ class InternalError(MusterError):
 
 
 class LaunchError(MusterError):
-    """`tail`: lines that stand below the message."""
+    """A launcher or a rank could not be started.
+
+    `tail`: lines that stand below the message.
+    """
 
     exit_code = 106
 

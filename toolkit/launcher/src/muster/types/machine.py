@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """What one host tells all others before planning; travels as a JSON list.
+    """What one host sends to all others before planning; travels as a JSON list.
 
     `host_index`: the host's index in the cluster. `resolves_leader`: the leader's name resolves
     here to the address that the leader joined with.

@@ -1,8 +1,7 @@
 """The custom MPI options of a request, read by shell rules against an allow-list.
 
-Pure, and used twice: while reading, so that every problem is told before anything starts, and by
-the plan, which turns what was read into words for the mpirun at hand.
-Promises: S06, B31.
+Pure, and used twice: while reading, so that every problem is reported before anything starts, and
+by the plan, which turns what was read into words for the mpirun at hand. Promises: S06, B31.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from muster.types.values import NamedTuple
 from muster.types.words import split_words
 
 MAX_TEXT = 32 << 10  # characters; CreateTrainingJob allows a hyperparameter 2,500
-ENOUGH = 20  # problems that are told
+ENOUGH = 20  # problems that are reported
 RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = re.compile(r"[A-Za-z0-9_.]+")
@@ -40,19 +39,19 @@ class Option(NamedTuple):
 class MpiRequest(NamedTuple):
     """What a text asks for. `variables`: `-x NAME=VALUE`, each name once.
 
-    `remarks`: lines for the log. `problems`: why the text cannot be used.
+    `warnings`: lines for the log. `problems`: why the text cannot be used.
     """
 
     given: tuple[Option, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
 def read_request(text: str, where: str, *, raw: bool = False, several: bool = True) -> MpiRequest:
     """All that `text` asks for, and all that is wrong with it.
 
-    `where`: the hyperparameter, for problems. `raw`: options that nobody knows pass. `several`:
+    `where`: the hyperparameter, for problems. `raw`: unknown options pass. `several`:
     the job has more than one host, so that ranks can be spread over them in more ways than one.
     """
     reader = _Reader(where, raw, several)
@@ -62,7 +61,7 @@ def read_request(text: str, where: str, *, raw: bool = False, several: bool = Tr
     return MpiRequest(
         tuple(reader.given.values()),
         tuple(reader.variables.items()),
-        tuple(reader.remarks()),
+        tuple(reader.warnings()),
         tuple(reader.problems),
     )
 
@@ -122,7 +121,7 @@ class _Reader:
         else:
             self._take_option(name, word, words, bool(equals))
 
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Lines for the log, each once."""
         if self._unset:
             names = ", ".join(dict.fromkeys(self._unset))
@@ -155,7 +154,7 @@ class _Reader:
                 self._refuse_unknown(name, word.partition("=")[0])
 
     def _take_raw(self, name: str, word: str, values: tuple[str, ...]) -> None:
-        """An option that nobody knows, unless mpirun would take it for one that is known."""
+        """An unknown option, unless mpirun would take it for one that is known."""
         whole = rules.shortened_from(name)
         if whole:
             what = f"{_short(word)[1:-1]} is not allowed: mpirun may take it for --{whole}"

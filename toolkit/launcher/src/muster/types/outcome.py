@@ -39,7 +39,10 @@ class Succeeded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """`headline` is the first line of the failure file, the same on every host."""
+    """The job failed.
+
+    `headline` is the first line of the failure file, the same on every host.
+    """
 
     exit_code: int
     headline: str

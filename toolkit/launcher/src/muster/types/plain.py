@@ -5,7 +5,7 @@ What ranks write is another matter: it is passed on byte for byte.
 
 from __future__ import annotations
 
-WIDTH = 200  # characters of a line of ours
+WIDTH = 200  # characters of a line
 
 # C0 but for line ends and tabs, DEL, C1; line and paragraph separators; what has no width or turns
 # the direction of text; annotations, tags

@@ -27,8 +27,11 @@ class ShownRanks(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """`prefix`: `[host:rank] ` before every line. `quiet`: neither INFO nor what launchers say.
-    `live`: of a line that carriage returns write anew only how it stands. `ranks`: None for all."""
+    """How the output of ranks and launchers appears on the screen.
+
+    `prefix`: `[host:rank] ` before every line. `quiet`: neither INFO nor what launchers say.
+    `live`: of a line that carriage returns write anew only how it stands. `ranks`: None for all.
+    """
 
     prefix: bool = False
     quiet: bool = False

@@ -9,7 +9,10 @@ from muster.types.values import NamedTuple
 
 
 class StepResult(NamedTuple):
-    """`status`: exit code, or minus a signal; `tail`: the last lines of both streams."""
+    """How one step of staging ended.
+
+    `status`: exit code, or minus a signal; `tail`: the last lines of both streams.
+    """
 
     status: int
     tail: str

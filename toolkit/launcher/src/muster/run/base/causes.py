@@ -81,7 +81,10 @@ class Surroundings(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """`what` goes into the headline, "" when the status says it all; `fix`: "" when unknown."""
+    """What ended a rank, and what to do about it.
+
+    `what` goes into the headline, "" when the status says it all; `fix`: "" when unknown.
+    """
 
     what: str
     fix: str = ""

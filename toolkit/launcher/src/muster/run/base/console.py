@@ -47,7 +47,7 @@ class Console:
         self._host = host
         self._level = level
         self._pump = pump
-        self._keep = recorder.keeper(LOG)
+        self._keep = recorder.stream_log(LOG)
         self._mask = mask
         self._wraps = wraps
         self._mark = mark

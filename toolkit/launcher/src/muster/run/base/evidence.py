@@ -55,8 +55,11 @@ _FRAME = r'^[^\w\n]*(?:\w+[^\w\n]+)?File "([^"\n]+)", line (\d+)(?:,? in (\S+))?
 
 
 class Evidence(NamedTuple):
-    """`at_s`: when the last error block began; `summary`: its exception line; `is_open`: nothing
-    else was written since, so the rank was probably on its way out."""
+    """The last error block on a rank's error stream.
+
+    `at_s`: when the last error block began; `summary`: its exception line; `is_open`: nothing else
+    was written since, so the rank was probably on its way out.
+    """
 
     at_s: float
     summary: str

@@ -54,7 +54,7 @@ class Stream:
         self.partial = b""
         self.at_line_start = True
         self.open = b""  # live: what was passed on of the line that is not complete
-        self._told = b""
+        self._shown = b""
 
     def complete(self, data: bytes) -> bytes:
         """The part of all unwritten bytes that may be written now; the rest is kept."""
@@ -74,19 +74,19 @@ class Stream:
         self.open = _standing(rest) + b"\r" * rest.endswith(b"\r")
         whole += end
         if end:
-            self._told = b""
+            self._shown = b""
         if len(self.open) > LINE_BYTES:
             whole, self.open = whole + self.open, b""
         return whole
 
     def state(self) -> bytes:
-        """How the line that is not complete stands now; b"" where that was told."""
+        """How the line that is not complete stands now; b"" where that was shown."""
         state = _standing(self.open + self.partial)[:STATE_BYTES]
         if self.mask is not None:
             state = _masked(state, self.mask)
-        if state == self._told or not self.at_line_start:
+        if state == self._shown or not self.at_line_start:
             return b""
-        self._told = state
+        self._shown = state
         return self.prefix + state + b"\r"
 
     def prefixed(self, block: bytes) -> bytes:
@@ -115,7 +115,7 @@ class Pump:
         self._poll.register(self._wake_r, select.EPOLLIN)
         self._closing = False
         self._broken: set[int] = set()
-        self.problem = ""  # the first defect of whoever looks at streams beside the screen
+        self.problem = ""  # the first defect of what reads streams beside the screen
         self.failure: Exception | None = None  # why streams or lines may be lost: the job is over
         self._thread = threading.Thread(target=self._run, name="log-pump", daemon=True)
         self._thread.start()
@@ -234,7 +234,7 @@ class Pump:
             if stream.keep is not None:
                 stream.keep(block)
         except Exception as error:
-            # our defect must not end this thread: with nobody to read, every rank would hang
+            # a defect must not end this thread: without a reader every rank would hang
             stream.watcher = stream.keep = None
             self.problem = self.problem or f"{type(error).__name__}: {error}"
         if stream.target >= 0:
@@ -277,7 +277,7 @@ class Pump:
             except BlockingIOError:
                 select.select([], [target], [])
             except OSError:
-                self._broken.add(target)  # nobody reads any more: keep draining the ranks
+                self._broken.add(target)  # the reader is gone: keep draining the ranks
                 return
 
 
@@ -291,7 +291,7 @@ def _masked(block: bytes, mask: Callable[[str], str]) -> bytes:
 
 
 def pump_error(failure: Exception) -> MusterError:
-    """What a job whose output nobody may pass on any more ends with."""
+    """The error of a job whose output can no longer be passed on."""
     what = f"the output of ranks can no longer be passed on: {type(failure).__name__}: {failure}"
     if isinstance(failure, OSError | MemoryError):
         limits = "memory, open files, fs.epoll.max_user_watches"

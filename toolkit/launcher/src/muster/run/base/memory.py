@@ -1,4 +1,4 @@
-"""Whom the kernel killed for memory: its counter is of the whole container and names nobody.
+"""Which process the kernel killed for memory: its counter is the container's and names none.
 
 The counter is looked at every second. Of a process that was alive and not about to die when the
 counter had risen, it did not count the end.
@@ -23,8 +23,11 @@ _LEAVING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
 
 
 class Memory(NamedTuple):
-    """`kills`: processes of this container that the kernel has killed for memory so far, None when
-    unknown; `limit_bytes`: the container's, None without one."""
+    """The kernel's counters of this container's memory.
+
+    `kills`: processes of this container that the kernel has killed for memory so far, None when
+    unknown; `limit_bytes`: the container's, None without one.
+    """
 
     kills: Callable[[], int | None] = lambda: None
     limit_bytes: Callable[[], int | None] = lambda: None
@@ -36,7 +39,10 @@ class _Kill(NamedTuple):
 
 
 class KillWatch:
-    """`pids`: of the processes that one may ask about and that run now."""
+    """Notes which processes the kernel kills for memory.
+
+    `pids`: of the processes that run now.
+    """
 
     def __init__(self, memory: Memory, pids: Callable[[], Iterable[int]]) -> None:
         self._memory = memory

@@ -117,7 +117,7 @@ class Recorder:
         line = self._mask(text).encode() + b"\n"
         self._put(len(line), lambda: self._write_event(line))
 
-    def keeper(self, name: str) -> Callable[[bytes], None] | None:
+    def stream_log(self, name: str) -> Callable[[bytes], None] | None:
         """Where a stream's bytes go, e.g. `rank-0.out`; None when nothing is recorded."""
         if not self._folder:
             return None
@@ -167,7 +167,7 @@ class Recorder:
         dropped = 0
         try:
             write()
-        except Exception as error:  # also a defect of ours: the record is not worth the job
+        except Exception as error:  # a defect of muster too: the record is not worth the job
             self.problem = str(error)
             dropped = size
         with self._lock:

@@ -19,7 +19,7 @@ def in_background(
     def run() -> None:
         try:
             answer: Sequence[str] = look_up()
-        except Exception:  # whoever asked waits for an answer
+        except Exception:  # the caller waits for an answer
             answer = ()
         loop.post(lambda: done(answer))
 

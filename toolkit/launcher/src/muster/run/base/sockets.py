@@ -1,4 +1,4 @@
-"""What a process is connected to over the internet protocols, as the kernel tells it."""
+"""What a process is connected to over the internet protocols, as the kernel reports it."""
 
 from __future__ import annotations
 

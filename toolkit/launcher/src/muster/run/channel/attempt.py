@@ -15,8 +15,11 @@ from muster.run.channel.session import Frames, family
 
 
 class Attempt:
-    """A connection to one address that has proved nothing yet. `hear` gets each message of the
-    handshake, `failed` the reason, both with this attempt; a refused one is told as any other."""
+    """A connection to one address that has proved nothing yet.
+
+    `hear` receives each message of the handshake, `failed` the reason, both with this attempt; a
+    refused connection is reported like any other.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Attempt:
         except BlockingIOError:
             pass
         except OSError as error:
-            # told later, so that the follower never runs inside itself
+            # reported later, so that the follower never runs inside itself
             text = error.strerror or str(error)
             self.refused = isinstance(error, ConnectionRefusedError)
             self._timer.cancel()
@@ -72,7 +75,7 @@ class Attempt:
         return self._frames
 
     def close(self) -> None:
-        """Closes it; nothing is told any more."""
+        """Closes it; no call follows."""
         if self._timer is not None:
             self._timer.cancel()
         if self._frames is not None:

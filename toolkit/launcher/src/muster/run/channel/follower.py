@@ -26,7 +26,7 @@ LAST_RETRY_S = 2.0
 
 
 class FollowerEvents(Protocol):
-    """What the connecting end tells; all on the loop's thread."""
+    """Calls of the connecting end, all on the loop's thread."""
 
     def leader_joined(self) -> None: ...
     def leader_unreachable(self, why: str) -> None: ...
@@ -54,7 +54,7 @@ class Follower:
         deadlines: Deadlines,
         events: FollowerEvents,
     ) -> None:
-        self.clock_offset_s = 0.0  # leader's monotonic clock minus ours
+        self.clock_offset_s = 0.0  # leader's monotonic clock minus this host's
         self.address = ""  # where the leader was found
         self._loop = loop
         self._identity = identity
@@ -72,7 +72,7 @@ class Follower:
         self._retry_s = FIRST_RETRY_S
         self._last_error = "its name does not resolve"
         self._back_by: float | None = None
-        self._silent = False  # and that was told
+        self._silent = False  # and that was reported
         self._suspension = SuspensionGuard(deadlines)
         self._over = False
 
@@ -90,7 +90,7 @@ class Follower:
         return wire.derive(self._key, "secret", purpose.encode()).hex()
 
     def close(self) -> None:
-        """Closes for good; nothing is told any more."""
+        """Closes for good; no call follows."""
         self._over = True
         self._session.detach()
         self._drop_others()
@@ -282,12 +282,12 @@ class Follower:
             if silent >= limits.lost_after_s:
                 self._lose(f"no heartbeat for {silent:.0f} s")
                 return
-            self._tell_silence(silent)
+            self._report_silence(silent)
         if self._session.frames is None or silent >= limits.quiet_after_s:
             self._try(self.address)
         self._loop.after(limits.answer_s, self._look)
 
-    def _tell_silence(self, silent: float) -> None:
+    def _report_silence(self, silent: float) -> None:
         """Tells where a long silence begins and where it ends, once each."""
         if self._silent == (silent >= self._deadlines.warn_after_s):
             return
@@ -298,8 +298,8 @@ class Follower:
             self._events.leader_heard_again()
 
     def _ended(self, frames: Frames, why: str) -> None:
-        """A connection is gone. One that it replaced is used again, which for the leader is the one
-        in use unless a word of ours came over the later one."""
+        """A connection is gone. The one that it replaced is used again: the leader still uses that
+        one unless a message of this host arrived on the later one."""
         if self._over:
             return
         if frames in self._replaced:

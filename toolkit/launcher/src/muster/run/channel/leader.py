@@ -29,7 +29,7 @@ _FROM_HOSTS = get_args(ToLeader)
 
 
 class LeaderEvents(Protocol):
-    """What the listening end tells; all on the loop's thread."""
+    """Calls of the listening end, all on the loop's thread."""
 
     def peer_joined(self, host: int) -> None: ...
     def peer_disagrees(self, host: int, what: str) -> None: ...
@@ -46,16 +46,19 @@ class _Peer:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.suspect_s: float | None = None
-        self.silent = False  # and that was told
+        self.silent = False  # and that was reported
         self.left = False  # it has ended, or was given up
         self.welcomes = 0  # given to it when it came back
         self.turn = 0  # which of them is in use
 
 
 class Leader:
-    """`admits(host, address, done)` checks an address against the host's name and calls
-    `done(bool)` on the loop's thread; it is asked only when there is no job secret. `warn` takes
-    a sentence about this host that its log should hold."""
+    """The listening end of the control channel.
+
+    `admits(host, address, done)` checks an address against the host's name and calls `done(bool)`
+    on the loop's thread; it is asked only when there is no job secret. `warn` takes a sentence
+    about this host that its log should hold.
+    """
 
     def __init__(
         self,
@@ -101,11 +104,11 @@ class Leader:
         except OSError as error:
             listener.close()
             holder = holder_of(address, port)
-            told = f"the control port {host_port(address, port)} cannot be bound: {error.strerror}"
+            what = f"the control port {host_port(address, port)} cannot be bound: {error.strerror}"
             if holder is not None:
-                told = f"port {port} (control) is in use by {holder} on {self._names[0]}"
+                what = f"port {port} (control) is in use by {holder} on {self._names[0]}"
             raise ClusterError(
-                told,
+                what,
                 "end the process that holds it, or set MUSTER_CONTROL_PORT on every host",
             ) from error
         listener.setblocking(False)
@@ -126,7 +129,7 @@ class Leader:
             peer.session.send_encoded(fields)
 
     def job_secret(self, purpose: str) -> str:
-        """A secret that every admitted host derives alike, and nobody else."""
+        """A secret that every admitted host derives alike, and no other process can."""
         return wire.derive(self._key, "secret", purpose.encode()).hex()
 
     def open_connections(self) -> int:
@@ -134,7 +137,7 @@ class Leader:
         return sum(peer.session.frames is not None for peer in self._peers.values())
 
     def unconfirmed(self) -> list[int]:
-        """Hosts that have not confirmed all that they were told, and are not given up."""
+        """Hosts that have not confirmed all messages and are not lost."""
         peers = self._peers.items()
         return [host for host, peer in peers if not (peer.left or peer.session.confirmed)]
 
@@ -189,8 +192,8 @@ class Leader:
         assert self._listener is not None
         if not self._warned:
             self._warned = True
-            told = f"a connection could not be accepted: {error.strerror}"
-            self._warn(f"{told}; trying again every {REST_S:g} s (ulimit -n)")
+            what = f"a connection could not be accepted: {error.strerror}"
+            self._warn(f"{what}; trying again every {REST_S:g} s (ulimit -n)")
         for _ in range((len(self._pending) + 1) // 2):
             self._drop_oldest()
         self._loop.forget(self._listener.fileno())
@@ -201,7 +204,7 @@ class Leader:
             self._loop.watch(self._listener.fileno(), self._accept)
 
     def _drop_oldest(self) -> None:
-        """Whoever waits longest goes, so that idle connections cannot keep a host out."""
+        """Drops the longest-waiting connection, so that idle ones cannot keep a host out."""
         idle = (one for one in self._pending if not one.said_hello)
         self._drop(next(idle, next(iter(self._pending))))
 
@@ -224,7 +227,7 @@ class Leader:
         self._pending.pop(handshake, None)
 
     def _hello(self, handshake: Handshake, fields: list[object]) -> None:
-        """Checks who it is; whoever is not of this job is dropped without a word."""
+        """Checks the identity; a peer from another job is dropped silently."""
         hello = parse_hello(fields, self._identity, self._names)
         if hello is None or handshake.said_hello:
             self._drop(handshake)
@@ -330,7 +333,7 @@ class Leader:
             peer.session.frames.send(["e", peer.session.received, beat[2], time.monotonic()])
 
     def _said(self, host: int, message: Message) -> None:
-        """Nobody orders the leader about, and nobody speaks for another host."""
+        """Hosts do not give orders to the leader or speak for other hosts."""
         if not isinstance(message, _FROM_HOSTS) or (
             isinstance(message, StagedHost) and message.facts.host_index != host
         ):
@@ -360,7 +363,7 @@ class Leader:
             if why:
                 self._give_up(host, peer, why)
             elif peer.suspect_s is None and not spared:
-                self._tell_silence(host, peer, now - peer.session.heard_s)
+                self._report_silence(host, peer, now - peer.session.heard_s)
         self._loop.after(self._sweep_s, self._sweep)
 
     def _overdue(self, peer: _Peer, now: float, spared: bool) -> str:
@@ -374,7 +377,7 @@ class Leader:
         lost = silent >= limits.lost_after_s and not spared
         return f"no heartbeat for {silent:.0f} s" if lost else ""
 
-    def _tell_silence(self, host: int, peer: _Peer, silent: float) -> None:
+    def _report_silence(self, host: int, peer: _Peer, silent: float) -> None:
         """Tells where a long silence begins and where it ends, once each."""
         if peer.silent == (silent >= self._deadlines.warn_after_s):
             return

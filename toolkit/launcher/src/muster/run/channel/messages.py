@@ -1,4 +1,4 @@
-"""What hosts tell the leader and what the leader tells them: one small value per message.
+"""The messages between hosts and their leader: one small value each.
 
 The leader's own host uses the same messages, without a network in between.
 """
@@ -28,7 +28,7 @@ class WireError(Exception):
 
 
 class RankEnd(NamedTuple):
-    """How one rank of a host ended. `stopped`: after a signal of ours; `forced`: it had to be
+    """How one rank of a host ended. `stopped`: after a signal from muster; `forced`: it had to be
     killed at the end of its grace."""
 
     rank: int
@@ -77,7 +77,7 @@ class Report(NamedTuple):
 
 
 class Stopping(NamedTuple):
-    """To the leader: the host was told to stop from outside."""
+    """To the leader: the host received a stop signal."""
 
     by: str
 
@@ -99,7 +99,7 @@ class FactsPart(NamedTuple):
 
 
 class Go(Bare):
-    """To a host: everybody is ready, start the ranks."""
+    """To a host: all hosts are ready, start the ranks."""
 
 
 class StartDaemon(NamedTuple):
@@ -170,8 +170,8 @@ def from_wire(fields: list[Any]) -> Message:
             return _facts_part(*values)
         if name == "Report":
             failures, host_error = values
-            told = None if host_error is None else _typed(HostError, host_error)
-            return Report(_failures(failures), told)
+            error = None if host_error is None else _typed(HostError, host_error)
+            return Report(_failures(failures), error)
         if name == "HostEnded":
             return _host_ended(*values)
     except (TypeError, ValueError) as error:
@@ -230,12 +230,12 @@ def without_secrets(message: ToLeader, mask: Callable[[str], str]) -> ToLeader:
     )
     if isinstance(message, HostEnded):
         return message._replace(failures=failures)
-    told = message.host_error
-    if told is not None:
-        told = told._replace(
-            message=mask(told.message), fix=mask(told.fix), detail=mask(told.detail)
+    error = message.host_error
+    if error is not None:
+        error = error._replace(
+            message=mask(error.message), fix=mask(error.fix), detail=mask(error.detail)
         )
-    return Report(failures, told)
+    return Report(failures, error)
 
 
 def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Whose silence is whose: pure, over the times at which a host looks at what it has heard."""
+"""Keeps a host that was suspended itself from declaring its peers lost. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from muster.types.deadlines import Deadlines
 
 
 class SuspensionGuard:
-    """Tells a host that stood still itself (frozen, paused with its machine) from silent others.
+    """Do not blame peers for silence while this host itself was suspended.
 
-    Whoever stood still beside it says nothing either, and a follower hears answers to its own
-    heartbeats only: both need a moment to be heard again. A stand shorter than half of the limit
-    makes nobody lost that speaks with every heartbeat, since the limit holds two of them.
+    A host that was suspended with its machine or stopped resumes beside peers that may have been
+    suspended too, and a follower hears only answers to its own heartbeats: both need a moment to be
+    heard again. A suspension shorter than half of the limit loses no peer that sends heartbeats,
+    since the limit spans two of them.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
-        self._stand_s = deadlines.lost_after_s / 2
+        self._suspended_s = deadlines.lost_after_s / 2
         self._spared_s = deadlines.warn_after_s
         self._looked_s: float | None = None
-        self._stood = False
+        self._was_suspended = False
         self._spared_until_s = float("-inf")
 
     def spares(self, now: float) -> bool:
-        """To be asked at each look: whether no silence is to be judged at this one.
+        """Whether this look must not declare a peer lost. Call it at every look.
 
-        Of stands in a row only the first counts, so that whoever is silent is lost in the end.
+        Of suspensions in a row only the first counts, so that a silent peer is lost in the end.
         """
-        stood = self._looked_s is not None and now - self._looked_s >= self._stand_s
-        if stood and not self._stood:
+        suspended = self._looked_s is not None and now - self._looked_s >= self._suspended_s
+        if suspended and not self._was_suspended:
             self._spared_until_s = now + self._spared_s
-        self._looked_s, self._stood = now, stood
+        self._looked_s, self._was_suspended = now, suspended
         return now < self._spared_until_s

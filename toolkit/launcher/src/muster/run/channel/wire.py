@@ -63,7 +63,7 @@ def derive(key: bytes, purpose: str, *parts: bytes) -> bytes:
 
 
 def equal(expected: str, given: str) -> bool:
-    """Compares proofs without telling by its time where they differ."""
+    """Compares proofs in constant time."""
     return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
 
 
@@ -78,7 +78,7 @@ def welcome_proof(key: bytes, parts: Sequence[bytes], received: int) -> str:
 
 
 def masked(key: bytes, secret: bytes, *parts: bytes) -> bytes:
-    """The job key hidden from whoever lacks the job secret; the same call takes the mask off."""
+    """The job key masked with the job secret; the same call removes the mask."""
     stream = derive(secret, "job-key-mask", *parts)
     return bytes(a ^ b for a, b in zip(key, stream, strict=True))
 

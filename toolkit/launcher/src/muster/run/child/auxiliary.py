@@ -19,12 +19,15 @@ from muster.types.errors import InternalError, LaunchError
 from muster.types.outcome import signal_name
 from muster.types.shown import Shown
 
-LAST_WORDS_S = 0.5  # how long the output of what has ended may still come before it is told
+LAST_WORDS_S = 0.5  # how long output may still arrive after an end before the end is reported
 
 
 class AuxiliaryProcess:
-    """`ended` is called once it has ended and its last words, which say why, are there or were
-    waited for. `kind`: what it is to a reader ("launcher", "server")."""
+    """A supervised process that is no rank.
+
+    `ended` is called once it has ended and its last words, which say why, are there or were waited
+    for. `kind`: what it is to a reader ("launcher", "server").
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class AuxiliaryProcess:
         self.name = name
         self.command = command
         self.handle: ShimHandle | None = None
-        self.told = False
+        self.reported = False
         self.ended_s = 0.0
         self.what = f"the {kind} {os.path.basename(command.argv[0])}"
         if kind == "server":
@@ -78,7 +81,7 @@ class AuxiliaryProcess:
 
         for fd, target in ((out_fd, 1), (err_fd, 2)):
             self._open_streams += 1
-            keep = recorder.keeper(f"{self.name}.log")
+            keep = recorder.stream_log(f"{self.name}.log")
             shown_at, is_stderr = -1 if off_screen else target, target == 2
             pump.add(
                 Stream(fd, shown_at, mark, self._words, keep, stream_ended, is_stderr=is_stderr)
@@ -94,9 +97,9 @@ class AuxiliaryProcess:
             return
         self.ended_s = self.ended_s or time.monotonic()
         if self._open_streams:
-            loop.after(LAST_WORDS_S, self._tell)
+            loop.after(LAST_WORDS_S, self._report)
         else:
-            self._tell()
+            self._report()
 
     def kill(self) -> None:
         if self.handle is not None:
@@ -134,11 +137,11 @@ class AuxiliaryProcess:
     def _count_stream(self) -> None:
         self._open_streams -= 1
         if not self._open_streams and not self.runs:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        if not self.told:
-            self.told = True
+    def _report(self) -> None:
+        if not self.reported:
+            self.reported = True
             self._ended(self)
 
 
@@ -147,7 +150,7 @@ def launch_error(what: str, fix: str, detail: str = "") -> HostError:
 
 
 def lost_status(who: str) -> HostError:
-    """A status that somebody else took reads as success: it is a defect instead."""
+    """A status that was taken elsewhere reads as success: it is a defect instead."""
     what = f"the exit status of {who} was taken by another part of this process"
     fix = "report this with the log: it is a defect of muster, or of what was put into its process"
     return HostError(InternalError.__name__, InternalError.exit_code, what, fix, "")

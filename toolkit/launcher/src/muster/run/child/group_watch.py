@@ -115,7 +115,7 @@ def traffic_of_host() -> Traffic | None:
 def glance(pids: Sequence[int]) -> tuple[bool, dict[int, int] | None]:
     """Whether all of these processes have torch loaded; and what went over each connection of
     theirs and of all below them, but to the web: its inode -> bytes both ways, None where that may
-    not show what they exchange, or where the machine lets nobody look."""
+    not show what they exchange, or where the machine forbids looking."""
     try:
         tree = [*pids, *descendants(*pids)]
         maps = [_text(f"/proc/{pid}/maps") for pid in tree]
@@ -135,7 +135,7 @@ def moved(tree: Sequence[int]) -> dict[int, int]:
 
 
 def links(folder: str) -> Iterator[str]:
-    """What a process has open. Raises PermissionError where nobody else may see it."""
+    """What a process has open. Raises PermissionError where only its owner may see it."""
     try:
         for entry in os.scandir(folder):
             try:

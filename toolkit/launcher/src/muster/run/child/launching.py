@@ -1,6 +1,6 @@
 """What starts the rank shims of this host: its launcher or launch daemon, and what its end means.
 
-A launcher never decides an outcome: one that ends because of a rank is silent, and the rank tells.
+A launcher never decides an outcome: when it ends because of a rank, only the rank is reported.
 Promises: F17.
 """
 
@@ -37,7 +37,10 @@ class Launched(Protocol):
 
 
 class Launching:
-    """`over`: whether the job ends anyway. `told`: takes what went wrong."""
+    """The launcher or launch daemon of this host, and what its end means.
+
+    `over`: whether the job ends anyway. `report`: receives errors.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Launching:
         pool: ShimPool,
         ranks: Launched,
         over: Callable[[], bool],
-        told: Callable[[HostError], None],
+        report: Callable[[HostError], None],
         mask: Callable[[str], str],
     ) -> None:
         self._host = host
@@ -54,7 +57,7 @@ class Launching:
         self._pool = pool
         self._ranks = ranks
         self._over = over
-        self._told = told
+        self._report = report
         self._mask = mask
         self._plan: LaunchPlan | None = None
         self.auxiliary: AuxiliaryProcess | None = None
@@ -99,8 +102,8 @@ class Launching:
         return self._plan is not None and self._plan.launcher_outlives_ranks
 
     @property
-    def is_untold(self) -> bool:
-        return self.auxiliary is not None and not self.auxiliary.told
+    def has_unreported_end(self) -> bool:
+        return self.auxiliary is not None and not self.auxiliary.reported
 
     def kill(self) -> None:
         if self.auxiliary is not None:
@@ -128,7 +131,7 @@ class Launching:
         planned = str(rank.slot.rank), str(self._plan.world_size)
         if started == planned:
             return False
-        self._told(
+        self._report(
             launch_error(
                 f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
                 f"of {planned[1]} was planned",
@@ -139,19 +142,19 @@ class Launching:
 
     def _ended(self, launcher: AuxiliaryProcess) -> None:
         """One that ends before its ranks have is a failure of its own, but for one that gives up
-        because of a rank, whose own failure is about to be told. A launch daemon may end badly
+        because of a rank, whose own failure is about to be reported. A launch daemon may end badly
         when its ranks have: those of other hosts lose it."""
         if self._over():
             return
         if self._ranks.all_ended and not (launcher.status and self._counts):
             self._ranks.launcher_gone()
         elif launcher.status < 0 or not self._ranks.all_ran:
-            self._tell(launcher)
+            self._judge(launcher)
         else:  # one that ended well saw no cause, and of daemons elsewhere one may be the cause
             assert self._plan is not None
             knows = launcher.status and not self._plan.daemon_hosts
             settle_s = SETTLE_S if knows else 2 * SETTLE_S
-            self._loop.after(settle_s, lambda: self._tell(launcher))
+            self._loop.after(settle_s, lambda: self._judge(launcher))
 
     @property
     def _counts(self) -> bool:
@@ -162,7 +165,7 @@ class Launching:
             plan.launcher_outlives_ranks or plan.daemon is not None or bool(plan.daemon_hosts)
         )
 
-    def _tell(self, launcher: AuxiliaryProcess) -> None:
+    def _judge(self, launcher: AuxiliaryProcess) -> None:
         if self._over():
             return
         host_error = launcher.never_ran()
@@ -177,4 +180,4 @@ class Launching:
             else:
                 what = f"{how} before all ranks ran (on {self._host})"
                 host_error = launch_error(what, "see its lines below", words)
-        self._told(host_error)
+        self._report(host_error)

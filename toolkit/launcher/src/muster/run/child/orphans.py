@@ -1,4 +1,4 @@
-"""What is left of ours once the shims are gone, and what is none of ours."""
+"""Which processes of the job are left once the shims are gone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOOKS = 10
 
 
 class Orphans:
-    """Made at the start: what is below this process by then, but for `shims`, is foreign.
+    """Finds processes that lost their shim. Make it at the start: every process below this one by
+    then, but for `shims`, is foreign.
 
-    Whatever comes to be below it later came from a shim's tree, unless this process adopts the
-    orphans of others as well: as PID 1, or when it had foreign children. Then a process is ours
-    when its environment has the run's mark, or when it is in the session of a script whose shim
-    was killed.
+    Any later descendant came from a shim's tree, unless this process also adopts orphans of others:
+    as PID 1, or when it had foreign children. Then a process belongs to the job if its environment
+    has the run's mark, or if it is in the session of a script whose shim was killed.
     """
 
     def __init__(self, shims: Collection[int]) -> None:
@@ -45,13 +45,15 @@ class Orphans:
         return command._replace(env={**command.env, MARK: self._mark})
 
     def find(self, sessions: Collection[int]) -> list[int]:
-        """Live processes of ours below this one; cheap when there is no process at all.
+        """Live processes of the job below this one; cheap when there is none at all.
 
         `sessions`: those of scripts that lost their shim.
         """
         for _ in range(LOOKS):
             found = self._below()
-            live = [p for p in found if self._is_ours(p, sessions) and state_of(p) not in ("", "Z")]
+            live = [
+                p for p in found if self._is_of_job(p, sessions) and state_of(p) not in ("", "Z")
+            ]
             if live or self._foreign.union(found).issuperset(_children()):
                 return live
         return live  # a parent that forks and ends moves its child up while we look
@@ -62,7 +64,7 @@ class Orphans:
         roots = [pid for pid in _children() if pid not in self._foreign]
         return [*roots, *descendants(*roots)] if roots else []
 
-    def _is_ours(self, pid: int, sessions: Collection[int]) -> bool:
+    def _is_of_job(self, pid: int, sessions: Collection[int]) -> bool:
         return not self._adopts or session_of(pid) in sessions or self._carries_mark(pid)
 
     def _carries_mark(self, pid: int) -> bool:

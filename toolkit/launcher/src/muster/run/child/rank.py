@@ -44,7 +44,7 @@ class Rank:
         self.killed = False
         self.wound_down = False  # signalled because its work is over
         self.gone = False  # ended, and its output is read
-        self.told = False
+        self.reported = False
 
     @property
     def ended_by_us(self) -> bool:
@@ -77,7 +77,7 @@ class Rank:
         return status in peer_loss_exit_codes and self.watcher.evidence() is None
 
     def end(self, now: float) -> RankEnd:
-        """How it ended, for the summary; of one that was killed and has not told yet, that."""
+        """How the rank ended; SIGKILL if it was killed and has not reported yet."""
         if not self.ended_s:
             took = round(now - self.began_s, 3)
             return RankEnd(self.slot.rank, -signal.SIGKILL, took, stopped=True, forced=True)

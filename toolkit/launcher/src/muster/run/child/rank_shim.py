@@ -183,7 +183,7 @@ class Shim:
         self.reported = False
         self.group_signalled = False
 
-    def tell(self, *fields: object) -> None:
+    def say(self, *fields: object) -> None:
         try:
             send(self.sock, [str(field).encode() for field in fields])
         except OSError:
@@ -202,7 +202,7 @@ class Shim:
             if pid == self.script:
                 self.running, self.status = False, code
             else:
-                self.tell("orphan", pid, code)
+                self.say("orphan", pid, code)
 
     def report(self) -> None:
         """Says once that the script ended; after a signal to its group, once that is empty."""
@@ -215,7 +215,7 @@ class Shim:
             except OSError:
                 pass
         self.reported = True
-        self.tell("ended", self.status)
+        self.say("ended", self.status)
 
     def signal(self, number: int, whole_group: bool) -> None:
         if not self.running and not whole_group:
@@ -351,7 +351,7 @@ def run(
     shim = Shim(sock, pid)
     if failed:
         shim.running, shim.reported = False, True
-        shim.tell("failed", failed)
+        shim.say("failed", failed)
     else:
-        shim.tell("started", pid)
+        shim.say("started", pid)
     return watch(shim, wake_r)

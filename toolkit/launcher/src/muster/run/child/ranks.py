@@ -1,6 +1,6 @@
 """The ranks of this host while they run: started below shims, watched, signalled, accounted for.
 
-It tells what happened through `RanksEvents` and decides nothing.
+It reports what happened through `RanksEvents` and decides nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from muster.types.shown import Shown
 if TYPE_CHECKING:
     from muster.run.child.group_watch import GroupWatch
 
-FAILURES_TOLD = 5  # so many texts fit a frame beside the ends of 1,024 ranks
-FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is told by then
-WATCH_S = 2.0  # what has ended by then is not looked at: nobody trains in so short a time
+FAILURES_REPORTED = 5  # so many texts fit a frame beside the ends of 1,024 ranks
+FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is reported by then
+WATCH_S = 2.0  # what has ended by then is not looked at: no training is that short
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
 
 
 class RanksEvents(Protocol):
-    """What the ranks of a host tell; all on the loop's thread."""
+    """What the ranks of a host report; all on the loop's thread."""
 
     def ranks_started(self, count: int) -> None: ...
     def rank_failed(self, failure: RankFailure) -> None: ...
@@ -47,8 +47,11 @@ class RanksEvents(Protocol):
 
 
 class HostRanks:
-    """`clock_offset()`: seconds from this host's clock to the leader's. `memory`: what the kernel
-    counts; `around`: the ranks, less what the plan says. `mask`: hides secrets in failures."""
+    """The ranks of this host.
+
+    `clock_offset()`: seconds from this host's clock to the leader's. `memory`: what the kernel
+    counts; `around`: the ranks, less what the plan says. `mask`: hides secrets in failures.
+    """
 
     def __init__(
         self,
@@ -86,14 +89,16 @@ class HostRanks:
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
-        self._held: set[int] = set()  # ranks whose failure is told once its cause had the time
+        self._held: set[int] = (
+            set()
+        )  # ranks whose failure is reported once its cause had time to show
         self._released = False
         self._started = False
         self._leads = False
         self._watch: GroupWatch | None = None
-        told, closing = events.launch_failed, lambda: self._released or self._stopping
-        self._servers = Servers(host, loop, pool, closing, told, self._kills, mask)
-        self.launching = Launching(host, loop, pool, self, closing, told, mask)
+        report, closing = events.launch_failed, lambda: self._released or self._stopping
+        self._servers = Servers(host, loop, pool, closing, report, self._kills, mask)
+        self.launching = Launching(host, loop, pool, self, closing, report, mask)
 
     def start(self, plan: LaunchPlan, host: int, addresses: Collection[str]) -> None:
         """Starts what the plan has for this host; `addresses`: of all hosts of the job. Raises
@@ -160,8 +165,8 @@ class HostRanks:
         self._check_gone()
 
     def give_up(self) -> None:
-        """Killed ranks took too long to go: their ends are told as far as they are known."""
-        self._tell_gone()
+        """Killed ranks took too long to go: reports the ends that are known."""
+        self._report_gone()
 
     def release(self) -> None:
         """The verdict is there: shims end, and with them the launcher."""
@@ -208,7 +213,7 @@ class HostRanks:
         auxiliary = self._auxiliary_of(handle)
         if auxiliary is not None:
             auxiliary.changed(self._loop)
-            self._tell_started()
+            self._report_started()
             return
         rank = next((rank for rank in self._ranks if rank.handle is handle), None)
         if rank is None:
@@ -217,11 +222,11 @@ class HostRanks:
             facts = {"pid": handle.pid, "pid_namespace": pid_namespace()}
             size = 0 if self._plan is None else self._plan.world_size
             self._recorder.event("rank_started", rank.slot.rank, world_size=size, **facts)
-            self._tell_started()
+            self._report_started()
         elif handle.ended and not rank.ended_s:
             self._rank_ended(rank, handle)
         elif handle.lost_shim and self._plan is not None and self._plan.peer_loss_exit_codes:
-            self._loop.after(SHIM_S, lambda: self._tell_shim(rank))
+            self._loop.after(SHIM_S, lambda: self._report_lost_shim(rank))
 
     def describe(self, handle: ShimHandle) -> str:
         """What a shim stands for, to a reader."""
@@ -231,7 +236,7 @@ class HostRanks:
         ranks = (rank.slot.rank for rank in self._ranks if rank.handle is handle)
         return next((f"rank {rank}" for rank in ranks), handle.role)
 
-    def _tell_started(self) -> None:
+    def _report_started(self) -> None:
         """Once everything of this host runs, servers too."""
         if self.all_ran and self._servers.all_ran and not self._started:
             self._started = True
@@ -249,9 +254,9 @@ class HostRanks:
         self._watch = GroupWatch(self._loop, world)
         self._watch.look()
 
-    def _tell_shim(self, rank: Rank) -> None:
+    def _report_lost_shim(self, rank: Rank) -> None:
         """A launcher takes the end of a shim for its rank's and ends the job for it. It may have
-        ended the shim itself because of a rank (MPI_Abort); that one has told by now."""
+        ended the shim itself because of a rank (MPI_Abort); that one has reported by now."""
         if not (self._over or self._stopping or rank.ended_s):
             what = f"the process above rank {rank.slot.rank} was killed (on {self._host})"
             fix = "look for what kills processes there: a memory limit, or a person"
@@ -279,7 +284,7 @@ class HostRanks:
         prefix = f"[{self._host}:{number}] ".encode() if self._shown.prefix else b""
         if chosen is not None and not chosen.has(number, self._plan.world_size):
             target = -1
-        keep = self._recorder.keeper(f"rank-{rank.slot.rank}.{name}")
+        keep = self._recorder.stream_log(f"rank-{rank.slot.rank}.{name}")
 
         def ended() -> None:
             self._loop.post(lambda: self._stream_ended(rank))
@@ -289,7 +294,7 @@ class HostRanks:
     def _stream_ended(self, rank: Rank) -> None:
         rank.open_streams -= 1
         if rank.ended_s and rank.open_streams == 0:
-            self._tell_failure(rank)
+            self._report_failure(rank)
             self._rank_gone(rank)
 
     def _rank_ended(self, rank: Rank, handle: ShimHandle) -> None:
@@ -297,17 +302,17 @@ class HostRanks:
         stopped = rank.ended_by_us
         self._recorder.event("rank_ended", rank.slot.rank, status=handle.status, stopped=stopped)
         if handle.lacked:  # not the script's fault, so no failure of the rank's
-            rank.told = True
+            rank.reported = True
             error = not_started(f"rank {rank.slot.rank} on {self._host}", handle.failed_errno)
             self._events.launch_failed(launch_error(error.message, error.fix))
         if handle.lost:
-            rank.told = True
+            rank.reported = True
             self._events.launch_failed(lost_status(f"rank {rank.slot.rank} on {self._host}"))
         if rank.open_streams <= 0:
-            self._tell_failure(rank)
+            self._report_failure(rank)
             self._rank_gone(rank)
             return
-        self._loop.after(LAST_WORDS_S, lambda: self._tell_failure(rank))
+        self._loop.after(LAST_WORDS_S, lambda: self._report_failure(rank))
         self._loop.after(self._drain_s, lambda: self._drained(rank))
 
     def _drained(self, rank: Rank) -> None:
@@ -316,21 +321,21 @@ class HostRanks:
             rank.handle.kill()
             self._loop.after(1.0, lambda: self._rank_gone(rank))
 
-    def _tell_failure(self, rank: Rank) -> None:
-        if rank.told or rank.handle is None or rank.signalled_s is not None:
+    def _report_failure(self, rank: Rank) -> None:
+        if rank.reported or rank.handle is None or rank.signalled_s is not None:
             return
         if not rank.handle.status:
             return
-        rank.told = True
+        rank.reported = True
         if self._plan is not None and rank.only_followed(self._plan.peer_loss_exit_codes):
-            # who hears of it ends the job, and what it followed would not be told any more
+            # the report ends the job, and what the rank followed would not be reported any more
             self._held.add(rank.slot.rank)
-            self._loop.after(FOLLOWED_S, lambda: self._tell_held(rank))
+            self._loop.after(FOLLOWED_S, lambda: self._report_held(rank))
         else:
             self._events.rank_failed(self._failure(rank))
 
-    def _tell_held(self, rank: Rank) -> None:
-        """Nobody has told of what the rank followed."""
+    def _report_held(self, rank: Rank) -> None:
+        """What the rank followed has not been reported."""
         self._held.discard(rank.slot.rank)
         if not self._over:
             self._events.rank_failed(self._failure(rank))
@@ -346,16 +351,16 @@ class HostRanks:
     def _check_gone(self) -> None:
         if self._over or not all(rank.gone for rank in self._ranks):
             return
-        if self.launching.works_on and self.launching.is_untold and not self._stopping:
+        if self.launching.works_on and self.launching.has_unreported_end and not self._stopping:
             for rank in self._ranks:  # it waits for their shims, and we wait for it
                 if rank.handle is not None:
                     rank.handle.release()
             return
         if self._held and not self._stopping:
             return
-        self._tell_gone()
+        self._report_gone()
 
-    def _tell_gone(self) -> None:
+    def _report_gone(self) -> None:
         self._over = True
         well = all(rank.handle is not None and rank.handle.status == 0 for rank in self._ranks)
         found = self._watch.warning() if well and self._watch is not None else ""
@@ -368,7 +373,7 @@ class HostRanks:
     def _failures(self) -> tuple[RankFailure, ...]:
         """Ranks that failed on their own, and those that were about to when we signalled them."""
         found = [self._failure(rank) for rank in self._ranks if rank.failed]
-        return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_TOLD])
+        return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_REPORTED])
 
     def _failure(self, rank: Rank) -> RankFailure:
         assert self._plan is not None
@@ -393,9 +398,9 @@ class HostRanks:
 
     @property
     def lost_something(self) -> bool:
-        """Whether a rank has ended for what it lost, and that is to be told before it."""
+        """Whether a rank has ended for what it lost, which is to be reported first."""
         return bool(self._held)
 
     def launcher_gone(self) -> None:
-        """The launcher has nothing to tell, and nothing is waited for but what else runs."""
+        """The launcher ended without an error; only what else runs is waited for."""
         self._check_gone()

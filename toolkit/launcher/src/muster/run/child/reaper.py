@@ -35,7 +35,7 @@ class Reaper:
         self._seen: dict[int, float] = {}
 
     def look(self) -> None:
-        """Takes what is ours to take."""
+        """Reaps shims and orphans that have ended."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -99,10 +99,10 @@ def kill(pids: list[int]) -> None:
 
 def reap(pid: int, limit_s: float) -> None:
     """Takes the status of a child that was killed. One that does not end in time, in
-    uninterruptible sleep as a rule, is left to whoever comes after us."""
+    uninterruptible sleep as a rule, is left to the process that adopts it."""
     until = time.monotonic() + limit_s
     try:
         while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
             time.sleep(0.0005)
     except ChildProcessError:
-        pass  # whoever started us ignores SIGCHLD: the kernel has reaped it
+        pass  # SIGCHLD is ignored here: the kernel has reaped it

@@ -15,7 +15,10 @@ MEMORY = "/dev/shm"
 
 
 class Scratch:
-    """`home`: a private folder that exists; nothing is made before it is asked for."""
+    """Folders of a job that its end removes.
+
+    `home`: a private folder that exists; nothing is made before it is asked for.
+    """
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -32,7 +35,7 @@ class Scratch:
 
     def memory(self) -> str:
         """A folder in memory, else (no /dev/shm, none that may be written) that for files. Its
-        name tells whose it is, should nobody be left to remove it."""
+        name says whose it is, in case no process is left to remove it."""
         if not self._memory:
             path = os.path.join(MEMORY, f"muster-{os.getpid()}-{os.urandom(6).hex()}")
             try:

@@ -20,8 +20,11 @@ VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
 
 
 class Servers:
-    """A server may end with 0 when it finds that its work is done; anything else is `told`, also
-    when only ranks of other hosts are left that need it. `over`: whether the job ends anyway."""
+    """The servers of this host.
+
+    A server may exit with 0 once its work is done; any other end is reported, also when only ranks
+    of other hosts still need it. `over`: whether the job ends anyway.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,7 @@ class Servers:
         loop: Loop,
         pool: ShimPool,
         over: Callable[[], bool],
-        told: Callable[[HostError], None],
+        report: Callable[[HostError], None],
         kills: KillWatch,
         mask: Callable[[str], str],
     ) -> None:
@@ -37,7 +40,7 @@ class Servers:
         self._loop = loop
         self._pool = pool
         self._over = over
-        self._told = told
+        self._report = report
         self._kills = kills
         self._mask = mask
         self._all: list[AuxiliaryProcess] = []
@@ -79,16 +82,16 @@ class Servers:
     def _ended(self, server: AuxiliaryProcess) -> None:
         if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
             # whom it lost may take its time to end, and is to end by itself
-            self._loop.after(VICTIM_S, lambda: self._tell(server, victim=True))
+            self._loop.after(VICTIM_S, lambda: self._judge(server, victim=True))
         else:
-            self._tell(server, victim=False)
+            self._judge(server, victim=False)
 
-    def _tell(self, server: AuxiliaryProcess, victim: bool) -> None:
+    def _judge(self, server: AuxiliaryProcess, victim: bool) -> None:
         host_error = server.never_ran()
         well = host_error is None and server.status == 0 and server.name not in self._endless
         if self._over() or well:
             return
-        self._told(host_error or self._host_error(server, victim))
+        self._report(host_error or self._host_error(server, victim))
 
     def _host_error(self, server: AuxiliaryProcess, victim: bool) -> HostError:
         what = f"{server.how_it_ended()} while ranks ran (on {self._host})"

@@ -38,7 +38,7 @@ class ShimHandle:
         self.status: int | None = None
         self.failure = ""  # why it could not be started, and the errno when there is one
         self.failed_errno = 0
-        self.lost = False  # somebody else took its status: nobody will ever know it
+        self.lost = False  # another part of this process took its status, which is lost
         self.connected = True
         self.released = False
         self._inbox = b""
@@ -52,12 +52,12 @@ class ShimHandle:
 
     @property
     def has_died(self) -> bool:
-        """Whether the script has ended although nobody has told its status yet."""
+        """Whether the script has ended, although its status has not been reported yet."""
         return self.pid != 0 and state_of(self.pid) in ("", "Z")
 
     @property
     def lost_shim(self) -> bool:
-        """Whether the script runs without its shim, which nobody told to go."""
+        """Whether the script runs on after its shim ended without being released."""
         return self.pid != 0 and not (self.connected or self.released or self.ended)
 
     @property

@@ -26,7 +26,7 @@ SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_shim_main.
 SPARE = "spare"
 REST_S = 0.1
 SPARE_ENDS_S = 1.0  # once killed; only one in uninterruptible sleep takes longer
-ORPHAN_S = 2.0  # until somebody must have told the status of an orphan
+ORPHAN_S = 2.0  # until the status of an orphan must have been reported
 MESSAGE_LIMIT_BYTES = 64 << 20
 
 NEVER_STARTED = (
@@ -39,7 +39,7 @@ class ShimPool:
     """Starts and watches supervised processes.
 
     One spare shim is started early, so that its start overlaps with reading and staging: a trivial
-    job is a tenth faster for it. Whoever needs the first shim of ours gets that one.
+    job is a tenth faster for it. The first `spawn` uses it.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -97,7 +97,7 @@ class ShimPool:
             self.loop.post(lambda: self._registered(*arrived))
 
     def release_spare(self) -> None:
-        """Nobody will need it any more."""
+        """Ends the spare: it is not needed any more."""
         pid, self._spare.pid = self._spare.pid, 0
         arrived, self._spare.arrived = self._spare.arrived, None
         if arrived is not None:
@@ -111,7 +111,7 @@ class ShimPool:
     def close(self) -> None:
         """Removes the socket and its folder; open shims see their supervisor go."""
         spare = self._spare.pid
-        self.release_spare()  # first: a spare that finds nobody to connect to says so
+        self.release_spare()  # first: a spare that cannot connect writes a line
         self.loop.forget(self._listener.fileno())
         self._listener.close()
         if spare in self.shims:
@@ -128,7 +128,7 @@ class ShimPool:
                 argv,
                 {**environ, "MUSTER_SHIM": self.variable},
                 setsid=True,
-                setsigmask=(),  # ours may hold stop signals back at this moment
+                setsigmask=(),  # this process may block stop signals at this moment
             )
         except OSError as error:
             raise not_started(f"the process for {role}", error.errno or 0) from error
@@ -260,8 +260,8 @@ class ShimPool:
         self._changed(handle)
 
     def _orphan_ended(self, handle: ShimHandle) -> None:
-        """Whoever adopted the script tells its status in a moment; a status that nobody tells is
-        a defect, and never a success."""
+        """The process that adopted the script reports its status in a moment; a status that is
+        never reported is a defect, not a success."""
         self.loop.forget(handle.pidfd)
         os.close(handle.pidfd)
         handle.pidfd = -1
@@ -284,7 +284,7 @@ class ShimPool:
 
 
 class _Spare:
-    """The shim that was started before anybody needed one.
+    """The shim that was started before one was needed.
 
     `pid`: 0 when there is none, or none any more; `role`: what it was taken for; `arrived`: the
     shim and its streams while it waits for somebody to need it.
@@ -297,7 +297,7 @@ class _Spare:
 
 
 def turn_away(handle: ShimHandle, out_fd: int, err_fd: int) -> None:
-    """Lets a shim that registered go again: nobody needs it."""
+    """Releases a shim that registered but is not needed."""
     os.close(out_fd)
     os.close(err_fd)
     handle.release()

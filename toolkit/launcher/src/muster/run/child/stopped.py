@@ -1,4 +1,4 @@
-"""Shims that somebody stopped (SIGSTOP): nobody hears of what their scripts do or how they end."""
+"""Shims that are stopped (SIGSTOP): they do not report what their scripts do or how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of ranks that nobody needs any more: rank 0 has ended well and was the one that led.
+"""Ends ranks that are not needed any more: rank 0 has ended well and was the one that led.
 
 A TensorFlow 2 worker serves its chief for ever, so somebody has to end it; a worker of a script
 that trains by itself, or uploads what it made, works on and must not be cut off. What a rank does
@@ -32,10 +32,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class WindDown:
-    """Ends `ranks`, each as soon as it has done nothing for `idle_s` (0: never); those that are not
-    started yet when they are. `group`: signals go to the whole process group. `hosts`: addresses
-    of the job. `over`: whether the job ends otherwise, and this with it. `say`: takes a line for
-    the log. It looks on a thread of its own: processes and descriptors may be many."""
+    """Ends idle ranks after rank 0.
+
+    `ranks`: each is ended as soon as it has done nothing for `idle_s` (0: never); those that are
+    not started yet when they are. `group`: signals go to the whole process group. `hosts`:
+    addresses of the job. `over`: whether the job ends otherwise, and this with it. `say`: takes a
+    line for the log. It looks on a thread of its own: processes and descriptors may be many.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ DETAIL_BYTES = 8192
 
 
 class JobContext(NamedTuple):
-    """Where this host stands in the job.
+    """What the supervisor knows of the job and of this host's place in it.
 
     `address`: this host's on the job interface; `source`: the one that it connects from, "" for
     any. `resolve`: name -> addresses, may block. `checks_names`: no secret is shared, so a
@@ -94,7 +94,7 @@ def write_and_say(work: Work, ending: Ending, limit_s: float) -> None:
 
 
 def host_error_of(error: BaseException, mask: Callable[[str], str] = str) -> HostError:
-    """Any exception as a HostError that can be told to all hosts; a foreign one is our defect.
+    """Any exception as a HostError for all hosts; one that is no MusterError is a defect of muster.
 
     Secrets are masked before anything is cut: of one that is cut, a part would stay.
     """

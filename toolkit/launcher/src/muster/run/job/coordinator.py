@@ -94,7 +94,10 @@ class Barrier:
 
 
 class Coordinator:
-    """`names`: of all hosts; `leader`: host_index of this one; `helpers`: those without ranks."""
+    """What all hosts have said so far, and what the leader orders next.
+
+    `names`: of all hosts; `leader`: index of this one; `helpers`: hosts without ranks.
+    """
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class Coordinator:
         return orders
 
     def joined(self, host: int, now: float) -> None:
-        """A host was admitted. One that comes after the verdict is told it."""
+        """A host was admitted. A host that joins after the verdict receives it at once."""
         peer = self._peers[host]
         peer.joined = True
         peer.suspect_s = None
@@ -175,7 +178,7 @@ class Coordinator:
         missed = since if peer.suspect_s is not None else last_heard + self._deadlines.heartbeat_s
         peer.lost = True
         peer.suspect_s = None
-        # a host that told of its own error before it went is no riddle
+        # the loss of a host that reported an error first needs no explanation
         if not peer.had_error and (not self._stopped_by or missed <= self._stop_s):
             self._losses.append(Loss(self.names[host], since, why))
         self._begin_stop(f"lost {self.names[host]}", external=False, now=now)
@@ -223,8 +226,8 @@ class Coordinator:
         self._orders.append(Order(None, Leave()))
 
     def not_reached(self, hosts: Sequence[int], now: float) -> None:
-        """These hosts have not confirmed all that they were told. Of a failure the time that
-        hosts have to end counts from when all that are awaited know of it."""
+        """These hosts have not confirmed all messages. After a failure, the time that hosts have to
+        end counts from when all awaited hosts know of it."""
         if self._decide_by is None or self._stopped_by:
             return
         if any(self._peers[host].awaited for host in hosts):
@@ -337,7 +340,7 @@ class Coordinator:
         self._try_to_decide(now)
 
     def _wind_down(self) -> None:
-        """The first rank has ended well: the others of the world have nobody to work for."""
+        """Rank 0 has ended well: the other ranks of the world have no more work."""
         if self._stopping:
             return
         for host, peer in enumerate(self._peers):

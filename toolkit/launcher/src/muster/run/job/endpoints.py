@@ -45,19 +45,22 @@ class Endpoint(Protocol):
     @property
     def leader_address(self) -> str: ...
     def begin(self) -> None: ...
-    def tell(self, message: ToLeader) -> None: ...
+    def send(self, message: ToLeader) -> None: ...
     def job_secret(self, purpose: str) -> str: ...
     def start_daemon(self, host: int, asked: tuple[str, ...]) -> None: ...
     def tick(self, now: float) -> None: ...
     def files_written(self) -> None: ...
-    def farewell(self, done: Callable[[], None]) -> None: ...
+    def linger(self, done: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
     def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
     def phases(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
 class LeaderEndpoint:
-    """`happen` takes the events of this host's own life."""
+    """The leader's end of the control channel, with the coordinator.
+
+    `happen` takes the events of this host's own life.
+    """
 
     clock_offset_s = 0.0
 
@@ -99,15 +102,15 @@ class LeaderEndpoint:
         self._happen(e.Joined())
         self._carry_out()
 
-    def tell(self, message: ToLeader) -> None:
+    def send(self, message: ToLeader) -> None:
         self.peer_said(self._me, message)
 
     def job_secret(self, purpose: str) -> str:
-        """A secret of this job; a job of one host shares it with nobody."""
+        """A secret of this job, the same on all hosts."""
         return self._leader.job_secret(purpose) if self._leader else os.urandom(32).hex()
 
     def start_daemon(self, host: int, asked: tuple[str, ...]) -> None:
-        """Passes on what this host's launcher asks of another host."""
+        """Passes on a request of this host's launcher to another host."""
         self._recorder.event("daemon_asked", peer=self._names[host])
         self._send(host, StartDaemon(asked))
 
@@ -122,7 +125,7 @@ class LeaderEndpoint:
         self._coordinator.files_written()
         self._carry_out()
 
-    def farewell(self, done: Callable[[], None]) -> None:
+    def linger(self, done: Callable[[], None]) -> None:
         """Waits until every living host has confirmed how the job ended, as long as a network may
         be cut or a stop from outside allows; then a little until they have closed.
 
@@ -135,7 +138,7 @@ class LeaderEndpoint:
         now, limits = time.monotonic(), self._context.deadlines
         self._leader.expect_closes()
         confirm_by = now + limits.lost_after_s + limits.leave_s
-        self._linger(confirm_by, now + limits.leave_s, self._tell_by(now), done)
+        self._wait_for_peers(confirm_by, now + limits.leave_s, self._notify_by(now), done)
 
     def close(self) -> None:
         if self._leader is not None:
@@ -149,7 +152,7 @@ class LeaderEndpoint:
     def phases(self) -> Mapping[str, Mapping[str, float]]:
         return {self._names[i]: ended.phases for i, ended in sorted(self._ended.items())}
 
-    # what the listening end tells
+    # calls of the listening end
 
     def peer_joined(self, host: int) -> None:
         self._say("join", f"{self._names[host]} joined", position=host)
@@ -245,17 +248,17 @@ class LeaderEndpoint:
             level="WARNING",
         )
 
-    def _tell_by(self, now: float) -> float:
-        """Until when hosts that have not joined are waited for, to tell them of the end."""
+    def _notify_by(self, now: float) -> float:
+        """Until when to wait for hosts that have not joined, to send them the outcome."""
         limits = self._context.deadlines
         if not isinstance(self._coordinator.outcome, Failed) or self._coordinator.running:
             return now
         return min(now + limits.refusal_notify_s, self._began_s + limits.join_s)
 
-    def _say_who_is_to_be_told(self) -> None:
+    def _log_who_is_notified(self) -> None:
         """Once the outcome is known, and before this host's last lines."""
         now = time.monotonic()
-        missing, left_s = self._coordinator.missing(), self._tell_by(now) - now
+        missing, left_s = self._coordinator.missing(), self._notify_by(now) - now
         if missing and left_s > 0:
             names = ", ".join(missing)
             self._log("job", f"waiting up to {left_s:.0f} s to tell {names} how the job ended")
@@ -267,7 +270,7 @@ class LeaderEndpoint:
         self._coordinator.notes.clear()
         for order in self._coordinator.take_orders():
             if isinstance(order.message, Verdict) and order.host is None:
-                self._say_who_is_to_be_told()
+                self._log_who_is_notified()
             self._send(order.host, order.message)
         if self._leader is not None and self._coordinator.running:
             self._leader.strict = True
@@ -280,22 +283,27 @@ class LeaderEndpoint:
         if host is None or host == self._me:
             self._happen(e.FromLeader(message))
 
-    def _linger(
-        self, confirm_by: float, close_by: float, tell_by: float, done: Callable[[], None]
+    def _wait_for_peers(
+        self, confirm_by: float, close_by: float, notify_by: float, done: Callable[[], None]
     ) -> None:
         now, leader = time.monotonic(), self._leader
-        untold = bool(self._coordinator.missing()) and now < tell_by
+        unnotified = bool(self._coordinator.missing()) and now < notify_by
         open_ones = leader is not None and now < close_by and leader.open_connections() > 0
         limit = min(confirm_by, self._stop_by)
         unconfirmed = leader is not None and now < limit and bool(leader.unconfirmed())
-        if untold or open_ones or unconfirmed:
-            self._loop.after(0.01, lambda: self._linger(confirm_by, close_by, tell_by, done))
+        if unnotified or open_ones or unconfirmed:
+            self._loop.after(
+                0.01, lambda: self._wait_for_peers(confirm_by, close_by, notify_by, done)
+            )
         else:
             done()
 
 
 class FollowerEndpoint:
-    """`happen` takes the events of this host's own life."""
+    """A follower's end of the control channel.
+
+    `happen` takes the events of this host's own life.
+    """
 
     def __init__(
         self, loop: Loop, context: JobContext, happen: Callable[[e.Event], None], log: Log
@@ -332,7 +340,7 @@ class FollowerEndpoint:
         self._log("join", f"looking for the leader {self._leader}", port=self._context.control_port)
         self._follower.join(limit_s)
 
-    def tell(self, message: ToLeader) -> None:
+    def send(self, message: ToLeader) -> None:
         if isinstance(message, HostEnded):
             self._own = message
         self._follower.send(message)
@@ -349,7 +357,7 @@ class FollowerEndpoint:
     def files_written(self) -> None:
         pass
 
-    def farewell(self, done: Callable[[], None]) -> None:
+    def linger(self, done: Callable[[], None]) -> None:
         self._follower.confirm()
         done()
 
@@ -363,7 +371,7 @@ class FollowerEndpoint:
     def phases(self) -> Mapping[str, Mapping[str, float]]:
         return {self._context.cluster.me.name: self._own.phases} if self._own is not None else {}
 
-    # what the connecting end tells
+    # calls of the connecting end
 
     def leader_joined(self) -> None:
         self._log("join", f"admitted by {self._leader}", address=self._follower.address)

@@ -44,7 +44,7 @@ class AllRegistered(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank of this host failed before anybody asked it to end."""
+    """A rank of this host failed before it was asked to end."""
 
     failure: RankFailure
 
@@ -57,7 +57,7 @@ class AllGone(NamedTuple):
 
 
 class Signalled(NamedTuple):
-    """This host was told to stop from outside."""
+    """This host received a stop signal."""
 
     by: str
 
@@ -93,7 +93,7 @@ Event = Union[  # noqa: UP007
 # actions
 
 
-class Tell(NamedTuple):
+class Send(NamedTuple):
     message: ToLeader
 
 
@@ -149,7 +149,7 @@ class Say(NamedTuple):
 
 
 Action = Union[  # noqa: UP007
-    Tell,
+    Send,
     BeginStage,
     AbortStage,
     MakePlan,

@@ -1,4 +1,4 @@
-"""One host's way through a job, as a state machine: events and the time in, actions out.
+"""The state machine of one host in a job: events and the time in, actions out.
 
 Every host runs it, the leader too, whose messages to the leader do not leave the process. The
 table of states is in docs/internals/protocol.md.
@@ -31,12 +31,12 @@ from muster.run.job.events import (
     Planned,
     RankFailed,
     Say,
+    Send,
     Signalled,
     SignalRanks,
     Spawn,
     SpawnDaemon,
     StageDone,
-    Tell,
     WindDownRanks,
     WriteOutcome,
 )
@@ -53,8 +53,8 @@ class State(Enum):
     READY = "ready"  # planned, waiting for all hosts to be ready
     SPAWN = "spawn"  # ranks are being started
     WATCH = "watch"  # all ranks run
-    REPORT = "report"  # told the leader of a failure or a signal, waiting to be heard
-    STOP = "stop"  # ranks were told to end
+    REPORT = "report"  # reported a failure or a signal to the leader, waiting for the answer
+    STOP = "stop"  # ranks were signalled to end
     KILL = "kill"  # ranks were killed
     ENDED = "ended"  # no rank runs; waiting for the verdict
     VERDICT = "verdict"  # outcome known, files being written
@@ -70,7 +70,10 @@ _OVER = frozenset({State.VERDICT, State.LEAVE, State.DONE})
 
 
 class HostLife:
-    """`on` takes an event, `tick` the time; both return the actions to take, in order."""
+    """The state machine of one host.
+
+    `on` takes an event, `tick` the time; both return the actions to take, in order.
+    """
 
     def __init__(self, name: str, deadlines: Deadlines, now: float) -> None:
         self.state = State.JOIN
@@ -86,7 +89,7 @@ class HostLife:
         self._agreed: Stop | None = None  # what the leader said, so that all hosts know it
         self._stopped_by = ""  # the signal that asked this host to stop
         self._own: Outcome | None = None  # decided here, because the leader is gone
-        self._host_error: HostError | None = None  # found before the leader could be told
+        self._host_error: HostError | None = None  # found before the join
         self._verdict: Outcome | None = None  # came while ranks still ran
         self._staging = False
         self._before_report = State.JOIN
@@ -150,22 +153,22 @@ class HostLife:
         if isinstance(event, StageDone) and self.state is State.STAGE:
             self._staging = False
             self._enter(State.PLAN, now)
-            return [Tell(m.StagedHost(event.facts))]
+            return [Send(m.StagedHost(event.facts))]
         if isinstance(event, Planned) and self.state is State.PLAN:
             self._enter(State.READY, now)
-            return [Tell(m.Ready(event.digest, event.ends_with_rank0))]
+            return [Send(m.Ready(event.digest, event.ends_with_rank0))]
         if isinstance(event, AllRegistered) and self.state is State.SPAWN:
             self._enter(State.WATCH, now)
-            return [Tell(m.Registered(event.ranks))]
+            return [Send(m.Registered(event.ranks))]
         return []
 
     def _joined(self, now: float) -> list[Action]:
-        """Goes on, unless something came before the leader could be told."""
+        """Goes on, unless an error or a signal came before the join."""
         if self._host_error is not None:
             return self._report(Report((), self._host_error), Stop(False, "host_error"), now)
         if self._wanted is not None:
             self._enter(State.REPORT, now)
-            return [Tell(m.Stopping(self._stopped_by))]
+            return [Send(m.Stopping(self._stopped_by))]
         self._enter(State.STAGE, now)
         self._staging = True
         return [BeginStage()]
@@ -209,14 +212,14 @@ class HostLife:
         if self._stop is not None or self.state in _OVER:
             return []
         if self.state is State.ENDED:  # a server that ranks of other hosts still need
-            return [Tell(report)]
+            return [Send(report)]
         if self.state is State.REPORT:
-            return [Tell(report)]
+            return [Send(report)]
         self._before_report = self.state
         self._wanted = then
         self._enter(State.REPORT, now)
         self._stop_s = now
-        return [Tell(report)]
+        return [Send(report)]
 
     def _signalled(self, by: str, now: float) -> list[Action]:
         if self.state is State.JOIN and self._wanted is None:
@@ -225,14 +228,14 @@ class HostLife:
             return [Say(f"{by}: stopping", "WARNING")]
         if self._stop is not None or self.state in (State.JOIN, State.REPORT):
             return [Say(f"{by} again: the job is stopping already", "WARNING")]
-        if self.state in _OVER:  # told all the same: it limits how long the leader stays
-            return [Say(f"{by} after the end: the outcome stands", "WARNING"), Tell(m.Stopping(by))]
+        if self.state in _OVER:  # sent all the same: it limits how long the leader stays
+            return [Say(f"{by} after the end: the outcome stands", "WARNING"), Send(m.Stopping(by))]
         if self.state is State.ENDED:
-            return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
+            return [Say(f"{by}: stopping", "WARNING"), Send(m.Stopping(by))]
         self._before_report = self.state
         self._want_to_stop(by, now)
         self._enter(State.REPORT, now)
-        return [Say(f"{by}: stopping", "WARNING"), Tell(m.Stopping(by))]
+        return [Say(f"{by}: stopping", "WARNING"), Send(m.Stopping(by))]
 
     def _want_to_stop(self, by: str, now: float) -> None:
         self._stopped_by = by
@@ -260,16 +263,16 @@ class HostLife:
         self._enter(State.ENDED, now)
         self._ends = event.ranks
         failures = () if self._stop is not None and self._stop.external else event.failures
-        told: list[Action] = [Tell(m.HostEnded(event.ranks, failures, dict(self.phases)))]
+        sent: list[Action] = [Send(m.HostEnded(event.ranks, failures, dict(self.phases)))]
         if self._verdict is not None:
-            return told + self._write(self._verdict, now)
+            return sent + self._write(self._verdict, now)
         if self._own is not None:
-            return told + self._write_alone(self._own, now)
-        return told
+            return sent + self._write_alone(self._own, now)
+        return sent
 
     def _leader_lost(self, event: LeaderLost, now: float) -> list[Action]:
         if self.state in _OVER:
-            return self._nobody_lets_go(now)
+            return self._leave_without_leader(now)
         self._own = lost_host(Loss(event.leader, now, event.why))
         if self._agreed is not None and self._agreed.external:
             self._own = Stopped(self._agreed.by)
@@ -290,7 +293,7 @@ class HostLife:
         return [*self._end_staging(), *self._write(outcome, now)]
 
     def _write_alone(self, outcome: Outcome, now: float) -> list[Action]:
-        """An outcome of this host alone: nobody is there who could let it go."""
+        """An outcome of this host alone: there is no leader to release it."""
         self._let_go = True
         return self._write(with_stopped(outcome, self._ends), now)
 
@@ -313,7 +316,7 @@ class HostLife:
         self._staging = False
         return actions
 
-    def _nobody_lets_go(self, now: float) -> list[Action]:
+    def _leave_without_leader(self, now: float) -> list[Action]:
         """The leader went away when the outcome was known: what is left is to write and go."""
         self._let_go = True
         return self._finish(now) if self.state is State.LEAVE else []

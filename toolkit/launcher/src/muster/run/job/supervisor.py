@@ -119,13 +119,13 @@ class _Supervisor:
         become_subreaper()
         before = self._take_signals()
         try:
-            self._reaper.look()  # the spare may have ended when nobody listened
+            self._reaper.look()  # the spare may have ended before signals were handled
             if self._context.host_error is not None:
                 self._happen(e.HostFailed(self._context.host_error))
             try:
                 self._endpoint.begin()
             except MusterError as error:
-                # nobody can be told: the outcome of this host alone
+                # no peer can be reached: the outcome is this host's alone
                 self._happen(e.HostFailed(host_error_of(error, self._mask)))
                 self._happen(e.NotJoined(str(error)))
             self._tick()
@@ -144,7 +144,7 @@ class _Supervisor:
         return self._life.outcome
 
     def _break_off(self, error: Exception) -> Outcome:
-        """A defect of ours: everything of this host ends, and the files say so."""
+        """A defect of muster: everything on this host ends, and the files say so."""
         self._busy = True  # nothing that happens from here on is acted on
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
@@ -154,8 +154,8 @@ class _Supervisor:
             )
             outcome = from_host_error(host_error)
             try:
-                told = without_secrets(Report((), host_error), self._mask)
-                self._endpoint.tell(told)  # so that the others name it, and not a loss
+                report = without_secrets(Report((), host_error), self._mask)
+                self._endpoint.send(report)  # so that the others name it, and not a loss
             except Exception:
                 pass  # the endpoint itself may be what is broken
         self._endpoint.close()
@@ -212,8 +212,8 @@ class _Supervisor:
             self._busy = False
 
     def _do(self, action: e.Action) -> None:
-        if isinstance(action, e.Tell):
-            self._endpoint.tell(without_secrets(action.message, self._mask))
+        if isinstance(action, e.Send):
+            self._endpoint.send(without_secrets(action.message, self._mask))
         elif isinstance(action, e.Say):
             self._log("job", action.text, level=action.level)
         elif isinstance(action, e.BeginStage):
@@ -239,10 +239,10 @@ class _Supervisor:
         elif isinstance(action, e.WriteOutcome):
             self._wrap_up()
         elif isinstance(action, e.Finish):
-            self._endpoint.farewell(self._loop.stop)
+            self._endpoint.linger(self._loop.stop)
 
     def _guard(self, step: Callable[[], None]) -> None:
-        """Whatever a step raises ends the job, with its class and on every host."""
+        """Any error of a step ends the job, with the error's class and on every host."""
         try:
             step()
         except Exception as error:
@@ -374,7 +374,7 @@ class _Supervisor:
         took = time.monotonic() - self._began_s
         ranks, phases = self._endpoint.ranks(), self._endpoint.phases()
         ending = Ending(outcome, self._plan, ranks, phases, took, self._notes)
-        # beside the loop: the others are told the outcome however long this disk takes
+        # on a thread: peers receive the outcome however long this disk takes
         limit_s = self._life.files_limit_s(time.monotonic())
 
         def say() -> None:

@@ -1,4 +1,4 @@
-"""How this host's processes go once the outcome is known: nothing of ours stays behind."""
+"""Ends this host's processes once the outcome is known: none stays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ POLL_S = 0.01
 
 
 class Teardown:
-    """`begin` lets the shims go; `done` is called once, when nothing of ours is left or when that
-    took too long. `look` is to be called whenever a process has ended."""
+    """Ends this host's processes once the outcome is known.
+
+    `begin` releases the shims; `done` is called once, when no process is left or when that took too
+    long. Call `look` whenever a process has ended.
+    """
 
     def __init__(
         self,

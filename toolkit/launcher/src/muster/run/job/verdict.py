@@ -92,7 +92,7 @@ def _decide(
         return from_host_error(host_error, len(errors) - 1)
     if first is not None:
         return _from_rank(first, failures, [one for one in ends if one[0] not in outside])
-    idle = sum(end.stopped for _, end in ends)  # nobody but rank 0's end makes us do that
+    idle = sum(end.stopped for _, end in ends)  # only the end of rank 0 is a reason to stop them
     if idle:
         ranks = "idle one" if idle == 1 else "idle ones"
         return Succeeded(headline=f"all ranks exited 0 but {idle} {ranks}, ended after rank 0")

@@ -1,4 +1,4 @@
-"""The process that holds the hosts of one run: `python -m muster.local.holder UP`.
+"""The host supervisor, parent of the hosts of one run: `python -m muster.local.supervisor UP`.
 
 Orders arrive on stdin, reports leave on descriptor UP. It has one thread and a session of its
 own, and whatever it started ends with it:
@@ -30,7 +30,7 @@ POLL_MS = 5
 
 
 def main() -> int:
-    """The holder's life; returns its exit code, what went wrong has been reported."""
+    """Runs the hosts of one run; returns the exit code. Errors have been reported."""
     up = int(sys.argv[1])
     line = read_line(0)
     if not line:
