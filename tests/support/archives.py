@@ -107,7 +107,9 @@ HOSTILE: dict[str, Hostile] = {
     "pipe": Hostile((GOOD, Entry("pipe", kind=tarfile.FIFOTYPE)), "a device, a pipe"),
     "unknown type": Hostile((GOOD, Entry("odd", kind=b"Z")), "a device, a pipe"),
     "file named like the folder": Hostile((GOOD, Entry("./", b"")), "a device, a pipe"),
-    "endless depth": Hostile((GOOD, Entry("a/" * 500 + "x", b"x")), "not a path that a disk can hold"),
+    "endless depth": Hostile(
+        (GOOD, Entry("a/" * 500 + "x", b"x")), "not a path that a disk can hold"
+    ),
     "endless name": Hostile((GOOD, Entry("a" * 5000, b"x")), "not a path that a disk can hold"),
     "negative size": Hostile((GOOD, Entry("x", size=-512)), "a device, a pipe"),
     "size of a year": Hostile((GOOD, Entry("x", b"x", size=1 << 60)), "unpacks to more than"),
@@ -115,7 +117,9 @@ HOSTILE: dict[str, Hostile] = {
         (GOOD, Entry("é/" * 1400, b"x")), "not a path that a disk can hold"
     ),
     "name of 300 bytes": Hostile((GOOD, Entry("é" * 150, b"x")), "not a path that a disk can hold"),
-    "link to 5,000 bytes": Hostile((GOOD, link("x", "a" * 5000)), "not a path that a disk can hold"),
+    "link to 5,000 bytes": Hostile(
+        (GOOD, link("x", "a" * 5000)), "not a path that a disk can hold"
+    ),
     "link, then a file in its place": Hostile(
         (GOOD, link("a", "."), folder("b"), Entry("a/x", b"x")), "'a/x' lies below 'a'"
     ),

@@ -16,7 +16,7 @@ USAGE_EXIT_CODE = 2
 
 
 def tell(text: str) -> None:
-    """Writes to stderr; where nobody reads that, the exit code alone says it."""
+    """Writes to stderr; without a reader only the exit code says it."""
     try:
         sys.stderr.write(text)
     except OSError:
@@ -94,7 +94,7 @@ def seconds(text: str) -> float:
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. `script_arguments`: it takes a `--` and what stands behind it.
+    """The parser of one command. `script_arguments`: it takes a `--` and what follows.
 
     `parse` raises UsageError or HelpShown and never exits the process.
     """
@@ -110,9 +110,9 @@ class Parser(argparse.ArgumentParser):
         self.foreign: Mapping[str, str] = {}  # options of other launchers -> what to write here
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """All options; `script_arguments` holds what stands behind `--`."""
+        """All options; `script_arguments` holds what follows `--`."""
         cut = argv.index("--") if "--" in argv else len(argv)
-        own, behind = list(argv[:cut]), tuple(argv[cut + 1 :])
+        own, after = list(argv[:cut]), tuple(argv[cut + 1 :])
         if cut < len(argv) and not self._script_arguments:
             raise UsageError(f"{self.prog} starts no script: nothing may follow --")
         own = [self._dashed(token) for token in own]
@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         args, extra = self.parse_known_args(own)
         if extra:
             raise UsageError(f"one argument too many: {extra[0]!r}", self._behind(extra))
-        args.script_arguments = behind
+        args.script_arguments = after
         args.command_line = tuple(argv)
         return args
 
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         return tuple(name for name in self._option_string_actions if name.startswith("--"))
 
     def _dashed(self, token: str) -> str:
-        """`--source_dir=a_b` as `--source-dir=a_b`, if that is an option of ours."""
+        """`--source_dir=a_b` as `--source-dir=a_b`, if that is a known option."""
         if not token.startswith("--"):
             return token
         name, equals, value = token.partition("=")

@@ -59,7 +59,7 @@ class Limits(NamedTuple):
 
 
 class TrainCommand(NamedTuple):
-    """The `train` that a container would start. `module`: whose function it calls, "" where that
+    """The `train` that a container would start. `module`: that has its function, "" where that
     cannot be read; `on_path`: else it lies beside the interpreter only."""
 
     path: str = ""
@@ -205,7 +205,7 @@ def _ports() -> tuple[Port, ...]:
 
 
 def _names() -> Names:
-    """Asks in a thread of its own: a broken resolver takes its time, and cannot be told a limit."""
+    """Asks in a thread: a broken resolver takes its time and has no limit."""
     import threading
 
     from muster.stage.network import resolve

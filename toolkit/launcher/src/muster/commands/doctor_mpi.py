@@ -48,7 +48,7 @@ class MpiFacts(NamedTuple):
 
 
 def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
-    """Asks mpirun and, in a process of its own, mpi4py; 0.3 s when both are there."""
+    """Asks mpirun and, in another process, mpi4py; 0.3 s when both are there."""
     from muster.plan.tools import find_mpi
 
     given = environ.get("MUSTER_MPIRUN", "")

@@ -79,7 +79,7 @@ COMMANDS = {  # its module, what it does, whether arguments of a script may come
 
 def main(argv: list[str]) -> int:
     """Runs the command of `argv` (without the program's name); returns the exit code: 0, too, where
-    nobody reads on (`muster history | head`)."""
+    the reader is gone (`muster history | head`)."""
     try:
         code = _answer(argv)
         if sys.stdout is not None:

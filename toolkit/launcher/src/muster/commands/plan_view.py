@@ -165,7 +165,7 @@ def _value(name: str, value: str, masker: Masker) -> str:
 
 
 def masked_argv(argv: Sequence[str], masker: Masker) -> list[str]:
-    """A command without secrets: also a short one behind an option with a telling name."""
+    """A command without secrets: also a short one after an option with a telling name."""
     result: list[str] = []
     for before, text in zip(("", *argv), argv, strict=False):
         hidden = before.startswith("-") and is_secret_name(before.lstrip("-"))

@@ -1,6 +1,6 @@
 """`muster sbom`: the bill of materials of the image that it runs in, as CycloneDX 1.5.
 
-Our images' last step calls it; an image that is built on ours calls it after its own installs.
+The last step of muster's images calls it; an image built on them calls it after its own installs.
 The same packages give the same text. Looking is in sbom_packages.
 """
 

@@ -91,7 +91,7 @@ _ONLY_VARIABLES = ("channels", "framework_params", "hps", "user_args")
 def _training_env(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
     """The object of SM_TRAINING_ENV: the values under the incumbent's names, and what only it has.
 
-    `is_modelparallel_enabled` tells the truth; the incumbent leaves it null.
+    `is_modelparallel_enabled` is true or false; the incumbent leaves it null.
     """
     documents, cluster = job.documents, job.cluster
     env = {name: value for name, value in values.items() if name not in _ONLY_VARIABLES}

@@ -120,7 +120,7 @@ def _load_text(folder: str, name: str, findings: Findings) -> str | None:
 def too_deep(value: object, text: str) -> bool:
     """Whether `value`, decoded from `text`, is nested over 100 levels deep.
 
-    What is deeper survives decoding but not the encoders and copies behind it.
+    What is deeper survives decoding but not the encoders and copies after it.
     """
     if not isinstance(value, dict | list) or text.count("[") + text.count("{") <= MAX_DEPTH:
         return False

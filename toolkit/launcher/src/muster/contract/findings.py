@@ -10,12 +10,12 @@ from muster.types.masking import Masker
 
 _T = TypeVar("_T")
 _SHOWN = 60  # characters of a bad value that an error repeats
-ENOUGH = 20  # problems of one list that an error tells
+ENOUGH = 20  # problems of one list that an error names
 _NAMED = 8  # items of a list that an error names
 
 
 class Findings:
-    """Collected by every reader, so that one run tells a person all that is wrong.
+    """Collected by every reader, so that one run names all that is wrong.
 
     `problems`, in the order of importance, end the job; `warnings` are lines for the log;
     `origins` says where a value came from ("program" -> "variable SAGEMAKER_PROGRAM").

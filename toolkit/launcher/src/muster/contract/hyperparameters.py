@@ -102,8 +102,8 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
 
 def _say_unknown(name: str) -> str:
     guess = intended(name)
-    told = f", did you mean {guess!r}?" if guess else " is passed on"
-    return f"unknown hyperparameter {name!r}{told}"
+    hint = f", did you mean {guess!r}?" if guess else " is passed on"
+    return f"unknown hyperparameter {name!r}{hint}"
 
 
 def intended(name: str) -> str:
@@ -127,7 +127,7 @@ def _name_is_good(index: int, name: str, findings: Findings) -> bool:
         what = "a name cannot hold a lone surrogate"
     else:
         return True
-    before, equals, _ = name.partition("=")  # what stands behind it is a value, perhaps a secret
+    before, equals, _ = name.partition("=")  # what follows is a value, perhaps a secret
     got = short(before + equals + "..." * bool(equals))
     findings.problem(f"{HYPERPARAMETERS}[{index}]", f"{what}, got {got}", "rename it")
     return False

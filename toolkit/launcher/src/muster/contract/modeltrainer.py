@@ -53,7 +53,7 @@ def with_distributed(
     `SourceCode` has a command. A key that the file has with another value is a problem.
 
     Fields of any other class are one too. Such a class has a driver of its own, which runs instead
-    of `train`, so that `train` meets its fields in two cases only and cannot tell them apart: a
+    of `train`, so that `train` meets its fields in two cases only and cannot distinguish them: a
     command has displaced the driver, and a job that ignored the request would be as many separate
     trainings as it has hosts; or the driver calls `train`, and then it can unset the variable.
     """
@@ -105,7 +105,7 @@ def _keys(text: str, findings: Findings) -> dict[str, str]:
 
 
 def _class(config: Mapping[str, object]) -> str:
-    """Whose fields these are, by what no other class has; "" where that is not certain."""
+    """Which class these fields are of, by what no other class has; "" where that is not certain."""
     if OURS in config:
         return "Muster"
     marks = {name for name in (_OPTIONS, _SMP) if name in config}

@@ -37,6 +37,6 @@ def _number(
     good = not isinstance(value, bool | float) and text.isascii() and text.isdecimal()
     if good and len(text) < 12 and low <= int(text) <= high:
         return int(text)
-    told = f"expected {what} from {low} to {high}, got {short(value)}"
-    findings.problem(key, told, "send a number in this range, or leave it out")
+    what = f"expected {what} from {low} to {high}, got {short(value)}"
+    findings.problem(key, what, "send a number in this range, or leave it out")
     return None

@@ -123,7 +123,7 @@ def _code_channel(folder: str) -> str:
 
 
 def find_job_id(environ: Mapping[str, str], fixed: Mapping[str, object], findings: Findings) -> str:
-    """What tells this job from others, or ""."""
+    """What identifies this job, or ""."""
     for name in ("TRAINING_JOB_NAME", "TRAINING_JOB_ARN"):
         if environ.get(name):
             findings.origins["id"] = f"variable {name}"

@@ -86,7 +86,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         program = find_program(environ, parameters.fixed, findings, others)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
     several = hosts is not None and len(hosts.hosts) > 1
-    raw = flag(environ, RAW_OPTIONS, Findings())  # a bad value is told with the settings
+    raw = flag(environ, RAW_OPTIONS, Findings())  # a bad value is reported with the settings
     distribution = choose_distribution(parameters, conflicts, findings, raw=raw, several=several)
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
@@ -189,7 +189,7 @@ def _cluster(
     findings: Findings,
     group_findings: Findings | None = None,
 ) -> Cluster | None:
-    """The cluster, or None without hosts. `group_findings`: who hears of bad groups."""
+    """The cluster, or None without hosts. `group_findings`: collects what is wrong with groups."""
     if hosts is None:
         return None
     positions = tuple(range(len(hosts.hosts)))

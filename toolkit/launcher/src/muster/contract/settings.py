@@ -105,7 +105,7 @@ def _say_unknown(name: str) -> str:
 
 
 def script_arguments(environ: Mapping[str, str], findings: Findings) -> tuple[str, ...]:
-    """Arguments behind those of the hyperparameters (`muster local SCRIPT -- ...`)."""
+    """Arguments after those of the hyperparameters (`muster local SCRIPT -- ...`)."""
     text = environ.get(SCRIPT_ARGUMENTS)
     if not text:
         return ()

@@ -90,7 +90,7 @@ def _oversized(environ: Mapping[str, str], argv: Sequence[str]) -> list[str]:
 
 
 def _size(text: str) -> int:
-    """Bytes with the separator or closing NUL behind it."""
+    """Bytes with the separator or closing NUL after it."""
     return (len(text) if text.isascii() else len(text.encode(errors="surrogateescape"))) + 1
 
 

@@ -23,7 +23,7 @@ usage: train
 def refuse_arguments(environ: Mapping[str, str], arguments: Sequence[str]) -> tuple[int, str]:
     """The exit code and what to print on stderr; the failure file has been written.
 
-    Only the first argument is told, and of that what stands before a `=`: the rest may be secret.
+    Only the first argument is named, and of that the part before a `=`: the rest may be secret.
     """
     got = arguments[0].partition("=")[0]
     error = ConfigError.of(

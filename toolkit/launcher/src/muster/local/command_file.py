@@ -18,7 +18,7 @@ from muster.types.values import NamedTuple
 
 COMMAND = "command.json"
 SCHEMA = 1
-MOST_S = 1e11  # since 1970: what lies behind it is no time
+MOST_S = 1e11  # since 1970: a later time is invalid
 _OWN_FOLDER = ("--output",)  # of the earlier run: a run gets a folder of its own
 _OWN_FLAGS = ("--overwrite",)
 _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VALUE

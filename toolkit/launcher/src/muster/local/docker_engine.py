@@ -64,7 +64,7 @@ def _context() -> Mapping[str, Any]:
 
     try:
         return cast("Mapping[str, Any]", ContextAPI.kwargs_from_context())
-    except Exception:  # it raises bare ones; `_check_context` has told
+    except Exception:  # it raises bare ones; `_check_context` has reported it
         return {}
 
 

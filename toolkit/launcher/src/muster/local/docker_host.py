@@ -77,7 +77,7 @@ class Host(threading.Thread):
 
     def send(self, number: signal.Signals, failed: Callable[[EngineError], None]) -> None:
         """To PID 1; before the start it means that there is none. Waits for nothing: `failed` hears
-        in a thread when the engine could not be told."""
+        in a thread when the engine could not be reached."""
         self._unwanted = True
         if number == signal.SIGKILL:
             self._killed = True
@@ -143,7 +143,7 @@ class Host(threading.Thread):
         return str(made["Id"])
 
     def _mounts(self) -> list[Any]:
-        """The run folder at its own path, since paths in it are told to hosts and to the user."""
+        """The run folder at its own path, since hosts and the user are given paths in it."""
         from docker.types import Mount
 
         folder = self._wanted.folder
@@ -202,7 +202,7 @@ class Host(threading.Thread):
 
 
 def _write(fd: int, data: bytes | None) -> None:
-    """All of it; when nobody reads any more the run goes on."""
+    """All of it; when the reader is gone the run goes on."""
     while data:
         try:
             data = data[os.write(fd, data) :]

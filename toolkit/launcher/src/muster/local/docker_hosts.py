@@ -27,7 +27,7 @@ from muster.local.supervisor import report
 from muster.run.base.record import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
-HASTE_S = 20.0  # the same while `muster local` is not heard, and once all is to be killed
+HASTE_S = 20.0  # the same while `muster local` is silent, and once all is to be killed
 SIGNAL_S = 5.0  # for a signal, and for everything once the engine was lost
 KILL_LIMIT_S = 20.0
 SETTLE_S = 5.0  # for containers that are just being made
@@ -77,7 +77,7 @@ def _give_up(up: int, error: EngineError) -> int:
 
 
 class _Cluster:
-    """All hosts of the run: one thread for each, and this one, which hears `muster local`.
+    """All hosts of the run: one thread for each, and this one, which reads from `muster local`.
 
     `is_lost`: the engine does not answer any more. `in_haste`: all was to be killed.
     Signals have a client of their own, `teller`.

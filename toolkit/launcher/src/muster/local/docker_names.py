@@ -11,7 +11,7 @@ FOLDER = "muster.folder"  # its run folder; locked as long as the run lives
 KEPT = "muster.kept"  # only with --keep
 HOST = "muster.host"  # algo-1, ...; not on networks
 
-# what the end of a run left of its containers; nothing said: nobody knows
+# what the end of a run left of its containers; nothing said: unknown
 LEFT_NOTHING = "nothing"
 KEPT_ALL = "kept"
 

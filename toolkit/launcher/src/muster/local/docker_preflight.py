@@ -85,7 +85,7 @@ def _check_image(client: Any, name: str, facts: Mapping[str, Any]) -> Any:
 
 
 def leftovers(client: Any) -> list[tuple[str, str]]:
-    """(run id, its containers and networks) of our runs that nobody holds any more."""
+    """(run id, its containers and networks) of runs whose process is gone."""
     filters = {"label": [docker_names.RUN]}
     found: dict[str, list[Any]] = {}
     for thing in (*client.containers(all=True, filters=filters), *client.networks(filters=filters)):

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_over(found: Run) -> bool:
-    """Whether its folder is held by nobody any more; then all has been written."""
+    """Whether no process holds its folder any more; then all has been written."""
     try:
         return runfolder.is_free(found.path)
     except OSError:

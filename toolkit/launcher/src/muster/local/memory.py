@@ -52,7 +52,7 @@ def make_groups(names: Sequence[str], limit_bytes: int) -> tuple[str, ...]:
 def pass_on(parent: str, controller: str = "memory") -> None:
     """Version 2: groups below get the controller only when their parent says so, which it may as
     long as it has no process itself. One that holds this process alone, as a scope of systemd's,
-    gets another group for it: it lies below, and stays until whoever made the scope removes that.
+    gets another group for it, below the scope, which stays until the scope is removed.
 
     Raises OSError, and then nothing has changed.
     """

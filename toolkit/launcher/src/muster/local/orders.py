@@ -2,7 +2,7 @@
 
 Down, on the supervisor's stdin: one `Orders`, then words. Up: `["ready"]` once every host was
 started, `["ended", host_index, status]` for each, `["error", text]` when hosts could not be made or
-held, with an exit code behind it where it is not a LaunchError's, `["note", text]` for people,
+held, followed by an exit code where it is not a LaunchError's, `["note", text]` for people,
 `["fact", name, value]` for the record.
 """
 

@@ -17,7 +17,7 @@ class Outlet:
     """A queue of bytes in front of a descriptor that stays blocking, since others share it.
 
     A pipe that is not read holds back what writes. A terminal that takes nothing for a while, since
-    it was stopped or its connection hangs, holds nobody: what it does not take is left out.
+    it was stopped or its connection hangs, blocks no one: what it does not take is left out.
     """
 
     def __init__(self, fd: int) -> None:
@@ -72,7 +72,7 @@ class Outlet:
             except BlockingIOError:
                 return
             except OSError:
-                self._close()  # nobody reads any more; the record has it all
+                self._close()  # the reader is gone; the record has it all
                 return
             self._taken_at = time.monotonic()
             self._size -= count

@@ -243,7 +243,7 @@ def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
 
 
 def train_command(isolation: str) -> tuple[str, ...]:
-    """What runs as PID 1 of a host; in a container it is the image's, behind its entrypoint."""
+    """What runs as PID 1 of a host; in a container it follows the image's entrypoint."""
     if isolation == DOCKER:
         return ("train",)
     return (sys.executable, "-m", "muster", "train")

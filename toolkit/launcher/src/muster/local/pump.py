@@ -1,4 +1,4 @@
-"""The streams of all hosts into ours: whole lines, every byte as it came.
+"""Passes on the streams of all hosts: whole lines, every byte as it came.
 
 A line that is not complete yet has a state, which a carriage return ends: a progress bar, or
 what was printed without a line end. The screen may show it meanwhile; of the line itself what
@@ -138,7 +138,7 @@ class Pump:
             self._held[stream.host] += data
             return
         if stream.errors and MARK in data:
-            # a line of a rank begins with its prefix: what stands in it is not ours
+            # a line of a rank begins with its prefix: its text is not muster's
             *before, block = re.split(rb"(?m)^" + re.escape(MARK), data, maxsplit=1)
             if before:
                 data, self._held[stream.host] = before[0], block

@@ -1,17 +1,17 @@
-"""Whom a stop is told again: pure, over what the hosts have shown so far."""
+"""Which hosts get a stop signal again: pure, over what the hosts have shown so far."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 AGAIN_S = 1.0
-YOUNG_S = 60.0  # whoever is older and has shown nothing is another toolkit's: once is its due
+YOUNG_S = 60.0  # an older host that has shown nothing runs another toolkit: it gets one signal
 
 
 class Reminders:
     """The kernel drops SIGTERM to PID 1 until that has handlers, and says nothing.
 
-    So a host has heard for certain only what was sent after its first event. `train` takes a
+    So a host has certainly received only what was sent after its first event. `train` takes a
     second SIGTERM for the first. `started`: host -> when its container was started, 0 where that
     may be under way. Times are monotonic.
     """

@@ -67,7 +67,7 @@ class Request(NamedTuple):
 
 
 def read_request(args: argparse.Namespace) -> Request:
-    """The request behind parsed arguments. Raises UsageError."""
+    """The request that parsed arguments make. Raises UsageError."""
     source_dir, program = _find_code(args)
     groups = parse_groups(args.instance_groups) if args.instance_groups else ()
     hosts = sum(group.size for group in groups) or args.hosts or 1

@@ -137,7 +137,7 @@ def _own_sys() -> None:
 
 
 def _own_opt() -> None:
-    """/opt entry by entry, since the real one may lack `ml` and is not ours to write to."""
+    """/opt entry by entry, since the real one may lack `ml` and must not be written to."""
     os.mkdir("/opt")
     old = os.path.realpath(f"{OLD}/opt") if os.path.islink(f"{OLD}/opt") else f"{OLD}/opt"
     for name in os.listdir(old) if os.path.isdir(old) else ():
@@ -166,7 +166,7 @@ def _own_hosts_file(orders: Orders) -> None:
 
 
 def _reachable_resolvers() -> None:
-    """The resolvers behind one on loopback, which is not the host's loopback."""
+    """The resolvers that one on loopback asks, which is not the host's loopback."""
     path = os.path.realpath("/etc/resolv.conf")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:

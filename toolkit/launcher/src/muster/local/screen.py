@@ -2,7 +2,7 @@
 
 The table is drawn with rich (the extra `local`) and only on a terminal; elsewhere one plain line
 tells each change. Output of the hosts is never touched: the table is wiped before it and drawn
-again behind it.
+again after it.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Table:
         from rich.console import Console
 
         self._began = time.monotonic()
-        # of its own nothing is ever written: a terminal that is gone would end the run
+        # it never writes by itself: a terminal that is gone would end the run
         self._console = Console(
             file=io.StringIO(),
             force_terminal=True,

@@ -133,9 +133,9 @@ def clashes_in_words(clashes: Sequence[Clash]) -> str:
     """Which host's file is in the model where several have one of that name; "" when none is."""
     if not clashes:
         return ""
-    told = [f"{one.path} ({one.taken}'s; also of {', '.join(one.left)})" for one in clashes]
-    more = f", and {len(told) - SHOWN_CLASHES} more" if len(told) > SHOWN_CLASHES else ""
-    return f"several hosts saved a model file of one name: {', '.join(told[:SHOWN_CLASHES])}{more}"
+    named = [f"{one.path} ({one.taken}'s; also of {', '.join(one.left)})" for one in clashes]
+    more = f", and {len(named) - SHOWN_CLASHES} more" if len(named) > SHOWN_CLASHES else ""
+    return f"several hosts saved a model file of one name: {', '.join(named[:SHOWN_CLASHES])}{more}"
 
 
 def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
@@ -158,9 +158,9 @@ def compose(path: str, end: RunEnd, job: str) -> dict[str, object]:
         result = "Stopped" if end.ending.by else "Failed" if exit_code(end) else "Succeeded"
         document = incomplete(job, result, exit_code(end), text)
     elif end.ending.by:
-        told = _outcome(document)
-        headline = "; ".join(filter(None, [_stopped_by(end), str(told.get("headline") or "")]))
-        document["outcome"] = {**told, "exit_code": exit_code(end), "headline": headline}
+        found = _outcome(document)
+        headline = "; ".join(filter(None, [_stopped_by(end), str(found.get("headline") or "")]))
+        document["outcome"] = {**found, "exit_code": exit_code(end), "headline": headline}
     document["local"] = {
         "isolation": end.isolation,
         "seconds": round(end.seconds, 3),

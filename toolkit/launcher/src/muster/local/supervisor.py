@@ -3,7 +3,7 @@
 Orders arrive on stdin, reports leave on descriptor UP. It has one thread and a session of its
 own, and whatever it started ends with it:
 
-* As plain processes: it is a child subreaper, so all that its hosts leave behind stays below it
+* As plain processes: it is a child subreaper, so orphans of its hosts stay below it
   and is killed once they have ended, or once stdin closes because `muster local` is gone.
 * In namespaces (`isolated`): everything lives in one PID namespace, which dies with its init,
   that with this process, this with `muster local`.
@@ -120,7 +120,7 @@ class _Holder:
     def __init__(self, up: int, running: dict[int, int]) -> None:
         self._up = up
         self._running = running
-        self._untold: set[int] = set()  # to be stopped as soon as they can hear it
+        self._unsignalled: set[int] = set()  # to be stopped as soon as they can receive it
         self._told_by = 0.0
         self._wake, wake_up = os.pipe()
         os.set_blocking(self._wake, False)
@@ -134,7 +134,7 @@ class _Holder:
         poll.register(self._wake, select.POLLIN)
         self._reap()
         while self._running:
-            ready = poll.poll(POLL_MS if self._untold else None)
+            ready = poll.poll(POLL_MS if self._unsignalled else None)
             for fd, _ in ready:
                 if fd == 0:
                     self._obey(os.read(0, 1))
@@ -146,7 +146,7 @@ class _Holder:
 
     def _obey(self, word: bytes) -> None:
         if word == STOP:
-            self._untold = set(self._running)
+            self._unsignalled = set(self._running)
             self._told_by = time.monotonic() + CATCH_LIMIT_S
         elif word in (KILL, b""):
             self._kill_all()
@@ -154,11 +154,11 @@ class _Holder:
     def _stop_those_that_listen(self) -> None:
         """SIGTERM to a host once it catches it: PID 1 of a namespace would never see it before."""
         late = time.monotonic() > self._told_by
-        for pid in self._untold & self._running.keys():
+        for pid in self._unsignalled & self._running.keys():
             if late or catches_sigterm(pid):
-                self._untold.discard(pid)
+                self._unsignalled.discard(pid)
                 os.kill(pid, signal.SIGTERM)
-        self._untold &= self._running.keys()
+        self._unsignalled &= self._running.keys()
 
     def _reap(self) -> bool:
         """Takes all that ended; False when no child is left."""

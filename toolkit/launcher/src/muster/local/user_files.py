@@ -1,4 +1,4 @@
-"""The user's own files behind the code folders of hosts, as failures name them."""
+"""The user's own files that the code folders of hosts were copied from, as failures name them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Daemon(NamedTuple):
     count: `asked` are those that it must bring and that are passed on, `known` those that it may
     bring and that are dropped, both name -> regular expression of the whole value. `flags` may
     stand alone and are dropped, `switches` stand before a name and its value. Anything else is
-    refused. `command`: what is started, with the values that were asked for behind it.
+    refused. `command`: what is started, followed by the values that were asked for.
     """
 
     command: Command

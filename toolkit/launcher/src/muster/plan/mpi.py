@@ -138,12 +138,12 @@ def _choose_setting(
     )
     kept = {addition.name for addition in asked}
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
-    ours = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, world, job))
+    launch = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, world, job))
     link = own_link(world, cluster.current, options, environ)
     shared = meeting_parameters(job, environ)
     return _Setting(
-        additions=(*ours, *link, *asked),
-        for_launch=ours,
+        additions=(*launch, *link, *asked),
+        for_launch=launch,
         without=(*rank_names, *foreign),
         warnings=(
             *variables.overridden(environ, rank_names, leader, option.option),

@@ -49,7 +49,7 @@ class _Dialect(NamedTuple):
     asked: Mapping[str, str]
     known: Mapping[str, str]
     flags: frozenset[str]
-    daemon: tuple[str, ...]  # words behind the daemon's path
+    daemon: tuple[str, ...]  # words after the daemon's path
     memory: tuple[str, ...]  # parameters that name the folder of what ranks share in memory
 
 
@@ -285,8 +285,8 @@ def _triples(
     values = {"agent": agent, "hosts": str(len(world.counts)), "network": link}
     chosen = dialect.linked if several else dialect.alone
     given = options.names | (frozenset() if _common(world) else {_LINK})
-    ours = [one for one in (*dialect.common, *chosen) if one[1] not in given]
-    return tuple((switch, name, value.format(**values)) for switch, name, value in ours)
+    own = [one for one in (*dialect.common, *chosen) if one[1] not in given]
+    return tuple((switch, name, value.format(**values)) for switch, name, value in own)
 
 
 def _dialect(version: str) -> _Dialect:

@@ -1,4 +1,5 @@
-"""Whose parameter servers a job means: what was said, else what is installed and imported."""
+"""Which framework's parameter servers a job means: what was set, else what is installed and
+imported."""
 
 from __future__ import annotations
 
@@ -96,10 +97,10 @@ def _check_installed(job: Job, chosen: str, found: Frameworks) -> None:
 
 def _mirrored(job: Job, found: Frameworks) -> str:
     """TensorFlow, and nothing else knows that option."""
-    told = job.settings.ps_framework
-    if told == TENSORFLOW or (not told and "tensorflow" in found.installed):
+    chosen = job.settings.ps_framework
+    if chosen == TENSORFLOW or (not chosen and "tensorflow" in found.installed):
         return TENSORFLOW
-    what = f"{VARIABLE} is {told}" if told else "tensorflow is not installed here"
+    what = f"{VARIABLE} is {chosen}" if chosen else "tensorflow is not installed here"
     raise _refusal(
         job,
         f"multi_worker_mirrored_strategy is TensorFlow's, and {what}",

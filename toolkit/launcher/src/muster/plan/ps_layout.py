@@ -57,7 +57,7 @@ class ServerTemplate(NamedTuple):
     cwd: str
 
     def service(self, name: str, line: tuple[str, ...], variables: Mapping[str, str]) -> Service:
-        """A server: `line` behind the interpreter. It sees no GPU, which ranks are to have."""
+        """A server: the interpreter with `line`. It sees no GPU, which ranks are to have."""
         environ = {**self.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
         environ.setdefault("PYTHONUNBUFFERED", "1")
         return Service(name, Command((self.python, *line), environ, self.cwd))

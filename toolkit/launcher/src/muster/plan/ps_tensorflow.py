@@ -40,8 +40,8 @@ def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles
         )
     first = job.settings.worker_port or WORKER_PORT
     workers = ps_layout.worker_ports(world, first)
-    behind = first + len(members) if ps_layout.shares_machine(world) else SERVER_PORT
-    servers = ps_layout.place_servers(job, world, job.settings.ps_port or behind)
+    after = first + len(members) if ps_layout.shares_machine(world) else SERVER_PORT
+    servers = ps_layout.place_servers(job, world, job.settings.ps_port or after)
     names = ps_layout.names(job, world)
     chief = job.settings.tf_chief
     cluster = {
@@ -117,9 +117,9 @@ def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
 
 
 def _service(template: ServerTemplate, server: Server, cluster: Cluster) -> Service:
-    told = {CONFIG: config(cluster, "ps", server.number)}
+    environ = {CONFIG: config(cluster, "ps", server.number)}
     # it serves until it is ended
-    return template.service(server.name, (TENSORFLOW_SERVER,), told)._replace(may_end=False)
+    return template.service(server.name, (TENSORFLOW_SERVER,), environ)._replace(may_end=False)
 
 
 def _at(names: Mapping[int, str], ports: Mapping[int, int], host_index: int) -> str:

@@ -68,7 +68,7 @@ def plan_torchrun(
         launcher_outlives_ranks=compiles,
         script=Command(script.script_argv(staged), environ, cwd),
         script_is_python=script.is_python(staged.program),
-        # the compile tool puts scripts into its trial mode by variables of its own
+        # the compile tool puts scripts into its trial mode by its own variables
         rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
         agreed=_agreed(job, world, staged, compiles),
         notes=(

@@ -55,7 +55,7 @@ def outside(cluster: Cluster) -> tuple[int, ...]:
 def build_world(job: Job, facts: tuple[HostFacts, ...], counts: Mapping[int, int]) -> World:
     """The world of `counts` ranks per distribution host, numbered in the order of the hosts.
 
-    Hosts outside the distribution get the numbers behind it, one each.
+    Hosts outside the distribution get the numbers after those, one each.
     """
     cluster = job.cluster
     members = (

@@ -23,7 +23,7 @@ def hyperparameters(
     `torch_distributed`, `mpi`, `smdistributed.dataparallel` (`smddp`, `pytorchddp`),
     `parameter_server`, `multi_worker_mirrored_strategy`. `processes_per_host`,
     `custom_mpi_options`: of the one that is enabled; they win over the dictionary's own.
-    `instance_type`: only told to scripts of smdistributed.dataparallel.
+    `instance_type`: only passed to scripts of smdistributed.dataparallel.
 
     Texts stand as they are and all else as JSON. That survives the generic Estimator of SDK v2 in
     both of its spellings - it encodes what has an entry point and takes `str()` of what has none -

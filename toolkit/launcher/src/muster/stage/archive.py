@@ -1,4 +1,4 @@
-"""Unpacks a code archive that nobody vouches for (S07, F52, F55).
+"""Unpacks a code archive from an untrusted source (S07, F52, F55).
 
 Two passes: the whole archive is checked before the first byte is written. `tarfile` only parses
 headers; its own extraction, whose filters some supported Pythons lack, is not used.
@@ -26,7 +26,7 @@ def unpack(path: str, name: str, folder: str, limits: Limits = _DEFAULT) -> int:
     """Unpacks the gzipped tar archive at `path` into the fresh, empty `folder`.
 
     Returns the number of files. `name` is what messages call the archive. Owners, times, set-id
-    bits and everybody's write permission but the user's are left behind.
+    bits and write permission for others are dropped.
     Raises SourceError; `folder` then holds garbage, which is the caller's to remove.
     """
     size = os.path.getsize(path)

@@ -13,7 +13,7 @@ from muster.types.errors import ConfigError, InstallError
 
 def index_variables(arn: str, environ: Mapping[str, str]) -> dict[str, str]:
     """pip's variables for the repository. `CODEARTIFACT_AUTH_TOKEN` is among them so that
-    whoever masks secrets by name masks the token.
+    masking secrets by name masks the token.
 
     Raises ConfigError for an ARN of another form, InstallError when no token can be had.
     """

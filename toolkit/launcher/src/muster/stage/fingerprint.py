@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-_CONTENT_LIMIT = 64 << 20  # bytes; what lies behind them counts by name and size only
+_CONTENT_LIMIT = 64 << 20  # bytes; content after them counts by name and size only
 _ENTRY_LIMIT = 20_000
 _IGNORED = frozenset({"__pycache__", ".git"})  # these differ between equal hosts
 _CHUNK = 1 << 20

@@ -34,7 +34,7 @@ def install(
 ) -> Program:
     """Installs requirements and, for a module, its package; returns the program as installed.
 
-    `python`: the interpreter that will run the script, ours by default. With
+    `python`: the interpreter that will run the script, this one by default. With
     `settings.install_target` everything goes into that folder and nothing of the interpreter's
     own is touched; ranks then need `with_target`. `network_isolation`: the job has no way out.
     Raises InstallError; whatever `run` raises passes through.

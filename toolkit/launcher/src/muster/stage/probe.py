@@ -92,7 +92,7 @@ def has_efa(folder: str = "/sys/class/infiniband") -> bool:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Network interfaces that are up, each with its first IPv4 address; behind them all global
+    """Network interfaces that are up, each with its first IPv4 address; after them all global
     IPv6 addresses."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:

@@ -17,7 +17,7 @@ def decide(code_dir: str, name: str, arguments: tuple[str, ...], where: str, our
 
     `.sh` is a command; a `setup.py`, or a `pyproject.toml` that describes a package, makes a
     module; `.py` is a script; anything else is an executable. `where`: what named the program,
-    for messages. `ours`: we unpacked the folder, so an execute bit that got lost may be set.
+    for messages. `ours`: muster unpacked the folder, so an execute bit that got lost may be set.
     """
     check_name(name, where)
     path = os.path.join(code_dir, name)

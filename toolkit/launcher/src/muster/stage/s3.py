@@ -134,7 +134,7 @@ def _client(environ: Mapping[str, str], connect_s: float, read_s: float) -> Any:
     config = Config(
         connect_timeout=connect_s,
         read_timeout=read_s,
-        retries={"total_max_attempts": 1},  # ours are counted and logged
+        retries={"total_max_attempts": 1},  # muster counts and logs its own
         # a stand-in for S3 seldom resolves names with the bucket in front
         s3={"addressing_style": "path" if endpoint else "auto"},
     )

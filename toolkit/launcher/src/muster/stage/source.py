@@ -22,7 +22,7 @@ _SUFFIXES = (".tar.gz", ".tgz")
 
 
 class _Code(NamedTuple):
-    """Where the code lies; `ours`: we put it there, so that it may be changed."""
+    """Where the code lies; `ours`: muster put it there, so it may be changed."""
 
     folder: str
     ours: bool

@@ -34,8 +34,8 @@ def install_into(
     what the interpreter and the target have. Needs no network when nothing is missing.
 
     What was installed for equal requirements before is known by a mark in `target`, and is not
-    asked for again: a package cannot be rebuilt by a host without a network. A folder of ours that
-    is of another job or Python is filled anew: it may lie on a volume that outlives the image.
+    asked for again: a package cannot be rebuilt by a host without a network. A folder of muster
+    that is of another job or Python is filled anew: it may lie on a volume that outlives the image.
     """
     target = settings.install_target
     mark = f"{_asked(wanted, code_dir, folder)} {os.path.realpath(pip.python)}"  # a link names none

@@ -28,7 +28,7 @@ class Question:
     def answer(self, deadline: float) -> str | None:
         """What it printed; "" when it failed; None when it did not end before `deadline`.
 
-        A tool that hangs in its driver cannot be killed at once: it is left behind then.
+        A tool that hangs in its driver cannot be killed at once: it is then not waited for.
         """
         process = self._process
         if process is None:

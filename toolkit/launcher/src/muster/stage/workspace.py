@@ -89,7 +89,8 @@ def discard(code: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Removes a tree of ours; what cannot be removed stays, and is tried again by the next run."""
+    """Removes a tree that muster made; what cannot be removed stays, and is tried again by the next
+    run."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -54,7 +54,8 @@ def _name_beside_bad_input(environ: Mapping[str, str]) -> str:
 
 
 def close_output(job: Job | ConfigError, output: Output) -> None:
-    """Flushes within a few seconds; a reader or a disk that does not take more is left behind."""
+    """Flushes within a few seconds; a reader or a disk that does not take more is not waited
+    for."""
     kept = job.settings if isinstance(job, Job) else None
     tails = kept is not None and kept.record == "tail" and not kept.run_dir
     output.recorder.close(CLOSE_S, only_tails=tails)

@@ -11,7 +11,7 @@ MusterError
  |- InternalError     105  a defect of muster                      us
  |- LaunchError       106  the launcher ended before its ranks     the platform, retry
  |- UserScriptError   the code of the first failing rank           the user
- `- StoppedError      143  stopped from outside                    nobody, resume
+ `- StoppedError      143  stopped from outside                    no one, resume
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ConfigError(MusterError):
 
     @property
     def detail(self) -> str:
-        """The problems behind the first, a line each and its fix; "" when there is only one."""
+        """The problems after the first, a line each and its fix; "" when there is only one."""
         return "\n".join(
             f"{problem}" + (f"\n  Fix: {problem.fix}" if problem.fix else "")
             for problem in self.problems[1:]

@@ -26,7 +26,7 @@ _SWITCHES = {"OMPI": "mca", "PRTE": "prtemca", "PMIX": "pmixmca"}
 class Option(NamedTuple):
     """One option. `switch`: with its dashes. `name`: of a parameter, else "". `value`: or None.
 
-    `raw`: nothing is known of it; `values` are the words behind it.
+    `raw`: nothing is known of it; `values` are the words after it.
     """
 
     switch: str
@@ -143,7 +143,7 @@ class _Reader:
         elif name in rules.OUTPUT and not with_value:
             self._say_output(switch)
         else:
-            values = []  # bare words behind it are most likely its values
+            values = []  # bare words after it are most likely its values
             if with_value:
                 values.append(words.pop())
             while words and not words[-1].startswith("-"):
@@ -168,7 +168,7 @@ class _Reader:
             self._keep(Option(word, raw=True, values=values))
 
     def _place(self, name: str, value: str) -> None:
-        """An option whose value is one of a few words, with modifiers behind colons or commas."""
+        """An option whose value is one of a few words, with modifiers after colons or commas."""
         if name == "output":
             unknown = [part for part in value.split(",") if part not in ("tag", "timestamp")]
             if unknown:

@@ -13,7 +13,7 @@ from muster.types.values import NamedTuple
 
 ALLOWED, RAW, NEVER = "allowed", "raw", "never"
 
-DAEMONS = {4: "orted", 5: "prted"}  # main versions whose command line we speak -> launch daemon
+DAEMONS = {4: "orted", 5: "prted"}  # main versions whose command line is known -> launch daemon
 MCA = ("mca", "gmca", "prtemca", "pmixmca")  # what stands before a parameter's name and value
 ALIASES = {
     "c": "np", "n": "np", "N": "npernode", "H": "host", "machinefile": "hostfile",
@@ -42,7 +42,7 @@ SPELLINGS = (*PLACING, *FLAGS, *SLOTS, *OUTPUT, *NOTHING, *MCA, "display", "x", 
 
 
 class Refusal(NamedTuple):
-    values: int  # how many words behind it belong to it
+    values: int  # how many words after it belong to it
     why: str
 
 
@@ -134,7 +134,7 @@ def variable_kind(name: str) -> str:
 def shortened_from(name: str) -> str:
     """The option that mpirun 5 would take an unknown `name` (no dashes in front) for, "" for none.
 
-    It knows an option by any beginning that fits one alone. Only those are looked for that nobody
+    It knows an option by any beginning that fits one alone. Only those are looked for that no list
     may ask for, or that muster reads or writes itself.
     """
     begin = name.lower().replace("_", "-")

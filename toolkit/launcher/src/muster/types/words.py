@@ -22,7 +22,7 @@ def _is_odd(character: str) -> bool:
 
 
 def _open_end(text: str) -> str:
-    """Where the quote stands that is never closed, or the backslash with nothing behind it."""
+    """Where the quote stands that is never closed, or the backslash with nothing after it."""
     quote, start, at = "", 0, 0
     while at < len(text):
         one = text[at]

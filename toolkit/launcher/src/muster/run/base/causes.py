@@ -16,7 +16,7 @@ from muster.run.base.evidence import Frame, frames
 from muster.types.distribution import Single, switch_on
 from muster.types.values import NamedTuple
 
-SMALL_SHM_BYTES = 64 << 20  # what a container gets whose engine is not told otherwise
+SMALL_SHM_BYTES = 64 << 20  # what a container gets by default
 _LAST_LINE = 160  # characters of it in a headline
 
 _SYNTAX = r"(?:SyntaxError|IndentationError|TabError)\b"

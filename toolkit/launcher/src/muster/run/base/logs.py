@@ -282,7 +282,7 @@ class Pump:
 
 
 def _standing(line: bytes) -> bytes:
-    """What a line shows: what stands behind its last carriage return, but for those at its end."""
+    """What a line shows: the text after its last carriage return, but for those at its end."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 

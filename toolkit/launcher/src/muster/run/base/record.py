@@ -41,7 +41,7 @@ class RankLog:
             self._write_ring(data)
 
     def close(self) -> None:
-        """Puts what the ring holds behind the head, with a line that says what is left out."""
+        """Puts what the ring holds after the head, with a line that says what is left out."""
         try:
             if self._ring_fd >= 0:
                 self._join()
@@ -124,7 +124,7 @@ class Recorder:
         return lambda data: self._put(len(data), lambda: self._write_log(name, data))
 
     def log_path(self, name: str) -> str:
-        """The path that a person is told; "" when nothing is recorded."""
+        """The path shown to people; "" when nothing is recorded."""
         return os.path.join(self._folder, LOGS, name) if self._folder else ""
 
     def whole_log(self, name: str) -> str:

@@ -11,7 +11,7 @@ from muster.run.base.loop import Loop
 def in_background(
     loop: Loop, look_up: Callable[[], Sequence[str]], done: Callable[[Sequence[str]], None]
 ) -> None:
-    """Calls `look_up` on a thread of its own and `done` with its answer on the loop's thread.
+    """Calls `look_up` on its own thread and `done` with its answer on the loop's thread.
 
     Any error counts as no answer: a name that no resolver takes, a thread that cannot be started.
     """

@@ -67,7 +67,7 @@ def _check(
 
 
 def _without_program(daemon: Daemon, asked: Sequence[str], host: str) -> list[str]:
-    """The words behind the program. Launchers may put assignments for a shell before it, which
+    """The words after the program. Launchers may put assignments for a shell before it, which
     are no part of it here: nothing but the program's name counts."""
     if tuple(asked[: len(PROFILE)]) == PROFILE and asked[-1] == ")":
         asked = asked[len(PROFILE) : -1]

@@ -1,15 +1,15 @@
 """Whether the ranks of this host exchange anything, for a job whose ranks may train a model each.
 
 On a machine without GPUs Hugging Face's libraries wrap no model in DistributedDataParallel unless
-they are told to use the CPU: every rank trains by itself, with a process group or without, and the
+they are set to use the CPU: every rank trains by itself, with a process group or without, and the
 job ends well. From outside it shows in that torch is loaded into all ranks and nothing moves
 between them once the group is there. The looks end with the first one that shows otherwise.
 
 A warning must be true, so it is not given where anything may move unseen: a GPU or another device
-is mapped, MPI or our own core is loaded (both talk through memory), the kernel counts no bytes. Any
-connection of a rank's process tree counts, but those to the web. Ranks that have ended cannot be
-looked at, nor connections that came and went between two looks: of those the counters of the whole
-network namespace say, and where others use it, too, the warning is left out.
+is mapped, MPI or muster's own core is loaded (both talk through memory), the kernel counts no
+bytes. Any connection of a rank's process tree counts, but those to the web. Ranks that have ended
+cannot be looked at, nor connections that came and went between two looks: of those the counters of
+the whole network namespace say, and where others use it, too, the warning is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GroupWatch:
         self._last: Traffic | None = None
 
     def look(self) -> None:
-        """Now, and again until the ranks are seen to talk or have ended. On a thread of its own:
+        """Now, and again until the ranks are seen to talk or have ended. On its own thread:
         the kernel may keep one waiting who asks about a process that hangs."""
         pids = [
             rank.handle.pid

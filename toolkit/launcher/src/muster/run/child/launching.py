@@ -141,7 +141,7 @@ class Launching:
         return True
 
     def _ended(self, launcher: AuxiliaryProcess) -> None:
-        """One that ends before its ranks have is a failure of its own, but for one that gives up
+        """One that ends before its ranks have is itself a failure, but for one that gives up
         because of a rank, whose own failure is about to be reported. A launch daemon may end badly
         when its ranks have: those of other hosts lose it."""
         if self._over():

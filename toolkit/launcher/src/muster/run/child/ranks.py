@@ -316,7 +316,7 @@ class HostRanks:
         self._loop.after(self._drain_s, lambda: self._drained(rank))
 
     def _drained(self, rank: Rank) -> None:
-        """Something the script left behind keeps its output open: it goes now."""
+        """A process that the script left keeps its output open: kill it."""
         if not rank.gone and rank.handle is not None:
             rank.handle.kill()
             self._loop.after(1.0, lambda: self._rank_gone(rank))

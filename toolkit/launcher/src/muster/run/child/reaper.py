@@ -49,7 +49,7 @@ class Reaper:
                 self._shim_ended(pid)
                 continue
             if self._may_have_owner(pid):
-                # It hides the children behind it for so long: look again soon.
+                # It hides the children after it for so long: look again soon.
                 self._loop.after(0.05, self.look)
                 return
             self._seen.clear()

@@ -1,7 +1,7 @@
 """Private folders of a job for what its launcher and its ranks leave, removed when it has ended.
 
-Open MPI keeps session folders and files of shared memory and leaves them behind when it is killed,
-or when its processes do not end as it likes; so it gets folders of its own, and all of it goes.
+Open MPI keeps session folders and files of shared memory and leaves them when it is killed,
+or when its processes do not end as it likes; so it gets its own folders, which are all removed.
 Promises: S18.
 """
 

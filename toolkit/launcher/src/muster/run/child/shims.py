@@ -247,7 +247,7 @@ class ShimPool:
         self._changed(handle)
 
     def _drop(self, handle: ShimHandle) -> None:
-        """The shim is gone: its work is done, or it was killed and left its script behind."""
+        """The shim is gone: its work is done, or it was killed and its script runs on."""
         if not handle.connected:
             return
         self._disconnect(handle)

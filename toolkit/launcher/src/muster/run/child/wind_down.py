@@ -2,7 +2,7 @@
 
 A TensorFlow 2 worker serves its chief for ever, so somebody has to end it; a worker of a script
 that trains by itself, or uploads what it made, works on and must not be cut off. What a rank does
-tells them apart. It does nothing when, for some time, its whole process tree takes next to no
+decides. It does nothing when, for some time, its whole process tree takes next to no
 processor time and moves next to no bytes, has no connection to anywhere but the job's hosts, no
 thread of it is seen running or waiting for a disk, and the main thread of every process waits for
 another thread or for a child.
@@ -37,7 +37,7 @@ class WindDown:
     `ranks`: each is ended as soon as it has done nothing for `idle_s` (0: never); those that are
     not started yet when they are. `group`: signals go to the whole process group. `hosts`:
     addresses of the job. `over`: whether the job ends otherwise, and this with it. `say`: takes a
-    line for the log. It looks on a thread of its own: processes and descriptors may be many.
+    line for the log. It looks on its own thread: processes and descriptors may be many.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class Work(Protocol):
     """The work of the layers that the supervisor must not know."""
 
     def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
-        """Makes the code ready, on a thread of its own. Raises MusterError."""
+        """Makes the code ready, on its own thread. Raises MusterError."""
         ...
 
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
@@ -77,7 +77,7 @@ class Work(Protocol):
 
     def write(self, ending: Ending) -> bool:
         """Writes the host's files; whether the status file is there. Never raises for a bad disk,
-        and blocks, on a thread of its own, while a mount does not answer."""
+        and blocks, on its own thread, while a mount does not answer."""
         ...
 
     def say(self, ending: Ending, written: bool) -> None:

@@ -127,7 +127,7 @@ class HostLife:
             self._enter(State.KILL, now)
             return [KillRanks()]
         if self.state is State.KILL and waited >= self._drained_after_s():
-            return [GiveUpRanks()]  # those that were killed are to be told of all the same
+            return [GiveUpRanks()]  # killed ranks are reported even so
         if self.state is State.ENDED and self._stop is not None and now >= self._verdict_at():
             return self._write_alone(self._own or self._undecided(), now)
         if self.state is State.LEAVE and waited >= self._limits.finish_s:
@@ -208,7 +208,7 @@ class HostLife:
         return self._report(Report((), host_error), Stop(False, host_error.message), now)
 
     def _report(self, report: Report, then: Stop, now: float) -> list[Action]:
-        """Report first, act when heard or after a second."""
+        """Report first, act on the answer or after a second."""
         if self._stop is not None or self.state in _OVER:
             return []
         if self.state is State.ENDED:  # a server that ranks of other hosts still need
@@ -223,7 +223,7 @@ class HostLife:
 
     def _signalled(self, by: str, now: float) -> list[Action]:
         if self.state is State.JOIN and self._wanted is None:
-            # The leader may have admitted this host a moment ago: then it must hear of the stop.
+            # The leader may have admitted this host a moment ago: then it must learn of the stop.
             self._want_to_stop(by, now)
             return [Say(f"{by}: stopping", "WARNING")]
         if self._stop is not None or self.state in (State.JOIN, State.REPORT):

@@ -55,7 +55,7 @@ class Output(NamedTuple):
 def supervise(context: JobContext, work: Work, output: Output, pool: ShimPool) -> Outcome:
     """Runs this host's part of the job to its end and returns the outcome of the job.
 
-    Must be called on the main thread. Leaves no process of its own behind, restores signal
+    Must be called on the main thread. Leaves no process running, restores signal
     handlers, and never raises for anything that happens to the job. The caller closes `pool`.
     """
     return _Supervisor(context, work, output, pool).run()

@@ -31,9 +31,9 @@ class Loss(NamedTuple):
 
 
 def first_failure(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """The failure that began it: by evidence, victims and ranks that we ended yielding.
+    """The failure that began it: by evidence, victims and ranks that muster ended yielding.
 
-    A rank that shows an error of its own comes before one that we signalled while its error was
+    A rank that shows an error of its own comes before one that was signalled while its error was
     on the screen, and both before ranks that only lost a peer; then the earliest evidence wins.
     """
     return min(failures, key=_order, default=None)
