@@ -30,7 +30,7 @@ def test_values_that_are_not_text_are_accepted_with_one_warning(tmp_path: Path) 
     job = read(tmp_path, hyperparameters=hp(n=3, o={"z": 1}, on=True, **{MPI: True, PER_HOST: 2}))
     assert job.documents.hyperparameters == {"n": 3, "o": {"z": 1}, "on": True}
     assert job.arguments == ("-n", "3", "-o", "z=1", "--on", "True")
-    assert len([text for text in job.warnings if "expected text" in text]) == 1
+    assert len([text for text in job.warnings if "JSON string" in text]) == 1
 
 
 @pytest.mark.promise("B21")

@@ -35,7 +35,7 @@ def as_json(preview: Preview) -> str:
         "hosts": [_host_object(preview, place, made) for place, made in preview.plans.items()],
         "current_host": preview.job.cluster.me.name,
         "exports": {name: _value(name, text, masker) for name, text in preview.exports.items()},
-        "notes": _remarks(mine),
+        "notes": _other_notes(mine),
         "warnings": [*preview.job.warnings, *mine.warnings],
     }
     return masker.mask(json.dumps(document, indent=2)) + "\n"
@@ -82,7 +82,7 @@ def as_text(preview: Preview) -> str:
     lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --json)")
     for title, entries in (
         ("Assumed", preview.assumptions),
-        ("Notes", _remarks(mine)),
+        ("Notes", _other_notes(mine)),
         ("Warnings", [*job.warnings, *mine.warnings]),
     ):
         if entries:
@@ -154,7 +154,7 @@ def _columns(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"    {left:<{width}}  {right}" for left, right in listed]
 
 
-def _remarks(made: LaunchPlan) -> list[str]:
+def _other_notes(made: LaunchPlan) -> list[str]:
     """The notes that are not about a variable: those stand beside it."""
     about = {str(item) for item in made.additions}
     return [note for note in made.notes if note not in about]

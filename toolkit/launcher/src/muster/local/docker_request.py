@@ -95,7 +95,7 @@ def size_in_words(size_bytes: int) -> str:
 def read_docker(args: argparse.Namespace) -> DockerOptions | None:
     """The options, None for another isolation. Raises UsageError."""
     if args.isolation != DOCKER:
-        _refuse_strays(args)
+        _refuse_docker_options(args)
         return None
     if args.image is None:
         raise UsageError(
@@ -117,7 +117,7 @@ def read_docker(args: argparse.Namespace) -> DockerOptions | None:
     return DockerOptions(args.image, *limits, args.user or "")
 
 
-def _refuse_strays(args: argparse.Namespace) -> None:
+def _refuse_docker_options(args: argparse.Namespace) -> None:
     """Raises UsageError for options that only containers have."""
     given = {
         "--image": args.image is not None,
@@ -126,10 +126,10 @@ def _refuse_strays(args: argparse.Namespace) -> None:
         "--keep": args.keep,
         "--user": args.user is not None,
     }
-    strays = ", ".join(name for name, is_given in given.items() if is_given)
-    if not strays:
+    named = ", ".join(name for name, is_given in given.items() if is_given)
+    if not named:
         return
     fix = "add --isolation docker"
     if args.isolation:
-        fix = f"--isolation docker instead of --isolation {args.isolation}, or leave out {strays}"
-    raise UsageError(f"{strays}: only for --isolation docker", fix)
+        fix = f"--isolation docker instead of --isolation {args.isolation}, or leave out {named}"
+    raise UsageError(f"{named}: only for --isolation docker", fix)

@@ -22,14 +22,14 @@ class Reminders:
         """The first SIGTERM is sent to all now."""
         self._again_at = now + AGAIN_S
         young = {host for host, began in started.items() if not began or now - began < YOUNG_S}
-        self._untold = young.difference(listening)
+        self._unsignalled = young.difference(listening)
 
     def is_due(self, now: float) -> bool:
         """Whether to look who is listening, and to ask `take`."""
-        return bool(self._untold) and now >= self._again_at
+        return bool(self._unsignalled) and now >= self._again_at
 
     def take(self, now: float, listening: Collection[str]) -> set[str]:
         """Whom to send it now; `listening`: hosts with an event."""
-        due, self._again_at = self._untold, now + AGAIN_S
-        self._untold = due.difference(listening)
+        due, self._again_at = self._unsignalled, now + AGAIN_S
+        self._unsignalled = due.difference(listening)
         return due

@@ -16,9 +16,9 @@ from muster.plan.mpi_command import (
     agreed_parameters,
     launch_daemon,
     launch_line,
-    meeting_parameters,
     own_link,
     scratch,
+    transport_parameters,
 )
 from muster.plan.mpi_options import MpiOptions, read_options
 from muster.plan.mpi_version import check_versions
@@ -140,7 +140,7 @@ def _choose_setting(
     own = tuple(one for one in (*made, *links.additions) if one.name not in kept)
     launch = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, world, job))
     link = own_link(world, cluster.current, options, environ)
-    shared = meeting_parameters(job, environ)
+    shared = transport_parameters(job, environ)
     return _Setting(
         additions=(*launch, *link, *asked),
         for_launch=launch,

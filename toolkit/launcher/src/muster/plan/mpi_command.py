@@ -30,7 +30,7 @@ _LAUNCH = frozenset({"plm", "plm_rsh_agent", "orte_launch_agent", "oob_tcp_if_in
 }
 _LINK = "btl_tcp_if_include"
 # Which parts of Open MPI ranks meet by: set on one host alone, they make worlds that never meet.
-_MEETING = ("pml", "btl", "mtl", "osc", "coll", "smsc", "btl_vader_single_copy_mechanism")
+_TRANSPORTS = ("pml", "btl", "mtl", "osc", "coll", "smsc", "btl_vader_single_copy_mechanism")
 _WINDOWS = tuple(f"osc_{kind}_backing_directory" for kind in ("sm", "rdma", "ucx"))
 
 
@@ -216,7 +216,7 @@ def own_link(
     return (Addition(f"OMPI_MCA_{_LINK}", network(world, host_index), why),)
 
 
-def meeting_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+def transport_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Those parameters of this host's environment that ranks meet by: hosts must agree on them.
 
     Where hosts take no part in MPI they are not compared, since those need none of them.
@@ -224,13 +224,13 @@ def meeting_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     hosts = job.cluster.hosts
     if not 1 < len(hosts) == len(job.cluster.distribution):
         return {}
-    names = (f"OMPI_MCA_{name}" for name in _MEETING)
+    names = (f"OMPI_MCA_{name}" for name in _TRANSPORTS)
     return {name: environ[name] for name in names if name in environ}
 
 
 def agreed_parameters(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
     """A hash of them, () for none. Values are not part of it."""
-    found = meeting_parameters(job, environ)
+    found = transport_parameters(job, environ)
     if not found:
         return ()
     import hashlib  # few jobs set one

@@ -283,8 +283,8 @@ class _Reader:
         what = "output of ranks does not pass through mpirun"
         self._say(f"{option} is left out: {what}; MUSTER_LOG_PREFIX=1 marks lines with their rank")
 
-    def _say(self, remark: str) -> None:
-        self._said.append(remark)
+    def _say(self, warning: str) -> None:
+        self._said.append(warning)
 
 
 def _short(text: str) -> str:
