@@ -30,6 +30,7 @@ from xml.etree import ElementTree
 CHECKOUT = Path(__file__).resolve().parents[1]
 FOLDER = CHECKOUT / ".cache" / "mutations"
 CORE = "toolkit/parallel/csrc"
+CORE_TESTS = ("faults", "links", "meetings", "nodes", "ops", "p2p")
 TARGETS = (
     "toolkit/launcher/src/muster/run/**/*.py",
     "toolkit/parallel/src/**/wire*.py",
@@ -103,19 +104,21 @@ def _c_sites(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def chosen_tests(tree: Path, path: str) -> list[str]:
-    """Test files that import the changed module, or a helper that does, units first; for the core
-    in C all of the collectives. Where there is none: those of whole processes."""
+    """Test files that import the changed module, or a helper that does, units first; where there is
+    none, those of whole processes. For the core in C those of the collectives that CORE_TESTS
+    name, first the ones that share a word with the file."""
     tests = sorted(str(one.relative_to(tree)) for one in (tree / "tests").rglob("test_*.py"))
     if path.startswith(CORE):
-        found = [test for test in tests if "/collectives/" in test]
-    else:
-        module = path.partition("/src/")[2].removesuffix(".py").removesuffix("/__init__")
-        names = _naming(tree, module)
-        helpers = [one for one in names if "/support/" in one]
-        for helper in helpers:
-            names |= _naming(tree, helper.removesuffix(".py"))
-        found = [test for test in tests if test in names and not test.startswith("tests/soak")]
-        found = found or [test for test in tests if "/process/" in test]
+        found = [x for x in tests if "/collectives/" in x and Path(x).stem[5:] in CORE_TESTS]
+        parts = set(re.split("[/_.]", path.removeprefix(CORE)))
+        return sorted(found, key=lambda x: (parts.isdisjoint(Path(x).stem.split("_")), x))
+    module = path.partition("/src/")[2].removesuffix(".py").removesuffix("/__init__")
+    names = _naming(tree, module)
+    helpers = [one for one in names if "/support/" in one]
+    for helper in helpers:
+        names |= _naming(tree, helper.removesuffix(".py"))
+    found = [test for test in tests if test in names and not test.startswith("tests/soak")]
+    found = found or [test for test in tests if "/process/" in test]
     return sorted(found, key=lambda test: ("/unit/" not in test, test))
 
 
@@ -144,9 +147,9 @@ class Runner:
         return self._run(["make", "-s", "setup"], 1200) == 0
 
     def passes_unchanged(self, test: str, limit_s: float) -> bool:
-        """Whether the test file passes, in that time, without a mutation; asked once each."""
+        """Whether nothing fails in that time without a mutation; asked once for each file."""
         if test not in self._passes:
-            self._passes[test] = self.failure(test, limit_s) == ""
+            self._passes[test] = not self.failure(test, limit_s)
             self._known.write_text(json.dumps(self._passes, indent=1))
         return self._passes[test]
 
@@ -241,6 +244,7 @@ def main() -> int:
     for name, kind, default in (("count", int, 200), ("seed", int, 1), ("budget", float, 60.0)):
         parser.add_argument(f"--{name}", type=kind, default=default)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a job in the background
     tree = copy_of(chosen.revision)
     paths = sorted({str(one.relative_to(tree)) for glob in TARGETS for one in tree.glob(glob)})
     every = [one for path in paths for one in mutations_of(path, (tree / path).read_text())]

@@ -41,7 +41,9 @@ def test_tests_that_import_the_module_or_a_helper_of_it_are_chosen(tmp_path: Pat
         "process/test_c.py": "from muster.run.wire import x\n",
         "process/test_d.py": "from tests.support.frames import x\n",
         "support/frames.py": "from muster.run import wire\n",
-        "collectives/test_e.py": "",
+        "collectives/test_ops.py": "",
+        "collectives/test_p2p.py": "",
+        "collectives/test_other.py": "",
     }
     for name, text in texts.items():
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,4 +52,5 @@ def test_tests_that_import_the_module_or_a_helper_of_it_are_chosen(tmp_path: Pat
     named = ["tests/unit/test_a.py", "tests/process/test_c.py", "tests/process/test_d.py"]
     assert chosen_tests(tmp_path, f"{run}/wire.py") == named
     assert chosen_tests(tmp_path, f"{run}/other.py") == named[1:]
-    assert chosen_tests(tmp_path, "toolkit/parallel/csrc/a.c") == ["tests/collectives/test_e.py"]
+    core = ["tests/collectives/test_p2p.py", "tests/collectives/test_ops.py"]
+    assert chosen_tests(tmp_path, "toolkit/parallel/csrc/p2p/match.c") == core
