@@ -45,7 +45,7 @@ test-long: $(STAMP) ## fuzz, soak, full matrices
 	@$(TIMED) test-long 10800 scripts/run-tests long
 
 soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; ONLY=n repeats one
-	@$(BIN)/python -m tests.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
+	@$(BIN)/python -m tests.launcher.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
 	  --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY),--output .cache/soak.json) $(if $(JSON),--json)
 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON (ROWS="trivial parent", PARENT=REVISION)

@@ -117,7 +117,7 @@ def chosen_tests(tree: Path, path: str) -> list[str]:
     helpers = [one for one in names if "/support/" in one]
     for helper in helpers:
         names |= _naming(tree, helper.removesuffix(".py"))
-    found = [test for test in tests if test in names and not test.startswith("tests/soak")]
+    found = [test for test in tests if test in names and "/soak/" not in test]
     found = found or [test for test in tests if "/process/" in test]
     return sorted(found, key=lambda test: ("/unit/" not in test, test))
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from muster.run.child.group_watch import EXCHANGED_NOTHING
+from tests.launcher.support.local.local_runs import LocalRun
 from tests.support.effort import effort
 from tests.support.frameworks import JOB_S, PROCESS, Start, ended_well, library_packages
-from tests.support.local_runs import LocalRun
 from tests.support.ports import free_port
 from tests.support.venvs import UnavailableError
 
@@ -98,7 +98,7 @@ def test_the_trainer_takes_smddp_for_gpus(start: Start, on: str, words: str) -> 
 def test_ranks_that_trained_a_model_each_are_named(start: Start, library: str) -> None:
     """What the libraries do on CPUs when nobody tells them to use one."""
     if effort() == 1:
-        pytest.skip("tests/process/test_group_watch_jobs.py has it without the libraries")
+        pytest.skip("test_group_watch_jobs.py has it without the libraries")
     result = ended_well(begin(start, Case("transformers5", library, TORCHRUN, "gpu")), LIMIT_S)
     assert result.err.count(EXCHANGED_NOTHING) == 1
     first, second = trained(result.out)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.support.local.local_runs import LocalRun
 from tests.support.frameworks import JOB_S, SHARED, Start, ended_well, finals
-from tests.support.local_runs import LocalRun
 from tests.support.mpi import chosen
 
 # the first test may make an environment

@@ -1,6 +1,6 @@
 """`inside` holds tests that run in containers of the images, not here."""
 
-from tests.support.pushing import desk, guarded, registry
+from tests.images.support.pushing import desk, guarded, registry
 
 __all__ = ["desk", "guarded", "registry"]
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.support.local_runs import LocalRun, Result, runs
+from tests.launcher.support.local.local_runs import LocalRun, Result, runs
 from tests.support.venvs import CHECKOUT, Source, UnavailableError, locked_environment
 from tests.support.waiting import wait_until
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.fixtures import checked
+from tests.launcher.support.cluster import Cluster
+from tests.launcher.support.fixtures import checked
 from tests.support.waiting import wait_until
 
 NETWORK = "10.78.0"

@@ -1,7 +1,7 @@
 """What ended a rank, in the words of a headline, and what to do about it.
 
 Pure: the status, the last error lines and what surrounds the rank go in. What is not recognised
-keeps its own words. Each case is made from the text of a real failure (tests/unit/test_causes.py).
+keeps its own words. Each case is made from the text of a real failure (test_causes.py).
 """
 
 from __future__ import annotations

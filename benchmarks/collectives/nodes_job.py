@@ -1,0 +1,25 @@
+"""Measures cases on ranks of several nodes, each rank with variables of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster_collectives.bench.cases import Result, Spec, decode_result, encode_spec
+from tests.collectives.support import ranks
+
+JOB_S = 900.0
+
+
+def run(spec: Spec, environs: Sequence[dict[str, str]]) -> list[Result]:
+    """A rank for each of `environs`. Raises RuntimeError with what they wrote."""
+    with tempfile.TemporaryDirectory(prefix="mc-bench-") as folder:
+        path, output = Path(folder) / "spec.json", Path(folder) / "results.jsonl"
+        path.write_text(json.dumps(encode_spec(spec)))
+        argv = ["-m", "benchmarks.collectives.nodes_rank", str(path), str(output)]
+        ended = ranks.run(len(environs), argv, each_env=environs, timeout_s=JOB_S)
+        if any(each.code for each in ended):
+            raise RuntimeError(ranks.shown(ended)[-3000:])
+        return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]

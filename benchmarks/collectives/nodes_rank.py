@@ -1,0 +1,82 @@
+"""One rank between nodes: `nodes_rank SPEC OUTPUT`; rank 0 writes.
+
+The contenders of a case are gloo and groups of our core that differ in one setting, each over the
+same tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.collectives.links import NAMESPACE, enter
+from muster_collectives.bench.cases import Result, decode_spec, encode_result
+from muster_collectives.bench.group import LIMIT_S, Group, SharedStore, place
+from muster_collectives.bench.measure import measure
+from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
+
+_BASE = replace(Tuning(), spin_s=0.0)  # more ranks than processors
+GROUPS: Mapping[str, Tuning] = {
+    "muster": _BASE,
+    "bf16": replace(_BASE, wire=Wire.BF16),
+    "int8": replace(_BASE, wire=Wire.I8),
+    "default": Tuning(),
+    "checked": replace(Tuning(), checked=True),
+}
+_EXACT = 0.02  # what 8-bit blocks may lose of a value
+
+
+def main(spec_path: str, output: str) -> None:
+    if NAMESPACE in os.environ:
+        enter(os.environ[NAMESPACE])
+    with open(spec_path, encoding="utf-8") as file:
+        spec = decode_spec(json.load(file))
+    group = Group(*place())
+    store = SharedStore(group.dist.PrefixStore("wires", group.store))
+    asked = dict.fromkeys(name for case in spec.cases for name in case.names if name in GROUPS)
+    comms = {
+        name: connect(store, group.rank, group.size, name=name, timeout_s=LIMIT_S,
+                      tuning=GROUPS[name])
+        for name in asked
+    }  # fmt: skip
+    for case in spec.cases:
+        data = group.torch.zeros(case.size_bytes // 4)
+        calls = {name: _call(group, comms.get(name), data) for name in case.names}
+        _check(group, data, calls)
+        series = measure(group, calls, spec.rounds, spec.budget_s)
+        if group.rank == 0:
+            with open(output, "a", encoding="utf-8") as file:
+                file.write(json.dumps(encode_result(Result(case, group.size, series, {}))) + "\n")
+    for comm in comms.values():
+        comm.close()
+    group.close()
+
+
+def _call(group: Group, comm: Communicator | None, data: Any) -> Callable[[], object]:
+    """Over gloo where there is no group of ours."""
+    if comm is None:
+        return lambda: group.dist.all_reduce(data, group=group.gloo)
+    run, address, count = comm.run, data.data_ptr(), len(data)
+    return lambda: run(
+        Verb.ALL_REDUCE, source=address, target=address, count=count, dtype=DType.F32, op=Op.SUM
+    )
+
+
+def _check(group: Group, data: Any, calls: Mapping[str, Callable[[], object]]) -> None:
+    """Raises ValueError where a sum is wrong; leaves zeros."""
+    expected = group.size * (group.size + 1) / 2
+    for name, call in calls.items():
+        data.fill_(group.rank + 1)
+        call()
+        off = float((data - expected).abs().max())
+        if off > _EXACT * expected:
+            raise ValueError(f"{name}: a sum is off by {off} of {expected}")
+        data.zero_()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

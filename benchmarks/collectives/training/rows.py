@@ -1,0 +1,110 @@
+"""Rows of training steps on one machine: over our group and over gloo's, in the same processes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.collectives.gates import Gate, judged, settled
+from benchmarks.table import Row
+from muster_collectives.bench.cases import Case, Result, decode_result
+from muster_collectives.bench.launch import start
+
+# our group, gloo's, a step without communication; our group with gradients or shards in registered
+# memory; torch's own hook over our group; a step over gloo that sends float32
+OURS, GLOO, ALONE = "muster", "gloo", "alone"
+REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
+# `Case.verb` of a step says what is trained how
+DDP, DDP_REGISTERED = "DDP", "DDP, gradients in registered memory"
+FSDP1, FSDP2, TENSOR = "FSDP1", "FSDP2", "DTensor"
+FP16, BF16, INT8 = "DDP fp16 hook", "DDP bf16 hook", "DDP int8 hook"
+MIB = 1 << 20
+LARGE = 12  # MiB of gradients for which section 9 asks
+FASTER = 1.1
+
+_FASTER = (Gate(GLOO, OURS, FASTER, "a step"),)
+_STEP = (Gate(GLOO, OURS, 1.5, "a step"), Gate(GLOO, OURS, 3, beyond=ALONE))
+_GRADIENTS = "{mib:.1f} MiB of gradients"
+_PARAMETERS = "{mib:.0f} MiB of parameters"
+
+
+class Kind(NamedTuple):
+    """What a row of this kind must do, how its size is said, whom it stands beside; `shown`: whose
+    time it shows."""
+
+    gates: tuple[Gate, ...]
+    words: str
+    detail: str = ""
+    shown: str = OURS
+
+
+_KINDS: Mapping[str, Kind] = {
+    DDP: Kind((Gate(GLOO, OURS, 1, "a step"),), _GRADIENTS),
+    DDP_REGISTERED: Kind(
+        tuple(gate._replace(faster=REGISTERED) for gate in _STEP), _GRADIENTS, shown=REGISTERED
+    ),
+    FSDP1: Kind(_FASTER, _PARAMETERS),
+    FSDP2: Kind((*_FASTER, Gate(GLOO, REGISTERED, FASTER, "a step")), _PARAMETERS),
+    TENSOR: Kind(_FASTER, "MLPs split in columns and rows, {mib:.0f} MiB of activations"),
+    FP16: Kind(
+        _FASTER, _GRADIENTS, "gloo and stock: torch's own hook, over gloo and over our group"
+    ),
+    BF16: Kind(
+        _FASTER,
+        _GRADIENTS,
+        "gloo and stock: torch's own hook, over gloo and over our group, under another name, "
+        "for DDP refuses it on processors",
+    ),
+    INT8: Kind(
+        _FASTER,
+        _GRADIENTS,
+        "gloo: our hook over gloo, for torch has none that runs on processors; float32: no hook, "
+        "over gloo",
+    ),
+}
+
+
+def ddp(rounds: int) -> Iterator[Row]:
+    return _rows("ddp", rounds)
+
+
+def sharded(rounds: int) -> Iterator[Row]:
+    """FSDP1, FSDP2 and tensor parallelism."""
+    return _rows("sharded", rounds)
+
+
+def hooks(rounds: int) -> Iterator[Row]:
+    return _rows("hooks", rounds)
+
+
+def gates_of(result: Result) -> tuple[Gate, ...]:
+    case = result.case
+    if case.verb == DDP and round(case.size_bytes / MIB) == LARGE:
+        return _STEP
+    return _KINDS[case.verb].gates
+
+
+def _rows(what: str, rounds: int) -> Iterator[Row]:
+    def again(cases: Sequence[Case]) -> list[Result]:
+        """All of the part, for its ranks do not take a choice."""
+        more = {each.case: each for each in _run(what, rounds)}
+        return [more[case] for case in cases]
+
+    for result in settled(_run(what, rounds), gates_of, again, 1):
+        case, kind = result.case, _KINDS[result.case.verb]
+        words = kind.words.format(mib=case.size_bytes / MIB)
+        name = f"{case.verb} step, {words}, {result.ranks} ranks"
+        yield judged(result, kind.shown, gates_of(result), name, "ms", detail=kind.detail)
+
+
+def _run(what: str, rounds: int) -> list[Result]:
+    """Raises RunError."""
+    with tempfile.TemporaryDirectory(prefix="mc-bench-") as name:
+        folder = Path(name)
+        output = folder / "results.jsonl"
+        argv = ["-m", "benchmarks.collectives.training.rank", what, str(rounds), str(output)]
+        start(argv, 2, folder)
+        return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]

@@ -1,0 +1,91 @@
+"""Between nodes: every verb is right for any order of ranks; compressed sums keep their bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.collectives.core.nodes_worker import LEADER_BYTES, SEGMENT_BYTES
+from tests.collectives.support.jobs import clean, job
+
+# small sizes, so that small data meets the borders between the algorithms
+TUNED = {
+    "COLLECTIVES_CHUNK_BYTES": "4096",
+    "COLLECTIVES_SLOT_BYTES": "8192",
+    "COLLECTIVES_ONE_SHOT_BYTES": "1024",
+    "COLLECTIVES_LEADER_BYTES": str(LEADER_BYTES),
+    "COLLECTIVES_SEGMENT_BYTES": str(SEGMENT_BYTES),
+}
+
+
+def run(nodes: str, *arguments: str, **variables: str) -> list[dict[str, Any]]:
+    """What the ranks say; rank i is on the node that the letter names."""
+    given = {**TUNED, **variables}
+    with job(
+        "core.nodes_worker", len(nodes), *arguments, environ=given, nodes=list(nodes)
+    ) as started:
+        return clean(started.ends())
+
+
+def assert_alike(said: list[dict[str, Any]]) -> None:
+    assert len({each["same"] for each in said}) == 1, "ranks hold other bits"
+
+
+@pytest.mark.parametrize("nodes", ["aabb", "abab", "aab", "abc", "abbb", "abcabb"])
+def test_every_verb_is_right_at_every_border_of_sizes(nodes: str) -> None:
+    said = run(nodes, "edges")
+    assert_alike(said)
+    if said[0]["transport"] == "native":
+        assert said[0]["paths"]["leaders"] and said[0]["paths"]["rails"], said[0]["paths"]
+
+
+def test_leaders_of_many_nodes_are_right_when_they_double_mesh_or_take_two_phases() -> None:
+    said = run("abcdeff", "edges", COLLECTIVES_LEADER_BYTES=str(1 << 20))
+    assert_alike(said)
+    if said[0]["transport"] == "native":
+        assert said[0]["paths"]["leaders"], said[0]["paths"]
+
+
+def test_defaults_are_right_too() -> None:
+    with job("core.nodes_worker", 4, "edges", nodes=list("abba")) as started:
+        assert_alike(clean(started.ends()))
+
+
+def test_an_all_to_all_in_place_is_right_where_blocks_come_before_others_are_posted() -> None:
+    """Distances beyond the first eight are posted when blocks have come."""
+    with job("core.links_worker", 10, "swaps", "200000", nodes=list("abcdefghij")) as started:
+        clean(started.ends())
+
+
+@pytest.mark.parametrize("segment", ["65536", "4194304"])
+def test_more_than_sockets_hold_goes_through_in_pieces(segment: str) -> None:
+    nodes = "abbac"
+    given = {"COLLECTIVES_SEGMENT_BYTES": segment}
+    with job("core.nodes_worker", len(nodes), "large", environ=given, nodes=list(nodes)) as started:
+        clean(started.ends())
+
+
+@pytest.mark.parametrize(("wire", "nodes"), [("fp16", "abab"), ("bf16", "abcc"), ("int8", "abbab")])
+def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most(
+    wire: str, nodes: str
+) -> None:
+    said = run(nodes, "wire", COLLECTIVES_WIRE=wire)
+    if said[0]["transport"] != "native":
+        pytest.skip("the pure core does not compress")
+    assert len({each["digest"] for each in said}) == 1, "ranks hold other bits"
+    for each in said:
+        assert each["off"][wire] <= 1, each
+        assert each["scatter_off"][wire] <= 1, each
+        assert each["single"] > 1e-5, "nothing was compressed"
+        # without feedback the same values are rounded the same way each time
+        assert each["mean"] == pytest.approx(each["single"], rel=1e-6)
+
+
+def test_error_feedback_makes_the_mean_of_compressed_sums_come_near_the_ideal() -> None:
+    said = run("aabb", "wire", COLLECTIVES_WIRE="int8", COLLECTIVES_ERROR_FEEDBACK="1")
+    if said[0]["transport"] != "native":
+        pytest.skip("the pure core does not compress")
+    assert len({each["digest"] for each in said}) == 1, "ranks hold other bits"
+    for each in said:
+        assert each["mean"] < each["single"] / 4, each

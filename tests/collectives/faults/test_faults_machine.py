@@ -1,0 +1,42 @@
+"""Hosts that are slow: who holds the others up is said, and nobody else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.collectives.faults.test_faults import names
+from tests.collectives.support.jobs import clean, job
+
+STRAGGLER_S = 2.0  # every 16th call may look: so at the 32nd, some 3 s after the first
+
+
+@pytest.mark.promise("F36")
+@pytest.mark.parametrize(
+    ("nodes", "victim", "speakers"),
+    [
+        pytest.param("aaa", 0, [1], id="first of its node"),
+        pytest.param("aaa", 1, [0], id="second of its node"),
+        pytest.param("aabb", 2, [3], id="one of several nodes"),
+        pytest.param("aab", 2, [], id="alone in its node"),
+    ],
+)
+def test_a_slow_rank_is_named_in_one_log_line_and_nobody_else(
+    nodes: str, victim: int, speakers: list[int]
+) -> None:
+    """Between nodes too: a leader that waits for the other node's is not what its own waits for."""
+    given = {"COLLECTIVES_STRAGGLER_S": f"{STRAGGLER_S:g}"}
+    with job(
+        "faults.fault_worker",
+        len(nodes),
+        "straggles",
+        str(victim),
+        environ=given,
+        nodes=names(nodes),
+    ) as started:
+        ends = started.ends()
+        said = clean(ends)
+    if not any(any(each["waits"]) for each in said):
+        pytest.skip("the pure core does not measure waits")
+    lines = [line for end in ends for line in end.err.splitlines() if "straggler" in line]
+    assert all(f"rank {victim}: steps take" in line for line in lines), lines
+    assert [end.rank for end in ends if "straggler" in end.err] == speakers, lines

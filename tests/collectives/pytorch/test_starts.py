@@ -1,0 +1,59 @@
+"""The backend "muster" always starts, ends without a trace, and can be made again."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks
+from tests.support.traces import left_in_shared_memory, shared_memory
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
+AGAIN = Path(__file__).with_name("ranks_again.py")
+LATER = Path(__file__).with_name("ranks_later.py")
+STARTS = Path(__file__).with_name("ranks_starts.py")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    before = shared_memory()
+    job = run_checks(STARTS, 3, tmp_path_factory.mktemp("starts"))
+    # a file of another program that lives for a moment is no leftover of these ranks
+    wait_until(
+        lambda: not left_in_shared_memory(before), 20, lambda: str(left_in_shared_memory(before))
+    )
+    return job
+
+
+@pytest.mark.parametrize("name", names_of(AGAIN))
+def test_groups_end_and_are_made_again(job: Job, name: str) -> None:
+    job.require(name)
+
+
+@pytest.mark.parametrize("name", names_of(LATER))
+def test_a_failure_of_a_later_call_and_those_in_an_earlier_one(job: Job, name: str) -> None:
+    job.require(name)
+
+
+@pytest.mark.parametrize("name", names_of(STARTS))
+def test_groups_are_made_in_poor_places(job: Job, name: str) -> None:
+    job.require(name)
+
+
+def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for_it() -> None:
+    """How the making of a group ended: rank 0's answer comes when their own time is just over."""
+    import torch.distributed as dist
+
+    from muster_collectives.torch.store import vote
+
+    store, limit_s = dist.HashStore(), 0.3
+    with ThreadPoolExecutor(1) as others:
+        began = time.monotonic()
+        heard = others.submit(vote, store, 1, 2, "life", "it failed", limit_s)
+        wait_until(lambda: time.monotonic() > began + 2 * limit_s, 5.0)
+        assert vote(store, 0, 2, "life", "", limit_s) == ("", "it failed")
+        assert heard.result(10.0) == ("", "it failed")

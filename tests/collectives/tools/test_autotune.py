@@ -1,0 +1,73 @@
+"""autotune from end to end: it measures, writes its file, and later groups go by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from muster_collectives.autotune.__main__ import write
+from muster_collectives.core import Tuning
+from tests.collectives.support.jobs import clean, job
+from tests.collectives.tools.test_tools import tool
+
+QUICK = ("--ranks", "2", "--rounds", "1", "--budget-s", "0.002", "--large-bytes", "1M")
+ONE_SHOT, STAGED, DIRECT = "ONE_SHOT", "STAGED", "DIRECT"
+_NOTHING: Mapping[str, str] = {}
+
+
+def ways(home: Path, *sizes: str, more: Mapping[str, str] = _NOTHING) -> tuple[list[str], str]:
+    """How sums of these sizes went over two ranks, and what rank 0 said."""
+    environ = {"XDG_CONFIG_HOME": str(home), **more}
+    with job("tools.tuned_worker", 2, *sizes, environ=environ) as started:
+        ends = started.ends()
+    said = clean(ends)
+    if said[0]["transport"] != "native":
+        pytest.skip("without a compiled core there are no sizes")
+    assert said[0]["ways"] == said[1]["ways"]
+    return said[0]["ways"], ends[0].err
+
+
+def file_of(home: Path) -> Path:
+    return home / "muster" / "collectives.json"
+
+
+def test_what_it_finds_is_written_and_later_groups_go_by_it(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    out = tool("autotune", "--dry-run", *QUICK, environ=environ)
+    assert "nothing written" in out and not file_of(tmp_path).exists()
+    out = tool("autotune", *QUICK, environ=environ)
+    assert f"written to {file_of(tmp_path)}" in out
+    found = json.loads(file_of(tmp_path).read_text())["tuning"]
+    assert set(found) == {"one_shot_bytes", "chunk_bytes", "slot_bytes", "direct_bytes"}
+    Tuning(**found)  # within all bounds
+    most = found["one_shot_bytes"] // 2  # of each of two ranks
+    went, said = ways(tmp_path, str(max(most, 4)), str(most + 64))
+    assert went == [ONE_SHOT if most else STAGED, STAGED]
+    assert "collectives.json" not in said
+    assert f"tuned sizes: {file_of(tmp_path)}" in tool("doctor", environ=environ)
+
+
+def test_a_file_changes_the_way_and_a_variable_comes_before_it(tmp_path: Path) -> None:
+    sizes = ("2048", "2112", "+65536")
+    assert ways(tmp_path, *sizes)[0] == [ONE_SHOT, ONE_SHOT, DIRECT]
+    write(file_of(tmp_path), {"one_shot_bytes": 4096, "direct_bytes": 1 << 62})
+    assert ways(tmp_path, *sizes)[0] == [ONE_SHOT, STAGED, STAGED]
+    more = {"COLLECTIVES_ONE_SHOT_BYTES": "8K", "COLLECTIVES_DIRECT_BYTES": "0"}
+    assert ways(tmp_path, *sizes, more=more)[0] == [ONE_SHOT, ONE_SHOT, DIRECT]
+
+
+def test_a_file_that_cannot_be_used_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
+    write(file_of(tmp_path), {"one_shot_bytes": -1})
+    went, said = ways(tmp_path, "2112")
+    assert went == [ONE_SHOT]
+    assert said.count("cannot be used and is ignored") == 1
+    assert "COLLECTIVES_ONE_SHOT_BYTES=-1 is out of bounds" in said
+
+
+def test_without_a_compiled_core_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "COLLECTIVES_PURE": "1"}
+    assert "no compiled core" in tool("autotune", *QUICK, environ=environ, code=1)
+    assert not file_of(tmp_path).exists()

@@ -1,0 +1,138 @@
+"""What the collectives say when something is wrong, and their arithmetic without a core (pure)."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
+
+from muster_collectives.core.errors import CollectiveTimeout, MismatchError, PeerError
+from muster_collectives.core.messages import error_of, ranks_text
+from muster_collectives.core.pure_math import reduce_bytes
+from muster_collectives.core.stragglers import Straggler, Stragglers, find
+from muster_collectives.core.types import Code, Description, DType, Failure, Mark, Op, Verb
+
+CALLED = Description(4, 100_000, Verb.ALL_REDUCE, DType.F32, Op.SUM, 0)
+
+
+def test_a_timeout_names_group_operation_size_ranks_and_time() -> None:
+    marks = (Mark.HERE, Mark.HERE, Mark.MISSING)
+    error = error_of(Failure(Code.ETIMEOUT, 0, 2, -1, 3.01, CALLED, None, marks), "world", 1, 3)
+    assert isinstance(error, CollectiveTimeout) and isinstance(error, TimeoutError)
+    assert error.message == (
+        "group 'world', rank 1 of 3, operation 4, all_reduce sum of 100000 float32 "
+        "(400000 bytes): rank 2 has not come, after 3.01 s"
+    )
+    assert (error.ranks, error.operation, error.group) == ((2,), 4, "world")
+
+
+def test_a_mismatch_names_both_sides_from_each_side() -> None:
+    other = replace(CALLED, count=5)
+    marks = (Mark.HERE, Mark.DIFFERENT, Mark.HERE)
+
+    def text(rank: int, mine: Description, theirs: Description) -> str:
+        failure = Failure(Code.EMISMATCH, 0, 1, 0, 0.0, mine, theirs, marks)
+        error = error_of(failure, "g", rank, 3)
+        assert isinstance(error, MismatchError)
+        return error.message
+
+    assert "rank 1 called all_reduce sum of 5 float32 (20 bytes), this rank all" in text(
+        0, CALLED, other
+    )
+    assert "rank 0 called all_reduce sum of 100000" in text(1, other, CALLED)
+    # found by the rank that differs: what it names is what the third rank called as well
+    assert "rank 0 called something else than rank 1" in text(2, other, other)
+
+
+def test_death_and_leaving_are_told_apart() -> None:
+    def text(*marks: Mark) -> str:
+        failure = Failure(Code.EPEER, 0, 0, -1, 0.5, CALLED, None, marks)
+        error = error_of(failure, "g", len(marks) - 1, len(marks))
+        assert isinstance(error, PeerError)
+        return error.message
+
+    assert "rank 0 is dead, after 0.50 s" in text(Mark.DEAD, Mark.HERE)
+    assert "rank 0 has left the group" in text(Mark.LEFT, Mark.HERE)
+    assert "ranks 0 and 1 are dead" in text(Mark.DEAD, Mark.LEFT, Mark.HERE)
+    assert ranks_text(range(40)).endswith("15 and 24 more")
+
+
+@pytest.mark.promise("F36")
+def test_a_rank_that_holds_the_others_up_is_found() -> None:
+    assert find({1: 30.0, 2: 1.0, 3: 0.5}, 60.0) == Straggler(1, 2.0)
+    assert find({1: 30.0, 2: 29.0}, 60.0) is None  # all wait for all: no straggler
+    assert find({1: 3.0, 2: 0.0}, 60.0) is None  # jitter
+    assert find({1: 40.0}, 60.0) == Straggler(1, 3.0)
+    assert find({}, 60.0) is None
+
+
+@pytest.mark.promise("F36")
+def test_one_rank_of_a_node_speaks_of_a_straggler_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    said: list[tuple[int, int]] = []
+    for rank in range(3):
+        for slow in range(3):
+            now[0] = 0.0
+            watch = Stragglers("g", rank, (0, 1, 2), clock=lambda: now[0])
+            for second in range(0, 121, 10):
+                now[0] = float(second)
+                waits = [second / 2 if each == slow != rank else 0.0 for each in range(3)]
+                caplog.clear()
+                watch.look(lambda: waits)  # noqa: B023
+                if caplog.records:
+                    assert f"rank {slow}: steps take 2.00 times" in caplog.text
+                    said.append((rank, slow))
+    assert said == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 0)] * 2
+
+
+# --- arithmetic without a core
+
+
+def reduced(dtype: DType, op: Op, *parts: Sequence[float], divisor: int = 1) -> list[float]:
+    code = {DType.F32: "f", DType.F64: "d", DType.I8: "b", DType.I64: "q", DType.U8: "B"}[dtype]
+    views = [memoryview(array(code, part)).cast("B") for part in parts]
+    return list(array(code, reduce_bytes(views, dtype, op, divisor)))
+
+
+def test_integers_wrap_and_bits_are_bits() -> None:
+    assert reduced(DType.U8, Op.SUM, [200, 1], [100, 2]) == [44, 3]
+    assert reduced(DType.I8, Op.SUM, [100], [100]) == [-56]
+    assert reduced(DType.I64, Op.PROD, [1 << 62], [3]) == [-(1 << 62)]
+    assert reduced(DType.I8, Op.BAND, [-1, 6], [5, 3]) == [5, 2]
+    assert reduced(DType.I8, Op.BXOR, [-1], [-1]) == [0]
+
+
+def test_fp32_rounds_after_every_step_in_the_order_of_the_ranks() -> None:
+    assert reduced(DType.F32, Op.SUM, [1e8], [1.0], [-1e8]) == [0.0]
+    assert reduced(DType.F32, Op.SUM, [1e8], [-1e8], [1.0]) == [1.0]
+    assert reduced(DType.F32, Op.AVG, [1.0], [2.0], divisor=2) == [1.5]
+
+
+def test_minima_know_the_sign_of_zero_and_hand_on_nan() -> None:
+    low = reduced(DType.F64, Op.MIN, [0.0, 1.0, math.nan], [-0.0, math.nan, 2.0])
+    assert math.copysign(1, low[0]) == -1 and math.isnan(low[1]) and math.isnan(low[2])
+    high = reduced(DType.F64, Op.MAX, [-0.0], [0.0])
+    assert math.copysign(1, high[0]) == 1
+
+
+def test_16_bit_floats_are_summed_in_fp32_and_rounded_once() -> None:
+    halves = [memoryview(struct.pack("=e", value)) for value in (2048.0, 1.0, 1.0)]
+    assert struct.unpack("=e", reduce_bytes(halves, DType.F16, Op.SUM, 1)) == (2050.0,)
+    large = [memoryview(struct.pack("=e", 60000.0))] * 2
+    assert struct.unpack("=e", reduce_bytes(large, DType.F16, Op.SUM, 1)) == (math.inf,)
+    one = memoryview(struct.pack("=H", 0x3F80))  # 1.0
+    tiny = memoryview(struct.pack("=H", 0x3B80))  # 2 ** -8: half of the last place
+    total = reduce_bytes([one, tiny, tiny], DType.BF16, Op.SUM, 1)
+    assert struct.unpack("=H", total) == (0x3F81,)
+    nan = memoryview(struct.pack("=H", 0x7F81))
+    assert struct.unpack("=H", reduce_bytes([nan], DType.BF16, Op.SUM, 1)) == (0x7FC1,)

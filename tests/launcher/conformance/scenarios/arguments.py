@@ -1,0 +1,109 @@
+"""How hyperparameters reach the script: the table of contract.md 1.4, a row each, and oddities."""
+
+from __future__ import annotations
+
+from tests.launcher.conformance.scenario import ABSENT, Scenario
+from tests.launcher.conformance.scenarios.meant import accepted, differs, tied
+from tests.launcher.conformance.scenarios.parts import script, sdk, wire
+
+
+def _row(name: str, /, **values: str) -> Scenario:
+    return Scenario(f"argument: {name}", wire(**values), script())
+
+
+_SCENARIOS = (
+    Scenario("argument: none", wire(), script()),
+    _row("JSON text", lr='"1e-3"'),
+    _row("raw number", lr="1e-4"),
+    _row("boolean", amp="true", bf16="false"),
+    _row("Python boolean, raw", amp="True"),
+    _row("null", resume="null"),
+    _row("list", layers='[1, "x"]'),
+    _row("object", options='{"k":{"z":1},"j":[1,2]}'),
+    _row("leading zero and underscore", zip="007", steps="1_000"),
+    _row("not a number", limit="NaN", top="Infinity"),
+    _row("more digits than a double", seed="12345678901234567890.123"),
+    _row("large integer", seed="123456789012345678901234567890"),
+    _row("negative number in quotes", delta='"-0.5"'),
+    _row("one-letter name", x="1", y='"two words"'),
+    _row("empty text", tag='""', note=""),
+    _row("unicode", name='"Zürich 🚀 \\u05d0"', raw="naïve"),
+    _row("shell characters", text='"a\'b \\"c\\" $HOME `id`; rm -rf *"', raw="$(id) 'x'"),
+    _row("newline and tab", text='"line 1\\n\\tline 2"'),
+    _row("text that looks like JSON", text='"[1, 2"', raw="{broken"),
+    _row("order of names", b="1", a="2", B="3", _c="4"),
+    Scenario(
+        "argument: dash and dot in names",
+        {**sdk(), "learning-rate": "0.1", "model.depth": "3", "--odd": "1"},
+        script(),
+    ),
+    Scenario(
+        "argument: values that are not strings",
+        {**sdk(), "epochs": 3, "amp": True, "layers": [1, 2], "nothing": None},
+        script(),
+    ),
+    Scenario(
+        "argument: mp_parameters",
+        sdk(mp_parameters={"partitions": 2, "ddp": True}),
+        script(),
+    ),
+    Scenario(
+        "argument: keys of the platform stay away from the script",
+        {
+            **sdk(
+                sagemaker_job_name="job-7",
+                sagemaker_region="eu-west-1",
+                sagemaker_enable_cloudwatch_metrics=False,
+                sagemaker_container_log_level=20,
+                sagemaker_new_key="a",
+                sagemaker_training_compiler_enabled=False,
+            ),
+            "_tuning_objective_metric": "acc",
+            "lr": "0.1",
+        },
+        script(),
+    ),
+    Scenario(
+        "argument: more than the kernel takes",
+        {**sdk(), **{f"p{place:02d}": "x" * 2400 for place in range(60)}},
+        script(),
+    ),
+)
+_RAW = "what a double cannot hold reaches the script as it was written"
+_BOTH = "a spelling that a shell can read, beside the incumbent's"
+_MEANT = {
+    "argument: not a number": differs(
+        _RAW, "reliability.md B37",
+        ("script.argv", '*"nan", "--top", "inf"]', '*"NaN", "--top", "Infinity"]'),
+        ("env.SM_USER_ARGS", '*"nan","--top","inf"]', '*"NaN","--top","Infinity"]'),
+        ("env.SM_HPS", '{"limit":NaN,"top":Infinity}', '{"limit":"NaN","top":"Infinity"}'),
+        ("env.SM_TRAINING_ENV.hyperparameters", "*NaN*", '*"NaN"*'),
+    ),
+    "argument: more digits than a double": differs(
+        _RAW, "reliability.md B37",
+        ("script.argv", "*1.2345678901234567e+19*", "*12345678901234567890.123*"),
+        ("env.SM_USER_ARGS", "*1.2345678901234567e+19*", "*12345678901234567890.123*"),
+        ("env.SM_HPS", "*1.2345678901234567e+19*", '*"12345678901234567890.123"*'),
+        ("env.SM_HP_SEED", "1.2345678901234567e+19", "12345678901234567890.123"),
+        ("env.SM_TRAINING_ENV.hyperparameters", "*e+19*", '*"12345678901234567890.123"*'),
+    ),
+    "argument: order of names": differs(
+        "names that collide in upper case keep their own variable", "reliability.md B38",
+        ("env.SM_HP_b", ABSENT, "1"),
+    ),
+    "argument: dash and dot in names": differs(
+        _BOTH, "contract.md 2.1",
+        ("env.SM_HP_LEARNING_RATE", ABSENT, "0.1"),
+        ("env.SM_HP_MODEL_DEPTH", ABSENT, "3"),
+        ("env.SM_HP___ODD", ABSENT, "1"),
+    ),
+    "argument: mp_parameters": differs(
+        "true; the incumbent asks before it has set the variable", "contract.md 1.2",
+        ("env.SM_TRAINING_ENV.is_modelparallel_enabled", "null", "true"),
+    ),
+    "argument: more than the kernel takes": (
+        *accepted("oversized values go to files", "reliability.md B34", exit_code="7"),
+    ),
+}  # fmt: skip
+
+SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -1,0 +1,37 @@
+"""Every scenario through the incumbent and through ours: they differ where we mean to, only there.
+
+Source: contract.md 5; the differences that we mean stand beside the scenarios, with their reasons.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launcher.conformance.compare import differences, judge
+from tests.launcher.conformance.intended import intended
+from tests.launcher.conformance.isolated import why_not
+from tests.launcher.conformance.launchers import OURS
+from tests.launcher.conformance.scenario import Scenario
+from tests.launcher.conformance.scenarios import ALL
+from tests.launcher.conformance.suite import Suite
+
+_CASES = [(scenario, oracle) for scenario in ALL for oracle in scenario.oracles]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "oracle"), _CASES, ids=[f"{one.name} [{oracle}]" for one, oracle in _CASES]
+)
+def test_ours_differs_from_the_incumbent_exactly_as_intended(
+    suite: Suite, scenario: Scenario, oracle: str
+) -> None:
+    if scenario.isolated and why_not():
+        pytest.skip(f"hosts cannot be isolated here: {why_not()}")
+    theirs = suite.facets(scenario, oracle)
+    ours = suite.facets(scenario, OURS)
+    verdict = judge(differences(theirs, ours), intended(scenario, theirs, ours), oracle)
+    assert not (verdict.unmeant or verdict.gone), f"\n{verdict}"
+
+
+def test_scenarios_have_names_of_their_own_and_are_at_least_forty() -> None:
+    names = {scenario.name for scenario in ALL}
+    assert len(names) == len(ALL) >= 40

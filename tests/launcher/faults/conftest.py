@@ -1,0 +1,33 @@
+"""Real processes on one machine; every job is checked for survivors afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.support.containers import Make, container_jobs
+from tests.launcher.support.fixtures import cluster
+from tests.launcher.support.peers.attacked import Attacked
+from tests.support.mpi import mpi, open_mpi
+
+__all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi"]
+
+
+@pytest.fixture
+def containers() -> Iterator[Make]:
+    """Makes jobs of containers, `containers(script, hosts=2, ...)`; skips without an engine."""
+    with container_jobs() as make:
+        yield make
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Iterator[Attacked]:
+    """A leader with true hosts, which are as well after the test as before it."""
+    made = Attacked(tmp_path)
+    try:
+        yield made
+        made.check_the_true_hosts()
+    finally:
+        made.close()

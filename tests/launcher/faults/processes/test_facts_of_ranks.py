@@ -1,0 +1,240 @@
+"""How ranks are started, heard, signalled and named: what was seen once is seen again
+(protocol.md 4 to 6)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.faults.processes.test_shim_faults import shim_above
+from tests.launcher.support.cluster import Cluster, describe
+from tests.launcher.support.sabotage import train_after
+from tests.support.terminals import read_to_hangup
+
+Make = Callable[..., Cluster]
+TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
+SAYS_WHO_AND_WAITS = (
+    "import os, time\n"
+    "print('ready', os.getpid(), flush=True)\n"
+    "while not os.path.exists('go'):\n    time.sleep(0.01)\n"
+)
+
+
+def inodes(pid: int) -> set[str]:
+    """What the process's descriptors refer to."""
+    folder = Path(f"/proc/{pid}/fd")
+    return {os.readlink(entry) for entry in folder.iterdir()}
+
+
+@pytest.mark.torch
+def test_no_output_of_a_rank_goes_through_the_launcher(cluster: Make) -> None:
+    """torchrun closes inherited descriptors: the shim hands the pipes over by its socket."""
+    job = cluster(SAYS_WHO_AND_WAITS, hosts=1, hyperparameters=TORCHRUN)
+    job.expect(code_writes=("go",))
+    job.start(environ={"MUSTER_START_S": "60"})
+    job.wait_for("algo-1", "ready", limit_s=60)
+    rank = int(job.text("algo-1").split()[1])
+    shim = shim_above(rank)
+    launcher = int(Path(f"/proc/{shim}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "torchrun" in describe(launcher)
+    pipes = {os.readlink(f"/proc/{rank}/fd/{number}") for number in (1, 2)}
+    assert all(pipe.startswith("pipe:") for pipe in pipes)
+    assert not pipes & inodes(launcher)
+    assert pipes <= inodes(job.processes["algo-1"].pid)
+    assert os.readlink(f"/proc/{rank}/fd/0") == "/dev/null"
+    (job.base("algo-1") / "code" / "go").touch()
+    assert job.wait(30)["algo-1"].code == 0
+
+
+IN_A_THREAD = (
+    "import sys, threading\n"
+    "from muster.run.child import shims\n"
+    "real = shims.ShimPool.spawn\n"
+    "def spawn(*args):\n"
+    "    thread = threading.Thread(target=real, args=args)\n"
+    "    thread.start()\n"
+    "    thread.join()\n"
+    "    print('started by a thread that has ended', file=sys.stderr, flush=True)\n"
+    "shims.ShimPool.spawn = spawn\n"
+    "shims.ShimPool.warm_up = lambda *args: None\n"
+)
+
+
+def test_a_shim_outlives_the_thread_that_started_it(cluster: Make) -> None:
+    """A parent-death signal would come when that thread ends."""
+    job = cluster("import time\ntime.sleep(0.3)\nprint('ran')\n", hosts=1)
+    job.start(command=train_after(IN_A_THREAD))
+    result = job.wait(20)["algo-1"]
+    assert "started by a thread that has ended" in result.err  # the fact
+    assert (result.code, result.out) == (0, "ran\n"), result.err
+
+
+def test_a_terminal_as_stdout_gets_the_plain_lines_of_the_script(cluster: Make) -> None:
+    """Local mode gives `train` one: metric expressions read what it shows."""
+    script = (
+        "import sys\n"
+        "print('loss=0.5', sys.stdout.isatty(), sys.stdin.read() == '')\n"
+        "sys.stdout.write('a\\rb\\n')\n"
+    )
+    job = cluster(script, hosts=1)
+    terminal, other_end = pty.openpty()
+    job.start(environ={"TERM": "xterm"}, stdio=other_end)
+    os.close(other_end)
+    shown = read_to_hangup(terminal)
+    job.keep_output("algo-1", shown)
+    assert job.wait(20)["algo-1"].code == 0, shown
+    lines = shown.split(b"\r\n")  # as a terminal shows line ends
+    assert b"loss=0.5 False True" in lines
+    assert b"a\rb" in lines
+    assert b"\x1b" not in shown
+    assert b"\r\r\n" not in shown
+
+
+SHELL_WITH_A_CHILD = """\
+python3 -c '
+import signal, sys, time
+def save(*_):
+    print("told", flush=True)
+    time.sleep(1.5)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, {handler})
+print("ready", flush=True)
+time.sleep(600)
+'
+"""
+
+
+def shell_that_dies_at_once(cluster: Make, handler: str, **environ: str) -> Cluster:
+    """A job whose shell ends by the stop itself, when its child has only begun to save."""
+    script = SHELL_WITH_A_CHILD.format(handler=handler)
+    job = cluster(script, hosts=1, program="run.sh", environ=environ)
+    job.start()
+    job.wait_for("algo-1", "ready")
+    job.signal("algo-1")
+    return job
+
+
+@pytest.mark.promise("F01")
+def test_a_shell_entry_point_has_ended_when_its_group_is_empty(cluster: Make) -> None:
+    job = shell_that_dies_at_once(cluster, "save")
+    result = job.wait(15)["algo-1"]
+    assert (result.code, result.out) == (143, "ready\ntold\nsaved\n"), result.err
+    assert result.failure == ""
+
+
+@pytest.mark.promise("F04")
+def test_a_group_that_ignores_the_stop_is_killed_when_the_grace_is_over(cluster: Make) -> None:
+    job = shell_that_dies_at_once(cluster, "signal.SIG_IGN", MUSTER_STOP_GRACE_S="1")
+    result = job.wait(15)["algo-1"]
+    assert result.code == 143
+    assert result.first_line == "StoppedError: 1 of 1 ranks did not stop in 1 s (algo-1 rank 0)"
+
+
+THIEF = (
+    "import os, sys, threading\n"
+    "from muster.run.child import reaper\n"
+    "def take(pid):\n"
+    "    os.waitpid(pid, 0)\n"
+    "    print('took the status of', pid, file=sys.stderr, flush=True)\n"
+    "class Slow(reaper.Reaper):\n"
+    "    def look(self):\n"
+    "        found = open(os.environ['PID_OF_THE_SCRIPT']).read()\n"
+    "        if found:\n"
+    "            try:\n"
+    "                take(int(found))\n"
+    "            except ChildProcessError:\n"
+    "                pass\n"
+    "        super().look()\n"
+    "import muster.run.job.supervisor as supervise\n"
+    "supervise.Reaper = Slow\n"
+)
+
+
+def test_a_status_that_somebody_else_took_is_a_defect_and_never_success(
+    cluster: Make, tmp_path: Path
+) -> None:
+    """Python reads such a status as 0. The script lost its shim, so only we could know it."""
+    stolen = tmp_path / "stolen"
+    stolen.write_text("")
+    script = (
+        "import os, signal, time\n"
+        "shim = os.getppid()\n"
+        "os.kill(shim, signal.SIGKILL)\n"
+        "while os.getppid() == shim:\n    time.sleep(0.01)\n"
+        "open(os.environ['PID_OF_THE_SCRIPT'], 'w').write(str(os.getpid()))\n"
+        "os._exit(7)\n"
+    )
+    job = cluster(script, hosts=1, environ={"PID_OF_THE_SCRIPT": str(stolen)})
+    job.expect(internal_error=True)
+    job.start(command=train_after(THIEF))
+    result = job.wait(30)["algo-1"]
+    assert "took the status of" in result.err, result.err  # the fault
+    assert result.code == 105, result.err
+    assert result.first_line.startswith("InternalError: ")
+
+
+@pytest.mark.promise("F10")
+def test_an_error_that_ended_with_an_abort_is_named_with_the_signal(cluster: Make) -> None:
+    """As two of ten ranks of a broken collective do, in a second thread's destructor."""
+    script = (
+        "import os, sys, traceback\n"
+        "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
+        "    try:\n        raise ValueError('bad batch')\n"
+        "    except ValueError:\n        traceback.print_exc()\n"
+        "    sys.stderr.write('terminate called without an active exception\\n')\n"
+        "    sys.stderr.flush()\n"
+        "    os.abort()\n"
+        "import time\ntime.sleep(600)\n"
+    )
+    results = cluster(script).run(limit_s=20)
+    assert {(r.code, r.first_line) for r in results.values()} == {
+        (134, "UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)")
+    }
+
+
+@pytest.mark.parametrize("status", [100, 101, 103, 104, 105, 106, 143])
+def test_a_code_of_ours_from_a_rank_becomes_one_and_is_shown_as_it_was(
+    cluster: Make, status: int
+) -> None:
+    script = (
+        "import os, time\n"
+        f"if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n    os._exit({status})\n"
+        "time.sleep(600)\n"
+    )
+    job = cluster(script)
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    results = job.run(limit_s=20)
+    said = f"(algo-2 rank 1, exit code {status} of the script, reported as 1)"
+    for result in results.values():
+        assert result.code == 1
+        assert result.first_line.endswith(said), result.first_line
+    assert statuses(job)["algo-2"] == status
+
+
+@pytest.mark.promise("F09")
+def test_a_rank_that_a_stranger_terminates_failed_and_its_signal_is_shown(cluster: Make) -> None:
+    job = cluster("import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n")
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    job.start()
+    for name in job.names:
+        job.wait_for(name, "ready")
+    os.kill(int(job.text("algo-2").split()[1]), signal.SIGTERM)
+    results = job.wait(20)
+    for result in results.values():
+        assert result.code == 1
+        assert "SIGTERM" in result.first_line
+        assert "(algo-2 rank 1, " in result.first_line
+    assert statuses(job)["algo-2"] == -signal.SIGTERM
+
+
+def statuses(job: Cluster) -> dict[str, int]:
+    """The true status of each host's rank, from the summary."""
+    ranks = json.loads((job.folder / "run" / "summary.json").read_text())["ranks"]
+    return {rank["host"]: rank["status"] for rank in ranks}

@@ -1,0 +1,197 @@
+"""Object storage that refuses, breaks off or hangs, for one of two hosts (reliability.md F56)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.support.archives import Entry, tar_bytes
+from tests.launcher.support.cluster import Cluster, lines
+from tests.launcher.support.records import keep_record
+from tests.launcher.support.sabotage import train_after
+from tests.launcher.support.staging import empty_code, one_ending, start_after_the_other
+from tests.support.servers import Script, Server, answer, refusal
+
+Make = Callable[..., Cluster]
+PROGRAM = Entry("train.py", b"print('ran')\n")
+LOCATION = "s3://sagemaker-us-west-2-111122223333/job/sourcedir.tar.gz?X-Amz-Signature={}"
+REDACTED = "s3://sagemaker-us-west-2-************/job/sourcedir.tar.gz?***"
+SIGNATURE = "signature-of-a-link-4a5b6c"
+# a real client of real servers, with shorter times
+QUICK = (
+    "import muster.stage.s3 as s3\n"
+    "s3.download.__defaults__ = (s3.Retries(3, {total_s}, 0.1, 1.0, {read_s}),)\n"
+)
+SILENCE_S = 60.0
+ECHO = "<AWSAccessKeyId>{0}</AWSAccessKeyId><SignatureProvided>{0}</SignatureProvided>"
+
+
+def stored(job: Cluster) -> bytes:
+    """Makes the code lie in object storage; the answer of a store that has it."""
+    empty_code(job)
+    keep_record(job)
+    job.set_hyperparameters(
+        {
+            "sagemaker_program": "train.py",
+            "sagemaker_submit_directory": LOCATION.format(SIGNATURE),
+        }
+    )
+    job.environ |= {
+        "AWS_ACCESS_KEY_ID": "AKIA-of-the-job",
+        "AWS_SECRET_ACCESS_KEY": job.canary,
+        "AWS_SESSION_TOKEN": job.canary + "-session",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "no_proxy": "*",
+    }
+    return answer("200 OK", gzip.compress(tar_bytes([PROGRAM]), mtime=0))
+
+
+def fetch_from(
+    job: Cluster, good: Server, bad: Server, total_s: float = 60, read_s: float = 10
+) -> None:
+    """Starts both hosts; algo-2 is the one whose store misbehaves."""
+    command = train_after(QUICK.format(total_s=total_s, read_s=read_s))
+    job.environ |= good.environ
+    start_after_the_other(job, environ=bad.environ, command=command)
+
+
+def check_no_secret(job: Cluster) -> None:
+    """Neither the link's signature nor the account, anywhere; the canary is everybody's check."""
+    for name in job.names:
+        for text in job.result(name)[1:4]:
+            assert SIGNATURE not in str(text)
+            assert "111122223333" not in str(text)
+
+
+@pytest.mark.promise("F56", "S08")
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (refusal("503 Slow Down", "SlowDown"), r"SlowDown \(HTTP 503\)"),
+        (refusal("500 Internal Error", "InternalError"), r"InternalError \(HTTP 500\)"),
+        (None, r"Connection(Closed|Reset)?Error: "),
+        (answer("200 OK", b"half", length=8000), "(IncompleteRead|ResponseStreaming|Protocol)"),
+        (SILENCE_S, r"ReadTimeoutError: "),
+    ],
+    ids=["503", "500", "reset", "cut short", "silence"],
+)
+def test_storage_that_fails_is_asked_three_times_and_told_on_both_hosts(
+    cluster: Make, trouble: Script, words: str
+) -> None:
+    job = cluster("")
+    archive = stored(job)
+    with Server(archive) as good, Server(trouble) as bad:
+        fetch_from(job, good, bad, read_s=1.5 if trouble == SILENCE_S else 10)
+        line = one_ending(job)
+        assert bad.connections == 3  # the fault, as often as it was met
+    assert line.startswith(
+        f"SourceError: fetching the code from {REDACTED} failed after 3 attempts: "
+    )
+    assert re.search(words, line), line
+    tried = lines(job.text("algo-2", "err"), "fetching the code failed, trying again")
+    assert ["attempt=1" in tried[0], "attempt=2" in tried[1], len(tried)] == [True, True, 2]
+    check_no_secret(job)
+
+
+@pytest.mark.promise("F56", "S08")
+@pytest.mark.parametrize(
+    ("trouble", "words", "fix"),
+    [
+        (refusal("403 Forbidden", "AccessDenied"), "AccessDenied (HTTP 403)", "s3:GetObject"),
+        (
+            refusal("403 Forbidden", "SignatureDoesNotMatch", ECHO.format(SIGNATURE)),
+            "SignatureDoesNotMatch (HTTP 403)",
+            "s3:GetObject",
+        ),
+        (refusal("404 Not Found", "NoSuchKey"), "NoSuchKey (HTTP 404)", "check the address"),
+        (
+            refusal(
+                "400 Bad Request", "AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"
+            ),
+            "AuthorizationHeaderMalformed (HTTP 400)",
+            "AWS_REGION",
+        ),
+        (
+            answer(
+                "301 Moved Permanently",
+                b"<Error><Code>PermanentRedirect</Code></Error>",
+                headers="x-amz-bucket-region: eu-west-1\r\n",
+            ),
+            "PermanentRedirect (HTTP 301)",
+            "AWS_REGION",
+        ),
+    ],
+    ids=["403", "403 with what was sent", "404", "wrong region", "elsewhere"],
+)
+def test_storage_that_refuses_is_not_asked_again_and_told_on_both_hosts(
+    cluster: Make, trouble: bytes, words: str, fix: str
+) -> None:
+    job = cluster("")
+    archive = stored(job)
+    with Server(archive) as good, Server(trouble) as bad:
+        fetch_from(job, good, bad)
+        line = one_ending(job)
+        assert bad.asked.is_set()  # the fault
+    assert line.startswith(f"SourceError: fetching the code from {REDACTED} failed: {words}")
+    assert not lines(job.text("algo-2", "err"), "trying again")
+    for name in job.names:
+        assert fix in job.result(name).failure.splitlines()[1]
+    check_no_secret(job)
+
+
+@pytest.mark.promise("F56")
+def test_storage_that_trickles_is_left_at_the_limit_of_all_attempts(cluster: Make) -> None:
+    job = cluster("")
+    archive = stored(job)
+    endless = [answer("200 OK", length=1 << 30), *[b"x" * 65536] * 600]
+    with Server(archive) as good, Server(endless) as bad:
+        began = time.monotonic()
+        fetch_from(job, good, bad, total_s=4)
+        line = one_ending(job, 30)
+        assert 4 <= time.monotonic() - began < 20
+        assert bad.connections == 1
+    assert line.startswith(f"SourceError: fetching the code from {REDACTED} failed: ")
+    assert "bytes had come when the time was over" in line
+
+
+@pytest.mark.promise("F56")
+def test_storage_that_is_only_slow_is_waited_for(cluster: Make) -> None:
+    """For longer than a silent host is."""
+    job = cluster("")
+    archive = stored(job)
+    slowly = [bytes([byte]) for byte in archive[-30:]]
+    with Server(archive) as good, Server([archive[:-30], *slowly]) as slow:
+        began = time.monotonic()
+        fetch_from(job, good, slow)
+        results = job.wait(30)
+        assert time.monotonic() - began > 2.9  # the fault
+    assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n")] * 2
+    check_no_secret(job)
+
+
+@pytest.mark.promise("F56", "S08")
+def test_an_endpoint_that_cannot_be_reached_is_told_without_its_credentials(
+    cluster: Make, tmp_path: Path
+) -> None:
+    job = cluster("")
+    archive = stored(job)
+    with Server(archive) as good, Server() as closed:
+        pass_word = "pass-word-8f7e"
+        address = closed.url.replace("//", f"//me:{pass_word}@")
+        closed.__exit__()
+        command = train_after(QUICK.format(total_s=30, read_s=5))
+        job.environ |= good.environ
+        elsewhere = {"AWS_ENDPOINT_URL_S3": address}
+        start_after_the_other(job, environ=elsewhere, command=command)
+        line = one_ending(job)
+    assert "failed after 3 attempts: EndpointConnectionError" in line
+    for name in job.names:
+        assert pass_word not in "".join(map(str, job.result(name)))

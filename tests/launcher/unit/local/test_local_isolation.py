@@ -1,0 +1,37 @@
+"""Which isolation a request gets, and what neither can hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.commands.arguments import UsageError
+from muster.local.environment import PROCESS
+from muster.local.preparation import choose_isolation, distribution_keys
+from muster.local.runfolder import RunFolder
+from tests.launcher.support.local.local_runs import make_request
+
+FOLDER = RunFolder("/runs/x", "job-x", -1)
+
+
+def choose(**changes: object) -> str:
+    request = make_request(**{"isolation": PROCESS, **changes})
+    return choose_isolation(request, FOLDER, distribution_keys(request), lambda text: None)
+
+
+@pytest.mark.parametrize("option", ["mpi", "smddp", "pytorchddp"])
+def test_mpirun_on_several_hosts_that_are_plain_processes_is_refused_in_a_sentence(
+    option: str,
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        choose(hosts=2, distribution=option)
+    assert "mpirun" in str(refused.value)
+    assert "netns" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hosts": 1, "distribution": "mpi"}, {"hosts": 2, "distribution": "parameter_server"},
+     {"hosts": 2, "distribution": "torch_distributed"}, {"hosts": 2}],
+)  # fmt: skip
+def test_other_jobs_run_as_plain_processes(changes: dict[str, object]) -> None:
+    assert choose(**changes) == PROCESS
