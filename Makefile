@@ -12,7 +12,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels clean
+.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -47,6 +47,9 @@ test-long: $(STAMP) ## fuzz, soak, full matrices
 soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; ONLY=n repeats one
 	@$(BIN)/python -m tests.launcher.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
 	  --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY),--output .cache/soak.json) $(if $(JSON),--json)
+
+pictures: $(STAMP) ## record docs/pictures/failing-rank.svg anew, from a real run
+	@$(BIN)/python -m scripts.pictures
 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON (ROWS="trivial parent", PARENT=REVISION)
 	@PARENT=$(PARENT) $(BIN)/python -m benchmarks.launcher $(ROWS)

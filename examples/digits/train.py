@@ -41,6 +41,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
 
     began, accuracy = time.monotonic(), 0.0
     for epoch in range(options.epochs):
+        if epoch == 1 and rank == options.fail_rank:
+            raise ValueError("broken on purpose")
         total = torch.zeros(2, device=device)  # of this rank: summed loss, number of digits
         for batch in batches(len(digits) - HELD_OUT, options.batch_size, rank, world_size, epoch):
             optimizer.zero_grad()
@@ -79,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--batch-size", type=int, default=64, help="over all ranks")
     parser.add_argument("--backend", choices=("gloo", "nccl", "smddp"), help="else as the job asks")
+    parser.add_argument("--fail-rank", type=int, help="this rank raises in the second epoch")
     return parser.parse_args()
 
 
