@@ -213,3 +213,21 @@ def test_a_stop_while_mpirun_starts_ends_it_at_once(mpi: MakeMpi) -> None:
     began = time.monotonic()
     assert job.wait(10)[HOST].code == 143
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("options", ["--timeout 600", "--mca hwloc_base_binding_policy none"])
+def test_an_option_that_muster_does_not_know_reaches_mpirun(mpi: MakeMpi, options: str) -> None:
+    sent = {"sagemaker_mpi_custom_mpi_options": options}
+    job = mpi(TELLS, hosts=1, hyperparameters=sent)
+    result = job.run(60)[HOST]
+    assert result.code == 0, result.err
+    assert [one["mpi"] for one in facts(result)] == [[0, 2, 1], [1, 2, 1]]
+    assert "handed to mpirun as given: --" in result.err
+
+
+def test_mpirun_s_own_words_name_an_option_that_it_does_not_know(mpi: MakeMpi) -> None:
+    sent = {"sagemaker_mpi_custom_mpi_options": "--bind-too core"}
+    result = mpi("print('ran')\n", hosts=1, hyperparameters=sent).run(60)[HOST]
+    assert result.code == 106, result.err
+    assert "bind-too" in result.failure
+    assert result.out == ""

@@ -307,12 +307,12 @@ def test_an_mpirun_that_does_not_say_its_version_is_named(
 def test_bad_mpi_options_are_told_with_everything_else_that_is_wrong(
     desk: Desk, mpirun: str
 ) -> None:
-    options = '"--bind-too core -mca plm_rsh_agent x"'
+    options = '"--hostfile x -mca plm_rsh_agent x"'
     mpi(desk, sagemaker_mpi_custom_mpi_options=options, sagemaker_mpi_num_processes="0")
     code, out, err = desk.plan()
     assert (code, out) == (100, "")
     assert "3 problems, nothing would run" in err
-    assert "did you mean --bind-to?" in err
+    assert "--hostfile is not allowed" in err
     assert "plm_rsh_agent" in err
 
 

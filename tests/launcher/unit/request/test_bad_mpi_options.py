@@ -41,9 +41,9 @@ def problems(tmp_path: Path, sent: dict[str, str], **environ: str) -> tuple[Prob
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ("-x A='1", "the quote ' at position 5 is not closed"),
+        ("-x A='1", "cannot be split as a shell would: No closing quotation"),
         ("--hostfile /tmp/h", "--hostfile is not allowed: the hosts, and how many ranks each"),
-        ("--bind-too core", "unknown option --bind-too, did you mean --bind-to?"),
+        ("--mca plm_rsh_agent /x", "--mca 'plm_rsh_agent' is not allowed: it changes who"),
     ],
 )
 def test_options_are_read_before_anything_starts(
@@ -78,16 +78,14 @@ def test_options_that_are_not_used_are_not_read(tmp_path: Path) -> None:
     assert read(tmp_path, other).warnings == ()
 
 
-@pytest.mark.promise("S06")
-def test_the_raw_switch_counts_while_reading(tmp_path: Path) -> None:
+def test_the_variable_that_let_unknown_options_pass_is_answered_with_one_line(
+    tmp_path: Path,
+) -> None:
     sent = {**ON, MPI: '"--timeout 30"'}
-    (one,) = problems(tmp_path / "one", sent)
-    assert "MUSTER_MPI_RAW_OPTIONS=1" in one.fix
-    job = read(tmp_path / "two", sent, MUSTER_MPI_RAW_OPTIONS="1")
+    job = read(tmp_path, sent, MUSTER_MPI_RAW_OPTIONS="1")
     assert job.distribution == Mpi("mpi", custom_options="--timeout 30")
-    assert job.settings.mpi_raw_options
-    (bad,) = problems(tmp_path / "three", ON, MUSTER_MPI_RAW_OPTIONS="maybe")
-    assert bad.where == "MUSTER_MPI_RAW_OPTIONS"
+    (line,) = job.warnings
+    assert line.startswith("MUSTER_MPI_RAW_OPTIONS is not needed any more")
 
 
 def test_ranks_in_turns_are_refused_only_where_there_are_several_hosts(tmp_path: Path) -> None:

@@ -35,13 +35,12 @@ def choose_distribution(
     allow_conflicts: bool,
     findings: Findings,
     *,
-    raw: bool = False,
     several: bool = True,
 ) -> Distribution:
     """The distribution that the request names; what it gets wrong becomes problems.
 
-    `allow_conflicts`: take the incumbent's pick of two options, with a warning. `raw`: custom MPI
-    unknown options pass. `several`: the job has more than one host.
+    `allow_conflicts`: take the incumbent's pick of two options, with a warning. `several`:
+    the job has more than one host.
     """
     asked = [option for key, option in _ENABLES.items() if _flag(hyperparameters, key, findings)]
     enabled = _without_partners(asked)
@@ -67,25 +66,23 @@ def choose_distribution(
         check_parameters(hyperparameters.user[KEY], KEY, findings)
         findings.origins["distribution"] = f"hyperparameters {KEY} and {_key(option)}"
         value = _value(hyperparameters, option, MODEL_PARALLEL, numbers, findings)
-        return _checked(value, option, raw, several, findings)
+        return _checked(value, option, several, findings)
     findings.origins["distribution"] = (
         f"hyperparameter {_key(option)}" if enabled else "default: no distribution key is enabled"
     )
     value = _value(hyperparameters, option, option, numbers, findings)
     if isinstance(value, Torchrun):
         value = value._replace(data_parallel="smdistributed.dataparallel" in asked)
-    return _checked(value, option, raw, several, findings)
+    return _checked(value, option, several, findings)
 
 
-def _checked(
-    value: Distribution, option: str, raw: bool, several: bool, findings: Findings
-) -> Distribution:
-    """The same, after its custom MPI options were looked through (B31, S06)."""
+def _checked(value: Distribution, option: str, several: bool, findings: Findings) -> Distribution:
+    """The same, after its custom MPI options were checked."""
     if isinstance(value, Mpi) and value.custom_options:
         from muster.types.mpi_options import read_request
 
         where = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
-        request = read_request(value.custom_options, where, raw=raw, several=several)
+        request = read_request(value.custom_options, where, several=several)
         findings.problems += request.problems
     return value
 

@@ -35,7 +35,6 @@ from muster.contract.settings import (
     ALLOW_CONFLICTS,
     KEEP_SPELLING,
     NEEDED_TO_JOIN,
-    RAW_OPTIONS,
     flag,
     parse_addresses,
     parse_settings,
@@ -86,8 +85,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         program = find_program(environ, parameters.fixed, findings, others)
     conflicts = flag(environ, ALLOW_CONFLICTS, findings)
     several = hosts is not None and len(hosts.hosts) > 1
-    raw = flag(environ, RAW_OPTIONS, Findings())  # a bad value is reported with the settings
-    distribution = choose_distribution(parameters, conflicts, findings, raw=raw, several=several)
+    distribution = choose_distribution(parameters, conflicts, findings, several=several)
     check_texts(parameters.fixed, findings)
     log_level = find_log_level(parameters.fixed, findings)
     source = find_source(environ, parameters.fixed, paths, findings) if paths else ""

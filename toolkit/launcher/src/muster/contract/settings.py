@@ -16,7 +16,6 @@ MIN_SECRET_BYTES = 16
 PREFIX = "MUSTER_"
 ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
 ADDRESSES = "MUSTER_HOST_ADDRESSES"
-RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
 SCRIPT_ARGUMENTS = "MUSTER_SCRIPT_ARGUMENTS"
 KEEP_SPELLING = "MUSTER_KEEP_SPELLING"
 ISOLATION = "MUSTER_ISOLATION"
@@ -42,7 +41,6 @@ KNOWN = (
     ALLOW_CONFLICTS,
     "MUSTER_OVERSUBSCRIBE",
     "MUSTER_MPIRUN",
-    RAW_OPTIONS,
     "MUSTER_PS_FRAMEWORK",
     PS_SERVERS,
     "MUSTER_PS_PORT",
@@ -57,6 +55,10 @@ KNOWN = (
 )
 # Without these, hosts do not find or believe one another.
 NEEDED_TO_JOIN = ("MUSTER_CONTROL_PORT", "MUSTER_JOB_SECRET", ADDRESSES)
+# Names of earlier versions -> what to do instead of setting them.
+GONE = {
+    "MUSTER_MPI_RAW_OPTIONS": "is not needed any more: custom MPI options go to mpirun as they are",
+}
 # Between parts of muster: a `train` that is started by a script of another one sees them.
 _INTERNAL = ("MUSTER_RUN_ID", "MUSTER_SHIM")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
@@ -83,7 +85,6 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
         replace_torch=flag(environ, "MUSTER_REPLACE_TORCH", findings),
         oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
         mpirun=_program(environ, "MUSTER_MPIRUN", findings),
-        mpi_raw_options=flag(environ, RAW_OPTIONS, findings),
         ps_framework=_choice(environ, "MUSTER_PS_FRAMEWORK", "", _FRAMEWORKS, findings),
         ps_servers=_servers(environ, findings),
         ps_port=_port_or_none(environ, "MUSTER_PS_PORT", findings),
@@ -99,6 +100,8 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
 
 
 def _say_unknown(name: str) -> str:
+    if name in GONE:
+        return f"{name} {GONE[name]}"
     if len(name) > 60:  # likeness takes long to find, and there is none
         return f"unknown variable {name[:60]}... is ignored"
     return f"unknown variable {name}{nearest(name, KNOWN, PREFIX) or ' is ignored'}"

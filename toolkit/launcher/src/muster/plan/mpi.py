@@ -65,8 +65,7 @@ def plan_mpi(
     of ranks that the hosts cannot hold."""
     facts = by_host_index(job.cluster, all_facts)
     version = check_versions(job, facts)
-    raw, several = job.settings.mpi_raw_options, len(job.cluster.distribution) > 1
-    options = read_options(option, version, raw=raw, several=several)
+    options = read_options(option, version, several=len(job.cluster.distribution) > 1)
     counts = mpi_processes(job, facts, option)
     world = build_world(job, facts, counts)
     setting = _choose_setting(job, option, options, world, staged.environ)

@@ -61,7 +61,6 @@ class Settings(NamedTuple):
     replace_torch: bool = False  # requirements may replace the image's torch
     oversubscribe: bool = False
     mpirun: str = ""  # MUSTER_MPIRUN; "" takes the one beside the interpreter, else on PATH
-    mpi_raw_options: bool = False  # unknown custom MPI options are passed to mpirun
     ps_framework: str = ""  # tensorflow | mxnet | pytorch; "" takes the one that is found
     ps_servers: int | None = None  # of the whole job; None: one per host
     ps_port: int | None = None  # the first port of parameter servers; None: the framework's own

@@ -1,38 +1,30 @@
-"""The custom MPI options of a request, read by shell rules against an allow-list.
+"""The custom MPI options of a request, split as a shell would and checked against a deny-list.
 
-Pure, and used twice: while reading, so that every problem is reported before anything starts, and
-by the plan, which turns what was read into words for the mpirun at hand. Promises: S06, B31.
+Pure, and used twice: while the request is read, so that every problem is reported before anything
+starts, and by the plan, which turns what was read into words for the mpirun at hand.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 
 from muster.types import mpi_rules as rules
 from muster.types.distribution import Distribution, Mpi
 from muster.types.errors import Problem
 from muster.types.values import NamedTuple
-from muster.types.words import split_words
 
 MAX_TEXT = 32 << 10  # characters; CreateTrainingJob allows a hyperparameter 2,500
 ENOUGH = 20  # problems that are reported
-RAW_OPTIONS = "MUSTER_MPI_RAW_OPTIONS"
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LETTERS = re.compile(r"[A-Za-z0-9_.]+")
 _SHOWN = 60
 _SWITCHES = {"OMPI": "mca", "PRTE": "prtemca", "PMIX": "pmixmca"}
 
 
 class Option(NamedTuple):
-    """One option. `switch`: with its dashes. `name`: of a parameter, else "". `value`: or None.
+    """One option for mpirun: its name without dashes, and its values: of `--mca` two, else one at
+    most."""
 
-    `raw`: nothing is known of it; `values` are the words after it.
-    """
-
-    switch: str
-    name: str = ""
-    value: str | None = None
-    raw: bool = False
+    name: str
     values: tuple[str, ...] = ()
 
 
@@ -42,26 +34,24 @@ class MpiRequest(NamedTuple):
     `warnings`: lines for the log. `problems`: why the text cannot be used.
     """
 
-    given: tuple[Option, ...] = ()
+    options: tuple[Option, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
-def read_request(text: str, where: str, *, raw: bool = False, several: bool = True) -> MpiRequest:
+def read_request(text: str, where: str, *, several: bool = True) -> MpiRequest:
     """All that `text` asks for, and all that is wrong with it.
 
-    `where`: the hyperparameter, for problems. `raw`: unknown options pass. `several`:
-    the job has more than one host, so that ranks can be spread over them in more ways than one.
+    `where`: the hyperparameter, for problems. `several`: the job has more than one host, so that
+    ranks can be spread over them in more ways than one.
     """
-    reader = _Reader(where, raw, several)
-    words = reader.split(text)
-    while words and len(reader.problems) < ENOUGH:
-        reader.take(words)
+    reader = _Reader(where, several)
+    reader.read(text)
     return MpiRequest(
-        tuple(reader.given.values()),
+        tuple(reader.options.values()),
         tuple(reader.variables.items()),
-        tuple(reader.warnings()),
+        tuple(reader.warnings),
         tuple(reader.problems),
     )
 
@@ -74,230 +64,141 @@ def asked_variables(distribution: Distribution) -> dict[str, str]:
 
 
 class _Reader:
-    def __init__(self, where: str, raw: bool, several: bool) -> None:
-        self.given: dict[tuple[str, str], Option] = {}
+    """Takes the words of a text one option at a time. `_words`: in reverse order."""
+
+    def __init__(self, where: str, several: bool) -> None:
+        self.options: dict[str, Option] = {}
         self.variables: dict[str, str] = {}
+        self.warnings: dict[str, None] = {}  # in their order, each once
         self.problems: list[Problem] = []
         self._where = where
-        self._raw = raw
         self._several = several
-        self._said: list[str] = []
-        self._unset: list[str] = []
+        self._words: list[str] = []
 
-    def split(self, text: str) -> list[str]:
-        """The words in reverse order, so that the next one is the last of the list."""
+    def read(self, text: str) -> None:
         if len(text) > MAX_TEXT:
             self._refuse(f"{len(text)} characters, at most {MAX_TEXT:,} are allowed", "shorten it")
-            return []
+            return
         try:
-            return split_words(text)[::-1]
+            text.encode()  # lone surrogates are part of no argument
+            if re.search(r"[^\S\t\n\r ]|[\0-\x08\x0e-\x1f]", text, re.A):
+                raise ValueError("it holds a control character")
+            self._words = shlex.split(text)[::-1]
         except ValueError as error:
-            self._refuse(str(error), "close it, remove it, or put a backslash before it")
-            return []
+            what = f"cannot be split as a shell would: {error}"
+            self._refuse(what, "close the quote, or put a backslash before it")
+        while self._words and len(self.problems) < ENOUGH:
+            self._take_option()
 
-    def take(self, words: list[str]) -> None:
-        """Takes one option and its values from the words."""
-        word = words.pop()
-        name, equals, value = word.lstrip("-").partition("=")
+    def _take_option(self) -> None:
+        word = self._words.pop()
+        switch, equals, value = word.partition("=")
+        name = switch.lstrip("-")
         if not word.startswith("-") or not name:
-            what = f"{_short(word)} is not an option: mpirun would take it for the program to start"
+            what = f"{_short(word)} is no option: mpirun would take it for the program to start"
             self._refuse(what, "quote values that hold spaces, or remove it")
             return
-        if equals:
-            words.append(value)
+        if len(name) > 1 and name != "NCCL_DEBUG":  # as mpirun 5 reads it
+            name = name.lower().replace("_", "-")
         name = rules.ALIASES.get(name, name)
-        if name == "x":
-            self._take_variable(words)
-        elif name == "NCCL_DEBUG":
-            level = self._value(name, words)
-            if level is not None:
-                self.variables["NCCL_DEBUG"] = level
-        elif name in rules.MCA:
-            self._take_parameter(name, words)
-        elif name in rules.REFUSED:
-            refusal = rules.REFUSED[name]
-            del words[len(words) - (refusal.values if not equals else 1) :]
-            self._refuse(f"{word.partition('=')[0]} is not allowed: {refusal.why}", "remove it")
-        else:
-            self._take_option(name, word, words, bool(equals))
-
-    def warnings(self) -> list[str]:
-        """Lines for the log, each once."""
-        if self._unset:
-            names = ", ".join(dict.fromkeys(self._unset))
-            self._say(f"-x {names} carries no value: scripts have their own host's environment")
-        return list(dict.fromkeys(self._said))
-
-    def _take_option(self, name: str, word: str, words: list[str], with_value: bool) -> None:
-        switch = f"--{name}"
-        if name in rules.PLACING or name in ("display", "output"):
-            value = self._value(name, words)
-            if value is not None:
-                self._place(name, value)
-        elif name in rules.FLAGS and not with_value:
-            self._keep(Option(switch))
-        elif name in rules.NOTHING and not with_value:
-            pass
-        elif name in rules.SLOTS and not with_value:
-            self._say(f"{switch} is left out: every rank has its slot")
-        elif name in rules.OUTPUT and not with_value:
-            self._say_output(switch)
-        else:
-            values = []  # bare words after it are most likely its values
-            if with_value:
-                values.append(words.pop())
-            while words and not words[-1].startswith("-"):
-                values.append(words.pop())
-            if self._raw:
-                self._take_raw(name, word.partition("=")[0], tuple(values))
-            else:
-                self._refuse_unknown(name, word.partition("=")[0])
-
-    def _take_raw(self, name: str, word: str, values: tuple[str, ...]) -> None:
-        """An unknown option, unless mpirun would take it for one that is known."""
-        whole = rules.shortened_from(name)
-        if whole:
-            what = f"{_short(word)[1:-1]} is not allowed: mpirun may take it for --{whole}"
+        if equals:
+            self._words.append(value)
+        if name in rules.REFUSED:
+            self._values(len(self._words))
+            self._refuse(f"{_short(switch)[1:-1]} is not allowed: {rules.REFUSED[name]}")
+        elif name in rules.LEFT_OUT:
+            self._values(name in rules.WITH_VALUE)
+            self._say(f"--{name} is left out: {rules.LEFT_OUT[name]}")
+        elif name in ("x", "NCCL_DEBUG", *rules.MCA, *rules.PLACING):
+            self._take_known(name)
+        elif whole := rules.whole_name(name):
+            self._values(len(self._words))
+            what = f"{_short(switch)[1:-1]} is not allowed: mpirun may take it for --{whole}"
             self._refuse(what, "write options in full")
-        elif not word.startswith("--") or word.startswith("---"):
-            what = f"{_short(word)[1:-1]} is not allowed: mpirun may take it for a row of letters"
-            self._refuse(what, f"write --{_short(name)[1:-1]}")
-        elif any(value.startswith("-") for value in values):
-            self._refuse(f"{_short(word)[1:-1]} may not have an option as its value", "remove it")
+        elif (name in rules.FLAGS and equals) or value.startswith("-"):
+            self._refuse(f"{_short(word)[1:-1]} is not allowed", "remove the value")
+            self._words.pop()
         else:
-            self._keep(Option(word, raw=True, values=values))
+            self._keep(name, () if name in rules.FLAGS else self._values(1))
+
+    def _take_known(self, name: str) -> None:
+        count = 2 if name in rules.MCA else 1
+        values = self._values(count)
+        if len(values) < count:
+            said = " ".join([f"{'-' if name == 'x' else '--'}{name}", *values])
+            self._refuse(f"{said} lacks its value", "write the value after it")
+        elif name == "x":
+            self._take_variable(*values[0].partition("="))
+        elif name == "NCCL_DEBUG":
+            self.variables[name] = values[0]
+        elif name in rules.MCA:
+            self._take_parameter(name, *values)
+        else:
+            self._place(name, values[0])
 
     def _place(self, name: str, value: str) -> None:
-        """An option whose value is one of a few words, with modifiers after colons or commas."""
-        if name == "output":
-            unknown = [part for part in value.split(",") if part not in ("tag", "timestamp")]
-            if unknown:
-                self._refuse(f"--output {_short(value)} is not allowed: logs are muster's", "")
-            else:
-                self._say_output(f"--output {value}")
+        if name == "bind-to":
+            self._keep(name, (value,))
             return
-        if name == "display":
-            parts = value.lower().split(",")
-        else:
-            parts = [value.lower().partition(":")[0] or "slot"]
-        known: tuple[str, ...] = rules.DISPLAYS if name == "display" else rules.PLACING[name]
-        wrong = next((part for part in parts if part not in known), None)
-        in_turns = name in ("map-by", "rank-by") and wrong == "node"
-        if in_turns and not self._several:
-            return  # on one host this is by slot
-        if in_turns or (name == "rank-by" and wrong):
-            what = f"--{name} {_short(value)} is not allowed: ranks are numbered host after host"
-            self._refuse(what, "remove it")
-        elif wrong is not None:
-            guess = _nearest(wrong, known)
-            self._refuse(f"--{name}: unknown value {_short(value)}{guess}", "or remove it")
-        elif ":" in value and "nolocal" in value.lower():
-            self._refuse(f"--{name} {_short(value)} is not allowed: {rules.REFUSED['host'].why}")
-        elif name != "rank-by":
+        by_node = value.lower() == "node" and not self._several  # by slot, then
+        turns = name == "rank-by" and value.lower() != "slot"
+        if not by_node and (turns or rules.placement_refused(value)):
+            why = "ranks are numbered host after host"
+            self._refuse(f"--{name} {_short(value)} is not allowed: {why}")
+        elif name == "map-by" and not by_node:
             value = re.sub(r"(?i)[:,](no)?oversubscribe", "", value)
             if value:
-                self._keep(Option(f"--{name}", value=value))
+                self._keep(name, (value,))
 
-    def _take_parameter(self, switch: str, words: list[str]) -> None:
-        name, value = self._value(switch, words), None
-        if name is not None:
-            value = self._value(f"{switch} {name}", words)
-        if name is None or value is None:
-            return
-        lowered = name.lower()
-        if lowered in rules.DAEMON_LINK:
-            self._say(f"{name} is left out: launch daemons use the interface of the job")
-            return
-        kind = rules.parameter_kind(name)
-        if kind == rules.NEVER or not _LETTERS.fullmatch(name):
+    def _take_parameter(self, switch: str, name: str, value: str) -> None:
+        why = rules.LEFT_OUT_PARAMETERS.get(name.lower())
+        if why:
+            self._say(f"{name} is left out: {why}")
+        elif name.lower() in rules.OPTION_OF:
+            self._place(rules.OPTION_OF[name.lower()], value)
+        elif rules.parameter_refused(name):
             why = "it changes who starts what, or where"
-            self._refuse(f"--{switch} {_short(name)} is not allowed: {why}", "remove it")
-        elif kind == rules.RAW and not self._raw:
-            self._refuse_parameter(switch, name, value)
+            self._refuse(f"--{switch} {_short(name)} is not allowed: {why}")
         else:
-            self._keep(Option(f"--{switch}", lowered if kind == rules.ALLOWED else name, value))
-            if kind == rules.RAW:
-                self._say(f"--{switch} {name} is handed on unchecked, as {RAW_OPTIONS} asks")
+            self._keep(switch, (name, value))
 
-    def _refuse_parameter(self, switch: str, name: str, value: str) -> None:
-        instead = rules.INSTEAD.get(name.lower())
-        what = f"--{switch} {name} is not one of the parameters that are known to be harmless"
-        fix = f"remove it, or set {RAW_OPTIONS}=1 to hand it to mpirun"
-        self._refuse(what, f"write {instead} {_short(value)[1:-1]}" if instead else fix)
-
-    def _take_variable(self, words: list[str]) -> None:
-        text = self._value("x", words)
-        if text is None:
-            return
-        name, equals, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name):
-            what = f"-x {_short(name)}: that is not the name of a variable"
-            self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
-            return
+    def _take_variable(self, name: str, equals: str, value: str) -> None:
         layer, _, parameter = name.partition("_MCA_")
-        if equals and parameter and layer in _SWITCHES:  # mpirun makes those variables
-            words += [value, parameter]
-            self._take_parameter(_SWITCHES[layer], words)
-            return
-        kind = rules.variable_kind(name)
-        if kind == rules.NEVER or (kind == rules.RAW and not self._raw):
-            what = f"-x {name} is not allowed: it would change how mpirun itself works"
-            again = kind == rules.RAW
-            self._refuse(what, f"remove it, or set {RAW_OPTIONS}=1" if again else "remove it")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.A):
+            what = f"-x {_short(name)}: that is no name of a variable"
+            self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
+        elif equals and parameter and layer in _SWITCHES:  # mpirun makes those variables
+            self._take_parameter(_SWITCHES[layer], parameter, value)
+        elif name.startswith(rules.FORBIDDEN_VARIABLES):
+            self._refuse(f"-x {name} is not allowed: it would change how mpirun itself works")
         elif equals:
             self.variables[name] = value
         else:
-            self._unset.append(name)
+            self._say(f"-x {name} carries no value: scripts have their own host's environment")
 
-    def _value(self, name: str, words: list[str]) -> str | None:
-        """The next word. A missing one is a problem, and so is an option in its place."""
-        if words and not words[-1].startswith("--"):
-            return words.pop()
-        dashes = "-" if name == "x" else "--"
-        self._refuse(f"{dashes}{name} lacks its value", "write the value after it")
-        return None
+    def _values(self, most: int) -> tuple[str, ...]:
+        """The next words that are no options, a number of them at most."""
+        values: list[str] = []
+        while len(values) < most and self._words and not re.match(r"-\D|-$", self._words[-1]):
+            values.append(self._words.pop())
+        return tuple(values)
 
-    def _keep(self, given: Option) -> None:
-        if given.value is not None and not given.value.isprintable():
-            self._refuse(f"{given.switch}: {_short(given.value)} holds a line end", "remove it")
+    def _keep(self, name: str, values: tuple[str, ...]) -> None:
+        if not all(value.isprintable() for value in values):
+            self._refuse(f"--{name}: {_short(' '.join(values))} holds a line end")
             return
-        key = (given.switch if not given.name else "", given.name)
-        before = self.given.pop(key, given)
-        if before != given:
-            shown = f"{given.switch} {given.name}".rstrip()
-            self._say(f"{shown} is given more than once: the last counts")
-        if given.raw:
-            self._say(f"{given.switch} is handed on unchecked, as {RAW_OPTIONS} asks")
-        self.given[key] = given
+        key = " ".join([name, *values[:-1]])
+        if self.options.pop(key, Option(name, values)).values != values:
+            self._say(f"--{key} is given more than once: the last counts")
+        self.options[key] = Option(name, values)
 
-    def _refuse_unknown(self, name: str, word: str) -> None:
-        guess = _nearest(name, rules.SPELLINGS)
-        fix = f"remove it, or set {RAW_OPTIONS}=1 to hand it to mpirun as it is"
-        what = f"unknown option {_short(word)[1:-1]}"
-        self._refuse(what + guess, fix)
-
-    def _refuse(self, what: str, fix: str = "") -> None:
+    def _refuse(self, what: str, fix: str = "remove it") -> None:
         self.problems.append(Problem(self._where, what, fix))
 
-    def _say_output(self, option: str) -> None:
-        what = "output of ranks does not pass through mpirun"
-        self._say(f"{option} is left out: {what}; MUSTER_LOG_PREFIX=1 marks lines with their rank")
-
     def _say(self, warning: str) -> None:
-        self._said.append(warning)
+        self.warnings[warning] = None
 
 
 def _short(text: str) -> str:
     shown = repr(text[: 4 * _SHOWN])
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 4] + "...'"
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    """`, did you mean --x?` for a misspelt option, or ""."""
-    from difflib import get_close_matches  # only a mistake pays for it
-
-    folded = {one.lower(): one for one in known}
-    close = get_close_matches(name[:_SHOWN].lower(), folded, n=1, cutoff=0.7)
-    if not close:
-        return ""
-    return f", did you mean {'--' if known is rules.SPELLINGS else ''}{folded[close[0]]}?"
