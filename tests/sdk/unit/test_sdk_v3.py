@@ -235,7 +235,7 @@ def test_an_absent_host_of_the_groups_is_known_to_a_host_with_bad_input(tmp_path
         (("mpi",), {"processes_per_hosts": 2}, "did you mean 'processes_per_host'?"),
         (("mpi",), {"process_count_per_node": 2}, "did you mean processes_per_host?"),
         (("mpi",), {"mpi_additional_options": []}, "did you mean custom_mpi_options, one text?"),
-        (("mpi", None, "--bind-too none"), {}, "--hostfile is not allowed"),
+        (("mpi", None, "-np 3"), {}, "-np is not allowed"),
         (("smddp", None, "--hostfile f"), {}, "--hostfile"),
         (("mpi", 0), {}, "expected a positive integer up to 1,024, got 0"),
         (("torch_distributed", None, "-x A=1"), {}, "torch_distributed does not run mpirun"),
