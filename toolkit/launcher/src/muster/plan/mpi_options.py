@@ -29,10 +29,10 @@ _HANDED_ON_IN_4 = {
 class MpiOptions(NamedTuple):
     """Words for mpirun, and what muster must know of them.
 
-    `names`: the MCA parameters, and the options `map-by` and `bind-to`, that they set: they replace the plan's of the
-    same name. `parameters`: name -> value of MCA parameters, which mpirun hands to its
-    daemons. `variables`: what `-x NAME=VALUE` asks for, which scripts get from their own host.
-    `warnings`: lines for the log.
+    `names`: the MCA parameters, and the options `map-by` and `bind-to`, that they set: they replace
+    the plan's of the same name. `parameters`: name -> value of MCA parameters, which mpirun hands
+    to its daemons. `variables`: what `-x NAME=VALUE` asks for, which scripts get from their own
+    host. `warnings`: lines for the log.
     """
 
     arguments: tuple[str, ...] = ()
