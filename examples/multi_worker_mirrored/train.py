@@ -41,6 +41,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=64, help="over all workers")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument(
+        "--fail-rank", type=int, default=-1, help="this worker raises in the second epoch"
+    )
     return parser.parse_args()
 
 
@@ -77,6 +80,8 @@ def train(
 
     mean = 0.0
     for epoch in range(options.epochs):
+        if epoch == 1 and strategy.cluster_resolver.task_id == options.fail_rank:
+            raise ValueError("broken on purpose")
         mean = float(np.mean([float(step(batch)) for batch in batches]))
         if strategy.cluster_resolver.task_id in (None, 0):
             print(f"epoch={epoch + 1}/{options.epochs} loss={mean:.4f}", flush=True)

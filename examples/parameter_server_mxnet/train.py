@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=64, help="over all workers")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--fail-host", help="the worker of this host raises in step 20")
     return parser.parse_args()
 
 
@@ -75,6 +76,8 @@ def train(options: argparse.Namespace, store: mx.kv.KVStore) -> tuple[float, glu
     choose = np.random.RandomState(SEED + 1)  # the same on all workers, which share each batch
     losses = []
     for step in range(options.steps):
+        if step == 20 and options.fail_host == os.environ.get("SM_CURRENT_HOST", ""):
+            raise ValueError("broken on purpose")
         whole = choose.randint(0, len(digits) - HELD_OUT, options.batch_size)
         batch = whole[store.rank :: store.num_workers]
         with autograd.record():

@@ -156,17 +156,6 @@ def _why_not_isolated() -> str:
         shutil.rmtree(folder)
 
 
-def broken(example: str, folder: Path, loop: str, statement: str) -> Path:
-    """A copy of the example whose `loop`, a line of it, begins with `statement`."""
-    text = (EXAMPLES / example / "train.py").read_text()
-    found = re.search(rf"^( *){re.escape(loop)}\n", text, re.MULTILINE)
-    assert found, f"{example} has no line {loop!r}"
-    folder.mkdir()
-    copy = folder / "train.py"
-    copy.write_text(f"{text[: found.end()]}{found[1]}    {statement}\n{text[found.end() :]}")
-    return copy
-
-
 def ended_well(run: LocalRun, limit_s: float = JOB_S) -> Result:
     """Waits for the end; the job succeeded and nothing of it is left."""
     result = run.wait(limit_s)
