@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 TIMED := scripts/timed
 # what an editable install is made from: the core is compiled anew when its sources change
-PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/parallel/hatch_build.py toolkit/parallel/csrc/*.[ch])
+PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/parallel/hatch_build.py toolkit/parallel/csrc/*.h toolkit/parallel/csrc/*/*.[ch])
 TARGET ?= cpu
 # $(call said,NAME,WORD): WORD=value where make was called with NAME=value; the environment's does not count
 said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))

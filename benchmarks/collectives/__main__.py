@@ -19,7 +19,7 @@ from benchmarks.collectives.training import rows as training
 from benchmarks.report import Beginning, report
 from benchmarks.stolen import read_times, stolen_percent
 from benchmarks.table import Row
-from muster_collectives.bench.launch import find_mpirun
+from muster_collectives.tools.bench.launch import find_mpirun
 
 RESULTS = Path(__file__).parents[1] / "results" / "collectives.json"
 STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {

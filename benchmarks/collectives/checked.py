@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.collectives.gates import Gate, judged, settled
 from benchmarks.collectives.nodes_job import run
 from benchmarks.table import Row
-from muster_collectives.bench.cases import Case, Result, Spec
-from muster_collectives.bench.report import size_text
+from muster_collectives.tools.bench.cases import Case, Result, Spec
+from muster_collectives.tools.bench.report import size_text
 
 KIB, MIB = 1 << 10, 1 << 20
 DEFAULT, CHECKED = "default", "checked"

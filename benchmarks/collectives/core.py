@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from muster_collectives.core import library
+from muster_collectives.binding import library
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VARIABLE = "COLLECTIVES_CORE"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.collectives.gates import Gate, judged, settled
 from benchmarks.table import Row
-from muster_collectives.bench.cases import Case, Result, decode_result
-from muster_collectives.bench.launch import RunError, start
+from muster_collectives.tools.bench.cases import Case, Result, decode_result
+from muster_collectives.tools.bench.launch import RunError, start
 from tests.support.frameworks import deepspeed_packages
 from tests.support.venvs import CACHE, CHECKOUT, UnavailableError
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from benchmarks.collectives.deepspeed import BACKENDS, RANKS, WHAT
-from muster_collectives.bench.cases import Case, Result, Series, encode_result
+from muster_collectives.tools.bench.cases import Case, Result, Series, encode_result
 
 WIDTH, LAYERS, BATCH = 1024, 3, 16
 BUDGET_S = 2.0

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.table import Bound, Row
-from muster_collectives.bench.cases import LIMIT, Case, Result, Series
-from muster_collectives.bench.report import size_text
+from muster_collectives.tools.bench.cases import LIMIT, Case, Result, Series
+from muster_collectives.tools.bench.report import size_text
 
 NOISE = 2.0  # of the in-place limit between rounds: the machine was somebody else's as well
 AGAIN = 2  # runs more of a case that is undecided

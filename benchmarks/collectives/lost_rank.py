@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 
 from benchmarks.collectives.links import NAMESPACE, enter
-from muster_collectives.bench.group import place
+from muster_collectives.tools.bench.group import place
 
 LARGE = 16 << 20  # elements
 MINUTES = 2.0

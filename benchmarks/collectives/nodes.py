@@ -10,9 +10,9 @@ from benchmarks.collectives.gates import Gate, judged, ratio, settled
 from benchmarks.collectives.links import BLOCK, CYCLIC, PAYLOAD, links, placed, shape, why_not
 from benchmarks.collectives.nodes_job import run
 from benchmarks.table import Bound, Row, at_least
-from muster_collectives.bench.cases import Case, Result, Spec
-from muster_collectives.bench.report import size_text
 from muster_collectives.core import Tuning
+from muster_collectives.tools.bench.cases import Case, Result, Spec
+from muster_collectives.tools.bench.report import size_text
 
 NODES, LOCAL = 4, 2
 KIB, MIB = 1 << 10, 1 << 20

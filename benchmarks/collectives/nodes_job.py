@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster_collectives.bench.cases import Result, Spec, decode_result, encode_spec
+from muster_collectives.tools.bench.cases import Result, Spec, decode_result, encode_spec
 from tests.collectives.support import ranks
 
 JOB_S = 900.0

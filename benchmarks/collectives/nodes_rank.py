@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
-from muster_collectives.bench.cases import Result, decode_spec, encode_result
-from muster_collectives.bench.group import LIMIT_S, Group, SharedStore, place
-from muster_collectives.bench.measure import measure
 from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
+from muster_collectives.tools.bench.cases import Result, decode_spec, encode_result
+from muster_collectives.tools.bench.group import LIMIT_S, Group, SharedStore, place
+from muster_collectives.tools.bench.measure import measure
 
 _BASE = replace(Tuning(), spin_s=0.0)  # more ranks than processors
 GROUPS: Mapping[str, Tuning] = {

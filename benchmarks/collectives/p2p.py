@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.collectives.gates import Gate, judged, settled
 from benchmarks.collectives.links import links, placed, why_not
 from benchmarks.table import Bound, Row, under
-from muster_collectives.bench.cases import (
+from muster_collectives.tools.bench.cases import (
     GLOO,
     MPI,
     OURS,
@@ -23,8 +23,8 @@ from muster_collectives.bench.cases import (
     decode_result,
     encode_spec,
 )
-from muster_collectives.bench.launch import find_mpirun, start
-from muster_collectives.bench.report import size_text
+from muster_collectives.tools.bench.launch import find_mpirun, start
+from muster_collectives.tools.bench.report import size_text
 from tests.collectives.support import ranks
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
-from muster_collectives.bench.cases import GLOO, MPI, Case, Result, decode_spec, encode_result
-from muster_collectives.bench.group import Group, place
-from muster_collectives.bench.measure import measure
+from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, decode_spec, encode_result
+from muster_collectives.tools.bench.group import Group, place
+from muster_collectives.tools.bench.measure import measure
 
 Call = Callable[[], object]
 _FLAG = "BENCH_FLAG"  # a file that both sides map: how the receiver says that it has a message

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.collectives.gates import Gate, row, settled
 from benchmarks.table import Row, at_least_times, under
-from muster_collectives.bench.cases import (
+from muster_collectives.tools.bench.cases import (
     CORE,
     DIRECT,
     GLOO,
@@ -18,7 +18,7 @@ from muster_collectives.bench.cases import (
     Result,
     Spec,
 )
-from muster_collectives.bench.launch import find_mpirun, run
+from muster_collectives.tools.bench.launch import find_mpirun, run
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 8 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 32 * MIB, 256 * MIB)

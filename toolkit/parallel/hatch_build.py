@@ -44,12 +44,12 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        sources = sorted((root / "csrc").glob("*.c"))
+        csrc = root / "csrc"
         mode = os.environ.get("MUSTER_CORE", "")
         if mode not in _MODES:
             raise RuntimeError(f"MUSTER_CORE={mode!r} is not known\n  Fix: required or skip")
         target = root / "src" / NATIVE
-        if mode == "skip" or not sources:
+        if mode == "skip" or not csrc.is_dir():
             self._note("without the compiled core: MUSTER_CORE=skip" if mode else "no csrc here")
             _forget(target)
             return
@@ -61,7 +61,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         editable = version == "editable"
         self._folder = tempfile.TemporaryDirectory(prefix="muster-core-")
         made = Path(self._folder.name) / "libmuster_core.so"
-        failed = compile_core(compiler, sources, made, os.environ)
+        failed = compile_core(compiler, csrc, made, os.environ)
         if failed:
             self._without(f"{shlex.join(compiler)} fails: {failed}", mode)
             _forget(target)
@@ -101,17 +101,17 @@ def compiler_of(environ: Mapping[str, str]) -> list[str]:
     return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), [])
 
 
-def compile_core(
-    compiler: list[str], sources: list[Path], made: Path, environ: Mapping[str, str]
-) -> str:
+def compile_core(compiler: list[str], csrc: Path, made: Path, environ: Mapping[str, str]) -> str:
     """ "" if it went well, else the compiler's last lines."""
+    sources = sorted(csrc.rglob("*.c"))
     target = environ.get("MUSTER_TARGET", "")
     begin = [*compiler, *(["-target", target] if target else [])]
+    compiling = [*begin, *COMPILING, f"-I{csrc}"]
     more = shlex.split(environ.get("MUSTER_CFLAGS", ""))
-    objects = [made.parent / f"{source.stem}.o" for source in sources]
+    objects = [made.parent / object_name(source, csrc) for source in sources]
     with ThreadPoolExecutor(_jobs(environ)) as pool:
         failures = pool.map(
-            lambda source, into: _run([*begin, *COMPILING, *more, "-c", "-o", into, source]),
+            lambda source, into: _run([*compiling, *more, "-c", "-o", into, source]),
             map(str, sources), map(str, objects),
         )  # fmt: skip
         failed = next((failure for failure in failures if failure), "")
@@ -119,6 +119,11 @@ def compile_core(
         return failed
     # the flags once more: sanitizers and the like want to link as well
     return _run([*begin, *LINKING, *more, "-o", str(made), *map(str, objects), "-lm"])
+
+
+def object_name(source: Path, csrc: Path) -> str:
+    """Two folders may have a file of one name."""
+    return "-".join(source.relative_to(csrc).with_suffix(".o").parts)
 
 
 def _run(command: list[str]) -> str:

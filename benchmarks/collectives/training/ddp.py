@@ -12,7 +12,7 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.bench.group import Group
+from muster_collectives.tools.bench.group import Group
 
 SHAPES = ((256, 3), (1024, 3), (2048, 3))  # width and number of layers: 0.8, 12, 48 MiB
 REGISTERED_SHAPE = (1024, 3)

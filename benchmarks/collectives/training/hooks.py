@@ -13,7 +13,7 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.bench.group import Group
+from muster_collectives.tools.bench.group import Group
 
 WIDTH, LAYERS = 1024, 3
 # of the largest gradient: what 16 bits, and 8 bits on either side, may lose

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks.collectives.training import ddp, hooks, sharded
 from benchmarks.collectives.training.steps import Trained, require_ways
-from muster_collectives.bench.cases import Case, Result, encode_result
-from muster_collectives.bench.group import Group, place
-from muster_collectives.bench.measure import measure
+from muster_collectives.tools.bench.cases import Case, Result, encode_result
+from muster_collectives.tools.bench.group import Group, place
+from muster_collectives.tools.bench.measure import measure
 
 PARTS: Mapping[str, Callable[[Group], Iterator[Trained]]] = {
     "ddp": ddp.trained,

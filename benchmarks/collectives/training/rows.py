@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.collectives.gates import Gate, judged, settled
 from benchmarks.table import Row
-from muster_collectives.bench.cases import Case, Result, decode_result
-from muster_collectives.bench.launch import start
+from muster_collectives.tools.bench.cases import Case, Result, decode_result
+from muster_collectives.tools.bench.launch import start
 
 # our group, gloo's, a step without communication; our group with gradients or shards in registered
 # memory; torch's own hook over our group; a step over gloo that sends float32

@@ -13,7 +13,7 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.bench.group import Group
+from muster_collectives.tools.bench.group import Group
 
 WIDTH, LAYERS = 1024, 2
 # of tensor parallelism: each block sums its output forward and its input's gradient backward, 1 MiB

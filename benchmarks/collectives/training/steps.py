@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.collectives.training.rows import OURS, REGISTERED, STOCK
-from muster_collectives.bench.group import Group
+from muster_collectives.tools.bench.group import Group
 
 BATCH = 16
 THROUGH_OURS = (OURS, REGISTERED, STOCK)

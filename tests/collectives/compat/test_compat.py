@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_collectives.core.environment import for_data_parallel, for_torch
+from muster_collectives.runtime.environment import for_data_parallel, for_torch
 from tests.collectives.support import ranks
 from tests.support.mpi import chosen
 from tests.support.venvs import CHECKOUT, build_wheel

@@ -13,7 +13,7 @@ from tests.collectives.core.checks import LIMIT_S, Checker, WrongError
 from tests.collectives.core.reference import MEMORY, Array, ops_of
 from tests.collectives.support.meeting import Meeting
 
-LARGE_BYTES = 9 << 20  # beyond COLD_BYTES of csrc/kernels.c
+LARGE_BYTES = 9 << 20  # beyond COLD_BYTES of csrc/kernels/dispatch.c
 CHUNK_BYTES = 4096  # what the test sets COLLECTIVES_CHUNK_BYTES to
 
 
@@ -115,7 +115,7 @@ def _over_its_input(comm: Communicator, address: int, memory: Array) -> None:
 
 
 def large(comm: Communicator) -> dict[str, int]:
-    """Results that are written past the cache (csrc/kernels.c), at odd addresses and lengths."""
+    """Results that are written past the cache (csrc/kernels), at odd addresses and lengths."""
     size, rank, each = comm.size, comm.rank, LARGE_BYTES // comm.size + 13
     given = [
         np.random.default_rng(one).integers(0, 256, each * size, np.uint8) for one in range(size)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from muster_collectives.binding.native import NativeCommunicator
 from muster_collectives.core import CollectiveError, Communicator, MismatchError
-from muster_collectives.core.native import NativeCommunicator
-from muster_collectives.core.types import Code
+from muster_collectives.runtime.types import Code
 from tests.collectives.faults.fault_worker import described, reduced
 from tests.collectives.support.meeting import Meeting
 

@@ -28,7 +28,7 @@ from tests.collectives.support.jobs import clean, job
 MBIT_PER_S = 200
 SLOWER_MBIT_PER_S = 50
 SLOWEST_MBIT_PER_S = 25
-TOLD_S = 2.5  # MC_GRACE_NS of csrc/net_link.h, and to spare
+TOLD_S = 2.5  # MC_GRACE_NS of csrc/net/connection.h, and to spare
 COUNT = str(16 << 20)  # of a sum: pieces of which no socket holds one
 PAIR_COUNT = str(4 << 20)
 LONG_COUNT = str(8 << 20)
@@ -36,7 +36,7 @@ STEADY_MS = 5000  # a queue so long that nothing is lost: data never pauses, and
 STEADY = {"COLLECTIVES_SPIN_S": "0"}  # spin finds something at each look
 HANDLED_S = 2.0
 CUT_S = 20.0
-SILENT_S = 15.0 + 2.0  # MC_SILENT_MS of csrc/net_link.h, which is looked at once a second
+SILENT_S = 15.0 + 2.0  # MC_SILENT_MS of csrc/net/connection.h, which is looked at once a second
 
 
 @pytest.fixture

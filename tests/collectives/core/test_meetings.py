@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+from muster_collectives.bootstrap import frames as f
+from muster_collectives.bootstrap.addresses import listen
+from muster_collectives.bootstrap.channel import Channel
+from muster_collectives.bootstrap.rendezvous import Rendezvous, join
+from muster_collectives.bootstrap.rendezvous_server import serve
+from muster_collectives.bootstrap.service import Service
 from muster_collectives.core import RendezvousError
-from muster_collectives.core import frames as f
-from muster_collectives.core.addresses import listen
-from muster_collectives.core.channel import Channel
-from muster_collectives.core.rendezvous import Rendezvous, join
-from muster_collectives.core.rendezvous_server import serve
-from muster_collectives.core.service import Service
 from tests.collectives.core.test_locality import needs_root
 from tests.collectives.support import ranks
 from tests.collectives.support.jobs import CHECKOUT, SOURCES
@@ -126,8 +126,8 @@ def test_a_key_that_differs_is_said_on_all_ranks_and_shown_to_nobody(
 KNOWN_BY_NAME = """
 import socket, sys
 sys.path.insert(0, sys.argv[1])
-from muster_collectives.core.channel import Channel
-from muster_collectives.core.rendezvous import join
+from muster_collectives.bootstrap.channel import Channel
+from muster_collectives.bootstrap.rendezvous import join
 port = int(sys.argv[3])
 found = join(sys.argv[2], port, 0, 2, secret=b"s", timeout_s=20)
 for host in sys.argv[4:]:

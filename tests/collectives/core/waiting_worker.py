@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster_collectives.core import Communicator
-from muster_collectives.core.buffers import span_of
+from muster_collectives.runtime.buffers import span_of
 from tests.collectives.support.meeting import Meeting
 from tests.collectives.support.watching import once_it_waits
 

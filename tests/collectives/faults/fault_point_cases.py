@@ -45,13 +45,13 @@ class Case(NamedTuple):
 
 def points() -> list[str]:
     """All points, as the core lists them."""
-    text = (CORE / "fault_point.h").read_text()
+    text = (CORE / "group" / "fault_point.h").read_text()
     return re.findall(r"\bPOINT\((\w+)\)", text)
 
 
 def passed() -> list[str]:
     """The points that the sources pass, each once for every place."""
-    sources = (path for path in sorted(CORE.glob("*.c")) if path.stem != "fault_point")
+    sources = (path for path in sorted(CORE.rglob("*.c")) if path.stem != "fault_point")
     return [
         name
         for path in sources

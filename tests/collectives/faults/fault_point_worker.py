@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from muster_collectives.core import CollectiveError, Communicator, DType, Op, Verb, library, proof
+from muster_collectives.binding import library, shared_memory
+from muster_collectives.core import CollectiveError, Communicator, DType, Op, Verb
 from tests.collectives.support.meeting import Meeting
 
 LOOPS = 30  # calls within which a fault must have landed
@@ -179,7 +180,9 @@ def run(told: Words, rank: int) -> NoReturn:
         if len(set(told["nodes"])) > 1:
             os.environ["COLLECTIVES_NODE"] = told["nodes"][rank]
         if told["in_file"]:
-            proof.can_memfd = lambda: False  # as on a machine without: then a file in /dev/shm
+            shared_memory.can_memfd = lambda: (
+                False
+            )  # as on a machine without: then a file in /dev/shm
         if rank == told["victim"]:
             os.environ.update({"MC_FAULT": told["fault"], "MC_FAULT_RECORD": told["record"]})
         own = Rank(told, rank)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster_collectives.core import library
+from muster_collectives.binding import library
 from tests.collectives.faults.fault_point_cases import (
     CASES,
     EITHER,

@@ -6,7 +6,7 @@
 #include <string.h>
 #include "driver.h"
 #include "driver_values.h"
-#include "isa_kernels.h"
+#include "kernels/isa_kernels.h"
 
 #define MOST 5u /* sources */
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include "driver.h"
 #include "driver_values.h"
-#include "leg.h"
+#include "inter/phases.h"
 
 static bool fits(uint64_t count, uint64_t most, size_t size, uint32_t parts) {
   size_t room = mc_rail_longest(most, size, parts), sum = 0;

@@ -4,7 +4,7 @@
 #include <string.h>
 #include "driver_deal.h"
 #include "driver_values.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 static const uint32_t reducing[] = {MC_ALL_REDUCE, MC_REDUCE, MC_REDUCE_SCATTER};
 

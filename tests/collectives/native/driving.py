@@ -20,7 +20,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[2] / "toolkit" / "parallel" / "csrc"
 COMPILING = ("-std=c11", "-g", "-O1", f"-I{CORE}", "-Dmmap=driver_mmap", "-Dmunmap=driver_munmap")
-# what the system says of a processor with each instruction set, as csrc/isa_choose.c asks for it
+# what the system says of a processor with each instruction set (csrc/kernels/isa_choose.c)
 ISA_FLAGS = {
     "plain": (),
     "avx2": ("avx2", "f16c"),
@@ -88,10 +88,10 @@ def built(folder: Path, build: Build) -> Driver:
     )  # fmt: skip
     if tried.returncode:
         pytest.skip(f"{build.command[0]} lacks {build.flags[0]}: {tried.stderr.strip()[-200:]}")
-    sources = [*sorted(CORE.glob("*.c")), *sorted(HERE.glob("driver*.c"))]
+    sources = [*sorted(CORE.rglob("*.c")), *sorted(HERE.glob("driver*.c"))]
     if build.at_once:
         return Driver(linked(build, sources, folder / "driver"), build)
-    objects = [folder / f"{path.stem}.o" for path in sources]
+    objects = [folder / f"{path.parent.name}-{path.stem}.o" for path in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(partial(compiled, build), sources, objects))
     return Driver(linked(build, objects, folder / "driver"), build)

@@ -1,8 +1,8 @@
 """The protocols of the node, explored by the model checker SPIN: right as they are, and each error
 found.
 
-model/rounds.pml stands for csrc/wait.c under weak memory, model/bells.pml for the wake-ups of sends
-and receives in csrc/p2p_*.c.
+model/rounds.pml stands for csrc/group/epoch.c under weak memory, model/bells.pml for the wake-ups
+of sends and receives in csrc/p2p.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tests.collectives.native.driving import (
 )
 from tests.support.effort import chance, effort
 
-BROKEN_FILE = "wait.c"
+BROKEN_FILE = "group/epoch.c"
 BROKEN = "memory_order_acquire", "memory_order_relaxed"  # readers need not see what was written
 
 GOOD = (
@@ -142,15 +142,16 @@ def test_a_play_with_kernels_that_were_not_meant_is_refused(memory: Driver) -> N
 @pytest.mark.timeout(COMPILE_S)
 def test_a_kernel_that_reads_beyond_its_end_is_found(memory: Driver, tmp_path: Path) -> None:
     demand_isa("avx2")
-    for path in [*CORE.glob("isa_*.h"), CORE / "kernels_avx2.c"]:
-        shutil.copy(path, tmp_path)
-    loop = tmp_path / "isa_loop.h"
+    shutil.copytree(CORE, tmp_path / "csrc")
+    loop = tmp_path / "csrc" / "kernels" / "isa_loop.h"
     good, bad = "full = bytes - bytes % (4 * STEP)", "full = (bytes + 1) / (4 * STEP) * (4 * STEP)"
     assert good in loop.read_text()
     loop.write_text(loop.read_text().replace(good, bad))
-    compiled(MEMORY, tmp_path / "kernels_avx2.c", tmp_path / "kernels_avx2.o")
-    others = [path for path in memory.path.parent.glob("*.o") if path.name != "kernels_avx2.o"]
-    driver = linked(MEMORY, [*others, tmp_path / "kernels_avx2.o"], tmp_path / "driver")
+    name = "kernels-avx2.o"
+    changed = MEMORY._replace(flags=(f"-iquote{tmp_path / 'csrc'}", *MEMORY.flags))
+    compiled(changed, tmp_path / "csrc" / "kernels" / "avx2.c", tmp_path / name)
+    others = [path for path in memory.path.parent.glob("*.o") if path.name != name]
+    driver = linked(MEMORY, [*others, tmp_path / name], tmp_path / "driver")
     done = Driver(driver, MEMORY).play("kernels - 1", "avx2")
     assert done.returncode == 66, done.stderr
     # "unknown-crash" is what it calls a read that begins before the end of the block
@@ -159,8 +160,8 @@ def test_a_kernel_that_reads_beyond_its_end_is_found(memory: Driver, tmp_path: P
 
 @pytest.mark.timeout(COMPILE_S)
 def test_a_flag_read_without_its_order_is_found(threads: Driver, tmp_path: Path) -> None:
-    objects = [path for path in threads.path.parent.glob("*.o") if path.name != "wait.o"]
-    source, broken = tmp_path / BROKEN_FILE, tmp_path / "wait.o"
+    objects = [path for path in threads.path.parent.glob("*.o") if path.name != "group-epoch.o"]
+    source, broken = tmp_path / "epoch.c", tmp_path / "group-epoch.o"
     source.write_text((CORE / BROKEN_FILE).read_text().replace(*BROKEN))
     compiled(THREADS, source, broken)
     driver = Driver(linked(THREADS, [*objects, broken], tmp_path / "driver"), THREADS)

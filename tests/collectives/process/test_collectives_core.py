@@ -26,18 +26,13 @@ SOURCES = ROOT / "toolkit" / "parallel" / "src"
 WORKER = ROOT / "tests" / "collectives" / "support" / "core_rank.py"
 sys.path.insert(0, str(SOURCES))
 
-from muster_collectives.core import (  # noqa: E402
-    CollectiveError,
-    RendezvousError,
-    SettingsError,
-    abi,
-    library,
-)
-from muster_collectives.core import frames as f  # noqa: E402
-from muster_collectives.core.native_create import raw_tuning  # noqa: E402
-from muster_collectives.core.rendezvous import Rendezvous, join, secret_of  # noqa: E402
-from muster_collectives.core.tuning import Tuning  # noqa: E402
-from muster_collectives.core.types import Code  # noqa: E402
+from muster_collectives.binding import abi, library  # noqa: E402
+from muster_collectives.binding.native_create import raw_tuning  # noqa: E402
+from muster_collectives.bootstrap import frames as f  # noqa: E402
+from muster_collectives.bootstrap.rendezvous import Rendezvous, join, secret_of  # noqa: E402
+from muster_collectives.core import CollectiveError, RendezvousError, SettingsError  # noqa: E402
+from muster_collectives.runtime.tuning import Tuning  # noqa: E402
+from muster_collectives.runtime.types import Code  # noqa: E402
 
 PURE = {"COLLECTIVES_PURE": "1"}
 TRANSPORTS = [pytest.param({}, id="native"), pytest.param(PURE, id="pure")]
@@ -348,12 +343,13 @@ def test_a_group_finds_shared_memory_in_dev_shm_where_proc_does_not_help() -> No
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from array import array\n"
-        "from muster_collectives.core import init, proof\n"
-        "accept = proof.accept\n"
+        "from muster_collectives.binding import shared_memory\n"
+        "from muster_collectives.core import init\n"
+        "accept = shared_memory.accept\n"
         "def refuse(means, words):\n"
         "    if means.value == 'memfd': raise PermissionError(13, 'Permission denied')\n"
         "    return accept(means, words)\n"
-        "proof.accept = refuse\n"
+        "shared_memory.accept = refuse\n"
         "with init(timeout_s=30) as world:\n"
         "    data = array('f', [1.0] * 9)\n"
         "    world.all_reduce(data)\n"

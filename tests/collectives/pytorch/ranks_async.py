@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.errors import (
+from muster_collectives.runtime.errors import (
     AbortedError,
     ClosedError,
     CollectiveError,

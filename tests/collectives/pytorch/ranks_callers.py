@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from muster_collectives.torch.inner import Device
+from muster_collectives.torch.delegates import Device
 from tests.collectives.support.torch_ranks import World
 
 _LIMIT_S = 60.0

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.errors import CollectiveTimeout, ResourceError
-from muster_collectives.torch import work as works
+from muster_collectives.runtime.errors import CollectiveTimeout, ResourceError
+from muster_collectives.torch.works import work as works
 from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")

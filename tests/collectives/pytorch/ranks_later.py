@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.errors import (
+from muster_collectives.runtime.errors import (
     AbortedError,
     CollectiveError,
     CollectiveTimeout,

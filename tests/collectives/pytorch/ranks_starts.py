@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster_collectives.core.errors import SettingsError
+from muster_collectives.runtime.errors import SettingsError
 from muster_collectives.torch import MusterProcessGroup, stats
 from tests.collectives.pytorch import ranks_again, ranks_later
 from tests.collectives.support.torch_ranks import World, main

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.types import Verb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import stats
 from tests.collectives.support.torch_ranks import World
 

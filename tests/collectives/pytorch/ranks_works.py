@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.errors import MismatchError, UsageError
-from muster_collectives.core.types import DType, Path, Verb
+from muster_collectives.runtime.errors import MismatchError, UsageError
+from muster_collectives.runtime.types import DType, Path, Verb
 from muster_collectives.torch import stats
 from tests.collectives.pytorch import ranks_callers, ranks_verbs
 from tests.collectives.pytorch.ranks_verbs import core_calls, same

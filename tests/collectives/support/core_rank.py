@@ -41,7 +41,7 @@ from muster_collectives.core import (  # noqa: E402
     init,
     new_group,
 )
-from muster_collectives.core.types import DTYPE_BYTES, is_defined  # noqa: E402
+from muster_collectives.runtime.types import DTYPE_BYTES, is_defined  # noqa: E402
 
 RANK = int(os.environ["RANK"])
 LIMIT_S = 40.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from muster_collectives.core import Communicator
-from muster_collectives.core.pure import PureCommunicator
+from muster_collectives.pure.communicator import PureCommunicator
 
 _LOOK_S = 0.005
 

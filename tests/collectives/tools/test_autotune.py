@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster_collectives.autotune.__main__ import write
 from muster_collectives.core import Tuning
+from muster_collectives.tools.autotune.command import write
 from tests.collectives.support.jobs import clean, job
 from tests.collectives.tools.test_tools import tool
 

@@ -1,14 +1,16 @@
-"""The wheel of muster-parallel: with the compiled core where there is a compiler, else without."""
+"""The wheel of muster-parallel, with the core where there is a compiler; what the core includes."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
@@ -69,7 +71,7 @@ def test_with_a_compiler_the_wheel_has_the_core_and_a_platform(project: Path) ->
 def test_without_a_compiler_the_wheel_is_pure_and_says_so_in_a_line(project: Path) -> None:
     name, said, files = build(project, {"MUSTER_CC": "/nowhere/cc"})
     assert name.endswith("-py3-none-any.whl") and CORE not in files
-    assert "muster_collectives/core/pure.py" in files
+    assert "muster_collectives/core.py" in files
     [line] = [line for line in said.splitlines() if "muster-parallel" in line]
     assert "without the compiled core" in line and "no C compiler" in line
 
@@ -117,3 +119,73 @@ def test_the_compiler_and_the_platform_follow_the_variables() -> None:
     ):
         assert module.platform_of(environ) == platform
     assert "-march=native" not in module.COMPILING and "-ffp-contract=off" in module.COMPILING
+
+
+# --- which folder of the core includes which
+
+CSRC = PROJECT / "csrc"
+# from the bottom up: a folder includes what is named here, itself and muster_core.h
+ALLOWED = {
+    "kernels": set(),
+    "group": set(),
+    "shm": {"kernels", "group"},
+    "net": {"kernels", "group"},
+    "inter": {"kernels", "group", "shm", "net"},
+    "p2p": {"group", "net"},
+    "api": {"kernels", "group", "shm", "net", "inter", "p2p"},
+}
+LONGEST, MOST = 400, 20
+
+
+def includes(root: Path) -> Iterator[tuple[str, str]]:
+    """File and what it includes, both as paths below `root`."""
+    for path in sorted(root.rglob("*.[ch]")):
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            yield str(path.relative_to(root)), name
+
+
+def wrong(root: Path) -> list[str]:
+    found = []
+    for source, target in includes(root):
+        ours, theirs = Path(source).parts[0], Path(target).parts[0]
+        if not (root / target).is_file():
+            found.append(f"{source}: no file {target}")
+        elif len(Path(target).parts) > 1 and theirs not in ALLOWED[ours] | {ours}:
+            found.append(f"{source} must not include {target}")
+    return found
+
+
+def test_folders_include_only_what_lies_below_them() -> None:
+    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == set(ALLOWED)
+    assert not wrong(CSRC)
+    TopologicalSorter(ALLOWED).prepare()
+
+
+def test_no_header_includes_itself_by_way_of_others() -> None:
+    arrows: dict[str, set[str]] = {}
+    for source, target in includes(CSRC):
+        arrows.setdefault(source, set()).add(target)
+    TopologicalSorter(arrows).prepare()
+
+
+def test_files_and_folders_are_small() -> None:
+    for folder in (CSRC, *(CSRC / name for name in ALLOWED)):
+        files = [path for path in folder.iterdir() if path.is_file()]
+        assert 0 < len(files) <= MOST, folder
+        for path in files:
+            assert len(path.read_text().splitlines()) <= LONGEST, path
+
+
+def test_an_arrow_upwards_and_a_circle_are_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("kernels/a.h", '#include "api/b.h"\n'),
+        ("api/b.h", '#include "kernels/a.h"\n#include "api/none.h"\n'),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    assert wrong(tmp_path) == [
+        "api/b.h: no file api/none.h",
+        "kernels/a.h must not include api/b.h",
+    ]
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from muster_collectives.core.errors import CollectiveTimeout
-from muster_collectives.core.pure_mail import Mail
-from muster_collectives.core.pure_wire import Message
-from muster_collectives.core.types import Failure
+from muster_collectives.pure.mailbox import Mail
+from muster_collectives.pure.wire import Message
+from muster_collectives.runtime.errors import CollectiveTimeout
+from muster_collectives.runtime.types import Failure
 
 
 def test_nothing_is_written_to_the_memory_of_a_receive_that_has_ended_at_its_deadline() -> None:

@@ -12,14 +12,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
-from muster_collectives.core import claims as c
-from muster_collectives.core import environment, machine, variables
-from muster_collectives.core.errors import (
-    SettingsError,
-)
-from muster_collectives.core.layout import Means, numbered
-from muster_collectives.core.settings import from_variables
-from muster_collectives.core.tuning import (
+from muster_collectives.bootstrap import node_info as c
+from muster_collectives.runtime import environment, machine, variables
+from muster_collectives.runtime.errors import SettingsError
+from muster_collectives.runtime.layout import Means, numbered
+from muster_collectives.runtime.settings import from_variables
+from muster_collectives.runtime.tuning import (
     Tuning,
     decode,
     defaults,
@@ -28,9 +26,7 @@ from muster_collectives.core.tuning import (
     parse_bytes,
     read_tuning,
 )
-from muster_collectives.core.types import (
-    Wire,
-)
+from muster_collectives.runtime.types import Wire
 from muster_collectives.wrappers import program_of
 
 MIB = 1 << 20

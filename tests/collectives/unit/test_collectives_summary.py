@@ -11,13 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
-from muster_collectives.core.environment import run_of
-from muster_collectives.core.summary import Figures, Identity, Summary
-from muster_collectives.core.types import Path as Way
-from muster_collectives.core.types import Stats, Verb
+from muster_collectives.runtime.environment import run_of
+from muster_collectives.runtime.summary import Figures, Identity, Summary
+from muster_collectives.runtime.types import Path as Way
+from muster_collectives.runtime.types import Stats, Verb
 from muster_collectives.summary import RankSummary, as_json, as_text, read_folders, runs_of
-from muster_collectives.summary.read import Files, read
-from muster_collectives.summary.stragglers import Straggler, find
+from muster_collectives.tools.summary.read import Files, read
+from muster_collectives.tools.summary.stragglers import Straggler, find
 
 LASTED_S = 100.0
 

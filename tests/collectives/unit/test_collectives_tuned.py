@@ -11,10 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
-from muster_collectives.autotune.__main__ import write
-from muster_collectives.autotune.choose import MARGIN, crossover, fastest, threshold
-from muster_collectives.core import machine, machine_file
-from muster_collectives.core.tuning import Tuning
+from muster_collectives.runtime import machine, machine_file
+from muster_collectives.runtime.tuning import Tuning
+from muster_collectives.tools.autotune.choose import MARGIN, crossover, fastest, threshold
+from muster_collectives.tools.autotune.command import write
 
 DOCUMENT = {"version": 1, "processors": 8, "machine": "x86_64", "tuning": {"chunk_bytes": 65536}}
 BASE = Tuning()

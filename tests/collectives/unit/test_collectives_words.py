@@ -14,11 +14,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
-from muster_collectives.core.errors import CollectiveTimeout, MismatchError, PeerError
-from muster_collectives.core.messages import error_of, ranks_text
-from muster_collectives.core.pure_math import reduce_bytes
-from muster_collectives.core.stragglers import Straggler, Stragglers, find
-from muster_collectives.core.types import Code, Description, DType, Failure, Mark, Op, Verb
+from muster_collectives.pure.math import reduce_bytes
+from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError, PeerError
+from muster_collectives.runtime.messages import error_of, ranks_text
+from muster_collectives.runtime.stragglers import Straggler, Stragglers, find
+from muster_collectives.runtime.types import Code, Description, DType, Failure, Mark, Op, Verb
 
 CALLED = Description(4, 100_000, Verb.ALL_REDUCE, DType.F32, Op.SUM, 0)
 

@@ -1,4 +1,4 @@
-/* Bells and rings of csrc/p2p_*.c: a message goes from rank 0 to rank 1 through a ring that holds less than it.
+/* Bells and rings of csrc/p2p: a message goes from rank 0 to rank 1 through a ring that holds less than it.
  *
  * Each rank is its program and its thread at the bell, under one lock. The program posts, then waits (it moves the
  * ring itself) or computes until its request is over (the thread moves it), then closes. Sleeping has no time limit

@@ -1,4 +1,4 @@
-/* The rounds of csrc/wait.c: publish, await, two parities, sleepers.
+/* The rounds of csrc/group/epoch.c: publish, await, two parities, sleepers.
  *
  * A rank writes its data into the place of the round's parity, raises its flag and wakes those that
  * sleep on it; then it waits for the flags of all others and reads their data. Memory is weak in the

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.torch.arguments import canonical
 from muster_collectives.torch.cuda import DevicePath, GroupSum
-from muster_collectives.torch.verbs import VERBS
+from muster_collectives.torch.ops.arguments import canonical
+from muster_collectives.torch.ops.verbs import VERBS
 from tests.collectives.pytorch.device import ranks_device
 from tests.collectives.pytorch.device.ranks_device import (
     AVG,

@@ -59,7 +59,7 @@ def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
 
 
 def test_settings_come_from_the_environment_and_name_the_variable() -> None:
-    from muster_collectives.core.errors import SettingsError
+    from muster_collectives.runtime.errors import SettingsError
     from muster_collectives.torch.cuda import DeviceSettings, read_settings
 
     assert read_settings({}) == DeviceSettings()
@@ -90,7 +90,7 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
 
 
 def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
-    from muster_collectives.core.tuning import Tuning, parse_bytes
+    from muster_collectives.runtime.tuning import Tuning, parse_bytes
     from muster_collectives.torch.cuda import DeviceSettings
 
     rows: dict[str, str] = {}
@@ -193,7 +193,7 @@ def test_two_levels_are_chosen_from_where_they_gain() -> None:
 def test_variables_of_the_device_path_are_known_to_the_core() -> None:
     from dataclasses import fields
 
-    from muster_collectives.core.variables import KNOWN
+    from muster_collectives.runtime.variables import KNOWN
     from muster_collectives.torch.cuda import DeviceSettings
 
     names = {field.name for field in fields(DeviceSettings)} - {
@@ -307,7 +307,7 @@ def test_warm_up_and_selection_are_the_same_everywhere() -> None:
 
 def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
     from muster_collectives.torch.cuda import InnerGroups, LateSum, plan_layout
-    from muster_collectives.torch.inner import Device
+    from muster_collectives.torch.delegates import Device
 
     class Inner:
         aborted = False
@@ -346,7 +346,7 @@ class _Together:
         self.asked.append("recv")
 
     def _end_coalescing(self) -> object:
-        from muster_collectives.torch.work import Finished
+        from muster_collectives.torch.works.work import Finished
 
         self.asked.append("end")
         return Finished()
@@ -357,7 +357,6 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
     import torch
     import torch.distributed as dist
 
-    from muster_collectives.torch.arguments import Arguments
     from muster_collectives.torch.cuda import (
         DevicePath,
         DeviceSettings,
@@ -365,7 +364,8 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
         batch,
         plan_layout,
     )
-    from muster_collectives.torch.verbs import VERBS
+    from muster_collectives.torch.ops.arguments import Arguments
+    from muster_collectives.torch.ops.verbs import VERBS
 
     world = _Together()
     path = DevicePath(InnerGroups(plan_layout(0, [0]), world), DeviceSettings())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from muster_collectives.core.types import Verb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import stats
 from tests.collectives.support.torch_ranks import World, main
 

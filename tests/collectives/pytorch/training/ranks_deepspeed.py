@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster_collectives.core.types import Verb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import MusterProcessGroup, stats
 from tests.collectives.support.torch_ranks import World, main
 from tests.support.ports import free_port

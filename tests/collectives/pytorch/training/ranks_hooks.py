@@ -26,7 +26,7 @@ from muster_collectives.torch.hooks import (
     top_k_hook,
 )
 from muster_collectives.torch.hooks.average import timeout_of
-from muster_collectives.torch.hooks.kept import Kept
+from muster_collectives.torch.hooks.feedback import Kept
 from muster_collectives.torch.hooks.order import Order
 from tests.collectives.support.torch_ranks import World
 

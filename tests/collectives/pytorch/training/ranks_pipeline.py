@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding
 
-from muster_collectives.core.types import Verb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import stats
 from tests.collectives.support.torch_ranks import World, main
 

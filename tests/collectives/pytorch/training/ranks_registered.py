@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from muster_collectives.core.types import Path
+from muster_collectives.runtime.types import Path
 from muster_collectives.torch import memory, stats
 from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
 from tests.collectives.pytorch.training import ranks_hooks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster_collectives.core.types import Verb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import stats
 from tests.collectives.support.torch_ranks import World
 

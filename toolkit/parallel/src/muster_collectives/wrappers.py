@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from muster_collectives.core import environment
+from muster_collectives.runtime import environment
 
 _USAGE = 2
 _NOT_FOUND = 127

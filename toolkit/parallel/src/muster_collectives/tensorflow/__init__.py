@@ -22,12 +22,7 @@ from muster_collectives.tensorflow.context import (
     shutdown,
     size,
 )
-from muster_collectives.tensorflow.operations import (
-    allreduce,
-    broadcast,
-    oob_allreduce,
-    overlap,
-)
+from muster_collectives.tensorflow.operations import allreduce, broadcast, oob_allreduce, overlap
 from muster_collectives.tensorflow.optimizer import DistributedOptimizer
 from muster_collectives.tensorflow.reductions import ReduceOp
 from muster_collectives.tensorflow.tape import DistributedGradientTape

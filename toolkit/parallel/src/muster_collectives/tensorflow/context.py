@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from muster_collectives import core
-from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.errors import UsageError
-from muster_collectives.core.turn import Turn
-from muster_collectives.core.world import WORLD
+from muster_collectives.bootstrap.world import WORLD
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.errors import UsageError
+from muster_collectives.runtime.reentrancy import Turn
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.types import DType, Op
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.types import DType, Op
 
 Array = Any  # np.ndarray of any element type
 

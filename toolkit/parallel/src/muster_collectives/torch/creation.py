@@ -18,8 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.errors import CollectiveError, SettingsError
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.errors import CollectiveError, SettingsError
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
 from muster_collectives.torch.store import TorchStore, meet, vote
 
@@ -105,7 +105,8 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
 def _problem() -> str:
     """Why this rank cannot use the core; "" if it can."""
     try:
-        from muster_collectives.core import library, settings
+        from muster_collectives.binding import library
+        from muster_collectives.runtime import settings
     except ImportError as error:
         return f"muster_collectives.core cannot be imported: {error}"
     try:

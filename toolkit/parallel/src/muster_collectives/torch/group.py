@@ -17,16 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.types import DType, Op
-from muster_collectives.core.types import Verb as CoreVerb
-from muster_collectives.torch.arguments import OPS, canonical, timeout_of
-from muster_collectives.torch.parts import Parts
-from muster_collectives.torch.plan import Plan, reducible
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.types import DType, Op
+from muster_collectives.runtime.types import Verb as CoreVerb
+from muster_collectives.torch.group_state import Parts
+from muster_collectives.torch.ops.arguments import OPS, canonical, timeout_of
+from muster_collectives.torch.ops.lowered import Plan, reducible
+from muster_collectives.torch.ops.untraced import leave_alone
+from muster_collectives.torch.ops.verbs import VERBS, Verb
 from muster_collectives.torch.reports import GroupStats
-from muster_collectives.torch.untraced import leave_alone
-from muster_collectives.torch.verbs import VERBS, Verb
-from muster_collectives.torch.work import Finished, Joined
+from muster_collectives.torch.works.work import Finished, Joined
 
 __all__ = ["MusterProcessGroup"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.core import environment
+from muster_collectives.runtime import environment
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.hooks.average import divides, group_or_world
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from muster_collectives.core.communicator import Communicator, Region
-from muster_collectives.core.errors import ResourceError
+from muster_collectives.runtime.communicator import Communicator, Region
+from muster_collectives.runtime.errors import ResourceError
 
 _LOG = logging.getLogger("muster_collectives")
 _PAGE = 4096

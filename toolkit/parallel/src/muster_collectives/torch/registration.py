@@ -8,13 +8,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.core import machine, settings
-from muster_collectives.core.summary import Identity
+from muster_collectives.runtime import machine, settings
+from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.creation import Made, group_timeout_s, make_communicator, member_text
+from muster_collectives.torch.delegates import Device, Fallback
 from muster_collectives.torch.group import MusterProcessGroup
-from muster_collectives.torch.inner import Device, Fallback
-from muster_collectives.torch.issue import Lane
-from muster_collectives.torch.parts import Parts
+from muster_collectives.torch.group_state import Parts
+from muster_collectives.torch.works.op_queue import Lane
 
 __all__ = ["NAMES", "create", "register"]
 

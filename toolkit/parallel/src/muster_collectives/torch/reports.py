@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster_collectives.core.communicator import Communicator
-from muster_collectives.core.errors import CollectiveError
-from muster_collectives.core.summary import Figures
-from muster_collectives.core.types import Path, Stats, Verb
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.summary import Figures
+from muster_collectives.runtime.types import Path, Stats, Verb
 
 __all__ = ["GroupStats", "figures", "take"]
 

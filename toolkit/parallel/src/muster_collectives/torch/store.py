@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.core.errors import RendezvousError
+from muster_collectives.runtime.errors import RendezvousError
 
 __all__ = ["TorchStore", "meet", "vote"]
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from muster_collectives.core import library, settings
-from muster_collectives.core.types import Wire
+from muster_collectives.binding import library
+from muster_collectives.runtime import settings
+from muster_collectives.runtime.types import Wire
 from muster_collectives.torch.compress import blocks
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.torch import views
-from muster_collectives.torch.untraced import leave_alone
+from muster_collectives.torch.ops import views
+from muster_collectives.torch.ops.untraced import leave_alone
 
 Work = Any
 _DEPTH = 12  # frames between torch's function and a transfer: a few, and its wrappers

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.core.types import Op
-from muster_collectives.torch.arguments import op_of
+from muster_collectives.runtime.types import Op
 from muster_collectives.torch.compress import exchange, verbs
 from muster_collectives.torch.compress.wires import Wire
 from muster_collectives.torch.cuda.averages import Factors, factors_of
 from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.lanes import Lanes
-from muster_collectives.torch.plan import reducible
+from muster_collectives.torch.cuda.side_streams import Lanes
+from muster_collectives.torch.ops.arguments import op_of
+from muster_collectives.torch.ops.lowered import reducible
 
 SUM: Any = dist.ReduceOp.SUM
 

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from muster_collectives.torch import views
-from muster_collectives.torch.arguments import Arguments, Row, op_of
 from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
 from muster_collectives.torch.cuda.batch import Batch, calling_batch
 from muster_collectives.torch.cuda.feedback import Feedback
 from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.lanes import Lanes
 from muster_collectives.torch.cuda.settings import DeviceSettings
+from muster_collectives.torch.cuda.side_streams import Lanes
 from muster_collectives.torch.cuda.staged import HostStaging, HostSum
 from muster_collectives.torch.cuda.work import LaneWork
-from muster_collectives.torch.inner import forward
-from muster_collectives.torch.plan import reducible
+from muster_collectives.torch.delegates import forward
+from muster_collectives.torch.ops import views
+from muster_collectives.torch.ops.arguments import Arguments, Row, op_of
+from muster_collectives.torch.ops.lowered import reducible
 
 Work = Any  # dist.Work, ours or that of the inner group
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from muster_collectives.core import variables
-from muster_collectives.core.errors import SettingsError
-from muster_collectives.core.tuning import parse_bytes, parse_choice, parse_switch, parse_wire
+from muster_collectives.runtime import variables
+from muster_collectives.runtime.errors import SettingsError
+from muster_collectives.runtime.tuning import parse_bytes, parse_choice, parse_switch, parse_wire
 from muster_collectives.torch.compress import wires
 
 _MIB = 1 << 20

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from muster_collectives.core.errands import Errands
-from muster_collectives.torch import views
+from muster_collectives.runtime.executor import Errands
 from muster_collectives.torch.compress import verbs
-from muster_collectives.torch.cuda.lanes import Lane, Lanes
+from muster_collectives.torch.cuda.side_streams import Lane, Lanes
 from muster_collectives.torch.cuda.work import HostWork
+from muster_collectives.torch.ops import views
 
 _IDLE_S = 10.0  # then the thread ends; the next call starts another
 

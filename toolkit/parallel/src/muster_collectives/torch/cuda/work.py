@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from muster_collectives.torch.cuda.lanes import Lane
-from muster_collectives.torch.promise import Promise
+from muster_collectives.torch.cuda.side_streams import Lane
+from muster_collectives.torch.works.settable import Promise
 
 
 class LaneWork(dist._Work):  # type: ignore[misc]  # a class of C++

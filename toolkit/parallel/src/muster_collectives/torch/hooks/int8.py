@@ -15,7 +15,7 @@ from torch.futures import Future
 from muster_collectives.torch.compress import blocks, exchange
 from muster_collectives.torch.compress.wires import BlockWire
 from muster_collectives.torch.hooks.average import average, group_or_world, timeout_of
-from muster_collectives.torch.hooks.kept import Kept
+from muster_collectives.torch.hooks.feedback import Kept
 from muster_collectives.torch.hooks.order import Order
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from muster_collectives.core.errands import Errands
-from muster_collectives.torch.promise import Promise
+from muster_collectives.runtime.executor import Errands
+from muster_collectives.torch.works.settable import Promise
 
 _IDLE_S = 5.0  # then the thread ends; the next job starts another
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from muster_collectives.torch.hooks.average import average, group_or_world, inside
-from muster_collectives.torch.hooks.kept import Kept
+from muster_collectives.torch.hooks.feedback import Kept
 from muster_collectives.torch.hooks.selection import largest
 from muster_collectives.torch.hooks.warmup import WarmUp
 

@@ -1,0 +1,187 @@
+/* One call: checked, numbered, signed, run by the verbs of the node or by those between nodes, logged. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <unistd.h>
+#include "api/api.h"
+#include "inter/inter.h"
+#include "kernels/kernels.h"
+#include "shm/shm.h"
+
+static bool reduces(uint32_t verb) { return verb == MC_ALL_REDUCE || verb == MC_REDUCE || verb == MC_REDUCE_SCATTER; }
+
+static size_t sum(const uint64_t *counts, uint32_t n) {
+  size_t all = 0;
+  for (uint32_t i = 0; i < n; i++) all += counts[i];
+  return all;
+}
+
+/* `at` may be missing where there is nothing. At most 2^48 bytes for each rank, so that the sum cannot overflow. */
+static bool valid_counts(const struct mc_comm *c, const void *at, const uint64_t *counts, size_t size) {
+  for (uint32_t rank = 0; rank < c->size; rank++)
+    if (counts[rank] > (UINT64_C(1) << 48) / size) return false;
+  size_t all = sum(counts, c->size);
+  return all <= (UINT64_C(1) << 48) / size && (at || !all);
+}
+
+static bool valid(const struct mc_comm *c, const struct mc_call *call) {
+  if (call->verb >= MC_VERBS || call->dtype >= MC_DTYPES || call->root >= c->size) return false;
+  if (!(call->timeout_s >= 0)) return false;
+  size_t size = mc_dtype_bytes(call->dtype);
+  if (call->count > (UINT64_C(1) << 48) / size / c->size) return false;
+  if (reduces(call->verb) && (call->op >= MC_OPS || !mc_reducer(call->dtype, call->op))) return false;
+  if (!call->in_counts != !call->out_counts) return false;
+  if (call->in_counts)
+    return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in, call->in_counts, size) &&
+           valid_counts(c, call->out, call->out_counts, size) &&
+           (c->size > 1 || call->in_counts[0] == call->out_counts[0]); /* of several, ranks compare what they send */
+  if (!call->count || call->verb == MC_BARRIER) return true;
+  bool root = call->root == c->rank;
+  bool gives = call->verb != MC_BROADCAST && (call->verb != MC_SCATTER || root);
+  bool takes = (call->verb != MC_REDUCE && call->verb != MC_GATHER) || root;
+  return (call->in || !gives) && (call->out || !takes);
+}
+
+static uint64_t hash_of(const struct mc_desc *desc) {
+  uint64_t words[5] = {desc->seq, desc->count, (uint64_t)desc->verb << 32 | desc->dtype,
+                       (uint64_t)desc->op << 32 | desc->root, UINT64_C(0x9e3779b97f4a7c15)};
+  uint64_t hash = UINT64_C(0x243f6a8885a308d3);
+  for (unsigned i = 0; i < 5; i++) {
+    hash = (hash ^ words[i]) * UINT64_C(0xff51afd7ed558ccd);
+    hash ^= hash >> 32;
+  }
+  return hash | 1; /* 0 says that no call begins */
+}
+
+/* Fields that a verb has no use for must not make two ranks differ. */
+static struct mc_desc desc_of(const struct mc_comm *c) {
+  const struct mc_call *call = &c->call;
+  bool rooted = call->verb == MC_REDUCE || call->verb == MC_BROADCAST || call->verb == MC_GATHER || call->verb == MC_SCATTER;
+  return (struct mc_desc){
+      .seq = c->seq, .verb = call->verb, .dtype = call->dtype, .root = rooted ? call->root : 0,
+      .op = reduces(call->verb) ? call->op : call->in_counts != NULL, .count = call->in_counts ? 0 : call->count};
+}
+
+static void begin(struct mc_comm *c, const struct mc_call *call) {
+  c->call = *call;
+  c->seq++;
+  c->began_ns = mc_now_ns();
+  double limit_s = call->timeout_s < 1e9 ? call->timeout_s : 1e9;
+  c->deadline_ns = c->began_ns + (uint64_t)(limit_s * 1e9);
+  c->desc = desc_of(c);
+  c->call_sign = c->sign = hash_of(&c->desc);
+  c->where = 0;
+  c->path = MC_PATH_STAGED;
+}
+
+/* One thread adds, others may read. */
+static void add(uint64_t *figure, uint64_t value) { __atomic_store_n(figure, *figure + value, __ATOMIC_RELAXED); }
+
+static void add_s(double *figure, uint64_t ns) {
+  double sum = *figure + (double)ns / 1e9;
+  __atomic_store(figure, &sum, __ATOMIC_RELAXED);
+}
+
+static void end(struct mc_comm *c, int code) {
+  uint64_t took = mc_now_ns() - c->began_ns;
+  uint32_t verb = c->call.verb;
+  uint64_t count = c->call.in_counts ? sum(c->call.in_counts, c->size) : c->call.count;
+  uint64_t bytes = count * mc_dtype_bytes(c->call.dtype);
+  add(&c->stats.calls[verb], 1);
+  add(&c->stats.bytes[verb], bytes);
+  add(&c->stats.paths[c->path], 1);
+  add_s(&c->stats.time_s, took);
+  add_s(&c->stats.times_s[verb], took);
+  add_s(&c->stats.wait_s, c->waited_ns);
+  c->waited_ns = 0;
+  c->records[c->seq % MC_RECORDS] = (struct mc_record){
+      .what = c->desc, .began_s = (double)c->began_ns / 1e9, .took_s = (double)took / 1e9, .code = code, .path = c->path};
+}
+
+static int alone(struct mc_comm *c) {
+  const struct mc_call *call = &c->call;
+  size_t size = mc_dtype_bytes(call->dtype);
+  size_t bytes = (call->in_counts ? sum(call->in_counts, 1) : call->count) * size;
+  c->path = MC_PATH_ALONE;
+  if (call->verb != MC_BROADCAST && call->verb != MC_BARRIER && bytes && call->in != call->out)
+    memmove(call->out, call->in, bytes);
+  return MC_OK;
+}
+
+static int all_to_all(struct mc_comm *c) {
+  const struct mc_call *call = &c->call;
+  size_t size = mc_dtype_bytes(call->dtype), ins[MC_LOCALS + 1] = {0}, outs[MC_LOCALS + 1] = {0};
+  for (uint32_t rank = 0; rank < c->size; rank++) {
+    ins[rank + 1] = ins[rank] + (call->in_counts ? call->in_counts[rank] : call->count) * size;
+    outs[rank + 1] = outs[rank] + (call->out_counts ? call->out_counts[rank] : call->count) * size;
+  }
+  return mc_local_all_to_all(c, call->in, call->out, ins, outs);
+}
+
+static int all_reduce(struct mc_comm *c) {
+  const struct mc_call *call = &c->call;
+  bool took = false;
+  int code = MC_OK;
+  if (call->in == call->out) code = mc_direct_all_reduce(c, call->out, call->count, call->dtype, call->op, &took);
+  /* Where one rank reduces in place and another does not, all must ask all the same. */
+  else if (c->region_count) code = mc_direct_all_reduce(c, NULL, call->count, call->dtype, call->op, &took);
+  return code || took ? code : mc_local_all_reduce(c, call->in, call->out, call->count, call->dtype, call->op);
+}
+
+static int local_run(struct mc_comm *c) {
+  const struct mc_call *call = &c->call;
+  size_t bytes = call->count * mc_dtype_bytes(call->dtype);
+  bool took = false;
+  int code;
+  switch (call->verb) {
+    case MC_BARRIER: return mc_local_barrier(c);
+    case MC_ALL_REDUCE: return all_reduce(c);
+    case MC_REDUCE: return mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, call->root);
+    case MC_BROADCAST: return mc_local_broadcast(c, call->out, bytes, call->root);
+    case MC_GATHER: return mc_local_gather(c, call->in, call->out, bytes, call->root);
+    case MC_SCATTER: return mc_local_scatter(c, call->in, call->out, bytes, call->root);
+    case MC_ALL_GATHER:
+      code = mc_direct_all_gather(c, call->in, call->out, bytes, &took);
+      return code || took ? code : mc_local_all_gather(c, call->in, call->out, bytes);
+    case MC_REDUCE_SCATTER:
+      code = mc_direct_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
+      return code || took ? code : mc_local_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op);
+    case MC_ALL_TO_ALL: return all_to_all(c);
+    default: return MC_EINVAL;
+  }
+}
+
+int mc_failed(struct mc_comm *c, struct mc_failure *failure, int code) {
+  if (!failure) return code;
+  uint8_t *marks = failure->marks;
+  *failure = c->broken;
+  failure->marks = marks;
+  if (marks) memcpy(marks, c->broken_marks, c->size);
+  return code;
+}
+
+int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code) {
+  if (failure) {
+    uint8_t *marks = failure->marks;
+    *failure = (struct mc_failure){.code = code, .rank = -1, .told_by = -1, .mine = c->desc, .marks = marks};
+    if (marks) memset(marks, 0, c->size);
+  }
+  return code;
+}
+
+static int run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
+  if (!valid(c, call)) return mc_refused(c, failure, MC_EINVAL);
+  if (c->broken.code) return mc_failed(c, failure, c->broken.code);
+  begin(c, call); /* before a verdict of others is read: whom it accuses depends on what this rank calls */
+  int code = mc_check(c);
+  if (!code) code = c->size == 1 ? alone(c) : c->nodes > 1 ? mc_nodes_run(c) : local_run(c);
+  end(c, code);
+  return code ? mc_failed(c, failure, c->broken.code) : MC_OK;
+}
+
+int mc_run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
+  if (c->pid != (int)getpid()) return mc_refused(c, failure, MC_EFORK);
+  pthread_mutex_lock(&c->turn); /* a posted call may be under way on the core's own thread */
+  const int code = run(c, call, failure);
+  pthread_mutex_unlock(&c->turn);
+  return code;
+}

@@ -1,0 +1,181 @@
+/* A group: made from a layout, closed, its regions, its figures. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "api/api.h"
+#include "inter/inter.h"
+#include "net/net.h"
+#include "p2p/p2p.h"
+
+uint32_t mc_abi(void) { return MC_ABI; }
+
+uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
+  return mc_slots_end(locals, tuning) + mc_p2p_area_bytes(locals);
+}
+
+static bool sound(const struct mc_layout *layout) {
+  const struct mc_tuning *t = &layout->tuning;
+  if (layout->abi != MC_ABI || !layout->size || layout->rank >= layout->size || !layout->node_of) return false;
+  /* a chunk is cut in a part for every local rank, in lines of 64 bytes */
+  if (t->slot_bytes % 4096 || t->chunk_bytes % 4096 || !t->chunk_bytes || t->chunk_bytes > t->slot_bytes) return false;
+  if (t->wire > MC_WIRE_I8 || !(t->spin_s >= 0 && t->spin_s < 1)) return false;
+  return true;
+}
+
+/* Ranks by node: `first_of` are borders in `members`, which has the ranks of a node ascending. */
+static int place(struct mc_comm *c, const struct mc_layout *layout) {
+  for (uint32_t rank = 0; rank < c->size; rank++) {
+    uint32_t node = layout->node_of[rank];
+    if (node > c->nodes) return EINVAL;
+    if (node == c->nodes) c->nodes++;
+    c->node_of[rank] = node;
+  }
+  uint32_t filled = 0;
+  for (uint32_t node = 0; node < c->nodes; node++) {
+    c->first_of[node] = filled;
+    for (uint32_t rank = 0; rank < c->size; rank++) {
+      if (c->node_of[rank] != node) continue;
+      c->local_of[rank] = filled - c->first_of[node];
+      c->members[filled++] = rank;
+    }
+  }
+  c->first_of[c->nodes] = filled;
+  c->node = c->node_of[c->rank];
+  c->local = c->local_of[c->rank];
+  c->locals = c->first_of[c->node + 1] - c->first_of[c->node];
+  if (c->locals > MC_LOCALS || c->tuning.chunk_bytes / c->locals < 64) return EINVAL;
+  return c->locals > 1 && layout->segment_fd < 0 ? EINVAL : 0;
+}
+
+static int allocate(struct mc_comm *c) {
+  size_t n = c->size;
+  c->node_of = calloc(n, sizeof *c->node_of);
+  c->local_of = calloc(n, sizeof *c->local_of);
+  c->first_of = calloc(n + 1, sizeof *c->first_of);
+  c->members = calloc(n, sizeof *c->members);
+  c->broken_marks = calloc(n > MC_MARKED ? n : MC_MARKED, 1);
+  c->waits_ns = calloc(n, sizeof *c->waits_ns);
+  c->records = calloc(MC_RECORDS, sizeof *c->records);
+  c->regions = calloc(MC_REGIONS, sizeof *c->regions);
+  return c->node_of && c->local_of && c->first_of && c->members && c->broken_marks && c->waits_ns && c->records &&
+                 c->regions
+             ? 0
+             : ENOMEM;
+}
+
+static void release(struct mc_comm *c) {
+  mc_between_close(c);
+  pthread_mutex_destroy(&c->turn);
+  mc_segment_detach(c);
+  free(c->node_of);
+  free(c->local_of);
+  free(c->first_of);
+  free(c->members);
+  free(c->broken_marks);
+  free(c->waits_ns);
+  free(c->records);
+  free(c->regions);
+  free(c);
+}
+
+static int refuse(struct mc_comm *c, const struct mc_layout *layout, struct mc_failure *failure, int error) {
+  int code = error == ETIMEDOUT ? MC_ETIMEOUT : error == ENOMEM ? MC_EMEM : error == EINVAL ? MC_EINVAL : MC_ESYS;
+  if (failure) {
+    uint8_t *marks = failure->marks;
+    *failure = (struct mc_failure){.code = code, .sys_errno = error, .rank = -1, .told_by = -1, .marks = marks};
+    if (marks && c && c->members) memset(marks, 0, c->size);
+    /* who of the node has not attached */
+    for (uint32_t local = 0; marks && c && c->segment && error == ETIMEDOUT && local < c->locals; local++)
+      if (!atomic_load(&mc_block(c, local)->state)) {
+        marks[mc_rank_of(c, local)] = MC_MISSING;
+        if (failure->rank < 0) failure->rank = (int)mc_rank_of(c, local);
+      }
+  }
+  if (layout->listen_fd >= 0 && !(c && c->net)) close(layout->listen_fd);
+  if (c && c->net) mc_net_close(c);
+  if (c) release(c);
+  else if (layout->segment_fd >= 0) close(layout->segment_fd);
+  return code;
+}
+
+int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm **out, struct mc_failure *failure) {
+  *out = NULL;
+  if (!sound(layout)) return refuse(NULL, layout, failure, EINVAL);
+  struct mc_comm *c = calloc(1, sizeof *c);
+  if (!c) return refuse(NULL, layout, failure, ENOMEM);
+  c->rank = layout->rank;
+  c->size = layout->size;
+  c->tuning = layout->tuning;
+  c->pid = (int)getpid();
+  c->segment_fd = layout->segment_fd;
+  memcpy(c->key, layout->key, sizeof c->key);
+  pthread_mutex_init(&c->turn, NULL);
+  c->began_ns = mc_now_ns();
+  c->deadline_ns = c->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
+  int failed = allocate(c);
+  if (!failed) failed = place(c, layout);
+  c->broken.marks = c->broken_marks;
+  if (!failed) failed = mc_segment_attach(c, layout->segment_fd, mc_segment_bytes(c->locals, &c->tuning), c->deadline_ns);
+  if (!failed && c->nodes > 1)
+    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_taker);
+  if (failed) return refuse(c, layout, failure, failed);
+  *out = c;
+  return MC_OK;
+}
+
+void mc_close(struct mc_comm *c) {
+  if (c->pid == (int)getpid()) {
+    mc_async_close(c);
+    mc_p2p_close(c);
+    if (c->net) mc_net_close(c);
+  }
+  release(c);
+}
+
+int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_t *region) {
+  int code = MC_EMEM;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  pthread_mutex_lock(&c->turn);
+  for (uint32_t i = 0; code != MC_OK && i < MC_REGIONS; i++) {
+    if (c->regions[i].used) continue;
+    memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
+    c->regions[i].bytes = bytes;
+    c->regions[i].used = true;
+    c->region_count++;
+    *region = i;
+    code = MC_OK;
+  }
+  pthread_mutex_unlock(&c->turn);
+  return code;
+}
+
+int mc_region_drop(struct mc_comm *c, uint32_t region) {
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  pthread_mutex_lock(&c->turn);
+  const bool is_used = region < MC_REGIONS && c->regions[region].used;
+  if (is_used) c->regions[region].used = false, c->region_count--;
+  pthread_mutex_unlock(&c->turn);
+  return is_used ? MC_OK : MC_EINVAL;
+}
+
+/* Read while other threads may be in a call or move messages: figures, not facts to build on. */
+void mc_stats_read(struct mc_comm *c, struct mc_stats *stats) {
+  typedef uint64_t __attribute__((may_alias)) word; /* the struct is nothing but 8-byte figures */
+  _Static_assert(sizeof *stats % sizeof(word) == 0, "figures of another size");
+  const word *from = (const word *)(const void *)&c->stats;
+  word *to = (word *)(void *)stats;
+  for (size_t i = 0; i < sizeof *stats / sizeof(word); i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+}
+
+void mc_waits_read(struct mc_comm *c, double *wait_s) {
+  for (uint32_t rank = 0; rank < c->size; rank++) wait_s[rank] = (double)c->waits_ns[rank] / 1e9;
+}
+
+uint32_t mc_records_read(struct mc_comm *c, struct mc_record *records, uint32_t room) {
+  uint64_t last = c->seq, kept = last < MC_RECORDS ? last : MC_RECORDS;
+  uint32_t n = room < kept ? room : (uint32_t)kept;
+  for (uint32_t i = 0; i < n; i++) records[i] = c->records[(last - n + 1 + i) % MC_RECORDS];
+  return n;
+}

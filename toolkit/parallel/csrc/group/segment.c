@@ -1,0 +1,173 @@
+/* The memory that the ranks of a node share, and how they know that the others are alive.
+ *
+ * Each rank holds a POSIX record lock on one byte of the segment's file. The kernel drops it when the
+ * process ends, however it ends; another rank asks for it (F_GETLK). That needs no process id, so it
+ * works between containers with process namespaces of their own, and a forked child does not hold it.
+ * A process that closes another descriptor of the same file drops it, too. So of a rank that does not hold it
+ * /proc has a second opinion, where both have the same process ids. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "group/comm.h"
+#include "group/fault_point.h"
+#include "group/hash.h"
+
+#define MAGIC 0x6d633031u
+#define PAGE 4096u
+
+static size_t up(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE - 1); }
+
+static size_t head_bytes(uint32_t locals) {
+  return up(sizeof(struct mc_segment) + locals * sizeof(struct mc_rank_block));
+}
+
+static size_t slots_bytes(uint32_t locals, const struct mc_tuning *tuning) {
+  return up((size_t)locals * 4 * tuning->slot_bytes);
+}
+
+uint64_t mc_slots_end(uint32_t locals, const struct mc_tuning *tuning) {
+  return head_bytes(locals) + slots_bytes(locals, tuning);
+}
+
+static struct flock byte_of(uint32_t local, short type) {
+  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)local, .l_len = 1};
+}
+
+static bool holds_lock(const struct mc_comm *c, uint32_t local) {
+  struct flock lock = byte_of(local, F_WRLCK);
+  return fcntl(c->segment_fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Ranks that are threads of one process (tests) cannot see each other's locks, so each rank says which process
+ * it is. Its number alone would not do: containers with process namespaces of their own have the same ones. */
+static uint64_t this_process(void) {
+  static _Atomic uint64_t known;
+  uint64_t seen = atomic_load(&known), pid = (uint32_t)getpid();
+  while ((uint32_t)seen != pid) { /* the first time, and in a forked child */
+    uint32_t salt;
+    if (!mc_random(&salt, sizeof salt)) salt = (uint32_t)mc_now_ns();
+    if (atomic_compare_exchange_strong(&known, &seen, (uint64_t)salt << 32 | pid)) return (uint64_t)salt << 32 | pid;
+  }
+  return seen;
+}
+
+/* Of a process: when it began, in the kernel's ticks since boot. 0: it has ended, or that cannot be read.
+ * `stack`: where its stack begins, which is another place after an exec; 0: that is not for us to read. */
+static uint64_t start_of(uint32_t pid, uint64_t *stack) {
+  char path[32], text[1024];
+  *stack = 0;
+  snprintf(path, sizeof path, "/proc/%" PRIu32 "/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (got <= 0) return 0;
+  text[got] = '\0';
+  const char *after = strrchr(text, ')'); /* of the name, which may hold anything: state is field 3, start 22 */
+  char state;
+  uint64_t start;
+  const char *format = " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64
+                       " %*s %*s %*s %*s %*s %" SCNu64; /* fields 3, 22 and 28 */
+  const int found = after ? sscanf(after + 1, format, &state, &start, stack) : 0;
+  return found >= 2 && state != 'Z' && state != 'X' ? start : 0;
+}
+
+static uint64_t pid_namespace(void) {
+  struct stat facts;
+  return stat("/proc/self/ns/pid", &facts) ? 0 : (uint64_t)facts.st_ino;
+}
+
+static bool is_running(const struct mc_rank_block *block) {
+  uint64_t stack;
+  return block->started && block->pids && block->pids == pid_namespace() &&
+         start_of((uint32_t)block->process, &stack) == block->started &&
+         (!stack || !block->stack || stack == block->stack);
+}
+
+bool mc_local_alive(struct mc_comm *c, uint32_t local) {
+  if (local == c->local) return true;
+  if (atomic_load(&mc_block(c, local)->state) == 2) return false;
+  return !c->watched[local] || holds_lock(c, local) || is_running(mc_block(c, local));
+}
+
+static int map(struct mc_comm *c, int fd, uint64_t bytes) {
+  c->segment_bytes = bytes;
+  struct stat facts;
+  if (fd >= 0 && fstat(fd, &facts)) return errno;
+  if (fd >= 0 && (size_t)facts.st_size < c->segment_bytes) return EINVAL;
+  int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void *at = mmap(NULL, c->segment_bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (at == MAP_FAILED) return errno;
+  c->segment = at;
+  c->slots = (uint8_t *)at + head_bytes(c->locals);
+  /* Advice only: where the kernel has no huge pages for shared memory it says no. */
+  madvise(c->slots, slots_bytes(c->locals, &c->tuning), MADV_HUGEPAGE);
+  return 0;
+}
+
+/* The state words are futexes of their own: a late rank is slept for, not spun for. */
+static int await_attached(struct mc_comm *c, uint64_t deadline_ns) {
+  for (uint32_t local = 0; local < c->locals; local++) {
+    _Atomic uint32_t *state = &mc_block(c, local)->state;
+    uint32_t seen;
+    while ((seen = atomic_load(state)) == 0) {
+      uint64_t now = mc_now_ns();
+      if (now >= deadline_ns) return ETIMEDOUT;
+      uint64_t left = deadline_ns - now;
+      mc_futex_sleep(state, seen, left < 50000000u ? left : 50000000u);
+    }
+  }
+  return 0;
+}
+
+int mc_segment_attach(struct mc_comm *c, int fd, uint64_t bytes, uint64_t deadline_ns) {
+  c->segment_fd = fd;
+  int failed = map(c, fd, bytes);
+  if (failed) return failed;
+  MC_FAULT_POINT(attach_mapped);
+  if (fd >= 0) {
+    struct flock lock = byte_of(c->local, F_WRLCK);
+    if (fcntl(fd, F_SETLK, &lock)) return errno;
+  }
+  MC_FAULT_POINT(attach_locked);
+  struct mc_rank_block *mine = mc_block(c, c->local);
+  mine->process = this_process();
+  mine->started = start_of((uint32_t)mine->process, &mine->stack);
+  mine->pids = pid_namespace();
+  if (c->local == 0) {
+    c->segment->magic = MAGIC;
+    c->segment->locals = c->locals;
+    c->segment->slot_bytes = c->tuning.slot_bytes;
+  }
+  atomic_store(&mine->state, 1);
+  MC_FAULT_POINT(attach_told);
+  mc_futex_wake(&mine->state);
+  failed = await_attached(c, deadline_ns);
+  if (failed) return failed;
+  MC_FAULT_POINT(attach_all_told);
+  if (c->segment->magic != MAGIC || c->segment->locals != c->locals || c->segment->slot_bytes != c->tuning.slot_bytes)
+    return EPROTO;
+  /* Not whether it holds its lock by now: it may have died since it said that it is here. */
+  for (uint32_t local = 0; local < c->locals; local++)
+    c->watched[local] = fd >= 0 && mc_block(c, local)->process != mine->process;
+  return 0;
+}
+
+void mc_segment_detach(struct mc_comm *c) {
+  bool mine = c->pid == (int)getpid(); /* a forked child only lets go */
+  if (c->segment && mine) {
+    atomic_store(&mc_block(c, c->local)->state, 2);
+    MC_FAULT_POINT(detach_left);
+    mc_futex_wake(&mc_block(c, c->local)->flag);
+  }
+  if (c->segment) munmap(c->segment, c->segment_bytes);
+  if (c->segment_fd >= 0) close(c->segment_fd);
+  c->segment = NULL;
+  c->segment_fd = -1;
+}

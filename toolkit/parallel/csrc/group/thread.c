@@ -1,0 +1,13 @@
+/* Threads of the core. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include "group/comm.h"
+
+bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of) {
+  sigset_t all, before;
+  sigfillset(&all); /* the program's signals are for its own threads */
+  if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return false;
+  const bool started = pthread_create(thread, NULL, run, of) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return started;
+}

@@ -1,0 +1,118 @@
+/* Between nodes: all-reduce and reduce of large vectors, over all rails, in pieces.
+ *
+ * A piece is summed within the node (local rank i has part i), over nodes by the rails, and handed out in
+ * the node. These three overlap: while the wire has one piece, the node works on the next. Every
+ * rank posts the messages of all pieces in the same order: begin k + 1, turn k, begin k + 2, ... */
+#include "inter/phases.h"
+#include "group/fault_point.h"
+
+#define LEAST_MESSAGE 65536u
+#define LEAST_SEGMENT 4096u
+
+struct job {
+  struct mc_rail_plan plan;
+  const uint8_t *in;
+  uint8_t *out, *scratch; /* out: where this rank takes the result, else pieces are summed in scratch */
+  size_t size, piece, longest;
+  uint32_t pieces;
+  bool on_rail;
+  float *error;
+  struct mc_rail rails[MC_LEG_SLOTS];
+};
+
+/* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
+static size_t piece_of(const struct mc_comm *c, size_t count, size_t size) {
+  size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
+  size_t least = mc_leg_less((size_t)LEAST_MESSAGE * c->between->rails * c->nodes, 8 * segment);
+  size_t piece = mc_leg_less(segment, count * size / 4);
+  if (piece < least) piece = least;
+  return mc_leg_less((piece + 63) / 64 * 64 / size, count);
+}
+
+struct streams {
+  struct mc_span spans[MC_LOCALS];
+  struct mc_stream of[MC_LOCALS];
+};
+
+static void fill_streams(const struct mc_comm *c, const struct job *job, size_t count, struct streams *streams) {
+  for (uint32_t local = 0; local < c->locals; local++) {
+    struct mc_span part = {0, 0};
+    if (local < c->between->rails) part = mc_part(count, job->size, c->between->rails, local);
+    streams->spans[local] = (struct mc_span){part.begin * job->size, part.count * job->size};
+    streams->of[local] = (struct mc_stream){&streams->spans[local], 1};
+  }
+}
+
+static size_t count_of(const struct mc_comm *c, const struct job *job, uint32_t k) {
+  return mc_leg_less(c->call.count - k * job->piece, job->piece);
+}
+
+static uint8_t *base_of(const struct job *job, uint32_t k) {
+  if (job->out) return job->out + k * job->piece * job->size;
+  return job->scratch + k % MC_LEG_SLOTS * job->piece * job->size;
+}
+
+static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
+  struct streams streams;
+  fill_streams(c, job, count_of(c, job, k), &streams);
+  struct mc_span mine = streams.spans[c->local];
+  uint8_t *data = base_of(job, k) + mine.begin;
+  /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
+  int code = job->on_rail && !job->out ? mc_leg_await_all(c, &c->between->slots[k % MC_LEG_SLOTS].sends) : MC_OK;
+  if (code) return code;
+  code = mc_leg_reduce(c, job->in + k * job->piece * job->size, data, streams.of, job->plan.dtype, mc_leg_op(job->plan.op));
+  MC_FAULT_POINT(segment_reduced);
+  if (code || !job->on_rail) return code;
+  struct mc_rail *rail = &job->rails[k % MC_LEG_SLOTS];
+  *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_LEG_SLOTS,
+                           .error = job->error ? job->error + k * job->longest : NULL};
+  return mc_rail_begin(c, &job->plan, rail);
+}
+
+static int end(struct mc_comm *c, struct job *job, uint32_t k) {
+  int code = job->on_rail ? mc_rail_end(c, &job->plan, &job->rails[k % MC_LEG_SLOTS]) : MC_OK;
+  MC_FAULT_POINT(segment_arrived);
+  bool rooted = job->plan.root >= 0;
+  if (code || (rooted && job->plan.root != (int)c->node)) return code;
+  struct streams streams;
+  fill_streams(c, job, count_of(c, job, k), &streams);
+  return mc_leg_share(c, base_of(job, k), streams.of, rooted ? (int)c->local_of[c->call.root] : -1);
+}
+
+static int over_rails(struct mc_comm *c, struct job *job) {
+  int code = MC_OK;
+  for (uint32_t step = 0; step < job->pieces + 2 && !code; step++) {
+    if (step < job->pieces) code = begin(c, job, step);
+    if (!code && job->on_rail && step >= 1 && step <= job->pieces)
+      code = mc_rail_turn(c, &job->plan, &job->rails[(step - 1) % MC_LEG_SLOTS]);
+    if (!code && step >= 2) code = end(c, job, step - 2);
+  }
+  return code;
+}
+
+static int large(struct mc_comm *c, int root) {
+  const struct mc_call *call = &c->call;
+  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_leg_op(call->op) == MC_SUM;
+  bool takes = root < 0 || root == (int)c->rank;
+  struct job job = {
+      .plan = {.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME, .local = c->local,
+               .root = root < 0 ? -1 : (int)c->node_of[root]},
+      .in = call->in, .out = takes ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
+      .on_rail = c->local < c->between->rails};
+  job.piece = piece_of(c, call->count, job.size);
+  job.pieces = (uint32_t)((call->count + job.piece - 1) / job.piece);
+  job.longest = mc_rail_longest(job.piece, job.size, c->between->rails);
+  if (!takes) job.scratch = mc_leg_scratch(c, MC_SCRATCH_SUM, MC_LEG_SLOTS * job.piece * job.size);
+  if (!takes && !job.scratch) return mc_check(c);
+  int code = job.on_rail ? mc_rail_room(c, &job.plan, job.longest) : MC_OK;
+  if (!code && packs && job.on_rail) code = mc_leg_errors(c, job.pieces * job.longest, &job.error);
+  return code ? code : over_rails(c, &job);
+}
+
+static int reduce(struct mc_comm *c, int root) {
+  size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
+  return mc_nodes_small(c, bytes) ? mc_leaders_reduce(c, root) : large(c, root);
+}
+
+int mc_nodes_all_reduce(struct mc_comm *c) { return reduce(c, -1); }
+int mc_nodes_reduce(struct mc_comm *c) { return reduce(c, (int)c->call.root); }

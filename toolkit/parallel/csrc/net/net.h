@@ -1,0 +1,35 @@
+/* Between nodes: authenticated TCP connections to ranks of other nodes, made when first needed; framed
+ * messages in order; words about who is here and who failed. Sockets never block; one thread at a
+ * time drives a net (the caller of mc_run), p2p has a net of its own. */
+#ifndef MUSTER_NET_H
+#define MUSTER_NET_H
+#include "group/comm.h"
+
+enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS }; /* each has connections of its own */
+
+/* 0 or an errno value; after a failure listen_fd is still the caller's. */
+struct mc_taker;
+int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_taker *p2p);
+void mc_net_close(struct mc_comm *c); /* says good-bye where that does not block */
+
+/* Collectives. Posts queue only; memory must stay as it is until done. Messages of a pair match in order;
+ * each frame's header carries the call's sign, so that a peer in another call is a mismatch, not garbage. */
+int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket);
+int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket);
+bool mc_net_done(struct mc_comm *c, uint64_t ticket);
+/* Moves what can be moved; waits for up to wait_ns (0: not at all) if nothing could. */
+int mc_net_progress(struct mc_comm *c, uint64_t wait_ns);
+/* Until all posted is done, or the deadline of the call: then names who has not come. */
+int mc_net_finish(struct mc_comm *c);
+/* Until one ticket is done. */
+int mc_net_await(struct mc_comm *c, uint64_t ticket);
+/* For long waits inside the node (mc_look): reads words of other nodes, says "I am here, these local ranks
+ * are not" to the peers that may wait for this rank. Never blocks. */
+int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
+/* Tells the verdict to all connected peers; waits for no more than connections that are being made (300 ms). */
+void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure);
+/* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to
+ * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one, also when
+ * this rank has ended by then. */
+void mc_net_abort(struct mc_comm *c);
+#endif

@@ -1,0 +1,81 @@
+/* Sockets: made, set up, connected; never blocking, never inherited. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "net/connection.h"
+
+#define MC_BUFFER (4 << 20)
+
+bool mc_would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+int mc_socket_buffers(void) {
+  /* A fixed size ends the kernel's own growth (to 6 MiB as a rule), so it is only worth having where
+   * the administrator allows a large one; net.core.rmem_max is 208 KiB by default. */
+  static const char *const limits[] = {"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max"};
+  for (unsigned i = 0; i < 2; i++) {
+    FILE *file = fopen(limits[i], "re");
+    long limit = 0;
+    if (!file) return 0;
+    if (fscanf(file, "%ld", &limit) != 1) limit = 0;
+    fclose(file);
+    if (limit < MC_BUFFER) return 0;
+  }
+  return MC_BUFFER;
+}
+
+void mc_socket_settle(int fd, int buffer_bytes) {
+  const int on = 1, idle_s = 5, between_s = 2, probes = 3;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  /* No TCP_USER_TIMEOUT: it also ends connections to a peer that is well but has no room (it computes
+   * and does not read), and it overrides the probes above. mc_socket_silent looks instead. */
+  if (buffer_bytes) {
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
+  }
+}
+
+bool mc_socket_silent(int fd) {
+  struct tcp_info info;
+  socklen_t bytes = sizeof info;
+  memset(&info, 0, sizeof info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return false;
+  /* probes of a closed window are acknowledged by a host that lives */
+  return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > MC_SILENT_MS && info.tcpi_retransmits > 1;
+}
+
+int mc_socket_connect(const struct mc_address *address, int buffer_bytes, int *error) {
+  union { struct sockaddr any; struct sockaddr_in four; struct sockaddr_in6 six; } to;
+  socklen_t bytes;
+  memset(&to, 0, sizeof to);
+  if (address->family == AF_INET) {
+    to.four.sin_family = AF_INET, to.four.sin_port = htons(address->port);
+    memcpy(&to.four.sin_addr, address->bytes, 4), bytes = sizeof to.four;
+  } else if (address->family == AF_INET6) {
+    to.six.sin6_family = AF_INET6, to.six.sin6_port = htons(address->port);
+    memcpy(&to.six.sin6_addr, address->bytes, 16), bytes = sizeof to.six;
+    to.six.sin6_scope_id = address->scope;
+  } else {
+    *error = EAFNOSUPPORT;
+    return -1;
+  }
+  const int fd = socket(address->family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    *error = errno;
+    return -1;
+  }
+  mc_socket_settle(fd, buffer_bytes);
+  if (connect(fd, &to.any, bytes) == 0 || errno == EINPROGRESS || errno == EINTR) return fd;
+  *error = errno;
+  close(fd);
+  return -1;
+}

@@ -1,0 +1,98 @@
+/* What a wait must not miss: deadlines, ranks that have gone, an abort. Every 50 ms. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "p2p/state.h"
+
+void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno) {
+  if (r->done) return;
+  if (r->way == MC_RECV) mc_match_withdraw(p, r);
+  else if (r->sending) mc_ring_withdraw(p, r);
+  else if (r->out) mc_p2p_net_withdraw(p, r);
+  mc_request_end(p, r, code, sys_errno);
+}
+
+static bool concerns(const struct mc_request *r, uint32_t peer) {
+  return (r->peer >= 0 && (uint32_t)r->peer == peer) || (r->message && r->message->peer == peer);
+}
+
+void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t mark, int code, int why) {
+  struct mc_peer *peer = &p->peers[rank];
+  if (peer->gone != MC_HERE) return;
+  peer->gone = mark, peer->why = why, peer->code = code;
+  for (uint32_t i = 0; i < p->slots; i++) {
+    struct mc_request *r = p->requests[i];
+    if (!r || r->done || !concerns(r, rank)) continue;
+    r->mark = mark, r->from = (int32_t)rank;
+    mc_withdraw(p, r, code, why);
+  }
+  if (mc_is_local(p->c, rank)) {
+    if (peer->current) {
+      mc_message_cut(p, peer->current);
+      peer->current = NULL;
+    }
+    while (peer->first) { /* from copies; nobody will read them */
+      struct mc_sending *s = peer->first;
+      peer->first = s->next;
+      free(s->owned);
+      free(s);
+    }
+    peer->last = NULL;
+  } else if (p->ch) {
+    mc_p2p_net_cut(p, rank);
+  }
+}
+
+static bool somebody_aborted(const struct mc_p2p *p) {
+  const struct mc_comm *c = p->c;
+  if (atomic_load(&c->aborted)) return true;
+  for (uint32_t i = 0; !p->area.own && i < c->locals; i++)
+    if (atomic_load(&p->area.bells[i].aborted)) return true;
+  const struct mc_verdict *verdict = c->segment ? mc_verdict(c) : NULL;
+  return verdict && verdict->code == MC_EABORT;
+}
+
+static void end_all(struct mc_p2p *p) {
+  p->aborted = true;
+  atomic_store(&p->c->aborted, 1);
+  for (uint32_t i = 0; i < p->slots; i++)
+    if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_EABORT, 0);
+  atomic_store(&mc_own_bell(p)->aborted, 1);
+  for (uint32_t i = 0; !p->area.own && i < p->c->locals; i++) mc_bell_ring(&p->area.bells[i]);
+  if (p->ch) mc_p2p_net_abort(p);
+}
+
+static void look_at_local(struct mc_p2p *p, uint32_t rank) {
+  struct mc_comm *c = p->c;
+  const uint32_t local = c->local_of[rank];
+  const bool left = c->segment && atomic_load(&c->segment->ranks[local].state) == 2;
+  if (!left && mc_local_alive(c, local)) return;
+  mc_ring_pull(p, local); /* what it had sent completely still counts */
+  mc_peer_gone(p, rank, left ? MC_LEFT : MC_DEAD, MC_EPEER, 0);
+}
+
+void mc_p2p_sweep(struct mc_p2p *p, bool at_once) {
+  const uint64_t now = mc_now_ns();
+  if (!at_once && now - p->swept_ns < MC_SLICE_NS) return;
+  p->swept_ns = now;
+  if (p->ch) mc_door_look(p->ch->net); /* who waits for this node alone polls no sockets: an abort comes there */
+  if (!p->aborted && somebody_aborted(p)) end_all(p);
+  uint64_t looked[MC_LOCALS / 64] = {0};
+  for (uint32_t i = 0; p->pending && i < p->slots; i++) {
+    struct mc_request *r = p->requests[i];
+    if (!r || r->done) continue;
+    const int32_t peer = r->peer >= 0 ? r->peer : r->message ? (int32_t)r->message->peer : -1;
+    if (peer >= 0 && (uint32_t)peer != p->c->rank && mc_is_local(p->c, (uint32_t)peer)) {
+      const uint32_t local = p->c->local_of[peer];
+      const uint64_t bit = (uint64_t)1 << (local % 64);
+      if (!(looked[local / 64] & bit)) look_at_local(p, (uint32_t)peer);
+      looked[local / 64] |= bit;
+    }
+    if (!r->done && now > r->deadline_ns) {
+      r->mark = MC_MISSING;
+      mc_withdraw(p, r, MC_ETIMEOUT, 0);
+    }
+  }
+  if (p->ch) mc_p2p_net_losses(p, now);
+}

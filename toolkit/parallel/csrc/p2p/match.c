@@ -1,0 +1,185 @@
+/* Which message belongs to which receive: the first posted receive that fits takes it; a message that comes
+ * before its receive waits, in the order of arrival. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "p2p/state.h"
+
+void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno) {
+  if (r->done) return;
+  r->done = true, r->code = code, r->sys_errno = sys_errno;
+  p->pending--;
+  if (r->remote) p->pending_remote--;
+  if (r->near) p->pending_near--;
+  if (code == MC_OK) {
+    struct mc_stats *stats = &p->c->stats;
+    __atomic_fetch_add(r->way == MC_SEND ? &stats->sends_bytes : &stats->receives_bytes,
+                       r->way == MC_SEND ? r->bytes : r->got, __ATOMIC_RELAXED);
+  }
+  if (r->note) mc_note_end(p, r);
+  if (!p->waiters) return; /* it may be another thread's */
+  mc_bell_ring(mc_own_bell(p));
+  if (p->net_waiters && p->polling) mc_channel_wake(p->ch);
+}
+
+static bool fits(const struct mc_request *r, uint32_t peer, uint32_t tag) {
+  return r->tag == tag && (r->peer < 0 || (uint32_t)r->peer == peer);
+}
+
+void mc_match_post(struct mc_p2p *p, struct mc_request *r) {
+  r->next = NULL;
+  if (p->posted_last) p->posted_last->next = r;
+  else p->posted_first = r;
+  p->posted_last = r;
+}
+
+static void unlist(struct mc_p2p *p, struct mc_request *r) {
+  struct mc_request *before = NULL, *at = p->posted_first;
+  while (at && at != r) before = at, at = at->next;
+  if (!at) return;
+  if (before) before->next = r->next;
+  else p->posted_first = r->next;
+  if (p->posted_last == r) p->posted_last = before;
+}
+
+static struct mc_request *claimant(struct mc_p2p *p, uint32_t peer, uint32_t tag) {
+  for (struct mc_request *r = p->posted_first; r; r = r->next)
+    if (fits(r, peer, tag)) return r;
+  return NULL;
+}
+
+static void keep(struct mc_p2p *p, struct mc_message *m, bool first) {
+  m->next = first ? p->early_first : NULL;
+  if (first) p->early_first = m;
+  else if (p->early_last) p->early_last->next = m;
+  else p->early_first = m;
+  if (!first || !p->early_last) p->early_last = m;
+}
+
+static void forget(struct mc_p2p *p, struct mc_message *m) {
+  if (m->buffer) p->peers[m->peer].buffered -= m->bytes;
+  free(m->buffer);
+  free(m);
+}
+
+/* True: nothing can come behind this message that a receive waits for, so it may wait where it is. */
+static bool may_wait(const struct mc_p2p *p, uint32_t peer) {
+  for (const struct mc_request *r = p->posted_first; r; r = r->next)
+    if (r->peer < 0 || (uint32_t)r->peer == peer) return false;
+  return true;
+}
+
+static void claim(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) {
+  unlist(p, r);
+  r->from = (int32_t)m->peer, r->got = m->bytes;
+  if (m->bytes > r->bytes) {
+    mc_request_end(p, r, MC_EMISMATCH, 0); /* its bytes are dropped as they come */
+  } else {
+    m->to = r->data, m->request = r, r->message = m;
+  }
+}
+
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes) {
+  struct mc_request *r = claimant(p, peer, tag);
+  if (!r && p->peers[peer].buffered + bytes > MC_EAGER && may_wait(p, peer)) return NULL;
+  struct mc_message *m = calloc(1, sizeof *m);
+  if (!m) return NULL; /* stays where it is; looked at again */
+  m->peer = peer, m->tag = tag, m->bytes = bytes;
+  if (r) {
+    claim(p, m, r);
+    return m;
+  }
+  m->buffer = malloc(bytes ? bytes : 1);
+  m->lost = !m->buffer;
+  if (m->buffer) p->peers[peer].buffered += bytes;
+  m->to = m->buffer;
+  keep(p, m, false);
+  return m;
+}
+
+static void unkeep(struct mc_p2p *p, struct mc_message *m) {
+  struct mc_message *before = NULL, *at = p->early_first;
+  while (at && at != m) before = at, at = at->next;
+  if (!at) return;
+  if (before) before->next = m->next;
+  else p->early_first = m->next;
+  if (p->early_last == m) p->early_last = before;
+}
+
+/* A kept message and its receive: the bytes are copied, or there are none to copy. */
+static void deliver(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) {
+  r->from = (int32_t)m->peer, r->got = m->bytes, r->message = NULL;
+  if (m->lost) mc_request_end(p, r, MC_EMEM, ENOMEM);
+  else if (m->bytes > r->bytes) mc_request_end(p, r, MC_EMISMATCH, 0);
+  else {
+    if (m->buffer && m->bytes) memcpy(r->data, m->buffer, m->bytes);
+    mc_request_end(p, r, MC_OK, 0);
+  }
+}
+
+void mc_message_whole(struct mc_p2p *p, struct mc_message *m) {
+  const bool kept = m->buffer || m->lost;
+  m->whole = true;
+  if (m->request) deliver(p, m, m->request);
+  else if (kept) return; /* until its receive is posted */
+  forget(p, m);
+}
+
+void mc_message_cut(struct mc_p2p *p, struct mc_message *m) {
+  if (m->request) m->request->message = NULL;
+  unkeep(p, m);
+  forget(p, m);
+}
+
+bool mc_match_early(struct mc_p2p *p, struct mc_request *r) {
+  for (struct mc_message *m = p->early_first; m; m = m->next) {
+    if (!fits(r, m->peer, m->tag)) continue;
+    unkeep(p, m);
+    if (m->whole) {
+      deliver(p, m, r);
+      forget(p, m);
+    } else { /* copied when the rest is there */
+      r->from = (int32_t)m->peer, r->message = m, m->request = r;
+    }
+    return true;
+  }
+  return false;
+}
+
+void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
+  unlist(p, r);
+  struct mc_message *m = r->message;
+  if (!m) return;
+  r->message = NULL, m->request = NULL;
+  if (m->buffer || m->lost) {
+    keep(p, m, true); /* for a later receive */
+    return;
+  }
+  m->to = NULL; /* went straight to the receive's memory: the rest is dropped */
+  if (p->ch && !mc_is_local(p->c, m->peer) && p->ch->taken[m->peer]) p->ch->taken[m->peer]->to = NULL;
+}
+
+bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes) {
+  const uint32_t self = p->c->rank;
+  struct mc_request *r = claimant(p, self, tag);
+  struct mc_message *m = calloc(1, sizeof *m);
+  if (!m) return false;
+  m->peer = self, m->tag = tag, m->bytes = bytes;
+  if (r) {
+    claim(p, m, r);
+    if (m->to && bytes) memcpy(m->to, data, bytes);
+    mc_message_whole(p, m);
+    return true;
+  }
+  m->buffer = malloc(bytes ? bytes : 1);
+  if (!m->buffer) {
+    free(m);
+    return false;
+  }
+  if (bytes) memcpy(m->buffer, data, bytes);
+  p->peers[self].buffered += bytes;
+  m->whole = true;
+  keep(p, m, false);
+  return true;
+}

@@ -1,0 +1,309 @@
+/* mc_post and mc_wait. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "p2p/state.h"
+#include "group/fault_point.h"
+
+#define SLOT_BITS 24
+#define NET_SPIN 10u /* times the spin within a node: what goes to another node and its answer take longer */
+#define SPIN_REST 127u /* waits at most that do not spin after spins that were in vain */
+
+static void release(struct mc_p2p *p) {
+  for (uint32_t rank = 0; p->peers && rank < p->c->size; rank++) {
+    if (p->peers[rank].current) mc_message_cut(p, p->peers[rank].current);
+    for (struct mc_sending *s = p->peers[rank].first, *next; s; s = next) {
+      next = s->next;
+      free(s->owned);
+      free(s);
+    }
+  }
+  for (struct mc_link *l = p->ch ? p->ch->links : NULL; l; l = l->next) {
+    if (l->incoming) mc_message_cut(p, l->incoming);
+    l->incoming = NULL, l->broken = true; /* nobody is left to take what comes */
+  }
+  mc_notes_free(p);
+  for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
+  while (p->early_first) {
+    struct mc_message *m = p->early_first;
+    p->early_first = m->next;
+    free(m->buffer);
+    free(m);
+  }
+  mc_area_unmap(p);
+  free(p->requests), free(p->free_slots), free(p->peers);
+  if (p->pid == (int)getpid()) { /* else they may say that a thread waits */
+    pthread_cond_destroy(&p->net_rest);
+    pthread_cond_destroy(&p->ended_news);
+  }
+  pthread_mutex_destroy(&p->lock);
+  free(p);
+}
+
+static int create(struct mc_comm *c) {
+  struct mc_p2p *p = calloc(1, sizeof *p);
+  if (!p) return MC_EMEM;
+  p->c = c, p->ch = c->net ? &c->net->channels[MC_NET_P2P] : NULL;
+  p->pid = (int)getpid();
+  pthread_mutex_init(&p->lock, NULL);
+  pthread_condattr_t clock;
+  pthread_condattr_init(&clock);
+  pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+  pthread_cond_init(&p->net_rest, &clock);
+  pthread_cond_init(&p->ended_news, NULL);
+  pthread_condattr_destroy(&clock);
+  p->peers = calloc(c->size, sizeof *p->peers);
+  if (!p->peers || !mc_area_map(p)) {
+    release(p);
+    return MC_EMEM;
+  }
+  __atomic_store_n(&c->p2p, p, __ATOMIC_RELEASE);
+  return MC_OK;
+}
+
+static int opened(struct mc_comm *c) {
+  if (__atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE)) return MC_OK;
+  while (atomic_exchange(&c->p2p_lock, 1)) sched_yield(); /* only while another thread creates it */
+  const int code = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE) ? MC_OK : create(c);
+  atomic_store(&c->p2p_lock, 0);
+  return code;
+}
+
+static bool more_slots(struct mc_p2p *p) {
+  const uint32_t slots = p->slots ? p->slots * 2 : 64;
+  if (slots > 1u << SLOT_BITS) return false;
+  struct mc_request **requests = realloc(p->requests, slots * sizeof(struct mc_request *));
+  if (requests) p->requests = requests;
+  uint32_t *free_slots = realloc(p->free_slots, slots * sizeof *free_slots);
+  if (free_slots) p->free_slots = free_slots;
+  if (!requests || !free_slots) return false;
+  for (uint32_t i = slots; i-- > p->slots;) p->requests[i] = NULL, p->free_slots[p->free_count++] = i;
+  p->slots = slots;
+  return true;
+}
+
+static struct mc_request *new_request(struct mc_p2p *p) {
+  if (!p->free_count && !more_slots(p)) return NULL;
+  struct mc_request *r = calloc(1, sizeof *r);
+  if (!r) return NULL;
+  const uint32_t slot = p->free_slots[--p->free_count];
+  r->id = ++p->next_id << SLOT_BITS | slot;
+  p->requests[slot] = r;
+  p->pending++;
+  return r;
+}
+
+struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id) {
+  const uint64_t slot = id & ((1u << SLOT_BITS) - 1);
+  struct mc_request *r = slot < p->slots ? p->requests[slot] : NULL;
+  return r && r->id == id ? r : NULL;
+}
+
+static void forget(struct mc_p2p *p, struct mc_request *r) {
+  const uint32_t slot = (uint32_t)(r->id & ((1u << SLOT_BITS) - 1));
+  p->requests[slot] = NULL, p->free_slots[p->free_count++] = slot;
+  free(r);
+}
+
+static int begin_send(struct mc_p2p *p, struct mc_request *r) {
+  const uint32_t peer = (uint32_t)r->peer;
+  __atomic_fetch_add(&p->c->stats.sends, 1, __ATOMIC_RELAXED);
+  if (peer == p->c->rank) {
+    if (!mc_match_self(p, r->tag, r->data, r->bytes)) return MC_EMEM;
+    mc_request_end(p, r, MC_OK, 0);
+    return MC_OK;
+  }
+  if (p->peers[peer].gone != MC_HERE) {
+    r->mark = p->peers[peer].gone;
+    mc_request_end(p, r, p->peers[peer].code, p->peers[peer].why);
+    return MC_OK;
+  }
+  return r->remote ? mc_p2p_net_send(p, r) : mc_ring_send(p, r);
+}
+
+static void begin_receive(struct mc_p2p *p, struct mc_request *r) {
+  const struct mc_comm *c = p->c;
+  __atomic_fetch_add(&p->c->stats.receives, 1, __ATOMIC_RELAXED);
+  if (!p->area.own) mc_rings_move(p);
+  if (mc_match_early(p, r)) return;
+  mc_match_post(p, r);
+  for (uint32_t local = 0; !p->area.own && local < c->locals && !r->done; local++) {
+    const uint32_t rank = c->members[c->first_of[c->node] + local];
+    if (p->peers[rank].held && (r->peer < 0 || (uint32_t)r->peer == rank)) mc_ring_pull(p, local);
+  }
+  if (p->ch && !r->done && (r->peer < 0 || r->remote)) mc_p2p_net_want(p, r);
+  if (r->done || r->peer < 0 || p->peers[r->peer].gone == MC_HERE) return;
+  r->mark = p->peers[r->peer].gone;
+  mc_withdraw(p, r, p->peers[r->peer].code, p->peers[r->peer].why);
+}
+
+int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *data, uint64_t bytes,
+            double timeout_s, uint64_t *request) {
+  if (!c || !request || way > MC_RECV || peer >= (int32_t)c->size || peer < (way == MC_RECV ? -1 : 0) ||
+      (bytes && !data) || !(timeout_s >= 0))
+    return MC_EINVAL;
+  struct mc_p2p *p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
+  if ((p ? p->pid : c->pid) != (int)getpid()) return MC_EFORK;
+  if (atomic_load(&c->aborted)) return MC_EABORT;
+  int code = opened(c);
+  if (code != MC_OK) return code;
+  p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
+  pthread_mutex_lock(&p->lock);
+  if (p->aborted) { /* while this thread waited for the lock: nobody would end the request any more */
+    pthread_mutex_unlock(&p->lock);
+    return MC_EABORT;
+  }
+  struct mc_request *r = new_request(p);
+  if (!r) {
+    pthread_mutex_unlock(&p->lock);
+    return MC_EMEM;
+  }
+  r->way = way, r->peer = r->from = peer, r->tag = tag, r->data = data, r->bytes = bytes;
+  r->began_ns = mc_now_ns();
+  r->deadline_ns = r->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
+  r->remote = p->ch && (peer < 0 || !mc_is_local(c, (uint32_t)peer));
+  r->near = p->area.own ? !r->remote : peer < 0 || mc_is_local(c, (uint32_t)peer);
+  if (r->remote) p->pending_remote++;
+  if (r->near) p->pending_near++;
+  *request = r->id;
+  MC_FAULT_POINT(post_begun);
+  if (!mc_p2p_start(p, r)) code = MC_ESYS;
+  else if (way == MC_SEND) code = begin_send(p, r);
+  else begin_receive(p, r);
+  if (code != MC_OK) {
+    mc_request_end(p, r, code, 0);
+    forget(p, r);
+  } else if (!r->done) {
+    mc_p2p_entrust(p);
+  }
+  pthread_mutex_unlock(&p->lock);
+  return code;
+}
+
+static int report(struct mc_p2p *p, struct mc_request *r, struct mc_status *status, struct mc_failure *failure) {
+  const int code = r->code;
+  if (status)
+    *status = (struct mc_status){.code = code, .peer = r->from, .tag = r->tag, .done = 1,
+                                 .bytes = r->way == MC_RECV ? r->got : r->bytes};
+  if (failure && code != MC_OK) {
+    uint8_t *marks = failure->marks;
+    *failure = (struct mc_failure){
+        .code = code, .sys_errno = r->sys_errno, .rank = r->from, .told_by = -1, .marks = marks,
+        .waited_s = (double)(mc_now_ns() - r->began_ns) * 1e-9,
+        .mine = {.count = r->bytes, .verb = MC_VERBS, .dtype = MC_U8, .op = r->way, .root = r->tag},
+        .other = {.count = r->got, .verb = MC_VERBS, .dtype = MC_U8, .root = r->tag}};
+    if (marks) memset(marks, MC_HERE, p->c->size);
+    if (marks && r->from >= 0) marks[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->mark;
+  }
+  if (code == MC_OK || failure) forget(p, r);
+  return code;
+}
+
+/* Without the lock: spins a little, then sleeps until news or `until`. */
+static void wait_for_bell(struct mc_p2p *p, uint32_t rings, uint64_t until, uint64_t *spin_until) {
+  struct mc_bell *bell = mc_own_bell(p);
+  uint64_t now = mc_now_ns();
+  while (now < *spin_until) {
+    for (unsigned i = 0; i < 32; i++)
+      if (atomic_load_explicit(&bell->rings, memory_order_acquire) != rings) return;
+    now = mc_now_ns();
+  }
+  if (now >= until) return;
+  __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
+  mc_bell_sleep(bell, rings, until - now < MC_SLICE_NS ? until - now : MC_SLICE_NS);
+}
+
+/* A waiter takes the place of the thread at the bell or at the sockets, and gives it back. */
+static void take_place(struct mc_p2p *p, bool near, bool remote, int sign) {
+  p->waiters += (uint32_t)sign;
+  if (near) p->bell_waiters += (uint32_t)sign;
+  if (near && remote) p->both_waiters += (uint32_t)sign;
+  if (!near) p->net_waiters += (uint32_t)sign;
+  if (near && sign > 0) atomic_store(&mc_own_bell(p)->listens, 0);
+  if (!near && sign < 0 && p->net_waiters) mc_bell_ring(mc_own_bell(p)); /* another one has the sockets now */
+  mc_p2p_entrust(p);
+}
+
+/* How long this wait spins at the sockets after something has moved there. To sleep and to be woken takes longer
+ * than a message, so a spin pays where the peer answers at once. Where it does not, or cannot since this spin has
+ * the processor that it needs, spins are in vain, and each makes the next twice as rare. */
+static uint64_t net_spin_ns(struct mc_p2p *p) {
+  if (!p->spin_rest) return mc_spin_ns(p->c) * NET_SPIN;
+  p->spin_rest--;
+  return 0;
+}
+
+static void learn(struct mc_p2p *p, bool in_vain) {
+  p->spin_vain = !in_vain ? 0 : p->spin_vain < SPIN_REST ? p->spin_vain * 2 + 1 : SPIN_REST;
+  p->spin_rest = p->spin_vain;
+}
+
+static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t until) {
+  struct mc_bell *bell = mc_own_bell(p);
+  const uint64_t id = r->id, deadline_ns = r->deadline_ns + 1;
+  const bool near = r->near, remote = r->remote;
+  const uint64_t net_spin = near ? 0 : net_spin_ns(p);
+  uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
+  bool in_vain = !net_spin;
+  take_place(p, near, remote, 1);
+  for (;;) {
+    const uint32_t rings = atomic_load(&bell->rings);
+    if (near) mc_rings_move(p);
+    mc_p2p_sweep(p, false);
+    r = mc_request_find(p, id);
+    const uint64_t now = mc_now_ns(), at_most = deadline_ns < until ? deadline_ns : until;
+    if (!r || r->done || now >= until) break;
+    if (now >= at_most) {
+      mc_p2p_sweep(p, true);
+    } else if (!near && !p->polling) {
+      in_vain |= now - moved >= net_spin; /* also what comes late, after others had the processor: no more of this */
+      p->turns++;
+      if (in_vain) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
+      mc_p2p_turn(p, in_vain ? at_most - now : 0);
+      if (p->ch->moved && !in_vain) {
+        const uint64_t came = mc_now_ns();
+        in_vain = came - moved >= net_spin, moved = came;
+      }
+    } else {
+      if (!near && p->net_waiters == 1) mc_p2p_kick(p); /* the thread is to leave */
+      pthread_mutex_unlock(&p->lock);
+      wait_for_bell(p, rings, at_most, &spin_until);
+      pthread_mutex_lock(&p->lock);
+    }
+  }
+  if (net_spin) learn(p, in_vain);
+  take_place(p, near, remote, -1);
+}
+
+int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status *status, struct mc_failure *failure) {
+  struct mc_p2p *p = c ? __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE) : NULL;
+  if (!p || !(wait_s >= 0)) return MC_EINVAL;
+  if (p->pid != (int)getpid()) return MC_EFORK;
+  pthread_mutex_lock(&p->lock);
+  struct mc_request *r = mc_request_find(p, request);
+  if (r && !r->done) {
+    mc_rings_move(p);
+    mc_p2p_sweep(p, false);
+    if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
+    r = mc_request_find(p, request); /* another thread may have been told its end */
+  }
+  const int code = !r ? MC_EINVAL : r->done ? report(p, r, status, failure) : MC_UNDER_WAY;
+  pthread_mutex_unlock(&p->lock);
+  return code;
+}
+
+void mc_p2p_close(struct mc_comm *c) {
+  struct mc_p2p *p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
+  if (!p) return;
+  if (p->pid == (int)getpid()) { /* in a forked child there is no such thread, and the lock may be held */
+    pthread_mutex_lock(&p->lock);
+    for (uint32_t i = 0; i < p->slots; i++)
+      if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_ECLOSED, 0);
+    mc_p2p_stop(p); /* gives the lock back */
+  }
+  __atomic_store_n(&c->p2p, NULL, __ATOMIC_RELEASE);
+  release(p);
+}

@@ -1,0 +1,190 @@
+/* Messages within the node: one ring of bytes per ordered pair. A message is a header of 16 bytes and its
+ * payload, padded to 16, written and read in pieces as there is room: it may be longer than the ring. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include "p2p/state.h"
+#include "group/fault_point.h"
+
+struct head { uint64_t bytes; uint32_t tag, magic; };
+#define HEAD_MAGIC 0x6d637032u
+#define PIECE (64u << 10) /* published at once, so that the reader copies while the writer does */
+
+static uint64_t padded(uint64_t bytes) { return (bytes + 15) & ~(uint64_t)15; }
+
+static struct mc_ring *ring_of(struct mc_p2p *p, uint32_t reader, uint32_t writer, uint8_t **bytes) {
+  const uint64_t which = (uint64_t)reader * p->c->locals + writer;
+  *bytes = p->area.bytes + which * p->area.ring_bytes;
+  return &p->area.rings[which];
+}
+
+static void copy_in(uint8_t *ring, uint64_t size, uint64_t at, const uint8_t *data, uint64_t bytes) {
+  const uint64_t place = at & (size - 1), first = bytes < size - place ? bytes : size - place;
+  memcpy(ring + place, data, first);
+  if (bytes > first) memcpy(ring, data + first, bytes - first);
+}
+
+static void copy_out(const uint8_t *ring, uint64_t size, uint64_t at, uint8_t *data, uint64_t bytes) {
+  const uint64_t place = at & (size - 1), first = bytes < size - place ? bytes : size - place;
+  memcpy(data, ring + place, first);
+  if (bytes > first) memcpy(data + first, ring, bytes - first);
+}
+
+/* Moves as much of one message as there is room for. */
+static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes, uint64_t size) {
+  uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+  uint64_t room = size - (tail - atomic_load(&ring->head)); /* seq_cst: see `starved` */
+  if (!s->begun) {
+    if (room < sizeof(struct head)) return false;
+    const struct head head = {s->bytes, s->tag, HEAD_MAGIC};
+    copy_in(bytes, size, tail, (const uint8_t *)&head, sizeof head);
+    tail += sizeof head, room -= sizeof head, s->begun = true;
+    MC_FAULT_POINT(ring_head_written);
+  }
+  while (s->moved < s->bytes && room) {
+    uint64_t part = s->bytes - s->moved;
+    if (part > room) part = room; /* a multiple of 16, as all else */
+    if (part > PIECE) part = PIECE;
+    copy_in(bytes, size, tail, s->data + s->moved, part);
+    s->moved += part, tail += padded(part), room -= padded(part);
+    atomic_store_explicit(&ring->tail, tail, memory_order_release);
+    MC_FAULT_POINT(ring_piece_written);
+  }
+  atomic_store_explicit(&ring->tail, tail, memory_order_release);
+  return s->moved == s->bytes;
+}
+
+static bool push_all(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, uint8_t *bytes) {
+  struct mc_peer *peer = &p->peers[rank];
+  while (peer->first) {
+    struct mc_sending *s = peer->first;
+    if (!push_one(s, ring, bytes, p->area.ring_bytes)) return false;
+    peer->first = s->next;
+    if (!peer->first) peer->last = NULL;
+    if (s->request) {
+      s->request->sending = NULL;
+      mc_request_end(p, s->request, MC_OK, 0);
+    }
+    free(s->owned);
+    free(s);
+  }
+  return true;
+}
+
+static void push(struct mc_p2p *p, uint32_t rank) {
+  const uint32_t local = p->c->local_of[rank], self = p->c->local;
+  uint8_t *bytes;
+  struct mc_ring *ring = ring_of(p, local, self, &bytes);
+  const uint64_t before = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+  if (!push_all(p, rank, ring, bytes)) {
+    /* The word first, then a second look: the reader frees, then looks at the word. */
+    atomic_store(&ring->starved, 1);
+    MC_FAULT_POINT(ring_starved);
+    if (push_all(p, rank, ring, bytes)) atomic_store(&ring->starved, 0);
+  }
+  if (atomic_load_explicit(&ring->tail, memory_order_relaxed) == before) return;
+  MC_FAULT_POINT(ring_filled);
+  struct mc_bell *bell = &p->area.bells[local];
+  atomic_fetch_or(&bell->news[self / 64], (uint64_t)1 << (self % 64));
+  MC_FAULT_POINT(ring_noted);
+  mc_bell_ring(bell);
+}
+
+int mc_ring_send(struct mc_p2p *p, struct mc_request *r) {
+  struct mc_peer *peer = &p->peers[r->peer];
+  struct mc_sending *s = calloc(1, sizeof *s);
+  if (!s) return MC_EMEM;
+  s->data = r->data, s->bytes = r->bytes, s->tag = r->tag, s->request = r;
+  r->sending = s;
+  if (peer->last) peer->last->next = s;
+  else peer->first = s;
+  peer->last = s;
+  push(p, (uint32_t)r->peer);
+  return MC_OK;
+}
+
+/* One message's bytes that are there; false: nothing more can be done with this ring now. */
+static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, const uint8_t *bytes) {
+  struct mc_peer *peer = &p->peers[rank];
+  const uint64_t size = p->area.ring_bytes;
+  uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+  uint64_t here = atomic_load_explicit(&ring->tail, memory_order_acquire) - head;
+  if (!peer->current) {
+    struct head header;
+    if (here < sizeof header) return false;
+    copy_out(bytes, size, head, (uint8_t *)&header, sizeof header);
+    peer->current = mc_message_arrives(p, rank, header.tag, header.bytes);
+    peer->held = !peer->current;
+    if (peer->held) return false;
+    head += sizeof header, here -= sizeof header;
+    atomic_store(&ring->head, head);
+    MC_FAULT_POINT(ring_head_read);
+  }
+  struct mc_message *m = peer->current;
+  while (m->got < m->bytes && here) {
+    uint64_t part = m->bytes - m->got;
+    if (part > here) part = here;
+    if (part > PIECE) part = PIECE;
+    if (m->to) copy_out(bytes, size, head, m->to + m->got, part);
+    m->got += part, head += padded(part), here -= padded(part);
+    atomic_store(&ring->head, head);
+    MC_FAULT_POINT(ring_piece_read);
+  }
+  if (m->got < m->bytes) return false;
+  peer->current = NULL;
+  mc_message_whole(p, m);
+  return true;
+}
+
+void mc_ring_pull(struct mc_p2p *p, uint32_t local) {
+  const struct mc_comm *c = p->c;
+  const uint32_t rank = c->members[c->first_of[c->node] + local];
+  uint8_t *bytes;
+  struct mc_ring *ring = ring_of(p, c->local, local, &bytes);
+  while (pull_one(p, rank, ring, bytes)) {}
+  if (atomic_load(&ring->starved) && atomic_exchange(&ring->starved, 0)) mc_bell_ring(&p->area.bells[local]);
+}
+
+void mc_rings_move(struct mc_p2p *p) {
+  if (p->area.own) return;
+  const struct mc_comm *c = p->c;
+  struct mc_bell *bell = mc_own_bell(p);
+  for (uint32_t i = 0; i < (c->locals + 63) / 64; i++) {
+    if (!atomic_load(&bell->news[i])) continue; /* seq_cst: not before `listens`, see p2p/progress.c */
+    uint64_t news = atomic_exchange(&bell->news[i], 0);
+    while (news) {
+      const uint32_t local = i * 64 + (uint32_t)__builtin_ctzll(news);
+      news &= news - 1;
+      mc_ring_pull(p, local);
+    }
+  }
+  for (uint32_t local = 0; local < c->locals; local++) {
+    const uint32_t rank = c->members[c->first_of[c->node] + local];
+    if (p->peers[rank].first) push(p, rank);
+  }
+}
+
+/* The request ends, its memory is the caller's again. What has begun must go on: the reader counts on it. */
+void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
+  struct mc_sending *s = r->sending;
+  struct mc_peer *peer = &p->peers[r->peer];
+  r->sending = NULL;
+  if (s->begun && peer->gone == MC_HERE) {
+    const uint64_t left = s->bytes - s->moved;
+    s->owned = malloc(left ? left : 1);
+    s->request = NULL;
+    if (s->owned) {
+      if (left) memcpy(s->owned, s->data + s->moved, left);
+      s->data = s->owned - s->moved;
+      return;
+    }
+    peer->gone = MC_LEFT, peer->code = MC_EMEM, peer->why = 0; /* no memory: this way is closed from now on */
+  }
+  struct mc_sending *before = NULL, *at = peer->first;
+  while (at && at != s) before = at, at = at->next;
+  if (before) before->next = s->next;
+  else peer->first = s->next;
+  if (peer->last == s) peer->last = before;
+  free(s->owned);
+  free(s);
+}

@@ -1,0 +1,156 @@
+/* Inside p2p. One lock guards all that is not shared with other processes; the rings and bells of the segment
+ * are shared, each ring with one writer and one reader process. Whoever holds the lock may move messages: the
+ * poster at once, a waiter while it waits, else a thread.
+ *
+ * There are two things to sleep on: the bell, which other ranks of the node ring, and the sockets. Nobody can
+ * sleep on both, so each has a thread of its own, started by the first request that concerns it. Whoever
+ * waits for another node sleeps in poll itself, for a hop through a thread costs as much as the way. */
+#ifndef MUSTER_P2P_STATE_H
+#define MUSTER_P2P_STATE_H
+#include <pthread.h>
+#include "net/connection.h"
+#include "p2p/p2p.h"
+
+#define MC_EAGER (4u << 20) /* bytes of one peer kept for receives that have not been posted */
+
+struct mc_bell { /* one per local rank, in the area */
+  _Alignas(64) _Atomic uint32_t rings;  /* waiters of that rank sleep on it */
+  _Atomic uint32_t sleepers;
+  _Atomic uint32_t calls;               /* its thread sleeps on this ... */
+  _Atomic uint32_t listens;             /* ... and wants to be called for news */
+  _Atomic uint32_t aborted;
+  _Alignas(64) _Atomic uint64_t news[MC_LOCALS / 64]; /* by local rank: look into its ring */
+};
+struct mc_ring { /* [reader][writer], in the area; the bytes are elsewhere */
+  _Alignas(64) _Atomic uint64_t tail;   /* written */
+  _Alignas(64) _Atomic uint64_t head;   /* read */
+  _Atomic uint32_t starved;             /* the writer waits for room */
+};
+struct mc_area {
+  struct mc_bell *bells;
+  struct mc_ring *rings;
+  uint8_t *bytes;
+  uint64_t ring_bytes;
+  bool own; /* not in a segment: this rank alone */
+};
+
+struct mc_request;
+struct mc_note;
+struct mc_message { /* incoming, under way or waiting for its receive */
+  struct mc_message *next;
+  uint32_t peer, tag;
+  uint64_t bytes, got;
+  uint8_t *to;      /* where it goes; NULL: dropped */
+  uint8_t *buffer;  /* owned */
+  bool whole, lost; /* lost: there was no memory for it */
+  struct mc_request *request;
+};
+struct mc_sending { /* to a rank of this node */
+  struct mc_sending *next;
+  const uint8_t *data;
+  uint64_t bytes, moved;
+  uint32_t tag;
+  bool begun;
+  uint8_t *owned;
+  struct mc_request *request;
+};
+struct mc_request {
+  struct mc_request *next;   /* posted receives, in order */
+  uint64_t id, bytes, got, began_ns, deadline_ns;
+  uint8_t *data;
+  uint32_t way, tag;
+  int32_t peer, from;        /* peer: as asked for */
+  int code, sys_errno;
+  uint8_t mark;
+  bool done, remote, near; /* may concern other nodes, this node; from any source: both */
+  struct mc_message *message;
+  struct mc_sending *sending;
+  struct mc_out *out;
+  struct mc_note *note; /* NULL: nobody follows it, or its end has been noted */
+};
+struct mc_peer {
+  struct mc_sending *first, *last;
+  struct mc_message *current; /* of its ring */
+  uint64_t buffered, lost_ns;
+  bool held;                  /* its ring has a message nobody has asked for */
+  uint8_t gone;               /* MC_HERE, or why nothing more comes */
+  int why, code;              /* of what its requests end with */
+};
+struct mc_p2p {
+  struct mc_comm *c;
+  struct mc_chan *ch; /* NULL: one node */
+  pthread_mutex_t lock;
+  pthread_t bell_thread, net_thread;
+  bool bell_started, net_started, stop;
+  bool bell_idle;        /* the bell's thread sleeps without end: it is to be called where it is needed */
+  bool net_idle;         /* the same of the sockets' */
+  bool polling;          /* somebody sleeps in poll: nobody else may, `kick` wakes it */
+  pthread_cond_t net_rest;
+  int pid;
+  struct mc_area area;
+  struct mc_peer *peers;             /* [size] */
+  struct mc_request **requests;      /* by the low bits of the id */
+  uint32_t *free_slots, slots, free_count;
+  uint64_t next_id;
+  uint32_t pending, pending_remote, pending_near;
+  uint32_t waiters, bell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
+  uint32_t both_waiters;                       /* those of bell_waiters that need the sockets' thread */
+  uint64_t turns;                              /* of waiters at the sockets */
+  uint32_t spin_vain, spin_rest; /* waits that do not spin there after the last spin in vain, and how many are left */
+  struct mc_request *posted_first, *posted_last;
+  struct mc_message *early_first, *early_last;
+  uint64_t swept_ns;
+  bool aborted;
+  struct mc_note *ended_first, *ended_last; /* followed requests that have ended */
+  pthread_cond_t ended_news;
+  bool followed_no_more;
+};
+
+static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
+static inline uint64_t mc_spin_ns(const struct mc_comm *c) { return (uint64_t)(c->tuning.spin_s * 1e9); }
+static inline struct mc_bell *mc_own_bell(struct mc_p2p *p) {
+  return &p->area.bells[p->area.own ? 0 : p->c->local];
+}
+struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id); /* p2p/post.c; NULL: it is forgotten */
+/* --- p2p/follow.c */
+void mc_note_end(struct mc_p2p *p, struct mc_request *r);
+void mc_notes_free(struct mc_p2p *p);
+/* --- p2p/doorbell.c */
+bool mc_area_map(struct mc_p2p *p);
+void mc_area_unmap(struct mc_p2p *p);
+void mc_bell_ring(struct mc_bell *bell);
+void mc_bell_call(struct mc_bell *bell);
+void mc_bell_sleep(struct mc_bell *bell, uint32_t rings, uint64_t wait_ns);
+void mc_bell_sleep_thread(struct mc_bell *bell, uint32_t calls, uint64_t wait_ns); /* 0: without end */
+/* --- p2p/ring.c */
+int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
+void mc_rings_move(struct mc_p2p *p);
+void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r);
+void mc_ring_pull(struct mc_p2p *p, uint32_t local);
+/* --- p2p/match.c */
+void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes); /* NULL: held */
+void mc_message_whole(struct mc_p2p *p, struct mc_message *m);
+void mc_message_cut(struct mc_p2p *p, struct mc_message *m); /* the rest will never come */
+bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
+void mc_match_post(struct mc_p2p *p, struct mc_request *r);
+void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
+bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
+/* --- p2p/remote.c */
+int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);
+void mc_p2p_net_want(struct mc_p2p *p, const struct mc_request *r);
+void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r);
+void mc_p2p_net_cut(struct mc_p2p *p, uint32_t peer);
+void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now);
+void mc_p2p_net_abort(struct mc_p2p *p);
+/* --- p2p/liveness.c */
+void mc_p2p_sweep(struct mc_p2p *p, bool now);
+void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t mark, int code, int why);
+void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
+/* --- p2p/progress.c */
+bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r); /* the threads that care for it */
+void mc_p2p_entrust(struct mc_p2p *p);   /* to the threads: what nobody waits for */
+void mc_p2p_kick(struct mc_p2p *p);      /* the sockets are to be looked at anew */
+void mc_p2p_turn(struct mc_p2p *p, uint64_t wait_ns); /* at the sockets: moves, else sleeps in poll without the lock */
+void mc_p2p_stop(struct mc_p2p *p);
+#endif

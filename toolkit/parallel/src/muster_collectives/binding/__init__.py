@@ -1,0 +1,1 @@
+"""The compiled core (csrc) as Python uses it."""

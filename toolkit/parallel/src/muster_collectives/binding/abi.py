@@ -1,0 +1,241 @@
+"""csrc/muster_core.h as ctypes sees it: structures, functions, and back to our own values."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from muster_collectives.runtime.types import (
+    Code,
+    Description,
+    DType,
+    Failure,
+    Mark,
+    Op,
+    Path,
+    Record,
+    Stats,
+    Verb,
+)
+
+ABI = 7
+RECORDS = 128
+UNDER_WAY = -1
+_VERBS = len(Verb)
+_PATHS = len(Path)
+
+u8, u16, u32, u64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
+i32, f64, ptr = ctypes.c_int32, ctypes.c_double, ctypes.c_void_p
+
+
+class McDesc(ctypes.Structure):
+    _fields_ = (
+        ("seq", u64), ("count", u64),
+        ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32),
+    )  # fmt: skip
+
+
+class McFailure(ctypes.Structure):
+    _fields_ = (
+        ("code", i32), ("sys_errno", i32), ("rank", i32), ("told_by", i32), ("waited_s", f64),
+        ("mine", McDesc), ("other", McDesc), ("marks", ptr),
+    )  # fmt: skip
+
+
+class McTuning(ctypes.Structure):
+    _fields_ = (
+        ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
+        ("leader_bytes", u64), ("segment_bytes", u64), ("error_feedback", u64),
+        ("wire", u32), ("checked", u32), ("spin_s", f64),
+    )  # fmt: skip
+
+
+class McAddress(ctypes.Structure):
+    _fields_ = (("family", u16), ("port", u16), ("bytes", u8 * 16), ("scope", u32))
+
+
+class McLayout(ctypes.Structure):
+    _fields_ = (
+        ("abi", u32), ("rank", u32), ("size", u32), ("node_of", ptr),
+        ("segment_fd", i32), ("listen_fd", i32), ("addresses", ptr),
+        ("key", u8 * 32), ("tuning", McTuning),
+    )  # fmt: skip
+
+
+class McStatus(ctypes.Structure):
+    _fields_ = (("code", i32), ("peer", i32), ("tag", u32), ("done", u32), ("bytes", u64))
+
+
+class McTransfer(ctypes.Structure):
+    """What the core writes of a request: its number, and once its status."""
+
+    _fields_ = (("number", u64), ("status", McStatus))
+
+
+class McStats(ctypes.Structure):
+    _fields_ = (
+        ("calls", u64 * _VERBS), ("bytes", u64 * _VERBS), ("paths", u64 * _PATHS),
+        ("sent_bytes", u64), ("received_bytes", u64), ("sends", u64), ("receives", u64),
+        ("sends_bytes", u64), ("receives_bytes", u64), ("sleeps", u64), ("time_s", f64),
+        ("wait_s", f64), ("times_s", f64 * _VERBS),
+    )  # fmt: skip
+
+
+class McRecord(ctypes.Structure):
+    _fields_ = (("what", McDesc), ("began_s", f64), ("took_s", f64), ("code", i32), ("path", u32))
+
+
+class McCall(ctypes.Structure):
+    _fields_ = (
+        ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32), ("source", ptr),
+        ("target", ptr), ("count", u64), ("in_counts", ptr), ("out_counts", ptr),
+        ("timeout_s", f64),
+    )  # fmt: skip
+
+
+class McAsync(ctypes.Structure):
+    _fields_ = (
+        ("next", ptr), ("calls", ptr), ("due_ns", u64), ("count", u32), ("ended", u32),
+        ("code", i32), ("done", u32),
+    )  # fmt: skip
+
+
+class McHost(ctypes.Structure):
+    _fields_ = (
+        ("thread", u64), ("hold", ptr), ("look", ptr), ("keep", ptr), ("let_go", ptr),
+        ("kept", ptr * 3),
+    )  # fmt: skip
+
+
+class McPython(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ptr) for name in ("number", "real", "error", "let_go", "hold", "code")
+    )  # fmt: skip
+
+
+class McEntry(ctypes.Structure):
+    _fields_ = (("comm", ptr), ("failure", ptr), ("inside", u64))
+
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "mc_abi": (u32, ()),
+    "mc_isa": (ctypes.c_char_p, ()),
+    "mc_segment_bytes": (u64, (u32, ptr)),
+    "mc_create": (ctypes.c_int, (ptr, f64, ptr, ptr)),
+    "mc_async_post": (ctypes.c_int, (ptr, ptr, f64)),
+    "mc_async_wait": (ctypes.c_int, (ptr, ptr, f64, ptr)),
+    "mc_abort": (None, (ptr,)),
+    "mc_attend": (None, (ptr, ptr)),
+    "mc_python": (None, (ptr,)),
+    "mc_close": (None, (ptr,)),
+    "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
+    "mc_region_drop": (ctypes.c_int, (ptr, u32)),
+    "mc_post": (ctypes.c_int, (ptr, u32, i32, u32, ptr, u64, f64, ptr)),
+    "mc_wait": (ctypes.c_int, (ptr, u64, f64, ptr, ptr)),
+    "mc_follow": (ctypes.c_int, (ptr, u64)),
+    "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
+    "mc_follow_no_more": (None, (ptr,)),
+    "mc_stats_read": (None, (ptr, ptr)),
+    "mc_waits_read": (None, (ptr, ptr)),
+    "mc_records_read": (u32, (ptr, ptr, u32)),
+    "mc_kernel_reduce": (ctypes.c_int, (u32, u32, ptr, ptr, u32, u64)),
+    "mc_kernel_pack": (ctypes.c_int, (u32, ptr, ptr, u64, ptr)),
+    "mc_kernel_unpack": (ctypes.c_int, (u32, ptr, ptr, u64)),
+    "mc_kernel_unpack_add": (ctypes.c_int, (u32, ptr, ptr, u64)),
+    "mc_kernel_packed_bytes": (u64, (u32, u64)),
+    "mc_kernel_copy": (None, (ptr, ptr, u64)),
+}
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Gives every function its types. Raises AttributeError for one that is not there."""
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def at(structure: ctypes.Structure) -> ctypes.c_void_p:
+    """Where it lies, for a function that takes a pointer."""
+    return ptr(ctypes.addressof(structure))
+
+
+class FailurePlace:
+    """Where the core writes a failure, with room for one mark per rank; used again and again."""
+
+    def __init__(self, size: int) -> None:
+        self.raw = McFailure()
+        self._marks = (u8 * max(size, 1))()
+        self.raw.marks = ctypes.addressof(self._marks)
+        self.raw.rank = self.raw.told_by = -1
+        self.pointer = ctypes.pointer(self.raw)
+        self.address = ptr(ctypes.addressof(self.raw))
+
+    def read(self, code: int) -> Failure:
+        """What is there now; `code` is what the function returned."""
+        raw = self.raw
+        return Failure(
+            code=code_of(code),
+            sys_errno=int(raw.sys_errno),
+            rank=int(raw.rank),
+            told_by=int(raw.told_by),
+            waited_s=float(raw.waited_s),
+            mine=description(raw.mine),
+            other=description(raw.other),
+            marks=tuple(_mark(value) for value in self._marks),
+        )
+
+    def clear(self) -> None:
+        """So that what an earlier call left is never read as a later one's."""
+        marks = self.raw.marks
+        ctypes.memset(ctypes.addressof(self.raw), 0, ctypes.sizeof(self.raw))
+        ctypes.memset(ctypes.addressof(self._marks), 0, ctypes.sizeof(self._marks))
+        self.raw.rank = self.raw.told_by = -1
+        self.raw.marks = marks
+
+
+def description(raw: McDesc) -> Description | None:
+    """None for numbers that are nobody's: another rank may have sent anything."""
+    try:
+        verb, dtype, op = Verb(raw.verb), DType(raw.dtype), Op(raw.op)
+    except ValueError:
+        return None
+    return Description(int(raw.seq), int(raw.count), verb, dtype, op, int(raw.root))
+
+
+def record(raw: McRecord) -> Record | None:
+    what = description(raw.what)
+    if what is None:
+        return None
+    path = Path(raw.path) if raw.path < _PATHS else None
+    return Record(what, float(raw.began_s), float(raw.took_s), code_of(raw.code), path)
+
+
+def stats(raw: McStats) -> Stats:
+    return Stats(
+        calls={verb: int(raw.calls[verb]) for verb in Verb},
+        bytes={verb: int(raw.bytes[verb]) for verb in Verb},
+        paths={path: int(raw.paths[path]) for path in Path},
+        sent_bytes=int(raw.sent_bytes),
+        received_bytes=int(raw.received_bytes),
+        sends=int(raw.sends),
+        receives=int(raw.receives),
+        sends_bytes=int(raw.sends_bytes),
+        receives_bytes=int(raw.receives_bytes),
+        sleeps=int(raw.sleeps),
+        time_s=float(raw.time_s),
+        wait_s=float(raw.wait_s),
+        times_s={verb: float(raw.times_s[verb]) for verb in Verb},
+    )
+
+
+def code_of(value: int) -> Code:
+    try:
+        return Code(value)
+    except ValueError:
+        return Code.ESYS
+
+
+def _mark(value: int) -> Mark:
+    return Mark(value) if value < len(Mark) else Mark.HERE

@@ -1,0 +1,83 @@
+"""The core's `mc_run`, `mc_post` and `mc_wait` as builtin functions of this interpreter
+(csrc/api/python_entry.c).
+
+Through ctypes a call costs about a microsecond more, which is half of a small sum. CPython's stable
+interface is enough: the core is compiled without Python's headers and linked with none of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable
+from typing import cast
+
+from muster_collectives.binding import abi
+from muster_collectives.runtime import interpreter
+
+_FUNCTIONS = {
+    "number": "PyLong_AsUnsignedLongLong",
+    "real": "PyFloat_AsDouble",
+    "error": "PyErr_Occurred",
+    "let_go": "PyEval_SaveThread",
+    "hold": "PyEval_RestoreThread",
+    "code": "PyLong_FromLong",
+}
+_METH_FASTCALL = 0x0080
+
+# verb, dtype, op, root, source, target, count, where in_counts and out_counts lie, timeout_s; the
+# code it ended with
+Run = Callable[[int, int, int, int, int, int, int, int, int, float], int]
+# way, peer (any: 0xFFFFFFFF), tag, address, bytes, where the request's number goes, timeout_s
+Post = Callable[[int, int, int, int, int, int, float], int]
+# request, wait_s, where its status goes, where a failure goes
+Wait = Callable[[int, float, int, int], int]
+
+_LOOK_S = 0.001
+
+
+class _Method(ctypes.Structure):  # PyMethodDef
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("function", abi.ptr), ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )  # fmt: skip
+
+
+class Entry:
+    """One group's functions. `run` must not be called once the group's handle is closed; `post`
+    and `wait` end with ECLOSED then."""
+
+    def __init__(self, library: ctypes.CDLL, handle: int | None, failure: int | None) -> None:
+        self._place = abi.McEntry(comm=handle, failure=failure)
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, abi.ptr, ctypes.py_object, abi.ptr)(
+            ("PyCFunction_NewEx", ctypes.pythonapi)
+        )
+        place = ctypes.addressof(self._place)
+        run, post, wait = (new(each, place, None) for each in _methods(library))
+        self.run, self.post, self.wait = cast(Run, run), cast(Post, post), cast(Wait, wait)
+
+    def close(self) -> None:
+        """`post` and `wait` enter the core no more."""
+        self._place.comm = None
+
+    def left(self, timeout_s: float) -> bool:
+        """Whether all threads have left `post` and `wait`, after `timeout_s` at most."""
+        limit = time.monotonic() + timeout_s
+        while self._place.inside and time.monotonic() < limit:
+            time.sleep(_LOOK_S)
+        return not self._place.inside
+
+
+@functools.lru_cache(maxsize=8)
+def _methods(library: ctypes.CDLL) -> tuple[int, ...]:
+    """Where the descriptions lie: for good, as functions made of them may be the last to go."""
+    functions = interpreter.functions(abi.McPython, _FUNCTIONS)
+    library.mc_python(abi.at(functions))
+    places = []
+    for name in ("run", "post", "wait"):
+        function = ctypes.cast(getattr(library, f"mc_python_{name}"), abi.ptr).value
+        method = _Method(name.encode(), function, _METH_FASTCALL, None)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
+        places.append(ctypes.addressof(method))
+    return tuple(places)

@@ -1,0 +1,401 @@
+"""A group over the C core. One call costs a lock and a call of a builtin function.
+
+Threads: `run` takes a lock, for the core wants one collective at a time; `abort`, statistics and
+sends may come from any thread meanwhile. `close` waits until no thread is inside any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from muster_collectives.binding import abi
+from muster_collectives.binding.entry import Entry
+from muster_collectives.binding.native_async import NativeAsync
+from muster_collectives.binding.native_create import create
+from muster_collectives.binding.native_p2p import NativeEnds, NativeRequest, Ways
+from muster_collectives.binding.signals import Attention
+from muster_collectives.runtime import reentrancy
+from muster_collectives.runtime.communicator import Call, Communicator, Region
+from muster_collectives.runtime.errors import ClosedError, CollectiveError, ForkError
+from muster_collectives.runtime.flight import Flight
+from muster_collectives.runtime.layout import Layout, Means
+from muster_collectives.runtime.messages import error_of
+from muster_collectives.runtime.stragglers import PERIOD_S, Stragglers
+from muster_collectives.runtime.types import (
+    Code,
+    Description,
+    DType,
+    Failure,
+    Op,
+    Record,
+    Stats,
+    Verb,
+)
+
+if TYPE_CHECKING:
+    from muster_collectives.binding.memory import NativeRegion
+
+_LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
+_CLOSING_S = 5.0
+_ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
+
+
+class NativeCommunicator(Communicator):
+    """`transport` "native". Made by `connect`; the layout's descriptors are the core's then."""
+
+    transport = "native"
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layout: Layout,
+        *,
+        name: str,
+        timeout_s: float,
+        create_s: float | None = None,
+        means: Means = Means.MEMFD,
+        why: tuple[str, ...] = (),
+        flight: Flight | None = None,
+        straggler_s: float = PERIOD_S,
+    ) -> None:
+        """Raises CollectiveError: a rank of the node did not come, no memory."""
+        self.rank = layout.rank
+        self.size = layout.size
+        self.name = name
+        self.nodes = layout.nodes
+        self.timeout_s = timeout_s
+        self.means = means
+        self.why = why
+        self.tuning = layout.tuning
+        self.library = library
+        self._pid = os.getpid()
+        self._flight = flight
+        self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
+        self._failure = abi.FailurePlace(layout.size)
+        self._attention = Attention()
+        # held during a collective; reentrant, so that what an interrupt leaves locked is this
+        # thread's own, and a signal handler can be told instead of waiting for itself
+        self._lock = threading.RLock()
+        self._is_busy = False
+        self._entry_lock = threading.RLock()  # a signal handler may come in between and abort
+        self._gate = threading.Condition(self._entry_lock)
+        self._inside = 0  # threads in functions that may run beside a collective
+        self._countdown = _LOOK_EVERY
+        self.ends: NativeEnds = NativeEnds(self)
+        self.regions: set[NativeRegion] = set()
+        self._broken: CollectiveError | None = None  # how the first collective failed
+        self._handle: ctypes.c_void_p | None = None
+        self._handle = create(
+            library, layout, timeout_s if create_s is None else create_s, self._failure, name
+        )
+        library.mc_attend(self._handle, self._attention.address)
+        self._entry = Entry(library, self._handle.value, self._failure.address.value)
+        self._run_core, self._post_core = self._entry.run, self._entry.post
+        self.wait_core = self._entry.wait
+
+    # --- collectives
+
+    def run(
+        self,
+        verb: Verb,
+        *,
+        source: int,
+        target: int,
+        count: int,
+        dtype: DType,
+        op: Op = Op.SUM,
+        root: int = 0,
+        in_counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if in_counts is None and out_counts is None:
+            self._perform(verb, dtype, op, root, source, target, count, 0, 0, limit_s)
+            return
+        ins, outs = self.counts(in_counts), self.counts(out_counts)  # they must live until then
+        self._perform(
+            verb, dtype, op, root, source, target, count, ctypes.addressof(ins),
+            ctypes.addressof(outs), limit_s,
+        )  # fmt: skip
+
+    def all_reduce_at(
+        self, address: int, count: int, dtype: DType, op: Op, timeout_s: float
+    ) -> None:
+        """In place at an address: `run` of DDP's small sums, whose cost is that of the call."""
+        self._perform(
+            Verb.ALL_REDUCE, dtype, op, 0, address, address, count, 0, 0, timeout_s
+        )  # fmt: skip
+
+    def _perform(
+        self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
+        in_at: int, out_at: int, limit_s: float,
+    ) -> None:  # fmt: skip
+        if not self._lock.acquire(False):
+            self._wait_for_turn()
+        try:
+            if self._is_busy:
+                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
+            if self._handle is None:
+                raise self._closed()
+            try:
+                self._is_busy = True
+                code = self._run_core(
+                    verb, dtype, op, root, source, target, count, in_at, out_at, limit_s
+                )
+            finally:
+                self._is_busy = False
+            if code:
+                self._attention.raise_kept()
+                self._raise(code, Description(0, count, verb, dtype, op, root))
+            self._look_for_stragglers()
+        finally:
+            self._lock.release()
+
+    def _look_for_stragglers(self) -> None:
+        self._countdown -= 1
+        if not self._countdown:
+            self._countdown = _LOOK_EVERY
+            self._stragglers.look(self.waits_s)
+
+    def prepare(self, calls: Sequence[Call], timeout_s: float) -> NativeAsync:
+        return NativeAsync(self, calls, timeout_s)
+
+    def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
+        """Of one that is done; raises for the one that was `called` and failed with `code`."""
+        with self.alone() as handle:
+            if called is not None:
+                self.library.mc_async_wait(handle, address, 0.0, self._failure.address)
+                self._attention.raise_kept()
+                self._raise(code, called)
+            self._look_for_stragglers()
+
+    @contextmanager
+    def alone(self) -> Iterator[ctypes.c_void_p]:
+        """This thread is in a collective, as others and its signal handlers shall see."""
+        if not self._lock.acquire(False):
+            self._wait_for_turn()
+        try:
+            if self._is_busy:
+                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
+            if self._handle is None:
+                raise self._closed()
+            try:
+                self._is_busy = True
+                yield self._handle
+            finally:
+                self._is_busy = False
+        finally:
+            self._lock.release()
+
+    def abort(self) -> None:
+        with self._gate:
+            if self._handle is not None and os.getpid() == self._pid:
+                self.library.mc_abort(self._handle)
+
+    # --- sends and receives
+
+    def post_send(
+        self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None = None
+    ) -> NativeRequest:
+        return self._post(Ways.SEND, address, bytes_, peer, tag, timeout_s)
+
+    def post_recv(
+        self,
+        address: int,
+        bytes_: int,
+        peer: int | None,
+        tag: int,
+        timeout_s: float | None = None,
+    ) -> NativeRequest:
+        return self._post(Ways.RECV, address, bytes_, -1 if peer is None else peer, tag, timeout_s)
+
+    def _post(
+        self, way: Ways, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None
+    ) -> NativeRequest:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        peer, tag = operator.index(peer), operator.index(tag)  # the core's entry takes no other
+        if peer >= self.size or peer < -1 or (way is Ways.SEND and peer < 0):
+            raise self._usage(f"there is no rank {peer}", f"a peer from 0 to {self.size - 1}")
+        if not 0 <= tag < 1 << 32:
+            raise self._usage(f"tag {tag} is out of bounds", "a tag from 0 to 4294967295")
+        if bytes_ < 0:
+            raise self._usage(f"{bytes_} bytes cannot be sent", "0 or more")
+        request = NativeRequest(self, way, peer, tag, bytes_, limit_s)
+        code = self._post_core(way, peer & _ANY, tag, address, bytes_, request.place, limit_s)
+        if code == Code.OK:
+            request.end()
+        elif code != abi.UNDER_WAY:
+            raise self.refused(code) or self.error(Failure(abi.code_of(code)), request.text)
+        return request
+
+    def refused(self, code: int) -> CollectiveError | None:
+        """What is no failure of a call: the group is closed, or another process's."""
+        if code == Code.ECLOSED:
+            return self._closed()
+        return self._forked() if code == Code.EFORK else None
+
+    def enter(self) -> ctypes.c_void_p:
+        """The core's handle, which lives until `leave`. Raises ClosedError, ForkError."""
+        with self._entry_lock:
+            if self._handle is None:
+                raise self._closed()
+            if os.getpid() != self._pid:
+                raise self._forked()
+            self._inside += 1
+            return self._handle
+
+    def leave(self) -> None:
+        with self._entry_lock:
+            self._inside -= 1
+            if self._handle is None:  # a close waits for it
+                self._gate.notify_all()
+
+    # --- registered memory
+
+    def allocate(self, bytes_: int) -> Region:
+        from muster_collectives.binding.memory import allocate
+
+        return allocate(self, bytes_)
+
+    def adopt(self, fd: int, address: int, bytes_: int) -> Region:
+        from muster_collectives.binding.memory import adopt
+
+        return adopt(self, fd, address, bytes_)
+
+    def region_drop(self, number: int) -> None:
+        with self._lock:
+            if self._is_busy:
+                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
+            if self._handle is not None and os.getpid() == self._pid:
+                self.library.mc_region_drop(self._handle, number)
+
+    # --- what it can tell
+
+    def stats(self) -> Stats:
+        raw = abi.McStats()
+        handle = self.enter()
+        try:
+            self.library.mc_stats_read(handle, ctypes.byref(raw))
+        finally:
+            self.leave()
+        return abi.stats(raw)
+
+    def waits_s(self) -> tuple[float, ...]:
+        raw = (ctypes.c_double * self.size)()
+        handle = self.enter()
+        try:
+            self.library.mc_waits_read(handle, ctypes.addressof(raw))
+        finally:
+            self.leave()
+        return tuple(raw)
+
+    def records(self) -> tuple[Record, ...]:
+        raw = (abi.McRecord * abi.RECORDS)()
+        handle = self.enter()
+        try:
+            count = self.library.mc_records_read(handle, ctypes.addressof(raw), abi.RECORDS)
+        finally:
+            self.leave()
+        found = (abi.record(raw[index]) for index in range(count))
+        return tuple(record for record in found if record is not None)
+
+    # --- the end
+
+    def close(self) -> None:
+        if self._handle is None:
+            return
+        if os.getpid() != self._pid:
+            self._handle = None  # the parent's: its flags and sockets are not the child's to touch
+            self._entry.close()
+            return
+        self.write_summary()
+        self._end_core()
+        self._end_store()
+
+    def _end_core(self) -> None:
+        if not self._lock.acquire(False):  # another thread is in a call: it shall end
+            self.abort()
+            if not self._lock.acquire(timeout=_CLOSING_S):
+                return  # the core is still in use, so it cannot be freed
+        try:
+            if self._is_busy:  # of this thread: a signal handler closes
+                self.abort()
+                return
+            with self._gate:
+                self.ends.close()
+                handle, self._handle = self._handle, None
+                if handle is not None:
+                    self.library.mc_follow_no_more(handle)
+                self._entry.close()
+                free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
+            free = self._entry.left(_CLOSING_S) and free
+            if handle is not None and free:
+                self.library.mc_close(handle)
+                for region in list(self.regions):
+                    region.unmap()
+                self.regions.clear()
+        finally:
+            self._lock.release()
+
+    def __del__(self) -> None:
+        try:
+            if self.__dict__.get("_handle") is not None:
+                self.close()
+        except Exception:  # an interpreter that ends has taken modules away already
+            pass
+
+    # --- failures
+
+    def error(self, failure: Failure, call: str = "") -> CollectiveError:
+        """The exception for a failure; the first one of a group writes the flight log."""
+        try:
+            records = self.records()
+        except CollectiveError:
+            records = ()
+        found = error_of(failure, self.name, self.rank, self.size, records, call)
+        if self._flight is not None and failure.code not in (Code.EINVAL, Code.EFORK):
+            self._flight.write(found, records, self.waits_s)
+        return found
+
+    def _raise(self, code: int, called: Description) -> NoReturn:
+        failure = self._failure.read(code)
+        self._failure.clear()
+        if failure.code in (Code.EINVAL, Code.EFORK, Code.ECLOSED):
+            # the call was never numbered: what the core says of "mine" is the call before it
+            raise self.error(replace(failure, mine=called))
+        if self._broken is None:
+            self._broken = self.error(replace(failure, mine=called.numbered(failure.mine)))
+            raise self._broken
+        raise self._broken.again()
+
+    def _wait_for_turn(self) -> None:
+        """Another thread is in a call, whose own deadline bounds this wait."""
+        while not self._lock.acquire(timeout=1.0):
+            if os.getpid() != self._pid:
+                raise self._forked()
+
+    def counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
+        if counts is None or len(counts) != self.size or min(counts) < 0:
+            raise self._usage(
+                "in_counts and out_counts do not say what goes to and comes from each rank",
+                f"give {self.size} counts of 0 or more in each",
+            )
+        return (ctypes.c_uint64 * self.size)(*counts)
+
+    def _closed(self) -> ClosedError:
+        found = error_of(Failure(Code.ECLOSED), self.name, self.rank, self.size)
+        assert isinstance(found, ClosedError)
+        return found
+
+    def _forked(self) -> ForkError:
+        found = error_of(Failure(Code.EFORK), self.name, self.rank, self.size)
+        assert isinstance(found, ForkError)
+        return found

@@ -1,0 +1,85 @@
+"""Calls that the core's own thread runs (csrc/api/async.c) without this interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from muster_collectives.binding import abi
+from muster_collectives.runtime.communicator import Call
+from muster_collectives.runtime.errors import ClosedError, ForkError
+from muster_collectives.runtime.types import Code, Description, Failure
+
+if TYPE_CHECKING:
+    from muster_collectives.binding.native import NativeCommunicator
+
+# between two of these Python looks for signals, on the one thread that has handlers
+_SLICE_S, _LONG_S = 0.05, 5.0
+
+
+class NativeAsync:
+    """Lives from its post until `done`: the core reads it. Raises UsageError for counts that are
+    wrong."""
+
+    # by the core, which says when it is due; no code of Python, so no signal handler runs meanwhile
+    is_posted = property(operator.attrgetter("_raw_async.due_ns"))
+
+    def __init__(self, group: NativeCommunicator, calls: Sequence[Call], timeout_s: float) -> None:
+        self._group = group
+        self._calls = calls
+        self._counts: list[object] = []
+        self._raw_calls = (abi.McCall * len(calls))(*[self._raw(call, timeout_s) for call in calls])
+        self._raw_async = abi.McAsync(calls=ctypes.addressof(self._raw_calls), count=len(calls))
+        self._address = abi.at(self._raw_async)
+
+    def post(self, grace_s: float) -> None:
+        post = _post(self._group.library)
+        handle = self._group.enter()
+        try:
+            code = post(handle, self._address, grace_s)
+        finally:
+            self._group.leave()
+        if code:
+            raise self._group.error(Failure(Code(code)), "an asynchronous call")
+
+    def done(self) -> bool:
+        return bool(self._raw_async.done)
+
+    def wait(self) -> None:
+        slice_s = _LONG_S
+        if threading.current_thread() is threading.main_thread():
+            slice_s = _SLICE_S
+        while not self._raw_async.done:
+            try:
+                with self._group.alone() as handle:
+                    self._group.library.mc_async_wait(handle, self._address, slice_s, None)
+            except (ClosedError, ForkError):  # said again by `end`
+                return
+
+    def end(self) -> None:
+        code, called = int(self._raw_async.code), None
+        if code:
+            call = self._calls[self._raw_async.ended]
+            called = Description(0, call.count, call.verb, call.dtype, call.op, call.root)
+        self._group.end_async(self._address, code, called)
+
+    def _raw(self, call: Call, timeout_s: float) -> abi.McCall:
+        at = [0, 0]
+        if call.in_counts is not None or call.out_counts is not None:
+            counts = [self._group.counts(call.in_counts), self._group.counts(call.out_counts)]
+            self._counts += counts
+            at = [ctypes.addressof(each) for each in counts]
+        return abi.McCall(
+            call.verb, call.dtype, call.op, call.root, call.source, call.target, call.count, *at,
+            timeout_s,
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _post(library: ctypes.CDLL) -> Callable[..., int]:
+    """mc_async_post, which is too short for another thread to get Python's lock meanwhile."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int, abi.ptr, abi.ptr, abi.f64)(("mc_async_post", library))

@@ -1,0 +1,110 @@
+"""Who shares a node is proved: a rank has the leader's memory in hand and finds a nonce there.
+
+First a memfd, opened through /proc/PID/fd, which needs no file system and no room in /dev/shm; then
+a file in /dev/shm that only its maker's user can open, allocated beforehand (where there is no room
+this is an error and not a crash later) and unlinked as soon as all have it open.
+The nonce lies behind what the core uses, so the core finds its segment zeroed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from muster_collectives.runtime import machine
+from muster_collectives.runtime.layout import Means
+
+SHM_FOLDER = "/dev/shm"
+_NONCE_BYTES = 32
+_PAGE = 4096
+
+
+def offer(means: Means, bytes_: int) -> tuple[int, dict[str, Any]]:
+    """New zeroed memory: its descriptor, and the words by which others find it. Raises OSError."""
+    size = -(-bytes_ // _PAGE) * _PAGE + _PAGE
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    fd, path = _memfd() if means is Means.MEMFD else _file()
+    try:
+        if means is Means.FILE:
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+        os.pwrite(fd, nonce, size - _PAGE)
+    except BaseException:
+        os.close(fd)
+        withdraw({"path": path})
+        raise
+    return fd, {
+        "pid": os.getpid(), "fd": fd, "path": path, "nonce": nonce.hex(), "bytes": size,
+        "pid_namespace": machine.namespace("pid"),
+    }  # fmt: skip
+
+
+def accept(means: Means, words: dict[str, Any]) -> int:
+    """The offered memory. Raises OSError, ValueError for words that lead to something else."""
+    size = int(words["bytes"])
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+    if means is Means.MEMFD:
+        if words["pid_namespace"] != machine.namespace("pid"):
+            # the same number is another process here, whose files are not to be touched
+            raise ValueError("its process is not seen from here")
+        fd = os.open(f"/proc/{int(words['pid'])}/fd/{int(words['fd'])}", flags)
+    else:
+        fd = os.open(checked_path(str(words["path"])), flags | os.O_NOFOLLOW)
+    try:
+        facts = os.fstat(fd)
+        if facts.st_uid != os.geteuid():
+            raise ValueError("it is another user's")
+        if facts.st_size != size:
+            raise ValueError("it has another size")
+        found = os.pread(fd, _NONCE_BYTES, size - _PAGE)
+        if not hmac.compare_digest(found, bytes.fromhex(words["nonce"])):
+            raise ValueError("the nonce is not there")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def withdraw(words: dict[str, Any]) -> None:
+    """Takes the name away; who has it open keeps it. Never raises."""
+    path = str(words.get("path") or "")
+    if path:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def can_memfd() -> bool:
+    try:
+        os.close(os.memfd_create("muster-probe", os.MFD_CLOEXEC))
+    except (OSError, AttributeError):
+        return False
+    return os.path.isdir("/proc/self/fd")
+
+
+def close(fd: int) -> None:
+    """Never raises."""
+    if fd >= 0:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def _memfd() -> tuple[int, str]:
+    return os.memfd_create("muster-collectives", os.MFD_CLOEXEC), ""
+
+
+def _file() -> tuple[int, str]:
+    path = f"{SHM_FOLDER}/muster-{os.getpid()}-{secrets.token_hex(8)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600), path
+
+
+def checked_path(path: str) -> str:
+    """Words come from other ranks: they may name nothing but our own files."""
+    folder, _, name = path.rpartition("/")
+    if folder != SHM_FOLDER or not name.startswith("muster-"):
+        raise ValueError(f"{path!r} is no file of ours")
+    return path

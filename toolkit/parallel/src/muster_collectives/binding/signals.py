@@ -1,0 +1,39 @@
+"""Signal handlers of this interpreter run while a foreign call waits, not only after it.
+
+Ctrl-C in a collective that waits for a rank which never comes would otherwise be answered when its
+deadline has passed. The core is given CPython's own functions for it (csrc/group/signals.c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+from muster_collectives.binding import abi
+from muster_collectives.runtime import interpreter
+
+_FUNCTIONS = {
+    "hold": "PyGILState_Ensure",
+    "look": "PyErr_CheckSignals",
+    "keep": "PyErr_Fetch",
+    "let_go": "PyGILState_Release",
+}
+
+
+class Attention:
+    """What one group's calls need for it; must live as long as the group's handle."""
+
+    def __init__(self) -> None:
+        thread = threading.main_thread().ident or 0  # the only one that runs handlers
+        self._host = interpreter.functions(abi.McHost, _FUNCTIONS, thread=thread)
+        self.address = ctypes.addressof(self._host)
+        self._restore = ctypes.PYFUNCTYPE(None, abi.ptr, abi.ptr, abi.ptr)(
+            ("PyErr_Restore", ctypes.pythonapi)
+        )
+
+    def raise_kept(self) -> None:
+        """Raises what a handler has raised during the call that has just ended, if one has."""
+        kept = tuple(self._host.kept)
+        if kept[0]:
+            self._host.kept[:] = (None, None, None)
+            self._restore(*kept)

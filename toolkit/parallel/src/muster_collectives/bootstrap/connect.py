@@ -1,0 +1,250 @@
+"""Makes a group: claims, one plan for all, locality by proof, then the core (or the hub)."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from muster_collectives.binding import library, shared_memory
+from muster_collectives.bootstrap import node_info
+from muster_collectives.bootstrap.addresses import open_door
+from muster_collectives.bootstrap.agreement import Council, Said
+from muster_collectives.bootstrap.locality import Place, alone, find_place
+from muster_collectives.bootstrap.node_info import Claim, Plan
+from muster_collectives.runtime import machine
+from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.runtime.errors import (
+    CollectiveError,
+    RendezvousError,
+    ResourceError,
+    UsageError,
+)
+from muster_collectives.runtime.flight import Flight
+from muster_collectives.runtime.layout import KEY_BYTES, Layout
+from muster_collectives.runtime.settings import Settings
+from muster_collectives.runtime.settings import read as read_settings
+from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
+from muster_collectives.runtime.summary import Identity, Summary, write_at_exit
+from muster_collectives.runtime.tuning import Tuning, differences
+from muster_collectives.runtime.types import Code
+
+_LIFE_DIGITS = 16  # of a digest of the group's secret, which does not lead back to it
+_log = logging.getLogger("muster_collectives")
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    name: str,
+    timeout_s: float | None = None,
+    tuning: Tuning | None = None,
+    settings: Settings | None = None,
+    environ: Mapping[str, str] | None = None,
+    global_ranks: Sequence[int] | None = None,
+    layer: str | None = "core",
+) -> Communicator:
+    """The group `name` of `size` ranks, called by all of them; the keys in `store` begin with its
+    name, so a name may be used once per store. What one rank cannot do is raised on all.
+
+    `settings` are read from `environ` (the process's) unless given; `tuning` takes the place of
+    theirs, and rank 0's counts for all. `timeout_s` bounds this call and is the deadline of calls
+    that give none. `global_ranks` (its own numbers without it) and `layer` are for the summary of
+    the run; `layer` None: the caller writes that itself. Raises CollectiveTimeout that names who
+    has not come, SettingsError, RendezvousError, ResourceError.
+    """
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} of {size} cannot be", "a rank from 0 to the size less one")
+    environ = os.environ if environ is None else environ
+    settings = settings or read_settings(environ)
+    if tuning is not None:
+        settings = replace(settings, tuning=tuning, is_spin_given=True)
+    limit_s = settings.timeout_s if timeout_s is None else timeout_s
+    within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
+    council = Council(within, rank, size, name, limit_s)
+    listener = None
+    try:
+        try:
+            hosts: tuple[str, ...] = ("127.0.0.1",)
+            if size > 1:
+                hosts, listener = open_door(settings, environ, max(128, size))
+            mine = node_info.encode_claim(_claim(settings, hosts, listener, name))
+        except CollectiveError as error:  # the others wait for a word of this rank
+            council.refuse("who", error)
+        except OSError as error:
+            council.refuse(
+                "who",
+                ResourceError(
+                    f"it cannot look at its machine: {error}",
+                    "look at this host's limits",
+                    code=Code.ESYS,
+                ),
+            )
+        answer = council.settle("who", mine, lambda said: _decide(said, settings))
+        plan, key = _read(answer, settings, rank)
+        _say(answer, settings, plan, rank)
+        if plan.native:
+            made = _native(council, plan, key, rank, size, name, limit_s, settings, listener)
+        else:
+            made = _pure(council, plan, key, rank, size, name, limit_s, settings, listener)
+        listener = None
+        members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
+        made.global_ranks = members
+        if layer is not None and settings.summary_dir:
+            life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
+            made.summary = Summary(Identity(name, rank, size, members, life, layer),
+                                   settings.summary_dir)  # fmt: skip
+            write_at_exit(made)
+        return made
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _claim(
+    settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
+) -> Claim:
+    no_core = "COLLECTIVES_PURE is set" if settings.pure else ""
+    abi = 0
+    if not no_core:
+        try:
+            abi = int(library.load(settings.core).mc_abi())
+        except library.NoCore as error:
+            no_core = str(error)
+    return Claim(
+        abi=abi,
+        no_core=no_core,
+        boot=machine.boot_id(),
+        pid_namespace=machine.namespace("pid"),
+        net_namespace=machine.namespace("net"),
+        shm=machine.device_of(shared_memory.SHM_FOLDER),
+        memfd=shared_memory.can_memfd(),
+        user=os.geteuid(),
+        node=settings.node,
+        host=socket.gethostname(),
+        processors=machine.processors(),
+        hosts=hosts,
+        port=int(listener.getsockname()[1]) if listener is not None else 0,
+        is_spin_given=settings.is_spin_given,
+        tuning=settings.tuning,
+        key_mark=node_info.key_mark(settings.key, group),
+    )
+
+
+def _decide(said: Sequence[Said], settings: Settings) -> Said:
+    """On rank 0."""
+    try:
+        found = [node_info.decode_claim(words) for words in said]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RendezvousError(
+            f"a rank speaks another version of this library: {error}",
+            "install the same muster-parallel everywhere",
+        ) from error
+    plan = node_info.plan(found)
+    return {
+        **node_info.encode_plan(plan),
+        "key": os.urandom(KEY_BYTES).hex(),
+        "notes": list(settings.notes),
+        "asked": node_info.encode_claim(found[0])["tuning"],
+    }
+
+
+def _read(answer: Said, settings: Settings, rank: int) -> tuple[Plan, bytes]:
+    try:
+        plan = node_info.decode_plan(answer)
+        key = bytes.fromhex(answer["key"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RendezvousError(
+            f"rank 0 speaks another version of this library than rank {rank}: {error}",
+            "install the same muster-parallel everywhere",
+        ) from error
+    # who reads the store but has not the job's secret cannot join either
+    return plan, hmac.digest(settings.key, key, "sha256") if settings.key else key
+
+
+def _say(answer: Said, settings: Settings, plan: Plan, rank: int) -> None:
+    """Notes: rank 0 says its own, the others what differs."""
+    known = set() if rank == 0 else set(answer["notes"])
+    for note in settings.notes:
+        if note not in known:
+            say_once(note)
+    if rank == 0 and plan.note:
+        say_once(f"the group runs without the compiled core, slowly: {plan.note}")
+    asked = replace(plan.tuning, spin_s=float(answer["asked"]["spin_s"]))
+    mine = settings.tuning if settings.is_spin_given else replace(
+        settings.tuning, spin_s=asked.spin_s
+    )  # fmt: skip
+    other = differences(mine, asked)
+    if other:
+        say_once(f"rank {rank} had other sizes than rank 0, whose count: {other}")
+
+
+@functools.lru_cache(maxsize=256)
+def say_once(note: str) -> None:
+    """One line of the log per process and note."""
+    _log.warning("%s", note)
+
+
+def _native(
+    council: Council, plan: Plan, key: bytes, rank: int, size: int, name: str, limit_s: float,
+    settings: Settings, listener: socket.socket | None,
+) -> Communicator:  # fmt: skip
+    from muster_collectives.binding import abi
+    from muster_collectives.binding.native import NativeCommunicator
+    from muster_collectives.binding.native_create import raw_tuning
+
+    core = library.load(settings.core)
+    raw = raw_tuning(plan.tuning)
+
+    def bytes_of(locals_: int) -> int:
+        return int(core.mc_segment_bytes(locals_, abi.at(raw)))
+
+    place = find_place(council, plan, rank, size, bytes_of)
+    between = len(set(place.nodes)) > 1
+    layout = Layout(
+        rank=rank, size=size, nodes=place.nodes, segment_fd=place.fd,
+        listen_fd=_listen_fd(listener, between), addresses=plan.addresses if between else (),
+        key=key, tuning=plan.tuning,
+    )  # fmt: skip
+    return NativeCommunicator(
+        core, layout, name=name, timeout_s=limit_s, create_s=council.left_s, means=place.means,
+        why=place.why, flight=_flight(settings, name, rank, size),
+        straggler_s=settings.straggler_s,
+    )  # fmt: skip
+
+
+def _pure(
+    council: Council, plan: Plan, key: bytes, rank: int, size: int, name: str, limit_s: float,
+    settings: Settings, listener: socket.socket | None,
+) -> Communicator:  # fmt: skip
+    from muster_collectives.pure.communicator import PureCommunicator
+
+    place: Place = alone(plan, size)
+    layout = Layout(
+        rank=rank, size=size, nodes=place.nodes, segment_fd=-1, listen_fd=-1,
+        addresses=plan.addresses, key=key, tuning=plan.tuning,
+    )  # fmt: skip
+    return PureCommunicator(
+        layout, listener, name=name, timeout_s=limit_s, create_s=council.left_s, why=place.why,
+        flight=_flight(settings, name, rank, size),
+    )  # fmt: skip
+
+
+def _listen_fd(listener: socket.socket | None, between: bool) -> int:
+    """The core owns it from here on, or nobody needs it."""
+    if listener is None:
+        return -1
+    if between:
+        return listener.detach()
+    listener.close()
+    return -1
+
+
+def _flight(settings: Settings, name: str, rank: int, size: int) -> Flight | None:
+    return Flight(settings.flight_dir, name, rank, size) if settings.flight_dir else None

@@ -1,0 +1,286 @@
+"""A TCP service of rank 0, in a thread: takes ranks that prove the secret, hands over frames.
+
+What others send never ends it: garbage, half frames and slow strangers lose their connection.
+Closing never raises and waits for the thread for a bounded time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from muster_collectives.bootstrap import frames
+from muster_collectives.bootstrap.frames import Frame, FrameError, Parser
+
+_GREETING_S = 10.0  # a stranger must prove itself within
+_MAX_STRANGERS = 256
+_CROWDED_S = 1.0  # and of too many within this
+_TICK_S = 0.1
+_JOIN_S = 5.0
+_DRAIN_S = 1.0
+_READS_AT_ONCE = 16
+_log = logging.getLogger("muster_collectives")
+
+
+_ANSWER_BYTES = 256
+
+
+class Peer:
+    """One connection. `rank` is -1 until it has proved the secret."""
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.sock = sock
+        self.rank = -1
+        self.nonce = os.urandom(frames.NONCE_BYTES)
+        self.since = now
+        self.parser = Parser(_ANSWER_BYTES)
+        self.out: deque[memoryview] = deque()
+        self.is_closing = False
+
+    def queue(self, kind: int, head: bytes = b"", *bodies: bytes | bytearray | memoryview) -> None:
+        size = sum(memoryview(body).nbytes for body in bodies)
+        self.out.append(memoryview(frames.header(kind, head, size)))
+        self.out.extend(memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes)
+
+
+class Handler:
+    """What a service does with frames; called in the service's thread alone."""
+
+    def joined(self, peer: Peer) -> None: ...
+
+    def frame(self, peer: Peer, frame: Frame) -> None:
+        """Raises FrameError to end the connection."""
+
+    def gone(self, peer: Peer) -> None: ...
+
+    def tick(self, now: float) -> None:
+        """About ten times a second."""
+
+
+class Service:
+    """Runs until `close`. Owns the listener."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        size: int,
+        secret: bytes,
+        handler: Handler,
+        *,
+        max_body_bytes: int,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener = listener
+        self._size = size
+        self._secret = secret
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+        self._clock = clock
+        self._peers: set[Peer] = set()
+        self._seen: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._is_ending = threading.Event()
+        self._pid = os.getpid()
+        for sock in (listener, self._wake_read, self._wake_write):
+            sock.setblocking(False)
+        self._is_listening = False
+        self._listen(True)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """So that what another thread has put aside is looked at now."""
+        with suppress(OSError):  # full: it is awake already; broken: it has ended
+            self._wake_write.send(b"w")
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:  # the thread is the parent's
+            return
+        self._is_ending.set()
+        self.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    # --- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending.is_set():
+                self._turn()
+            self._drain()
+        except Exception:
+            _log.exception("%s ended", self._thread.name)
+        finally:
+            for peer in list(self._peers):
+                self._drop(peer)
+            for sock in (self._listener, self._wake_read, self._wake_write):
+                with suppress(OSError):
+                    sock.close()
+            with suppress(OSError):
+                self._selector.close()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(_TICK_S):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data is None:
+                with suppress(OSError):
+                    self._wake_read.recv(4096)
+            else:
+                self._serve(key.data, events)
+        now = self._clock()
+        if not self._is_listening and self._can_go(self._in_the_way()):
+            self._listen(True)
+        self._handler.tick(now)
+        for peer in list(self._peers):
+            if peer.rank < 0 and now - peer.since > _GREETING_S:
+                self._drop(peer)
+            elif peer.out or peer.is_closing:
+                self._flush(peer)
+
+    def _drain(self) -> None:
+        """What was said last (a failure, a good-bye) shall arrive."""
+        limit = self._clock() + _DRAIN_S
+        while self._clock() < limit and any(peer.out for peer in self._peers):
+            for peer in list(self._peers):
+                self._flush(peer)
+            time.sleep(0.001)
+
+    def _in_the_way(self) -> Peer | None:
+        """Of too many strangers the one that has waited longest: it goes once it has had its
+        second. Until then newcomers wait in the kernel's queue, so nobody keeps the ranks out."""
+        strangers = [peer for peer in self._peers if peer.rank < 0]
+        if len(strangers) < _MAX_STRANGERS + self._size:
+            return None
+        return min(strangers, key=lambda peer: peer.since)
+
+    def _can_go(self, oldest: Peer | None) -> bool:
+        return oldest is None or self._clock() - oldest.since >= _CROWDED_S
+
+    def _listen(self, on: bool) -> None:
+        """With no place the listener is not looked at, or each wait would end at once."""
+        if on and not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        elif self._is_listening and not on:
+            self._selector.unregister(self._listener)
+        self._is_listening = on
+
+    def _accept(self) -> None:
+        oldest = self._in_the_way()
+        if not self._can_go(oldest):
+            self._listen(False)
+            return
+        if oldest is not None:
+            self._drop(oldest)
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = Peer(sock, self._clock())
+        self._peers.add(peer)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        peer.queue(frames.HELLO, b"", frames.hello(peer.nonce))
+        self._flush(peer)
+
+    def _serve(self, peer: Peer, events: int) -> None:
+        if peer not in self._peers:
+            return
+        if events & selectors.EVENT_WRITE:
+            self._flush(peer)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            for _ in range(_READS_AT_ONCE):
+                room = peer.parser.room()
+                count = peer.sock.recv_into(room)
+                if not count:
+                    self._drop(peer)
+                    return
+                frame = peer.parser.took(count)
+                if frame is not None:
+                    self._take(peer, frame)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, FrameError, ValueError, MemoryError, OverflowError) as error:
+            if peer.rank >= 0:
+                _log.warning("the connection with rank %d ended: %s", peer.rank, error)
+            self._drop(peer)
+
+    def _take(self, peer: Peer, frame: Frame) -> None:
+        if peer.rank >= 0:
+            self._seen.add(peer.rank)
+            self._handler.frame(peer, frame)
+            return
+        if frame.kind != frames.ANSWER:
+            raise FrameError("no answer")
+        try:
+            rank, nonce = frames.read_answer(self._secret, peer.nonce, bytes(frame.body))
+            if rank >= self._size:
+                raise FrameError(f"rank {rank} of {self._size} cannot be")
+            if rank in self._seen:
+                raise FrameError(f"rank {rank} is here already")
+        except FrameError as error:
+            peer.queue(frames.REFUSED, b"", str(error).encode())
+            self._flush(peer)
+            raise
+        self._replace(rank)
+        peer.rank = rank
+        peer.parser.max_body_bytes = self._max_body_bytes
+        welcome = frames.proof(self._secret, b"service", peer.nonce, nonce, rank)
+        peer.queue(frames.WELCOME, b"", welcome)
+        self._handler.joined(peer)
+
+    def _replace(self, rank: int) -> None:
+        """A rank that has not spoken yet may have given its first connection up and dialled again.
+        One that has is never let in twice: what comes in its name later is another life of it."""
+        for peer in list(self._peers):
+            if peer.rank == rank:
+                peer.rank = -1  # the rank is not gone
+                self._drop(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
+        try:
+            while peer.out:
+                part = peer.out[0]
+                sent = peer.sock.send(part)
+                if sent < part.nbytes:
+                    peer.out[0] = part[sent:]
+                else:
+                    peer.out.popleft()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._drop(peer)
+            return
+        if peer.is_closing and not peer.out:
+            self._drop(peer)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
+        if self._selector.get_key(peer.sock).events != wanted:
+            self._selector.modify(peer.sock, wanted, peer)
+
+    def _drop(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
+        self._peers.discard(peer)
+        with suppress(OSError, KeyError, ValueError):
+            self._selector.unregister(peer.sock)
+        with suppress(OSError):
+            peer.sock.close()
+        if peer.rank >= 0:
+            self._handler.gone(peer)

@@ -1,0 +1,1 @@
+"""The communicator of a machine without the compiled core."""

@@ -1,0 +1,1 @@
+"""What every group has, whatever moves its bytes: types, errors, settings, records, summaries."""

@@ -1,0 +1,432 @@
+"""One group as one rank sees it: what every part above the core may use.
+
+Two classes keep these promises: NativeCommunicator (the C core) and PureCommunicator (the standard
+library alone, slow). Calls at the pointer level take addresses, for callers that own the memory;
+calls at the buffer level take any object with the buffer protocol (bytearray, array, numpy).
+
+All ranks of a group make the same calls in the same order. Sums have the same bits on all ranks.
+Every call raises a subclass of CollectiveError: CollectiveTimeout after its deadline, PeerError
+when a rank died, MismatchError when ranks called different things, AbortedError, WireError,
+UsageError for a call that is wrong by itself. After any but UsageError the group is broken: each
+later call raises the same again, at once, on every rank.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from muster_collectives.runtime.buffers import Buffer, Span, span_of
+from muster_collectives.runtime.errors import UsageError
+from muster_collectives.runtime.store import Store
+from muster_collectives.runtime.summary import Figures, Summary
+from muster_collectives.runtime.types import (
+    DTYPE_BYTES,
+    DTYPE_NAMES,
+    DType,
+    Op,
+    Record,
+    Stats,
+    Status,
+    Verb,
+    is_defined,
+)
+
+BARRIER_COUNT = 0
+
+
+class Call(Protocol):
+    """The arguments of one `Communicator.run`."""
+
+    @property
+    def verb(self) -> Verb: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def op(self) -> Op: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def in_counts(self) -> Sequence[int] | None: ...
+    @property
+    def out_counts(self) -> Sequence[int] | None: ...
+
+
+class Async(Protocol):
+    """Calls that are to be posted, or have been. One thread at a time uses it."""
+
+    @property
+    def is_posted(self) -> int:
+        """True from the moment on from which their memory is the core's."""
+
+    def post(self, grace_s: float) -> None:
+        """They begin `grace_s` later at the earliest. Raises CollectiveError: the group is closed,
+        in a child of the process or has no thread."""
+
+    def done(self) -> bool:
+        """Whether they have ended: their memory is the caller's again."""
+
+    def wait(self) -> None:
+        """Until `done`. Raises only what a signal handler raises, and the calls go on then."""
+
+    def end(self) -> None:
+        """Once `done`: raises what the first that failed ended with."""
+
+
+class Request(Protocol):
+    """A send or a receive under way."""
+
+    def wait(self, timeout_s: float | None = None) -> Status:
+        """Until it is done. `timeout_s` (none: that of the post) bounds this wait alone: after it
+        CollectiveTimeout, and the request goes on. Raises what the transfer ended with."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+
+
+class Ends(Protocol):
+    """Tells threads which of many requests of a group have ended, in the order of their ends."""
+
+    def follow(self, request: Any) -> bool:
+        """`next` shall tell its end. False: its end is known already, and `next` will not tell
+        it. Raises CollectiveError: the group is closed, in a child of the process, no memory."""
+
+    def next(self) -> Request | None:
+        """Waits for the next end of one that is followed, which it tells one thread; None once the
+        group is closed."""
+
+
+class Region(Protocol):
+    """Memory that the ranks of the node have in common: collectives on it copy less.
+
+    `view` is this rank's own part, writable; `release` ends it, called by all ranks together.
+    """
+
+    address: int
+    bytes: int
+
+    @property
+    def view(self) -> memoryview: ...
+
+    def release(self) -> None: ...
+
+
+class Communicator(abc.ABC):
+    """A group. `nodes[r]` is the number of rank r's node, `transport` "native" or "pure",
+    `why[r]` in words how rank r is reached, `timeout_s` the deadline of calls that give none."""
+
+    rank: int
+    size: int
+    name: str
+    nodes: tuple[int, ...]
+    transport: str
+    timeout_s: float
+    why: tuple[str, ...]
+    ends: Ends
+    global_ranks: tuple[int, ...] = ()  # of its ranks in the world
+    # of groups that `init` and `new_group` made: where their children meet, and what ends with them
+    store: Store | None = None
+    children: int = 0
+    on_close: Callable[[], None] | None = None
+    # of groups whose summary is theirs to write
+    summary: Summary | None = None
+
+    # --- pointer level
+
+    @abc.abstractmethod
+    def run(
+        self,
+        verb: Verb,
+        *,
+        source: int,
+        target: int,
+        count: int,
+        dtype: DType,
+        op: Op = Op.SUM,
+        root: int = 0,
+        in_counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """One collective; returns when `target` is complete. `source` and `target` are addresses,
+        `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
+        [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
+
+    def prepare(self, calls: Sequence[Call], timeout_s: float) -> Async | None:
+        """`calls`, which begin in order once they are posted and after all that were posted before,
+        or when they are waited for, whatever threads of Python do meanwhile. None: there is no
+        thread for them here, `run` them. Raises UsageError."""
+        return None
+
+    @abc.abstractmethod
+    def post_send(
+        self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None = None
+    ) -> Request:
+        """Begins a send; the memory must stay as it is until the request is done."""
+
+    @abc.abstractmethod
+    def post_recv(
+        self,
+        address: int,
+        bytes_: int,
+        peer: int | None,
+        tag: int,
+        timeout_s: float | None = None,
+    ) -> Request:
+        """Begins a receive of at most `bytes_`; `peer` None: from any rank. A longer message is a
+        MismatchError for this receive alone."""
+
+    @abc.abstractmethod
+    def allocate(self, bytes_: int) -> Region:
+        """Registered memory, zeroed; all ranks of the group call it together with the same size.
+        Raises ResourceError on every rank if one of them cannot."""
+
+    @abc.abstractmethod
+    def adopt(self, fd: int, address: int, bytes_: int) -> Region:
+        """Registers memory that this process has mapped at `address` from the shared file `fd` (a
+        memfd, or an unlinked file in /dev/shm), which it keeps until `release`. Called and refused
+        by all ranks together, as `allocate`. The descriptor may be closed afterwards."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Ends the call in progress on every rank, from any thread: they raise AbortedError."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Says good-bye and gives everything back. Never raises, may be called twice."""
+
+    @abc.abstractmethod
+    def stats(self) -> Stats: ...
+
+    @abc.abstractmethod
+    def waits_s(self) -> tuple[float, ...]:
+        """[size]: for how long this rank has waited for each rank of its node last of all."""
+
+    @abc.abstractmethod
+    def records(self) -> tuple[Record, ...]:
+        """The last operations, oldest first."""
+
+    # --- buffer level
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        self.run(
+            Verb.BARRIER, source=0, target=0, count=BARRIER_COUNT, dtype=DType.U8,
+            timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def all_reduce(
+        self,
+        buffer: Buffer,
+        op: Op | str = Op.SUM,
+        dtype: DType | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """In place. The element type is that of the buffer unless `dtype` says it (bfloat16)."""
+        span = self._span(buffer, dtype, True)
+        which = self._op(op, span.dtype)
+        self.run(
+            Verb.ALL_REDUCE, source=span.address, target=span.address, count=span.count,
+            dtype=span.dtype, op=which, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def reduce(
+        self,
+        buffer: Buffer,
+        root: int = 0,
+        op: Op | str = Op.SUM,
+        dtype: DType | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """In place on the root; the other ranks' buffers stay as they are."""
+        span = self._span(buffer, dtype, True)
+        which = self._op(op, span.dtype)
+        self.run(
+            Verb.REDUCE, source=span.address, target=span.address if self.rank == root else 0,
+            count=span.count, dtype=span.dtype, op=which, root=self._root(root),
+            timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def broadcast(self, buffer: Buffer, root: int = 0, timeout_s: float | None = None) -> None:
+        """In place: every rank ends with the root's bytes."""
+        span = self._span(buffer, None, True, only_moved=True)
+        self.run(
+            Verb.BROADCAST, source=0, target=span.address, count=span.count, dtype=span.dtype,
+            root=self._root(root), timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def all_gather(self, out: Buffer, buffer: Buffer, timeout_s: float | None = None) -> None:
+        """`out` holds `size` times `buffer`, in the order of the ranks."""
+        source = self._span(buffer, None, False, only_moved=True)
+        target = self._span(out, source.dtype, True)
+        self._fits("out", target.count, source.count * self.size)
+        self.run(
+            Verb.ALL_GATHER, source=source.address, target=target.address, count=source.count,
+            dtype=source.dtype, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self,
+        out: Buffer,
+        buffer: Buffer,
+        op: Op | str = Op.SUM,
+        dtype: DType | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """`buffer` holds `size` parts; `out` ends with the sum of this rank's part."""
+        source = self._span(buffer, dtype, False)
+        target = self._span(out, source.dtype, True)
+        self._fits("buffer", source.count, target.count * self.size)
+        which = self._op(op, source.dtype)
+        self.run(
+            Verb.REDUCE_SCATTER, source=source.address, target=target.address, count=target.count,
+            dtype=source.dtype, op=which, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def gather(
+        self,
+        out: Buffer | None,
+        buffer: Buffer,
+        root: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """On the root `out` holds `size` times `buffer`; elsewhere it is not looked at."""
+        source = self._span(buffer, None, False, only_moved=True)
+        address = 0
+        if self.rank == self._root(root):
+            target = self._span(self._present("out", out), source.dtype, True)
+            self._fits("out", target.count, source.count * self.size)
+            address = target.address
+        self.run(
+            Verb.GATHER, source=source.address, target=address, count=source.count,
+            dtype=source.dtype, root=root, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def scatter(
+        self,
+        out: Buffer,
+        buffer: Buffer | None,
+        root: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """The root's `buffer` holds `size` parts; `out` ends with this rank's part."""
+        target = self._span(out, None, True, only_moved=True)
+        address = 0
+        source = None
+        if self.rank == self._root(root):
+            source = self._span(self._present("buffer", buffer), target.dtype, False)
+            self._fits("buffer", source.count, target.count * self.size)
+            address = source.address
+        self.run(
+            Verb.SCATTER, source=address, target=target.address, count=target.count,
+            dtype=target.dtype, root=root, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def all_to_all(
+        self,
+        out: Buffer,
+        buffer: Buffer,
+        in_counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Part i of `buffer` goes to rank i, part i of `out` came from rank i. Parts are equal, or
+        as long as `in_counts` and `out_counts` [size] say, in elements."""
+        source = self._span(buffer, None, False, only_moved=True)
+        target = self._span(out, source.dtype, True)
+        if (in_counts is None) != (out_counts is None):
+            raise self._usage("all_to_all has in_counts or out_counts alone", "give both or none")
+        if in_counts is not None and out_counts is not None:
+            self._fits("buffer", source.count, sum(in_counts))
+            self._fits("out", target.count, sum(out_counts))
+            count = 0
+        else:
+            self._fits("out", target.count, source.count)
+            count, rest = divmod(source.count, self.size)
+            if rest:
+                raise self._usage(
+                    f"all_to_all of {source.count} elements over {self.size} ranks",
+                    "give a multiple of the ranks, or in_counts and out_counts",
+                )
+        self.run(
+            Verb.ALL_TO_ALL, source=source.address, target=target.address, count=count,
+            dtype=source.dtype, in_counts=in_counts, out_counts=out_counts, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write_summary(self) -> None:
+        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says. Never raises; `close` and
+        the end of the interpreter do it."""
+        summary, self.summary = self.summary, None
+        if summary is not None:
+            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
+
+    def _end_store(self) -> None:
+        end, self.on_close = self.on_close, None
+        if end is not None:
+            end()
+
+    # --- what is wrong with a call before anything is sent
+
+    def _span(
+        self, buffer: Buffer, dtype: DType | None, writable: bool, only_moved: bool = False
+    ) -> Span:
+        try:
+            return span_of(buffer, dtype, writable, only_moved)
+        except (TypeError, ValueError, BufferError) as error:
+            raise self._usage(
+                f"a buffer cannot be used: {error}",
+                "give a C-contiguous buffer of numbers (array, bytearray, numpy); what receives "
+                "must be writable",
+            ) from error
+
+    def _op(self, op: Op | str, dtype: DType) -> Op:
+        if isinstance(op, str):
+            try:
+                op = Op[op.upper()]
+            except KeyError:
+                names = ", ".join(each.name.lower() for each in Op)
+                raise self._usage(f"no operation {op!r}", f"one of {names}") from None
+        if not is_defined(dtype, op):
+            raise self._usage(
+                f"{op.name.lower()} is not defined for {DTYPE_NAMES[dtype]}",
+                "avg is for floats; band, bor and bxor are for integers",
+            )
+        return op
+
+    def _root(self, root: int) -> int:
+        if not 0 <= root < self.size:
+            raise self._usage(f"there is no rank {root}", f"a root from 0 to {self.size - 1}")
+        return root
+
+    def _present(self, what: str, buffer: Buffer | None) -> Buffer:
+        if buffer is None:
+            raise self._usage(f"the root gave no {what}", f"give {what} on the root")
+        return buffer
+
+    def _fits(self, what: str, count: int, expected: int) -> None:
+        if count != expected:
+            raise self._usage(
+                f"{what} holds {count} elements, and {expected} are due", f"make {what} that long"
+            )
+
+    def _usage(self, what: str, fix: str) -> UsageError:
+        return UsageError(
+            f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
+            group=self.name, rank=self.rank,
+        )  # fmt: skip
+
+
+def bytes_of(count: int, dtype: DType) -> int:
+    return count * DTYPE_BYTES[dtype]

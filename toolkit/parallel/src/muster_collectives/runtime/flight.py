@@ -1,0 +1,91 @@
+"""The flight log: what a rank did last, written once when a call of its group fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.types import DTYPE_NAMES, Record
+
+SCHEMA = 1
+_log = logging.getLogger("muster_collectives")
+
+
+class Flight:
+    """Writes `DIR/flight-GROUP-rankN.json` at the first failure of a group."""
+
+    def __init__(self, folder: str, group: str, rank: int, size: int) -> None:
+        self._folder = folder
+        self._group = group
+        self._rank = rank
+        self._size = size
+        self._is_written = False
+
+    @property
+    def path(self) -> str:
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self._group)[:100]
+        return os.path.join(self._folder, f"flight-{safe}-rank{self._rank}.json")
+
+    def write(
+        self,
+        error: CollectiveError,
+        records: Sequence[Record],
+        waits_s: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
+        """Never raises: the failure itself is what the person must see."""
+        if self._is_written:
+            return
+        self._is_written = True
+        try:
+            waits = [round(wait, 6) for wait in waits_s()]
+        except CollectiveError:
+            waits = []
+        document = {
+            "schema": SCHEMA,
+            "group": self._group,
+            "rank": self._rank,
+            "size": self._size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": time.time(),
+            "monotonic_s": time.monotonic(),
+            "error": {
+                "kind": type(error).__name__,
+                "code": error.code.name,
+                "message": error.message,
+                "ranks": list(error.ranks),
+                "operation": error.operation,
+            },
+            "waits_s": waits,
+            "operations": [_line(record) for record in records],
+        }
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            partial = f"{self.path}.{os.getpid()}.partial"
+            with open(partial, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+            os.replace(partial, self.path)
+        except OSError as failed:
+            _log.warning("the flight log %s cannot be written: %s", self.path, failed)
+
+
+def _line(record: Record) -> dict[str, object]:
+    what = record.what
+    return {
+        "seq": what.seq,
+        "verb": what.verb.name.lower(),
+        "count": what.count,
+        "dtype": DTYPE_NAMES[what.dtype],
+        "op": what.op.name.lower(),
+        "root": what.root,
+        "began_s": record.began_s,
+        "took_s": record.took_s,
+        "code": record.code.name,
+        "path": record.path.name.lower() if record.path is not None else "",
+    }

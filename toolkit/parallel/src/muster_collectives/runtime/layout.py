@@ -1,0 +1,69 @@
+"""Where the ranks of a group are and what they share (pure values)."""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster_collectives.runtime.tuning import Tuning
+
+KEY_BYTES = 32
+
+
+class Means(enum.Enum):
+    """How the ranks of a node share memory."""
+
+    ALONE = "alone"
+    MEMFD = "memfd"  # opened through /proc/PID/fd
+    FILE = "file"  # in /dev/shm, unlinked once all have it open
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a rank listens: an IP address without brackets, a port, and an IPv6 scope (0: none)."""
+
+    host: str
+    port: int
+    scope: int = 0
+
+    @property
+    def family(self) -> int:
+        return int(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+
+    @property
+    def packed(self) -> bytes:
+        """The address in network order, 4 or 16 bytes."""
+        return ipaddress.ip_address(self.host).packed
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A group as one rank sees it. `segment_fd` -1: alone in its node; `listen_fd` -1: one node, or
+    no socket; `addresses` [size], empty where no rank needs to reach another by TCP."""
+
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    segment_fd: int
+    listen_fd: int
+    addresses: tuple[Address, ...]
+    key: bytes
+    tuning: Tuning
+
+    @property
+    def locals(self) -> tuple[int, ...]:
+        """The ranks of this rank's node, ascending."""
+        mine = self.nodes[self.rank]
+        return tuple(rank for rank, node in enumerate(self.nodes) if node == mine)
+
+
+def numbered(leaders: Iterable[int]) -> tuple[int, ...]:
+    """Nodes numbered by first appearance, from the leader of each rank's node."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(leader, len(numbers)) for leader in leaders)

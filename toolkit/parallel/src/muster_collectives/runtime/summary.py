@@ -1,0 +1,176 @@
+"""What a group did on one rank, as a file for those who read runs later.
+
+One JSON object in COLLECTIVES_SUMMARY_DIR for each group and rank, written when the group ends: at
+its close, or at the latest when the interpreter ends. A rank that is killed leaves none; a kill in
+the very moment of writing may leave a file `.collectives-*`, which no reader takes for a summary.
+docs/reference/collectives.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from muster_collectives.runtime.environment import run_of
+from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.types import Stats
+
+VERSION = 1
+FOLDER = "COLLECTIVES_SUMMARY_DIR"
+_log = logging.getLogger("muster_collectives")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which group this is, on which rank. `global_ranks`: its members in the world. `life`: a word
+    that all ranks of this making of the group have and no other. `layer`: core, torch or
+    tensorflow, who calls."""
+
+    name: str
+    rank: int
+    size: int
+    global_ranks: tuple[int, ...]
+    life: str
+    layer: str = "core"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a group can tell at its end. `stats` None: the core was not used and `why` says why.
+    `waits_s` [size], `nodes` [size]. `fallback` and `device`: calls by verb that went elsewhere."""
+
+    transport: str
+    nodes: Sequence[int]
+    stats: Stats | None = None
+    waits_s: Sequence[float] = ()
+    why: str = ""
+    fallback: Mapping[str, int] = field(default_factory=dict)
+    device: Mapping[str, int] = field(default_factory=dict)
+
+
+class Summary:
+    """One group on one rank, from its making on. `folder` "": none is written."""
+
+    def __init__(self, identity: Identity, folder: str) -> None:
+        self.identity = identity
+        self.folder = folder
+        self._began_s, self._began = time.time(), time.monotonic()
+        self._pid = os.getpid()
+
+    def write(self, figures: Callable[[], Figures]) -> None:
+        """Never raises: a folder that cannot be used is one warning of this process, whatever the
+        number of groups. Nothing in a forked child, whose parent writes."""
+        if not self.folder or os.getpid() != self._pid:
+            return
+        try:
+            found = figures()
+        except CollectiveError:  # closed meanwhile, or a child of the process: nothing to read
+            return
+        try:
+            _write(self.folder, self._name(), self.document(found))
+        except OSError as error:
+            _warn_once(self.folder, error.strerror or str(error))
+
+    def document(self, figures: Figures) -> dict[str, Any]:
+        """As plain values; times in seconds, sizes in bytes."""
+        identity, stats = self.identity, figures.stats
+        return {
+            "version": VERSION,
+            "run": run_of(os.environ),
+            "layer": identity.layer,
+            "group": identity.name,
+            "life": identity.life,
+            "rank": identity.rank,
+            "size": identity.size,
+            "global_ranks": list(identity.global_ranks),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "began_s": self._began_s,
+            "ended_s": time.time(),
+            "lasted_s": time.monotonic() - self._began,
+            "transport": figures.transport,
+            "why": figures.why,
+            "nodes": list(figures.nodes),
+            **_counters(stats if stats is not None else Stats({}, {}, {})),
+            "waits_s": list(figures.waits_s),
+            "fallback": dict(figures.fallback),
+            "device": dict(figures.device),
+        }
+
+    def _name(self) -> str:
+        safe = re.sub(r"[^A-Za-z0-9]+", "-", self.identity.name).strip("-")[:100] or "group"
+        return f"collectives-{safe}-{self.identity.rank}-{self.identity.life}.json"
+
+
+def _counters(stats: Stats) -> dict[str, Any]:
+    return {
+        "verbs": {
+            verb.name.lower(): {
+                "calls": int(count), "bytes": int(stats.bytes.get(verb, 0)),
+                "time_s": stats.times_s.get(verb, 0.0),
+            }
+            for verb, count in stats.calls.items() if count
+        },
+        "paths": {path.name.lower(): int(count) for path, count in stats.paths.items() if count},
+        "time_s": stats.time_s,
+        "wait_s": stats.wait_s,
+        "sent_bytes": stats.sent_bytes,
+        "received_bytes": stats.received_bytes,
+        "sends": stats.sends,
+        "receives": stats.receives,
+        "sends_bytes": stats.sends_bytes,
+        "receives_bytes": stats.receives_bytes,
+    }  # fmt: skip
+
+
+def _write(folder: str, name: str, document: Mapping[str, Any]) -> None:
+    """Whole or not there at all. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+    partial = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        with open(partial, "x", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+        os.replace(partial, os.path.join(folder, name))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(folder: str, why: str) -> None:
+    _log.warning(
+        "%s=%s cannot be written, so there are no summaries of this process's groups: %s\n"
+        "  Fix: a folder on every host that the ranks' user may write to", FOLDER, folder, why,
+    )  # fmt: skip
+
+
+class Summed(Protocol):
+    """A group that writes its summary."""
+
+    def write_summary(self) -> None: ...
+
+
+_open: weakref.WeakSet[Summed] = weakref.WeakSet()
+
+
+def write_at_exit(group: Summed) -> None:
+    """For programs that end without closing their groups."""
+    _open.add(group)
+
+
+@atexit.register
+def _write_all() -> None:
+    for group in list(_open):
+        group.write_summary()

@@ -1,0 +1,1 @@
+"""Programs over the library: bench, doctor, autotune, summary."""

@@ -1,0 +1,174 @@
+"""One case as calls: the same buffers for all contenders, each checked before it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster_collectives.core import CollectiveError, DType, Op, Region, Verb
+from muster_collectives.tools.bench import cases
+from muster_collectives.tools.bench.cases import DTYPE_BYTES, Case
+from muster_collectives.tools.bench.group import Group
+
+Call = Callable[[], object]
+CORE_DTYPES: Mapping[str, DType] = {
+    "float32": DType.F32, "float64": DType.F64, "float16": DType.F16, "bfloat16": DType.BF16,
+    "int8": DType.I8, "uint8": DType.U8, "int32": DType.I32, "int64": DType.I64,
+}  # fmt: skip
+_MPI_TYPES: Mapping[str, str] = {
+    "float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T",
+    "int32": "INT32_T", "int64": "INT64_T",
+}  # fmt: skip
+
+
+@dataclass
+class Prepared:
+    """`calls` by contender; `absent`: why one is not there; `regions`: released by all ranks."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+
+    def release(self) -> None:
+        self.calls.clear()
+        for region in self.regions:
+            region.release()
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """`given` is a rank's input, `result` its output: the same tensor for all_reduce.
+    `count` as the core counts it, `expected` what the first and last element must become."""
+
+    given: Any
+    result: Any
+    count: int
+    expected: float
+
+
+def prepare(group: Group, case: Case) -> Prepared:
+    """Collective. Raises ValueError where a contender's result is wrong."""
+    made = Prepared()
+    buffers = _buffers(group, case, case.dtype)
+    for name in case.names:
+        try:
+            call = _call(group, case, name, buffers, made)
+        except LookupError as reason:
+            made.absent[name] = str(reason.args[0])
+            continue
+        made.calls[name] = call
+    return made
+
+
+def _buffers(group: Group, case: Case, dtype: str, count: int | None = None) -> Buffers:
+    kind = getattr(group.torch, dtype)
+    n = group.size
+    whole = case.size_bytes // DTYPE_BYTES[dtype] if count is None else count
+    if case.verb == "all_reduce":
+        data = group.torch.zeros(whole, dtype=kind)
+        return Buffers(data, data, whole, n * (n + 1) / 2)
+    part = max(1, whole // n)
+    if case.verb == "all_gather":
+        return Buffers(group.torch.zeros(part, dtype=kind), group.torch.zeros(part * n, dtype=kind),
+                       part, 0)  # fmt: skip
+    return Buffers(group.torch.zeros(part * n, dtype=kind), group.torch.zeros(part, dtype=kind),
+                   part, n * (n + 1) / 2)  # fmt: skip
+
+
+def _call(group: Group, case: Case, name: str, buffers: Buffers, made: Prepared) -> Call:
+    """Raises LookupError with the reason where there is no such contender here."""
+    if name == cases.LIMIT:
+        return _memory_alone(group, case, buffers)
+    if name == cases.WIDE:
+        if case.dtype == "float32":
+            raise LookupError("the case is float32 itself")
+        whole = case.size_bytes // DTYPE_BYTES[case.dtype]
+        buffers = _buffers(group, case, "float32", whole)
+        call = _through_torch(group, case.verb, buffers, None)
+    elif name in (cases.OURS, cases.GLOO):
+        call = _through_torch(group, case.verb, buffers, group.gloo if name == cases.GLOO else None)
+    elif name == cases.CORE:
+        call = _through_core(group, case, buffers)
+    elif name == cases.DIRECT:
+        buffers = _registered(group, case, buffers, made)
+        call = _through_core(group, case, buffers)
+    elif name == cases.MPI:
+        call = _through_mpi(group, case, buffers)
+    else:
+        raise LookupError(f"no contender {name}; there are {', '.join(cases.NAMES)}")
+    _check(group, case, name, buffers, call)
+    return call
+
+
+def _memory_alone(group: Group, case: Case, buffers: Buffers) -> Call:
+    """Without a word between ranks: the longer buffer read and written in place. A gather writes
+    what it has not read, so there every part of the result is copied from this rank's input."""
+    if case.verb == "all_gather":
+        parts = buffers.result.view(group.size, buffers.count)
+        return lambda: parts.copy_(buffers.given)
+    longer = max((buffers.given, buffers.result), key=len)
+    return lambda: longer.mul_(1)
+
+
+def _through_torch(group: Group, verb: str, buffers: Buffers, where: Any) -> Call:
+    dist = group.dist
+    if verb == "all_reduce":
+        return lambda: dist.all_reduce(buffers.result, group=where)
+    if verb == "all_gather":
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return lambda: gather(buffers.result, buffers.given, group=where)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return lambda: scatter(buffers.result, buffers.given, group=where)
+
+
+def _through_core(group: Group, case: Case, buffers: Buffers) -> Call:
+    verb, run = Verb[case.verb.upper()], group.core.run
+    source, target = buffers.given.data_ptr(), buffers.result.data_ptr()
+    count, dtype = buffers.count, CORE_DTYPES[case.dtype]
+    return lambda: run(verb, source=source, target=target, count=count, dtype=dtype, op=Op.SUM)
+
+
+def _registered(group: Group, case: Case, buffers: Buffers, made: Prepared) -> Buffers:
+    """The same buffers in memory that the ranks have in common."""
+
+    def registered(like: Any) -> Any:
+        bytes_ = max(4096, (like.numel() * like.element_size() + 4095) & ~4095)
+        try:
+            region = group.core.allocate(bytes_)
+        except CollectiveError as error:
+            raise LookupError(f"no registered memory: {error.message}") from error
+        made.regions.append(region)
+        return group.torch.frombuffer(region.view, dtype=like.dtype, count=like.numel())
+
+    result = registered(buffers.result)
+    given = result if buffers.given is buffers.result else registered(buffers.given)
+    return Buffers(given, result, buffers.count, buffers.expected)
+
+
+def _through_mpi(group: Group, case: Case, buffers: Buffers) -> Call:
+    if group.mpi is None:
+        raise LookupError("mpirun has not started this run")
+    if case.dtype not in _MPI_TYPES:
+        raise LookupError(f"MPI has no {case.dtype}")
+    kind = getattr(group.mpi, _MPI_TYPES[case.dtype])
+    world, given, result = group.mpi.COMM_WORLD, buffers.given.numpy(), buffers.result.numpy()
+    if case.verb == "all_reduce":
+        place = group.mpi.IN_PLACE
+        return lambda: world.Allreduce(place, [result, kind])
+    if case.verb == "all_gather":
+        return lambda: world.Allgather([given, kind], [result, kind])
+    return lambda: world.Reduce_scatter_block([given, kind], [result, kind])
+
+
+def _check(group: Group, case: Case, name: str, buffers: Buffers, call: Call) -> None:
+    """Every contender does the same work; afterwards all is zero, so that sums stay finite."""
+    buffers.given.fill_(group.rank + 1)
+    call()
+    first, last = buffers.result[0].item(), buffers.result[-1].item()
+    expected = (1, group.size) if case.verb == "all_gather" else (buffers.expected,) * 2
+    if (first, last) != expected:
+        raise ValueError(f"{name} {case.verb} of {case.size_bytes} bytes: {first} and {last} "
+                         f"at the ends, {expected} are right")  # fmt: skip
+    buffers.given.zero_()
+    buffers.result.zero_()

@@ -1,0 +1,190 @@
+"""The groups behind ours: gloo for what the core does not do, NCCL for CUDA tensors.
+
+Both are made at their first use, which all ranks come to together: what a call needs follows from
+its verb, dtype and device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster_collectives.torch.ops import views
+from muster_collectives.torch.ops.arguments import Arguments, Row
+from muster_collectives.torch.works.work import Finished, Joined
+
+__all__ = ["Device", "Fallback", "forward"]
+
+_log = logging.getLogger("muster_collectives")
+
+# a verb on several tensors that an inner group may not have, as the one on each of them
+_SINGLES = {
+    "all_gather_single_coalesced": ("all_gather_single", "_allgather_base"),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_single", "_reduce_scatter_base"),
+}
+
+
+def forward(inner: Any, row: Row, arguments: Arguments) -> Any:
+    """The same call on an inner group, by the name that it has there."""
+    for spelling in row.spellings:
+        method = getattr(inner, spelling, None)
+        if method is not None:
+            return method(*arguments.tensors, arguments.options)
+    for spelling in _SINGLES.get(row.name, ()):
+        method = getattr(inner, spelling, None)
+        if method is not None:
+            outputs, inputs = arguments.tensors
+            return Joined(
+                [method(to, of, arguments.options) for to, of in zip(outputs, inputs, strict=True)]
+            )
+    raise NotImplementedError(f"{type(inner).__name__} has no {row.name}")
+
+
+class Fallback:
+    """Gloo. `calls` counts by verb what went there."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._group: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def group(self) -> Any:
+        """Collective at its first use."""
+        with self._making:
+            if self._group is None:
+                if not dist.is_gloo_available():
+                    raise RuntimeError(
+                        "this needs gloo, and torch was built without it: the core does not do it"
+                    )
+                self._group = dist.ProcessGroupGloo(
+                    self._store, self._rank, self._size, timedelta(seconds=self._timeout_s)
+                )
+            return self._group
+
+    def call(self, row: Row, arguments: Arguments) -> Any:
+        """A c10d work; raises what gloo raises."""
+        group = self.group
+        self.calls[row.name] += 1
+        if not views.has_views(arguments.tensors):
+            return forward(group, row, arguments)
+        tensors, written = views.resolved(arguments.tensors)
+        forward(group, row, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
+        for view, plain in written:
+            views.write(view, plain)
+        outputs = arguments.tensors[0]
+        return Finished(outputs if isinstance(outputs, list) else [outputs])
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        if self._group is not None:
+            self._group._set_default_timeout(timedelta(seconds=timeout_s))
+
+    def abort(self) -> None:
+        _end(self._group, "abort")
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        _end(group, "shutdown")
+
+
+class Device:
+    """CUDA tensors. `calls` counts by verb what went there; `host_group` makes the group that sums
+    in host memory, where that is asked for."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        nodes: Sequence[int],
+        timeout_s: float,
+        host_group: Callable[[], Any],
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._nodes = store, rank, tuple(nodes)
+        self._timeout_s = timeout_s
+        self._host_group = host_group
+        self._host: Any = None
+        self._path: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def path(self) -> Any:
+        """The DevicePath; collective at its first use."""
+        with self._making:
+            if self._path is None:
+                from muster_collectives.torch import cuda
+
+                settings = cuda.read_settings(os.environ, self._timeout_s)
+                groups = cuda.make_groups(
+                    self._store,
+                    cuda.plan_layout(self._rank, self._nodes),
+                    cuda.nccl(self._timeout_s),
+                )
+                if settings.all_reduce == "host":
+                    self._host = cuda.LateSum(self._host_group)
+                self._path = cuda.DevicePath(groups, settings, self._host)
+            return self._path
+
+    def call(self, row: Row, arguments: Arguments) -> Any:
+        """A c10d work whose wait orders streams."""
+        path = self.path
+        self.calls[row.name] += 1
+        return path.call(row, arguments)
+
+    def transfer(self, verb: str, tensor: Any, *rest: Any) -> Any:
+        """A send or a receive."""
+        path = self.path
+        self.calls[verb] += 1
+        return path.transfer(verb, tensor, *rest)
+
+    def settler(self) -> Callable[[], None] | None:
+        """What waits, on any thread, for the caller's stream; None where no GPU was used. A barrier
+        comes after that, as NCCL's does, and not after works that nobody has waited for: their
+        peers may come to them only after the barrier. Ranks without device calls need none."""
+        if self._path is None or not torch.cuda.is_available():
+            return None
+        return torch.cuda.current_stream().synchronize  # type: ignore[no-any-return]
+
+    def abort(self) -> None:
+        for group in self._groups():
+            _end(group, "abort")
+
+    def close(self) -> None:
+        """Raises nothing for what still runs: that is said in the log."""
+        groups = self._groups()
+        path, self._path = self._path, None
+        if path is not None:
+            try:
+                path.close()
+            except TimeoutError as error:
+                _log.warning("%s", error)
+        for group in groups:
+            _end(group, "shutdown")
+
+    def _groups(self) -> list[Any]:
+        if self._path is None:
+            return []
+        groups = self._path.groups
+        host = None if self._host is None else self._host.group
+        found = (groups.world, groups.intra, groups.inter, host)
+        return [each for each in found if each is not None]
+
+
+def _end(group: Any, how: str) -> None:
+    method = getattr(group, how, None)
+    if method is None:
+        return
+    try:
+        method()
+    except RuntimeError:  # gloo of some versions has no abort
+        pass

@@ -1,0 +1,1 @@
+"""The verbs of c10d, lowered to calls of the core."""

@@ -1,0 +1,252 @@
+"""Plans for the verbs that move, on CPU tensors of any dtype. None: not dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from muster_collectives.runtime.types import DType, Verb
+from muster_collectives.torch.ops.lowered import Plan, Step, plain, same, width
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "scatter",
+]
+
+
+def barrier(size: int, rank: int, options: Any) -> Plan | None:
+    return Plan(steps=[Step(Verb.BARRIER, 0, 0, 0, DType.U8)])
+
+
+def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan | None:
+    root = int(options.rootRank)
+    plan = Plan(outputs=list(tensors))
+    for given in tensors:
+        tensor = plain(given)
+        if tensor is None:
+            return None
+        _broadcast(plan, tensor, root, rank == root)
+    return plan
+
+
+def _broadcast(plan: Plan, tensor: torch.Tensor, root: int, mine: bool) -> None:
+    dtype, each = width(tensor)
+    place = plan.source(tensor) if mine else plan.target(tensor)
+    plan.steps.append(Step(Verb.BROADCAST, place, place, tensor.numel() * each, dtype, root=root))
+
+
+def all_gather_single(size: int, rank: int, output: Any, given: Any, options: Any) -> Plan | None:
+    return all_gather_single_coalesced(size, rank, [output], [given], options)
+
+
+def all_gather_single_coalesced(
+    size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
+) -> Plan | None:
+    plan = Plan(outputs=list(outputs))
+    for to, of in zip(outputs, inputs, strict=True):
+        target, source = plain(to), plain(of)
+        if target is None or source is None:
+            return None
+        if source.dtype is not target.dtype or target.numel() != source.numel() * size:
+            raise ValueError(
+                f"all_gather over {size} ranks: the output has {target.numel()} {target.dtype}, "
+                f"and {size} times the input is {source.numel() * size} {source.dtype}"
+            )
+        dtype, each = width(source)
+        plan.steps.append(
+            Step(
+                Verb.ALL_GATHER,
+                plan.source(source),
+                plan.target(target),
+                source.numel() * each,
+                dtype,
+            )
+        )
+    return plan
+
+
+def all_gather(
+    size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
+) -> Plan | None:
+    """Outputs of different sizes are one broadcast for each rank."""
+    plan = Plan(outputs=[list(each) for each in outputs])
+    for to, of in zip(outputs, inputs, strict=True):
+        if not _gathered(plan, size, rank, to, of):
+            return None
+    return plan
+
+
+def all_gather_coalesced(
+    size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
+) -> Plan | None:
+    """`outputs[r][k]` is rank r's `inputs[k]`."""
+    plan = Plan(outputs=[list(each) for each in outputs])
+    for number, of in enumerate(inputs):
+        if not _gathered(plan, size, rank, [each[number] for each in outputs], of):
+            return None
+    return plan
+
+
+def _gathered(plan: Plan, size: int, rank: int, to: Sequence[Any], of: Any) -> bool:
+    source = plain(of)
+    targets = _dense("all_gather", size, to)
+    if source is None or targets is None:
+        return False
+    if any(each.dtype is not source.dtype for each in targets):
+        raise ValueError(f"all_gather of {source.dtype} into a list of another dtype")
+    if targets[rank].numel() != source.numel():
+        raise ValueError(
+            f"all_gather: place {rank} of the list has {targets[rank].numel()} elements, the "
+            f"input {source.numel()}"
+        )
+    dtype, each = width(source)
+    if same(targets):
+        plan.steps.append(
+            Step(
+                Verb.ALL_GATHER,
+                plan.source(source),
+                plan.joined(targets, False, True),
+                source.numel() * each,
+                dtype,
+            )
+        )
+        return True
+    for root, target in enumerate(targets):
+        if root == rank:
+            _broadcast(plan, source, root, True)
+            plan.after.append((target, source))
+        else:
+            _broadcast(plan, target, root, False)
+    return True
+
+
+def gather(
+    size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
+) -> Plan | None:
+    root = int(options.rootRank)
+    plan = Plan(outputs=[list(each) for each in outputs])
+    for number, of in enumerate(inputs):
+        source = plain(of)
+        if source is None:
+            return None
+        target = 0
+        if rank == root:
+            targets = _dense("gather", size, outputs[number])
+            if targets is None:
+                return None
+            if not same([source, *targets]):
+                raise ValueError("gather wants a list of tensors like the input")
+            target = plan.joined(targets, False, True)
+        dtype, each = width(source)
+        plan.steps.append(
+            Step(Verb.GATHER, plan.source(source), target, source.numel() * each, dtype, root=root)
+        )
+    return plan
+
+
+def scatter(
+    size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], options: Any
+) -> Plan | None:
+    root = int(options.rootRank)
+    plan = Plan(outputs=list(outputs))
+    for number, to in enumerate(outputs):
+        target = plain(to)
+        if target is None:
+            return None
+        source = 0
+        if rank == root:
+            parts = _dense("scatter", size, inputs[number])
+            if parts is None:
+                return None
+            if not same([target, *parts]):
+                raise ValueError("scatter wants a list of tensors like the output")
+            source = plan.joined(parts, True, False)
+        dtype, each = width(target)
+        plan.steps.append(
+            Step(Verb.SCATTER, source, plan.target(target), target.numel() * each, dtype, root=root)
+        )
+    return plan
+
+
+def all_to_all_single(
+    size: int,
+    rank: int,
+    output: Any,
+    given: Any,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    options: Any,
+) -> Plan | None:
+    """Splits are along the first dimension; none: equal parts."""
+    target, source = plain(output), plain(given)
+    if target is None or source is None:
+        return None
+    if target.dtype is not source.dtype:
+        raise ValueError(f"all_to_all of {source.dtype} into {target.dtype}")
+    dtype, each = width(source)
+    plan = Plan(outputs=[output])
+    ins = _parts("input", source, input_splits, size, each)
+    outs = _parts("output", target, output_splits, size, each)
+    plan.steps.append(_exchange(plan.source(source), plan.target(target), ins, outs, dtype))
+    return plan
+
+
+def all_to_all(
+    size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
+) -> Plan | None:
+    targets, sources = _dense("all_to_all", size, outputs), _dense("all_to_all", size, inputs)
+    if targets is None or sources is None:
+        return None
+    if any(each.dtype is not sources[0].dtype for each in (*sources, *targets)):
+        raise ValueError("all_to_all wants tensors of one dtype")
+    dtype, each = width(sources[0])
+    plan = Plan(outputs=list(outputs))
+    ins = tuple(tensor.numel() * each for tensor in sources)
+    outs = tuple(tensor.numel() * each for tensor in targets)
+    plan.steps.append(
+        _exchange(
+            plan.joined(sources, True, False), plan.joined(targets, False, True), ins, outs, dtype
+        )
+    )
+    return plan
+
+
+def _exchange(
+    source: int, target: int, ins: tuple[int, ...], outs: tuple[int, ...], dtype: DType
+) -> Step:
+    """Always with the counts: whether all are equal is known to one rank alone."""
+    return Step(Verb.ALL_TO_ALL, source, target, 0, dtype, in_counts=ins, out_counts=outs)
+
+
+def _parts(
+    what: str, tensor: torch.Tensor, splits: Sequence[int], size: int, each: int
+) -> tuple[int, ...]:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % size:
+            raise ValueError(f"all_to_all: the {what}'s {rows} rows are no multiple of {size}")
+        return (tensor.numel() // size * each,) * size
+    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
+        raise ValueError(
+            f"all_to_all over {size} ranks: splits {list(splits)} of an {what} of {rows} rows"
+        )
+    per_row = tensor.numel() // rows if rows else 0
+    return tuple(split * per_row * each for split in splits)
+
+
+def _dense(what: str, size: int, tensors: Sequence[Any]) -> list[torch.Tensor] | None:
+    if len(tensors) != size:
+        raise ValueError(f"{what} over {size} ranks has a list of {len(tensors)} tensors")
+    found = [plain(each) for each in tensors]
+    dense = [each for each in found if each is not None]
+    return dense if len(dense) == len(found) else None

@@ -1,0 +1,1 @@
+"""What calls return, and what runs them: works, the operation queue, transfers."""
