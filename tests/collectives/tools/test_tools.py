@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.collectives.gates import Gate, median_of, pooled, ratio, row, settled, undecided
-from muster_collectives.doctor import troubles
 from muster_collectives.tools.bench.cases import (
     Case,
     Result,
@@ -27,6 +26,7 @@ from muster_collectives.tools.bench.cases import (
 from muster_collectives.tools.bench.plot import svg
 from muster_collectives.tools.bench.recorded import encode, load
 from muster_collectives.tools.bench.report import table
+from muster_collectives.tools.doctor import troubles
 from tests.collectives.support.jobs import CHECKOUT, SOURCES
 
 LIMIT_S = 110.0
