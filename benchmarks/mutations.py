@@ -61,10 +61,6 @@ class Mutation(NamedTuple):
     after: str
 
 
-class MutationError(Exception):
-    """The run cannot go on."""
-
-
 def mutations_of(path: str, text: str) -> list[Mutation]:
     """All that can be made of one file, in order."""
     sites = _python_sites(text) if path.endswith(".py") else _c_sites(text)
@@ -104,27 +100,26 @@ def _c_sites(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def chosen_tests(tree: Path, path: str) -> list[str]:
-    """Test files that import the changed module, or a helper that does, units first; where there is
-    none, those of whole processes. For the core in C those of the collectives that CORE_TESTS
-    name, first the ones that share a word with the file."""
+    """Test files that import the changed module, or a helper that does; where there is none, those
+    of whole processes; for the core in C those of CORE_TESTS. First the ones whose name shares a
+    word with the file's, then units."""
     tests = sorted(str(one.relative_to(tree)) for one in (tree / "tests").rglob("test_*.py"))
     if path.startswith(CORE):
         found = [x for x in tests if "/collectives/" in x and Path(x).stem[5:] in CORE_TESTS]
-        parts = set(re.split("[/_.]", path.removeprefix(CORE)))
-        return sorted(found, key=lambda x: (parts.isdisjoint(Path(x).stem.split("_")), x))
-    module = path.partition("/src/")[2].removesuffix(".py").removesuffix("/__init__")
-    names = _naming(tree, module)
-    helpers = [one for one in names if "/support/" in one]
-    for helper in helpers:
-        names |= _naming(tree, helper.removesuffix(".py"))
-    found = [test for test in tests if test in names and "/soak/" not in test]
-    found = found or [test for test in tests if "/process/" in test]
-    return sorted(found, key=lambda test: ("/unit/" not in test, test))
+    else:
+        names = _naming(tree, path.partition("/src/")[2].removesuffix("/__init__.py"))
+        for helper in [one for one in names if "/support/" in one]:
+            names |= _naming(tree, helper)
+        found = [test for test in tests if test in names and "/soak/" not in test]
+        found = found or [test for test in tests if "/process/" in test]
+    parts = set(re.split("[/_]", path.removeprefix(CORE).rpartition(".")[0])) - {"run"}
+    strange = {test: parts.isdisjoint(Path(test).stem.split("_")) for test in found}
+    return sorted(found, key=lambda test: (strange[test], "/unit/" not in test, test))
 
 
 def _naming(tree: Path, module: str) -> set[str]:
     """The files below tests/ that import the module of this path."""
-    package, _, name = module.replace("/", ".").rpartition(".")
+    package, _, name = module.removesuffix(".py").replace("/", ".").rpartition(".")
     pattern = re.compile(
         rf"\b{re.escape(package)}(?:\.{name}\b|\s+import\s+(?:\([^)]*|[^\n]*)\b{name}\b)"
     )
@@ -155,14 +150,14 @@ class Runner:
 
     def failure(self, test: str, limit_s: float) -> str | None:
         """The first test of the file that fails, "" when all pass, None when the time ran out.
-        Raises MutationError when pytest leaves no report."""
+        Ends the run when pytest leaves no report."""
         report = self.tree / "report.xml"
         report.unlink(missing_ok=True)
         code = self._run([*_PYTEST, f"--junitxml={report}", test], limit_s)
         if code is None:
             return None
         if not report.exists():
-            raise MutationError(f"{test}: pytest exited with {code} and left no report")
+            raise SystemExit(f"{test}: pytest exited with {code} and left no report")
         for case in ElementTree.parse(report).iter("testcase"):
             if case.find("failure") is not None or case.find("error") is not None:
                 return f"{case.get('classname')}.{case.get('name')}"
@@ -218,7 +213,7 @@ def judge(runner: Runner, number: int, one: Mutation, budget_s: float) -> dict[s
         file.write_text(text)
         os.utime(file, (times.st_atime, times.st_mtime))
         if one.path.endswith(".c") and not runner.set_up():
-            raise MutationError("the core does not compile without the mutation")
+            raise SystemExit("the core does not compile without the mutation")
     took = round(time.monotonic() - began_s, 1)
     result = "killed" if killer else "survived"
     return {**facts, "result": result, "by": killer, "whole": whole, "seconds": took}
@@ -234,7 +229,7 @@ def copy_of(revision: str) -> Path:
     archive = subprocess.run([*git, "archive", revision], stdout=-1, check=True)
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
     if not Runner(tree).set_up():
-        raise MutationError(f"no .venv could be made: see {tree / 'last.log'}")
+        raise SystemExit(f"no .venv could be made: see {tree / 'last.log'}")
     return tree
 
 
