@@ -1,7 +1,8 @@
-"""The documents against the code: variables, deadlines, exit codes, messages, links."""
+"""The documents against the code: variables, options, exit codes, messages, links."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from muster.contract.environ import exports
 from muster.contract.read import read_job
 from muster.contract.settings import KNOWN
+from muster.local.command import add_options
 from muster.types import errors
 from muster.types.deadlines import RANGES, Deadlines, variable
 from muster.types.job import Program
@@ -171,3 +173,19 @@ def test_every_library_has_a_word_for_every_option() -> None:
         "torch_distributed", "mpi", "smdistributed.dataparallel", "parameter_server",
         "multi_worker_mirrored_strategy", "smdistributed.modelparallel",
     } <= options  # fmt: skip
+
+
+def test_every_option_of_muster_local_is_documented_and_every_documented_one_exists() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser)
+    exist = set(re.findall(r"^  (?:-\w.*, )?(--[a-z-]+)", parser.format_help(), re.M))
+    cells = (row[0] for row in rows(read("docs/reference/options.md")))
+    written = {text.split()[0] for cell in cells for text in quoted(cell) if text[:2] == "--"}
+    assert written - {"--", "--json"} == exist  # these two are beside `add_options`
+
+
+def test_the_index_of_how_to_names_every_page() -> None:
+    folder = ROOT / "docs" / "how-to"
+    linked = re.findall(r"\]\(([^)\s]+\.md)\)", (folder / "README.md").read_text())
+    pages = {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
+    assert pages <= set(linked)
