@@ -21,8 +21,6 @@ CODES: Mapping[str, frozenset[int]] = {  # the class of the first line -> the co
     "InstallError": frozenset({101}),
     "ClusterError": frozenset({102}),
     "PeerError": frozenset({102}),
-    "HangError": frozenset({103}),
-    "HardwareError": frozenset({104}),
     "InternalError": frozenset({105}),
     "LaunchError": frozenset({106}),
     "StoppedError": frozenset({STOPPED}),

@@ -180,7 +180,7 @@ def test_of_several_runs_none_is_removed_where_one_is_unknown(desk: Desk) -> Non
     folder.mkdir(parents=True)
     (folder / ".muster-run").touch()
     code, _, err = desk.run("history", "remove", "first", "frist")
-    assert (code, "no run 'frist'; did you mean first?" in err) == (2, True)
+    assert (code, "no run 'frist', did you mean 'first'?" in err) == (2, True)
     assert folder.exists()
 
 

@@ -13,12 +13,12 @@ from muster.commands.arguments import (
     HelpShown,
     Parser,
     UsageError,
-    nearest,
     one_of,
     seconds,
     whole_number,
 )
 from muster.commands.parser import COMMANDS, HELP, main
+from muster.types.names import nearest
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_both_spellings_of_a_long_option_are_one(
 
 
 def test_the_beginning_of_an_option_is_not_taken_for_it(parser: Parser) -> None:
-    with pytest.raises(UsageError, match="unknown option --source; did you mean --source-dir"):
+    with pytest.raises(UsageError, match="unknown option --source, did you mean '--source-dir"):
         parser.parse(["t.py", "--source", "x"])
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
+
+from muster.types.names import did_you_mean
 
 USAGE_EXIT_CODE = 2
 
@@ -34,25 +36,6 @@ class UsageError(Exception):
 
 class HelpShown(Exception):  # noqa: N818 - nothing went wrong
     """`--help` has been answered; nothing else is to run."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known name that `word` most likely means, or "" when none is close."""
-    from difflib import get_close_matches
-
-    names = list(known)
-    found = get_close_matches(word, names, n=1, cutoff=0.6)
-    if found:
-        return found[0]
-    folded = {name.lower(): name for name in names}
-    found = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
-    return folded[found[0]] if found else ""
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean NAME?`, or "" when nothing known is close."""
-    name = nearest(word, known)
-    return f"; did you mean {name}?" if name else ""
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -147,9 +130,8 @@ class Parser(argparse.ArgumentParser):
             dashed = name.replace("_", "-")
             if dashed in self.foreign:
                 raise UsageError(f"unknown option {name}", self.foreign[dashed])
-            close = nearest(dashed, self.options)
-            if close:
-                raise UsageError(f"unknown option {name}; did you mean {close}?")
+            if guess := did_you_mean(dashed, self.options):
+                raise UsageError(f"unknown option {name}{guess}")
             following = [text for text in tokens[place : place + 2] if text != ""]
             raise UsageError(f"unknown option {name}", self._behind(following))
 

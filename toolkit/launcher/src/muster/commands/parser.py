@@ -36,14 +36,14 @@ options:
   --version    print the version
 
 exit codes:
-  0          all ranks exited 0                  103 104  reserved: nothing gives them
-  1-99       the first failing rank's own code   105  InternalError: a defect of muster
-  128 + n    the first failing rank died of      106  LaunchError: the launcher ended before
-             signal n                                 all its ranks ran
-  100        ConfigError: the request            124  `muster local --timeout` ran out
-  101        SourceError, InstallError: code     143  stopped from outside
-             or packages                         2    the command line is wrong
-  102        ClusterError, PeerError: a host is missing or was lost
+  0          all ranks exited 0                  102  ClusterError, PeerError: a host is
+  1-99       the first failing rank's own code        missing or was lost
+  128 + n    the first failing rank died of      105  InternalError: a defect of muster
+             signal n                            106  LaunchError: the launcher ended before
+  100        ConfigError: the request                 all its ranks ran
+  101        SourceError, InstallError: code     124  `muster local --timeout` ran out
+             or packages                         143  stopped from outside
+  2          the command line is wrong
 """
 
 
@@ -154,7 +154,8 @@ def _hear_interrupts() -> None:
 
 
 def _unknown(name: str) -> Exception:
-    from muster.commands.arguments import UsageError, did_you_mean
+    from muster.commands.arguments import UsageError
+    from muster.types.names import did_you_mean
 
     if name.startswith("-"):
         text = f"unknown option {name}{did_you_mean(name, ('--help', '--version'))}"

@@ -25,12 +25,12 @@ from muster.commands.plan_view import (
 )
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, port_variable
-from muster.plan.world import some
 from muster.types.deadlines import Deadlines, variable
 from muster.types.errors import MusterError
 from muster.types.job import Job, Program, Settings, Staged
 from muster.types.machine import HostFacts, Machine
 from muster.types.masking import MASK, Masker
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _world_rows(job: Job, facts: HostFacts, mine: LaunchPlan) -> tuple[Row, ...]
     alike = len(set(counts)) == 1
     each = str(counts[0]) if alike else " + ".join(map(str, counts))
     product = f"{len(counts)} x {each}" if alike else each
-    names = some((cluster.hosts[place].name for place in cluster.distribution), SHOWN_HOSTS)
+    names = listed((cluster.hosts[place].name for place in cluster.distribution), SHOWN_HOSTS)
     rest = len(mine.ranks) - mine.world_size
     helpers = f", and {rest} outside the distribution" if rest else ""
     return (

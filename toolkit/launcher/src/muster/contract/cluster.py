@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.contract.findings import ENOUGH, Findings, named, short
+from muster.contract.findings import ENOUGH, Findings, short
 from muster.types.cluster import Host
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 RESOURCES = "resourceconfig.json"
@@ -34,7 +35,7 @@ def parse_hosts(document: Mapping[str, object], findings: Findings) -> Hosts | N
     names = _names(document.get("hosts"), findings)
     current = document.get("current_host")
     if names and current not in names:
-        what = "missing" if current is None else f"{short(current)} is not one of {named(names)}"
+        what = "missing" if current is None else f"{short(current)} is not one of {listed(names)}"
         findings.problem("current_host", what, f"fix current_host in {RESOURCES}")
     groups = _groups(document.get("instance_groups"), names, findings)
     own_type = _text(document, "current_instance_type", "local", findings)
@@ -167,20 +168,20 @@ def distribution_positions(hosts: Hosts, wanted: object, findings: Findings) -> 
             findings.problem(
                 "distribution groups",
                 f"{len(hosts.groups)} instance groups and none of them is named; "
-                f"known: {named(tuple(hosts.groups))}",
+                f"known: {listed(tuple(hosts.groups))}",
                 f"add the hyperparameter {GROUPS_KEY}, such as {list(hosts.groups)[:1]}",
             )
         return everybody
     names = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(names, list) or not names or not all(isinstance(x, str) for x in names):
         what = f"expected a list of group names, got {short(wanted)}"
-        findings.problem(GROUPS_KEY, what, f"known: {named(tuple(hosts.groups))}")
+        findings.problem(GROUPS_KEY, what, f"known: {listed(tuple(hosts.groups))}")
         return everybody
     if not hosts.groups:
         return everybody  # local mode sends no groups
     for name in names:
         if name not in hosts.groups:
-            what = f"no group named {short(name)}; known: {named(tuple(hosts.groups))}"
+            what = f"no group named {short(name)}; known: {listed(tuple(hosts.groups))}"
             findings.problem("distribution groups", what, f"fix {GROUPS_KEY}")
     chosen = tuple(
         host_index for name, group in hosts.groups.items() if name in names for host_index in group

@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, named, short
+from muster.contract.findings import Findings, short
 from muster.types.job import Paths
+from muster.types.names import listed
 
 BASE_VARIABLE = "SAGEMAKER_BASE_DIR"
 DEFAULT_BASE = "/opt/ml"
@@ -64,7 +65,7 @@ def load_object(folder: str, name: str, findings: Findings) -> dict[str, object]
         findings.problem(name, what, "pass deep structures as a file in a channel")
         return None
     if twice:
-        keys = named([short(key) for key in twice])
+        keys = listed([short(key) for key in twice])
         findings.warn(f"{name}: keys that stand twice, the last one counts: {keys}")
     return document
 

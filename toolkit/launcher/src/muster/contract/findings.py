@@ -11,7 +11,6 @@ from muster.types.masking import Masker
 _T = TypeVar("_T")
 _SHOWN = 60  # characters of a bad value that an error repeats
 ENOUGH = 20  # problems of one list that an error names
-_NAMED = 8  # items of a list that an error names
 
 
 class Findings:
@@ -56,30 +55,3 @@ def short(value: object) -> str:
         value = value[: 4 * _SHOWN]  # repr of a huge text is work for nothing
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-def named(items: list[str] | tuple[str, ...]) -> str:
-    """Names for an error, the first eight of them."""
-    shown = ", ".join(items[:_NAMED])
-    more = len(items) - _NAMED
-    return shown + (f" and {more} more" if more > 0 else "")
-
-
-def nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") -> str:
-    """`, did you mean 'x'?` for a misspelt name, or ""; see `nearest_name`."""
-    close = nearest_name(name, known, prefix)
-    return f", did you mean {close!r}?" if close else ""
-
-
-def nearest_name(
-    name: str, known: list[str] | tuple[str, ...], prefix: str = "", likeness: float = 0.7
-) -> str:
-    """The known name that `name` most likely means, or "".
-
-    `prefix`: what all names share, so that it does not count as likeness.
-    """
-    from difflib import get_close_matches  # only a mistake pays for it
-
-    rests = [other.removeprefix(prefix) for other in known]
-    close = get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=likeness)
-    return known[rests.index(close[0])] if close else ""

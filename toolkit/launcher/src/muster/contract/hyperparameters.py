@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from muster.contract.files import MAX_DEPTH, too_deep
-from muster.contract.findings import ENOUGH, Findings, named, nearest_name, short
+from muster.contract.findings import ENOUGH, Findings, short
+from muster.types.names import listed, nearest
 from muster.types.values import NamedTuple
 
 HYPERPARAMETERS = "hyperparameters.json"
@@ -95,7 +96,7 @@ def decode_hyperparameters(document: Mapping[str, object], findings: Findings) -
     findings.warn_of_each(unknown, _say_unknown, "unknown hyperparameters")
     if unquoted:
         findings.warn(
-            f"{HYPERPARAMETERS}: expected every value as a JSON string: {named(unquoted)}"
+            f"{HYPERPARAMETERS}: expected every value as a JSON string: {listed(unquoted)}"
         )
     return result
 
@@ -112,8 +113,8 @@ def intended(name: str) -> str:
     if name in _KNOWN or folded[0] != PREFIX[0] or not len(PREFIX) <= len(folded) <= _LONGEST:
         return ""
     if folded.startswith(PREFIX):
-        return nearest_name(folded, _KNOWN, PREFIX)
-    return nearest_name(folded, _KNOWN, likeness=0.9)
+        return nearest(folded, _KNOWN, PREFIX)
+    return nearest(folded, _KNOWN, likeness=0.9)
 
 
 def _name_is_good(index: int, name: str, findings: Findings) -> bool:

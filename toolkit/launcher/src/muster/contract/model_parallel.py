@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, nearest, short
+from muster.contract.findings import Findings, short
+from muster.types.names import did_you_mean
 from muster.types.values import NamedTuple
 
 KEY = "mp_parameters"
@@ -119,5 +120,5 @@ def _expected(kind: _Kind) -> str:
 
 
 def _say_unknown(where: str, key: str) -> str:
-    guess = nearest(key[:60], tuple(_KNOWN))
+    guess = did_you_mean(key[:60], tuple(_KNOWN))
     return f"unknown key {short(key)} of {where}{guess or ' is passed on'}"

@@ -18,9 +18,10 @@ from muster.contract.distribution import (
     SMDDP,
     SMDDP_OPTIONS,
 )
-from muster.contract.findings import ENOUGH, Findings, named, nearest, short
+from muster.contract.findings import ENOUGH, Findings, short
 from muster.contract.hyperparameters import PREFIX
 from muster.contract.model_parallel import KEY
+from muster.types.names import did_you_mean, listed
 
 VARIABLE = "SM_DISTRIBUTED_CONFIG"
 OURS = "muster"  # the one field of muster.sdk.v3.Muster
@@ -72,7 +73,7 @@ def read_keys(keys: object, where: str, findings: Findings) -> dict[str, str]:
         findings.problem(where, f"expected an object of texts in {OURS!r}", fix)
         return {}
     for name in [name for name in keys if name not in REQUEST_KEYS][:ENOUGH]:
-        guess = nearest(str(name), REQUEST_KEYS, PREFIX)
+        guess = did_you_mean(str(name), REQUEST_KEYS, PREFIX)
         what = f"{OURS!r} cannot hold the key {short(name)}{guess}"
         findings.problem(where, what, f"{fix}; what is for the script is a hyperparameter")
     return {name: value for name, value in keys.items() if name in REQUEST_KEYS}
@@ -98,7 +99,7 @@ def _keys(text: str, findings: Findings) -> dict[str, str]:
         _unknown(others, findings)
         return {}
     if others:
-        findings.warn(f"{VARIABLE}: {kind} has no field {named(others)} here; it is ignored")
+        findings.warn(f"{VARIABLE}: {kind} has no field {listed(others)} here; it is ignored")
     if kind == "Muster":
         return read_keys(config[OURS], VARIABLE, findings)
     return _stock(config, kind, findings)
@@ -117,7 +118,7 @@ def _class(config: Mapping[str, object]) -> str:
 
 
 def _unknown(fields: list[str], findings: Findings) -> None:
-    what = f"no distributed= that is known has the fields {named(fields)}"
+    what = f"no distributed= that is known has the fields {listed(fields)}"
     fix = (
         "use muster.sdk.v3.Muster, or no distributed= and muster.sdk.hyperparameters; "
         "a driver that calls `train` itself unsets the variable first"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from muster.contract.findings import ENOUGH, Findings, nearest, short
+from muster.contract.findings import ENOUGH, Findings, short
 from muster.types.job import Paths
+from muster.types.names import did_you_mean
 
 DEFAULT_LEVEL = 20
 _LEVELS = {
@@ -69,7 +70,7 @@ def _misspelt(names: Iterable[str]) -> str:
     """The name that was probably meant to name the program, or ""."""
     likely = [name for name in names if len(name) < 40 and name.lower().startswith("sagema")]
     for name in likely[:ENOUGH]:
-        if nearest(name.lower().replace("-", "_"), ("sagemaker_program",), "sagemaker_"):
+        if did_you_mean(name.lower().replace("-", "_"), ("sagemaker_program",), "sagemaker_"):
             return f"; {name!r} is neither"
     return ""
 

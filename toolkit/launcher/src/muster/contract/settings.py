@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 
-from muster.contract.findings import ENOUGH, Findings, nearest, short
+from muster.contract.findings import ENOUGH, Findings, short
 from muster.contract.hyperparameters import check_argument
 from muster.types.deadlines import RANGES, variable
 from muster.types.job import Settings
+from muster.types.names import did_you_mean
 from muster.types.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
@@ -104,7 +105,7 @@ def _say_unknown(name: str) -> str:
         return f"{name} {GONE[name]}"
     if len(name) > 60:  # likeness takes long to find, and there is none
         return f"unknown variable {name[:60]}... is ignored"
-    return f"unknown variable {name}{nearest(name, KNOWN, PREFIX) or ' is ignored'}"
+    return f"unknown variable {name}{did_you_mean(name, KNOWN, PREFIX) or ' is ignored'}"
 
 
 def script_arguments(environ: Mapping[str, str], findings: Findings) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ def _choice(
 ) -> str:
     value = environ.get(name) or default
     if value not in (default, *known):
-        what = f"expected {' or '.join(known)}, got {short(value)}{nearest(value, known)}"
+        what = f"expected {' or '.join(known)}, got {short(value)}{did_you_mean(value, known)}"
         findings.problem(name, what, f"unset {name} or choose one of these")
         return default
     return value
@@ -230,7 +231,7 @@ def _program(environ: Mapping[str, str], name: str, findings: Findings) -> str:
 def _record(environ: Mapping[str, str], default: str, findings: Findings) -> str:
     value = environ.get("MUSTER_RECORD") or default
     if value not in _RECORDS:
-        what = f"expected off, tail or full, got {short(value)}{nearest(value, _RECORDS)}"
+        what = f"expected off, tail or full, got {short(value)}{did_you_mean(value, _RECORDS)}"
         findings.problem("MUSTER_RECORD", what, "unset it or choose one of the three")
         return default
     return value
@@ -253,7 +254,7 @@ def parse_addresses(
         if len(findings.problems) - problems >= ENOUGH:
             break
         if name not in hosts:
-            what = f"unknown host {short(name)}{nearest(name, hosts)}"
+            what = f"unknown host {short(name)}{did_you_mean(name, hosts)}"
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
         if not _is_ipv4(address) and not _ipv6(address):
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"

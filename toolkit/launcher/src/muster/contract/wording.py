@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.types.masking import Masker
-from muster.types.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded
+from muster.types.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded, signal_name
 from muster.types.plain import printable, shortened, wrapped
 
 MAX_FAILURE_BYTES = 1024  # the platform shows no more
@@ -116,13 +116,7 @@ def describe_status(status: int) -> str:
     """An exit code, or minus a signal, in words."""
     if status >= 0:
         return f"exit code {status}"
-    import signal  # only a failure pays for it
-
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "unknown"
-    return f"killed by signal {-status} ({name})"
+    return f"killed by signal {-status} ({signal_name(-status)})"
 
 
 def _last_traceback(tail: str) -> list[str]:

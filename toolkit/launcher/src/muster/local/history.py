@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from typing import Any
 
-from muster.commands.arguments import UsageError, did_you_mean
+from muster.commands.arguments import UsageError
 from muster.local import runfolder
 from muster.local.artifacts import made
 from muster.local.command_file import Command, read_command
+from muster.types.names import did_you_mean
 from muster.types.values import NamedTuple
 
 LATEST = "latest"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from muster.commands.arguments import UsageError
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 OWN = ".musterignore"
@@ -41,10 +42,9 @@ class Ignored(NamedTuple):
         )
         if not names:
             return ""
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        shown = ", ".join(name if len(name) < 40 else f"...{name[-36:]}" for name in names[:SHOWN])
+        shown = listed((name if len(name) < 40 else f"...{name[-36:]}" for name in names), SHOWN)
         way_out = "" if self.by == OWN else f"; a {OWN} decides instead"
-        return f"not packed, by {self.by}: {shown}{more}{way_out}"
+        return f"not packed, by {self.by}: {shown}{way_out}"
 
 
 NOTHING = Ignored()

@@ -18,6 +18,7 @@ import time
 
 from muster.commands.arguments import UsageError
 from muster.local import kernel
+from muster.types.files import find_program
 
 INTERFACE = "inet0"
 TUN = "/dev/net/tun"
@@ -29,10 +30,8 @@ _NO_TABLE = ("-t", "none", "-u", "none", "-T", "none", "-U", "none")  # no port 
 
 def find_pasta() -> str:
     """Its path. Raises UsageError where there is none, or it could not work."""
-    import shutil
-
-    found = shutil.which("pasta")
-    if found is None:
+    found = find_program(os.environ.get("PATH", os.defpath).split(os.pathsep), "pasta")
+    if not found:
         raise UsageError(
             "--internet needs pasta, which is not installed",
             "apt-get install passt, or use --isolation process or docker",

@@ -38,7 +38,6 @@ MS_RELATIME = 0x200000
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _CAP_NET_ADMIN = 12
 _CAP_SYS_ADMIN = 21
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
@@ -123,12 +122,6 @@ def die_with(parent: int) -> None:
     _check(_libc().prctl(ctypes.c_int(_PR_SET_PDEATHSIG), kill, 0, 0, 0), "prctl")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def become_subreaper() -> None:
-    """Orphans below this process become its children."""
-    one = ctypes.c_ulong(1)
-    _check(_libc().prctl(ctypes.c_int(_PR_SET_CHILD_SUBREAPER), one, 0, 0, 0), "prctl")
 
 
 def has_namespace_powers() -> bool:

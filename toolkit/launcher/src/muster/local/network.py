@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from muster.types.files import find_program
+
 INTERFACE = "eth0"
 PREFIX_BITS = 16
-_PLACES = ("/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip")
+_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
 def host_address(host_index: int) -> str:
@@ -41,8 +43,8 @@ def configure(address: str) -> None:
 
 def run_ip(commands: Sequence[str]) -> None:
     """All commands in one `ip -batch`. Raises OSError with its words."""
-    program = next((path for path in _PLACES if os.access(path, os.X_OK)), None)
-    if program is None:
+    program = find_program(_FOLDERS, "ip")
+    if not program:
         raise OSError(2, "iproute2 is not installed (apt-get install iproute2)", "ip")
     in_r, in_w = os.pipe()
     err_r, err_w = os.pipe()

@@ -12,6 +12,7 @@ from muster.commands.arguments import UsageError
 from muster.local.docker_request import DOCKER, DockerOptions, read_docker
 from muster.local.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
+from muster.types.names import nearest
 from muster.types.shown import parse_ranks
 from muster.types.values import NamedTuple
 
@@ -192,8 +193,6 @@ def _script_in(folder: str) -> str:
 
 
 def _near_file(path: str) -> str:
-    from muster.commands.arguments import nearest
-
     folder, name = os.path.split(path)
     try:
         close = nearest(name, os.listdir(folder or "."))

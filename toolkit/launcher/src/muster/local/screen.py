@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from muster.local.outlet import Outlet
 from muster.local.progress import Progress
 from muster.local.pump import Pump
+from muster.types.outcome import signal_name
 from muster.types.plain import printable, wrapped
 
 DRAW_EVERY_S = 0.25
@@ -223,9 +224,4 @@ def describe(status: int | None) -> str:
         return "unknown"
     if status >= 0:
         return f"exit {status}"
-    import signal
-
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    return signal_name(-status)

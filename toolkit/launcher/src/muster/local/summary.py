@@ -17,6 +17,7 @@ from muster.local.screen import describe
 from muster.local.session import Ending
 from muster.run.base.record import LOGS
 from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
+from muster.types.files import write_whole
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
@@ -186,18 +187,8 @@ def incomplete(job: str, result: str, code: int, headline: str) -> dict[str, obj
 
 
 def write(path: str, document: Mapping[str, object]) -> None:
-    """Writes it whole or not at all."""
-    fresh = f"{path}.new"
-    try:
-        with open(fresh, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-        os.replace(fresh, path)
-    except OSError:
-        try:
-            os.unlink(fresh)
-        except FileNotFoundError:
-            pass
-        raise
+    """Writes it whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(document, indent=2) + "\n")
 
 
 def _read(path: str) -> dict[str, object] | None:

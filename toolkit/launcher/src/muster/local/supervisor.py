@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from muster.local import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
-from muster.run.child.rank_shim import descendants
+from muster.run.child.rank_shim import become_subreaper, descendants
 
 KILL_LIMIT_S = 10.0
 TIDY_S = 2.0  # for what is left once the hosts are killed
@@ -48,7 +48,7 @@ def main() -> int:
             from muster.local.isolated import run_isolated
 
             return run_isolated(orders, up)
-        kernel.become_subreaper()
+        become_subreaper()
         pids = {
             start(order, os.getpid()): host_index for host_index, order in enumerate(orders.hosts)
         }

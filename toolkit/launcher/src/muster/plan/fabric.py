@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from muster.plan.launchplan import Addition
-from muster.plan.world import some
 from muster.types.job import Job
 from muster.types.machine import HostFacts
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 SOCKET_VARIABLES = {
@@ -62,7 +62,7 @@ def _efa_notes(job: Job, members: list[HostFacts]) -> tuple[str, ...]:
         return ()
     if without:
         return (
-            f"EFA is missing on {some(without)} and found on the other hosts: "
+            f"EFA is missing on {listed(without, 3)} and found on the other hosts: "
             "NCCL needs the same transport on all",
         )
     if all(fact.neurons for fact in members):

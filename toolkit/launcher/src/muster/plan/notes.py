@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from muster.plan.slots import devices
-from muster.plan.world import World, outside, some
+from muster.plan.world import World, outside
 from muster.types.job import Job
+from muster.types.names import listed
 
 
 def what_runs_where(what: str, world: World) -> str:
@@ -24,7 +25,7 @@ def outsiders(job: Job) -> tuple[str, ...]:
     names = [job.cluster.hosts[host_index].name for host_index in outside(job.cluster)]
     if not names:
         return ()
-    return (f"outside the distribution, running the script once each: {some(names)}",)
+    return (f"outside the distribution, running the script once each: {listed(names, 3)}",)
 
 
 def shared_devices(job: Job, world: World) -> tuple[str, ...]:

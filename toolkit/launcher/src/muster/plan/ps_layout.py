@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.plan.launchplan import Addition, Command, Service, port_variable
-from muster.plan.world import World, some
+from muster.plan.world import World
 from muster.types.errors import ConfigError
 from muster.types.job import Job
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 LAST_PORT = 65_535
@@ -130,4 +131,4 @@ def name_ports(
 def where(job: Job, servers: tuple[Server, ...]) -> str:
     """`server-0 on algo-1 port 2223, server-1 on algo-2 port 2223`: for the log."""
     hosts = job.cluster.hosts
-    return some(f"{one.name} on {hosts[one.host].name} port {one.port}" for one in servers)
+    return listed((f"{one.name} on {hosts[one.host].name} port {one.port}" for one in servers), 3)

@@ -6,11 +6,11 @@ Promises: B28.
 from __future__ import annotations
 
 from muster.plan.degrees import check_degrees
-from muster.plan.world import some
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError, Problem
 from muster.types.job import Job
 from muster.types.machine import HostFacts
+from muster.types.names import listed
 
 KEY = "sagemaker_mpi_num_of_processes_per_host"
 TOTAL_KEY = "sagemaker_mpi_num_processes"
@@ -100,7 +100,7 @@ def _exceeded(job: Job, facts: tuple[HostFacts, ...], requested: int) -> list[Pr
     return [
         Problem(
             where,
-            f"processes_per_host {requested} exceeds {found} devices on {some(names)}",
+            f"processes_per_host {requested} exceeds {found} devices on {listed(names, 3)}",
             f"set it to at most {min(short)}, or set MUSTER_OVERSUBSCRIBE=1 to share devices",
         )
         for found, names in sorted(short.items())

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 
 from muster.plan.frameworks import Frameworks
+from muster.types.files import find_program
 from muster.types.values import NamedTuple
 
 
@@ -34,8 +35,8 @@ def find_tools(
 ) -> Tools:
     """The tools as a rank would find them: on its PATH, else beside its interpreter."""
     folders = [*environ.get("PATH", os.defpath).split(os.pathsep), os.path.dirname(python)]
-    torchrun = _find(folders, "torchrun")
-    compile_tool = _find(folders, "neuron_parallel_compile")
+    torchrun = find_program(folders, "torchrun")
+    compile_tool = find_program(folders, "neuron_parallel_compile")
     mpi = find_mpi(environ, python, mpirun, mpi_version)
     return Tools((torchrun,) if torchrun else (), compile_tool, *mpi)
 
@@ -48,7 +49,7 @@ def find_mpi(
     The one beside the interpreter comes first: a wheel put it there, and the MPI library that
     scripts load is of the same wheel."""
     path = environ.get("PATH", os.defpath).split(os.pathsep)
-    mpirun = mpirun or _find([os.path.dirname(python), *path], "mpirun")
+    mpirun = mpirun or find_program([os.path.dirname(python), *path], "mpirun")
     if not mpirun:
         return "", ""
     folders = [os.path.dirname(mpirun), os.path.dirname(os.path.realpath(mpirun))]
@@ -56,13 +57,4 @@ def find_mpi(
 
     own = DAEMONS.get(int(version.partition(".")[0])) if version else None
     names = [own] if own else sorted(DAEMONS.values(), reverse=True)
-    return mpirun, next(filter(None, (_find(folders, name) for name in names)), "")
-
-
-def _find(folders: list[str], name: str) -> str:
-    """The first executable file of that name, or ""."""
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return ""
+    return mpirun, next(filter(None, (find_program(folders, name) for name in names)), "")

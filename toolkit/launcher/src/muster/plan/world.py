@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.plan.launchplan import RankSlot
 from muster.types.cluster import Cluster
 from muster.types.errors import ConfigError, InternalError, Problem
 from muster.types.job import Job
 from muster.types.machine import HostFacts
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 
@@ -42,7 +43,7 @@ def check_ipv4(cluster: Cluster, facts: Sequence[HostFacts], option: str) -> Non
     """Raises ConfigError where hosts of an option that is for IPv4 alone have only IPv6."""
     lacking = [cluster.hosts[one.host_index].name for one in facts if ":" in one.address]
     if lacking and len(facts) > 1:
-        what = f"needs an IPv4 address on every host; with IPv6 alone: {some(lacking)}"
+        what = f"needs an IPv4 address on every host; with IPv6 alone: {listed(lacking, 3)}"
         fix = "give the hosts IPv4 addresses, or use torch_distributed, which runs over IPv6"
         raise ConfigError([Problem(option, what, fix)])
 
@@ -83,12 +84,5 @@ def _master_address(cluster: Cluster, facts: tuple[HostFacts, ...]) -> tuple[str
         return cluster.leader.name, "the leader; every host resolves its name to the same address"
     return (
         facts[cluster.leader.host_index].address,
-        f"the leader's address; its name does not lead there on {some(blind)}",
+        f"the leader's address; its name does not lead there on {listed(blind, 3)}",
     )
-
-
-def some(names: Iterable[str], most: int = 3) -> str:
-    """`a, b, c and 5 more`: names for a line that must stay readable in a large cluster."""
-    listed = tuple(names)
-    rest = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -17,8 +17,9 @@ from muster.contract.distribution import (
     SMDDP,
     SMDDP_OPTIONS,
 )
-from muster.contract.findings import Findings, named, nearest, short
+from muster.contract.findings import Findings, short
 from muster.contract.model_parallel import KEY, check_parameters
+from muster.types.names import did_you_mean, listed
 from muster.types.values import NamedTuple
 
 TORCH = "sagemaker_torch_distributed_enabled"
@@ -288,5 +289,5 @@ def _unknown(where: str, key: str, known: tuple[str, ...], findings: Findings) -
         what = f"{short(key)} is what the script uses, not what starts it"
         findings.problem(where, what, f"torch_distributed starts scripts that use {key}")
         return
-    what = f"unknown key {short(key)}{nearest(str(key), known)}"
-    findings.problem(where, what, f"known: {named(known)}")
+    what = f"unknown key {short(key)}{did_you_mean(str(key), known)}"
+    findings.problem(where, what, f"known: {listed(known)}")

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 
 from muster.contract.distribution import MPI_OPTIONS, SMDDP_OPTIONS, choose_distribution
-from muster.contract.findings import Findings, nearest, short
+from muster.contract.findings import Findings, short
 from muster.contract.hyperparameters import decode_hyperparameters
 from muster.contract.modeltrainer import OURS, read_keys
 from muster.sdk.distribution import to_hyperparameters
 from muster.sdk.refusal import RequestError
 from muster.types.errors import ConfigError
 from muster.types.mpi_options import read_request
+from muster.types.names import did_you_mean
 
 KNOWN = ("distribution", "processes_per_host", "custom_mpi_options")
 _NAMES_OF_THE_SDK = {  # what Torchrun and MPI of the SDK call it
@@ -88,7 +89,7 @@ def _without_apostrophes(keys: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse(name: str, findings: Findings) -> None:
     fix = _NAMES_OF_THE_SDK.get(name)
-    guess = f", did you mean {fix}?" if fix else nearest(name, KNOWN)
+    guess = f", did you mean {fix}?" if fix else did_you_mean(name, KNOWN)
     what = f"unknown option {short(name)}{guess}"
     findings.problem("Muster", what, f"known: {', '.join(KNOWN)}")
 

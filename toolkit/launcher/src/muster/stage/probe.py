@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 
 from muster.stage.cgroup import Cgroups, usable_cpus
+from muster.types.files import find_program
 from muster.types.machine import Interface, Machine
 
 PROBE_LIMIT_S = 10.0
@@ -39,11 +40,7 @@ def probe_machine(environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S) ->
 
 def find_tool(environ: Mapping[str, str], name: str) -> str:
     """The path of an executable on the PATH of `environ`, or ""."""
-    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(folder, name)
-        if folder and os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return ""
+    return find_program(environ.get("PATH", os.defpath).split(os.pathsep), name)
 
 
 def _accelerators(environ: Mapping[str, str], limit_s: float) -> tuple[int | None, int | None]:

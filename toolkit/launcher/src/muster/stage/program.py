@@ -7,6 +7,7 @@ import re
 
 from muster.types.errors import ConfigError
 from muster.types.job import Program
+from muster.types.names import listed, nearest
 
 _LISTED = 8  # names in a message
 _WALKED = 2000  # entries looked at for a message
@@ -134,8 +135,7 @@ def _absent(code_dir: str, name: str, where: str) -> ConfigError:
         fix = "set sagemaker_submit_directory, or put the code into the folder"
     else:
         top = sorted({found.partition("/")[0] + "/" * ("/" in found) for found in names})
-        more = f" and {len(top) - _LISTED} more" if len(top) > _LISTED else ""
-        there = f"files there: {', '.join(top[:_LISTED])}{more}"
+        there = f"files there: {listed(top, _LISTED)}"
         near = _nearest(name, names)
         fix = f"did you mean {near!r}?" if near else "name a script by its path in the folder"
     return ConfigError.of(where, f"program {name!r} not found in {code_dir}; {there}", fix)
@@ -143,19 +143,12 @@ def _absent(code_dir: str, name: str, where: str) -> ConfigError:
 
 def _nearest(name: str, names: list[str]) -> str:
     """The script that was most likely meant: of the same name elsewhere, else of a similar one."""
-    from difflib import get_close_matches
-
     scripts = [found for found in names if found.endswith((".py", ".sh"))] or names
     by_base = {found.rpartition("/")[2]: found for found in reversed(scripts)}
     base = name.rpartition("/")[2]
     if base in by_base:
         return by_base[base]
-    close = get_close_matches(name, scripts, 1)
-    return (
-        close[0]
-        if close
-        else next((by_base[found] for found in get_close_matches(base, by_base, 1)), "")
-    )
+    return nearest(name, scripts) or by_base.get(nearest(base, by_base), "")
 
 
 def _walk(code_dir: str) -> tuple[list[str], bool]:

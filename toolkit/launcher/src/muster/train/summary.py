@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from muster.types.files import write_whole
 from muster.types.outcome import Failed, Outcome, Stopped
 
 if TYPE_CHECKING:
@@ -81,14 +82,7 @@ def write_summary(folder: str, content: Mapping[str, object], masker: Masker) ->
     text = masker.mask(json.dumps(content, indent=2, default=str))
     try:
         os.makedirs(folder, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path + ".part", flags, 0o644), "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(path + ".part", path)
+        write_whole(path, text + "\n")
     except OSError as error:
-        try:
-            os.unlink(path + ".part")
-        except OSError:
-            pass  # it was not made
         return str(error)
     return ""
