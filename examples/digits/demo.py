@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, one_of
+from muster.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, one_of
 from muster.contract.distribution import SMDDP
 from muster.sdk.distribution import to_hyperparameters
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local import docker_names
+from muster.local.backends.docker import names as docker_names
 from tests.launcher.support.local.local_docker import (
     Start,
     changed,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.runfolder import is_free
+from muster.local.record.runfolder import is_free
 from tests.launcher.support.local.gates import gate
 from tests.launcher.support.local.local_docker import Start, forever, job, left_by, remove
 from tests.support.engine import Engine

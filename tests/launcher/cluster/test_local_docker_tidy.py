@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from muster.local import docker_names
-from muster.local.docker_engine import connect
-from muster.local.docker_tidy import tidy
+from muster.local.backends.docker import names as docker_names
+from muster.local.backends.docker.engine import connect
+from muster.local.backends.docker.tidy import tidy
 from muster.local.orders import Containers
 from tests.launcher.support.local.local_docker import base, engine, of_nothing
 from tests.launcher.support.local.nobody import NOBODY

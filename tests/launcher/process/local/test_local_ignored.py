@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
-from muster.local.ignored import NOTHING, find_ignored
-from muster.local.sourcecode import LEFT_OUT, find_files
+from muster.arguments import UsageError
+from muster.local.code.ignored import NOTHING, find_ignored
+from muster.local.code.sourcecode import LEFT_OUT, find_files
 
 FILES = ("train.py", "keep.bin", "big.bin", "data/a", "data/b", "lib/own.py", "lib/x.bin")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.local.memory import make_groups, remove_groups
 from muster.stage.cgroup import Cgroups
 from tests.launcher.support.local.local_runs import PROCESS, Start, runs

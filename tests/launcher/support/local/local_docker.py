@@ -21,7 +21,7 @@ import docker
 import pytest
 
 import muster
-from muster.local import docker_names
+from muster.local.backends.docker import names as docker_names
 from tests.launcher.support.local.local_runs import SCRIPT, STUBBORN, LocalRun, Start, runs
 from tests.launcher.support.local.nobody import NOBODY, home_of_nobody, readable_python
 from tests.support.engine import LABEL, Engine, NoEngineError, find_engine

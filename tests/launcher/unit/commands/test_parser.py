@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import (
+from muster.arguments import (
     HelpShown,
     Parser,
     UsageError,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError, DockerException
 
-from muster.local import docker_names
-from muster.local.docker_engine import SOCKET, EngineError, address, connect, explain
-from muster.local.docker_preflight import check_limits, is_dead
-from muster.local.docker_request import DockerOptions
-from muster.local.runfolder import make_run_folder
+from muster.local.backends.docker import names as docker_names
+from muster.local.backends.docker.engine import SOCKET, EngineError, address, connect, explain
+from muster.local.backends.docker.options import DockerOptions
+from muster.local.backends.docker.preflight import check_limits, is_dead
+from muster.local.record.runfolder import make_run_folder
 from tests.launcher.support.local.local_docker import context
 
 OPTIONS = DockerOptions("x", 1 << 30, None, 1.5, False)

@@ -10,13 +10,13 @@ import pytest
 from muster.contract.findings import Findings
 from muster.contract.settings import parse_settings
 from muster.local import environment, tree
+from muster.local.backends.docker.options import DOCKER, DockerOptions
 from muster.local.differences import differences
-from muster.local.docker_request import DOCKER, DockerOptions
 from muster.local.environment import interface_of
 from muster.local.orders import Orders, orders_from_line, to_line
 from muster.local.preparation import Prepared, make_orders
+from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
-from muster.local.runfolder import RunFolder
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)

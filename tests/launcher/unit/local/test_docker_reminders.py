@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.local.reminders import AGAIN_S, YOUNG_S, Reminders
+from muster.local.backends.docker.reminders import AGAIN_S, YOUNG_S, Reminders
 
 STOP_S = 1000.0
 STARTED = {"algo-1": STOP_S - 3, "algo-2": STOP_S - 0.1}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import Parser, UsageError
+from muster.arguments import Parser, UsageError
+from muster.local.backends.docker.options import DockerOptions, processors, size, size_in_words
 from muster.local.command import add_arguments
-from muster.local.docker_request import DockerOptions, processors, size, size_in_words
 from muster.local.request import Request, read_request
 
 DOCKER = ("train.py", "--isolation", "docker")

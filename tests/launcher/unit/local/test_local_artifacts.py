@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
-from muster.local import sourcecode
-from muster.local.artifacts import Clash, Made, gather, made
-from muster.local.runfolder import FRESH_SOURCE, MARK, clear, leave, make_run_folder
-from muster.local.summary import clashes_in_words, places
+from muster.arguments import UsageError
+from muster.local.code import sourcecode
+from muster.local.record.artifacts import Clash, Made, gather, made
+from muster.local.record.runfolder import FRESH_SOURCE, MARK, clear, leave, make_run_folder
+from muster.local.record.summary import clashes_in_words, places
 
 HOSTS = ["algo-1", "algo-2"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.commands.arguments import UsageError
-from muster.local.command_file import for_a_new_run, with_secrets, without_secrets
+from muster.arguments import UsageError
+from muster.local.record.command_file import for_a_new_run, with_secrets, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ import pytest
 from muster.contract.findings import Findings
 from muster.contract.settings import parse_addresses, parse_settings
 from muster.local import environment
+from muster.local.backends.netns.network import host_address
 from muster.local.differences import differences
 from muster.local.environment import NETNS, PROCESS
 from muster.local.launch import stop_limit_s
-from muster.local.network import host_address
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
 from muster.local.paths import is_below, outermost
 from muster.local.preparation import Prepared, distribution_keys, make_orders, unsuitable
+from muster.local.record.runfolder import RunFolder
 from muster.local.request import MAX_HOSTS, Group
-from muster.local.runfolder import RunFolder
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.github import error, group, in_actions
-from muster.local.user_files import Place, failing_place, with_own_paths
+from muster.local.show.github import error, group, in_actions
+from muster.local.show.user_files import Place, failing_place, with_own_paths
 
 TAIL = """\
 Traceback (most recent call last):

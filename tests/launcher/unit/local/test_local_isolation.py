@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.local.environment import PROCESS
 from muster.local.preparation import choose_isolation, distribution_keys
-from muster.local.runfolder import RunFolder
+from muster.local.record.runfolder import RunFolder
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.local import caches
-from muster.local.runfolder import make_run_folder
+from muster.local.record.runfolder import make_run_folder
 
 
 @pytest.fixture

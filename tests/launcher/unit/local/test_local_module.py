@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
-from muster.local.module import check_module, imports_from_here
+from muster.arguments import UsageError
+from muster.local.code.module import check_module, imports_from_here
 
 
 @pytest.fixture

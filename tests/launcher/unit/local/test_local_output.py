@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local.hosts import Stream
-from muster.local.outlet import FULL_BYTES, Outlet
-from muster.local.progress import Progress, Tail
-from muster.local.pump import Pump
-from muster.local.screen import Screen, describe, fitting, ranks_in_words
-from muster.local.session import Ending
-from muster.local.summary import (
+from muster.local.record.summary import (
     HostEnd,
     RunEnd,
     complete,
@@ -27,6 +22,11 @@ from muster.local.summary import (
     table,
     verdict,
 )
+from muster.local.session import Ending
+from muster.local.show.outlet import FULL_BYTES, Outlet
+from muster.local.show.progress import Progress, Tail
+from muster.local.show.pump import Pump
+from muster.local.show.screen import Screen, describe, fitting, ranks_in_words
 from muster.types.shown import BLOCK_MARK
 
 MARK = BLOCK_MARK.encode()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import Parser, UsageError
+from muster.arguments import Parser, UsageError
 from muster.local.command import add_arguments
 from muster.local.preparation import checked_keys, distribution_keys
 from muster.local.request import Group, Request, parse_groups, read_request

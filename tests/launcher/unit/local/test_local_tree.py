@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.contract.read import read_job
-from muster.local import sourcecode, tree
-from muster.local.request import Group
-from muster.local.runfolder import (
+from muster.local import tree
+from muster.local.code import sourcecode
+from muster.local.record.runfolder import (
     FRESH_SOURCE,
     MARK,
     clear,
@@ -22,6 +22,7 @@ from muster.local.runfolder import (
     link_latest,
     make_run_folder,
 )
+from muster.local.request import Group
 from muster.types.distribution import Torchrun
 from tests.launcher.support.local.local_runs import make_request
 from tests.launcher.support.local.nobody import NOBODY, home_of_nobody
@@ -192,8 +193,8 @@ def test_a_job_name_is_one_that_sagemaker_takes(text: str, name: str) -> None:
 
 
 def test_earlier_runs_inside_the_source_folder_are_not_packed(tmp_path: Path) -> None:
-    from muster.local.runfolder import MARK
-    from muster.local.sourcecode import find_files
+    from muster.local.code.sourcecode import find_files
+    from muster.local.record.runfolder import MARK
 
     (tmp_path / "train.py").write_text("pass")
     (tmp_path / "out1" / "algo-1").mkdir(parents=True)

@@ -59,11 +59,11 @@ COMMANDS = {  # its module, what it does, whether arguments of a script may come
         True,
     ),
     "history": (
-        "muster.local.history_command",
+        "muster.local.record.history_command",
         "List, show, repeat and remove runs of `muster local`.",
         False,
     ),
-    "logs": ("muster.local.logs_command", "Print what the ranks of a run wrote.", False),
+    "logs": ("muster.local.record.logs_command", "Print what the ranks of a run wrote.", False),
     "doctor": (
         "muster.commands.doctor",
         "Check this machine for problems that break jobs, and print each fix.",
@@ -110,7 +110,7 @@ def _answer(argv: list[str]) -> int:
 def _run(name: str, rest: list[str]) -> int:
     from importlib import import_module
 
-    from muster.commands.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, tell
+    from muster.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, tell
 
     prog = "muster"
     try:
@@ -137,7 +137,7 @@ def _run(name: str, rest: list[str]) -> int:
 
 
 def _refuse_to_be_nowhere() -> None:
-    from muster.commands.arguments import UsageError
+    from muster.arguments import UsageError
 
     try:
         os.getcwd()
@@ -154,7 +154,7 @@ def _hear_interrupts() -> None:
 
 
 def _unknown(name: str) -> Exception:
-    from muster.commands.arguments import UsageError
+    from muster.arguments import UsageError
     from muster.types.names import did_you_mean
 
     if name.startswith("-"):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster.commands.arguments import Parser, UsageError
+from muster.arguments import Parser, UsageError
 from muster.commands.plan_tools import Found, find
 from muster.commands.plan_view import (
     SHOWN_HOSTS,
@@ -34,7 +34,7 @@ from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
-    from muster.local.dry_run import DryRun
+    from muster.commands.dry_run import DryRun
 
 
 class Row(NamedTuple):
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_for_script(args: argparse.Namespace) -> int:
-    from muster.local.dry_run import dry_run
+    from muster.commands.dry_run import dry_run
 
     if args.base_dir:
         raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")

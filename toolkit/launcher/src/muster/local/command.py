@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from muster.commands.arguments import Parser, UsageError, one_of, seconds, whole_number
-from muster.local.docker_request import (
+from muster.arguments import Parser, UsageError, one_of, seconds, whole_number
+from muster.local.backends.docker.options import (
     DOCKER,
     LEAST_MEMORY_BYTES,
     LEAST_SHM_BYTES,

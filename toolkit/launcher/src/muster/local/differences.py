@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.local.docker_request import DOCKER, DockerOptions, size_in_words
+from muster.local.backends.docker.options import DOCKER, DockerOptions, size_in_words
 from muster.local.environment import PROCESS, threads_per_rank
 from muster.local.paths import TEMPORARY, is_below
 from muster.local.request import Request

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
+from muster.local.backends.docker.options import DOCKER
+from muster.local.backends.netns.network import INTERFACE, host_address
 from muster.local.caches import INDUCTOR
-from muster.local.docker_request import DOCKER
-from muster.local.network import INTERFACE, host_address
 from muster.local.paths import HOME, TEMPORARY
+from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
-from muster.local.runfolder import RunFolder
 
 NETNS = "netns"
 PROCESS = "process"

@@ -7,21 +7,23 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from muster.commands.arguments import UsageError
-from muster.local import caches, github, memory, preparation, runfolder, summary
-from muster.local.command_file import write_command
+from muster.arguments import UsageError
+from muster.local import caches, memory, preparation
+from muster.local.code.module import imports_from_here
+from muster.local.code.sourcecode import LEFT_OUT
 from muster.local.environment import NETNS, PROCESS, kept_paths
 from muster.local.hosts import LIMIT_S, Hosts, start_hosts
-from muster.local.module import imports_from_here
 from muster.local.orders import Orders
 from muster.local.preparation import Prepared
-from muster.local.progress import Progress, Tail
+from muster.local.record import runfolder, summary
+from muster.local.record.command_file import write_command
 from muster.local.request import Request
-from muster.local.screen import Screen
 from muster.local.session import Session, Timeout
+from muster.local.show import github
+from muster.local.show.progress import Progress, Tail
+from muster.local.show.screen import Screen
+from muster.local.show.user_files import failing_place, with_own_paths
 from muster.local.signals import Signals
-from muster.local.sourcecode import LEFT_OUT
-from muster.local.user_files import failing_place, with_own_paths
 from muster.types.errors import InstallError, MusterError, StoppedError
 
 STOP_MARGIN_S = 1.0
@@ -126,7 +128,7 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     if orders.isolated:
         orders = orders._replace(caches=caches.find_caches(os.environ))
     if orders.isolated and request.internet:
-        from muster.local.internet import find_pasta
+        from muster.local.backends.netns.internet import find_pasta
 
         orders = orders._replace(pasta=find_pasta())
     in_use = caches.use(orders.caches)
@@ -170,7 +172,12 @@ def _hints(orders: Orders, hosts: Hosts) -> tuple[str, ...]:
     """What a person can do with containers that are still there."""
     if orders.containers is None:
         return ()
-    from muster.local.docker_names import KEPT_ALL, LEFT_NOTHING, look_commands, remove_command
+    from muster.local.backends.docker.names import (
+        KEPT_ALL,
+        LEFT_NOTHING,
+        look_commands,
+        remove_command,
+    )
 
     run, left = orders.containers.run, hosts.facts.get("left")
     if left == KEPT_ALL:
@@ -251,7 +258,7 @@ def _say_last(
 
 def _gather_models(end: summary.RunEnd, run: str, hosts: Sequence[str]) -> summary.RunEnd:
     """The models of all hosts in one place; what cannot be gathered stays with its host."""
-    from muster.local.artifacts import gather
+    from muster.local.record.artifacts import gather
 
     try:
         clashes = gather(run, hosts)

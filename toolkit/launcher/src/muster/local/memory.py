@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from muster.commands.arguments import UsageError
-from muster.local.docker_request import size_in_words
+from muster.arguments import UsageError
+from muster.local.backends.docker.options import size_in_words
 from muster.stage.cgroup import Cgroups
 
 PREFIX = "muster-"  # then the process that made it, then the host

@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from muster.commands.arguments import UsageError
-from muster.local import environment, runfolder, tree
-from muster.local.docker_request import DOCKER
+from muster.arguments import UsageError
+from muster.local import environment, tree
+from muster.local.backends.docker.options import DOCKER
 from muster.local.environment import NETNS, PROCESS
 from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.paths import ML, is_below
+from muster.local.record import runfolder
+from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
-from muster.local.runfolder import RunFolder
 from muster.run.base.record import LOGS
 from muster.types.distribution import Distribution
 from muster.types.errors import ConfigError
@@ -49,7 +50,7 @@ def choose_isolation(
     if request.docker:
         if clash := unsuitable(folder.path):
             raise UsageError(clash, "name another one with --output")
-        from muster.local.docker_preflight import preflight
+        from muster.local.backends.docker.preflight import preflight
 
         preflight(request.docker, say)
         return DOCKER
@@ -63,7 +64,7 @@ def choose_isolation(
     reason = unsuitable(folder.path) or why_not_isolated(folder.path)
     if not reason:
         if request.internet:
-            from muster.local.internet import find_pasta
+            from muster.local.backends.netns.internet import find_pasta
 
             find_pasta()
         return NETNS
@@ -133,8 +134,8 @@ def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) 
 
     `check` is called again and again, and may raise to end it. Raises UsageError and OSError.
     """
-    from muster.local import sourcecode
-    from muster.local.module import entry_point
+    from muster.local.code import sourcecode
+    from muster.local.code.module import entry_point
 
     archive = os.path.join(folder.path, runfolder.FRESH_SOURCE)
     checkpoint = request.checkpoint or folder.path

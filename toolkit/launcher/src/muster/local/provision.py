@@ -15,13 +15,13 @@ from muster.contract.findings import Findings
 from muster.contract.settings import flag
 from muster.local.hosts import start_hosts
 from muster.local.orders import HostOrder, Orders
-from muster.local.progress import Progress, Tail
+from muster.local.record.runfolder import SOURCE, RunFolder
+from muster.local.record.summary import TIMEOUT_EXIT_CODE
 from muster.local.request import Request
-from muster.local.runfolder import SOURCE, RunFolder
-from muster.local.screen import Screen
 from muster.local.session import Session, Timeout
+from muster.local.show.progress import Progress, Tail
+from muster.local.show.screen import Screen
 from muster.local.signals import Signals
-from muster.local.summary import TIMEOUT_EXIT_CODE
 from muster.types.errors import StoppedError
 from muster.types.steps import StepResult
 

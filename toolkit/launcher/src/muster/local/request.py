@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from muster.commands.arguments import UsageError
-from muster.local.docker_request import DOCKER, DockerOptions, read_docker
-from muster.local.ignored import NOTHING, Ignored, find_ignored
+from muster.arguments import UsageError
+from muster.local.backends.docker.options import DOCKER, DockerOptions, read_docker
+from muster.local.code.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
 from muster.types.names import nearest
 from muster.types.shown import parse_ranks
@@ -139,7 +139,7 @@ def _find_code(args: argparse.Namespace) -> tuple[str, str]:
     """(source folder, program below it) of a script or a module."""
     if args.module is None:
         return find_script(args.script, args.source_dir)
-    from muster.local.module import check_module, entry_point
+    from muster.local.code.module import check_module, entry_point
 
     if args.script is not None:
         raise UsageError(

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from muster.local.hosts import Hosts
-from muster.local.progress import Progress, Tail
-from muster.local.screen import Screen
+from muster.local.show.progress import Progress, Tail
+from muster.local.show.screen import Screen
 from muster.local.signals import Signals
 from muster.types.values import NamedTuple
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from muster.local import kernel
+from muster.local.backends.netns import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
 from muster.run.child.rank_shim import become_subreaper, descendants
 
@@ -41,11 +41,11 @@ def main() -> int:
             os.set_inheritable(fd, False)
     try:
         if orders.containers:
-            from muster.local.docker_hosts import run_containers
+            from muster.local.backends.docker.hosts import run_containers
 
             return run_containers(orders, up)
         if orders.isolated:
-            from muster.local.isolated import run_isolated
+            from muster.local.backends.netns.isolated import run_isolated
 
             return run_isolated(orders, up)
         become_subreaper()

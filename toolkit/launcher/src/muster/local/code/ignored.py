@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.types.names import listed
 from muster.types.values import NamedTuple
 

@@ -15,14 +15,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from muster.local import docker_names, docker_tidy
-from muster.local.docker_engine import EngineError, connect, explained
-from muster.local.docker_host import KILLED_CODE, Host
-from muster.local.docker_preflight import image_user
-from muster.local.docker_request import is_root
+from muster.local.backends.docker import names as docker_names
+from muster.local.backends.docker import tidy as docker_tidy
+from muster.local.backends.docker.engine import EngineError, connect, explained
+from muster.local.backends.docker.host import KILLED_CODE, Host
+from muster.local.backends.docker.options import is_root
+from muster.local.backends.docker.preflight import image_user
+from muster.local.backends.docker.reminders import Reminders
 from muster.local.orders import KILL, STOP, Containers, Orders
-from muster.local.progress import Tail
-from muster.local.reminders import Reminders
+from muster.local.show.progress import Tail
 from muster.local.supervisor import report
 from muster.run.base.record import EVENTS
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from muster.local.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
+from muster.local.record.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
 from muster.run.base.record import EVENTS, LOGS
 from muster.types.values import NamedTuple
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.types.values import NamedTuple
 
 DOCKER = "docker"

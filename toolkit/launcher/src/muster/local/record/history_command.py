@@ -6,11 +6,11 @@ import argparse
 import json
 import os
 
-from muster.commands.arguments import Parser, UsageError, one_of, tell
-from muster.local import history
-from muster.local.command_file import for_a_new_run, with_secrets
-from muster.local.history import LATEST, Run
-from muster.local.runfolder import RUNS
+from muster.arguments import Parser, UsageError, one_of, tell
+from muster.local.record import history
+from muster.local.record.command_file import for_a_new_run, with_secrets
+from muster.local.record.history import LATEST, Run
+from muster.local.record.runfolder import RUNS
 
 LIST, SHOW, REMOVE, AGAIN = ACTIONS = ("list", "show", "remove", "again")
 USAGE = """muster history [list] [--json]
@@ -89,7 +89,7 @@ def _show(one: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_document(one), indent=2))
         return
-    from muster.local.summary import places, shown
+    from muster.local.record.summary import places, shown
 
     code = "" if one.code is None else f", exit code {one.code}"
     took = "" if one.seconds is None else f", {one.seconds:.1f} s"

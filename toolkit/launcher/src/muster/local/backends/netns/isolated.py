@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from muster.local import kernel, network, rootfs, supervisor
-from muster.local.kernel import (
+from muster.local import supervisor
+from muster.local.backends.netns import kernel, network, rootfs
+from muster.local.backends.netns.kernel import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -36,7 +37,7 @@ def run_isolated(orders: Orders, up: int) -> int:
     parent = os.getppid()
     helper = None
     if orders.pasta:
-        from muster.local.internet import start_helper
+        from muster.local.backends.netns.internet import start_helper
 
         helper = start_helper(orders.pasta)
     if not kernel.has_namespace_powers():
@@ -128,7 +129,7 @@ class _StartHandshake:
             self._turn()
             network.configure(self._order.address)
             if self._helper:
-                from muster.local.internet import ask
+                from muster.local.backends.netns.internet import ask
 
                 ask(self._helper, self._order.name)
             kernel.sethostname(self._order.name)

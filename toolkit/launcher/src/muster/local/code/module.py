@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.types.names import did_you_mean
 
 if TYPE_CHECKING:

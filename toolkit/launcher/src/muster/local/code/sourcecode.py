@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from muster.commands.arguments import UsageError
-from muster.local.ignored import NOTHING, OWN, Ignored
-from muster.local.runfolder import MARK, RUNS
+from muster.arguments import UsageError
+from muster.local.code.ignored import NOTHING, OWN, Ignored
+from muster.local.record.runfolder import MARK, RUNS
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 50_000

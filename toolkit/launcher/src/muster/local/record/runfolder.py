@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.run.base.record import EVENTS
 from muster.types.values import NamedTuple
 
@@ -206,7 +206,7 @@ def hold(path: str) -> int:
 
 def _refuse_what_was_made(path: str) -> None:
     """Raises UsageError where a job left something that is not to be had again."""
-    from muster.local.artifacts import made
+    from muster.local.record.artifacts import made
 
     found = list(dict.fromkeys(_NAMES[one.kind] for one in made(path)))
     if found:

@@ -16,8 +16,8 @@ import struct
 import subprocess
 import time
 
-from muster.commands.arguments import UsageError
-from muster.local import kernel
+from muster.arguments import UsageError
+from muster.local.backends.netns import kernel
 from muster.types.files import find_program
 
 INTERFACE = "inet0"

@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from muster.commands.arguments import USAGE_EXIT_CODE
-from muster.local.artifacts import Clash, made
-from muster.local.progress import Progress
-from muster.local.screen import describe
+from muster.arguments import USAGE_EXIT_CODE
+from muster.local.record.artifacts import Clash, made
 from muster.local.session import Ending
+from muster.local.show.progress import Progress
+from muster.local.show.screen import describe
 from muster.run.base.record import LOGS
 from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
 from muster.types.files import write_whole

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.commands.arguments import UsageError
-from muster.local import docker_names
-from muster.local.docker_engine import EngineError, address, connect, explained
-from muster.local.docker_request import DockerOptions, is_root
-from muster.local.runfolder import is_free
+from muster.arguments import UsageError
+from muster.local.backends.docker import names as docker_names
+from muster.local.backends.docker.engine import EngineError, address, connect, explained
+from muster.local.backends.docker.options import DockerOptions, is_root
+from muster.local.record.runfolder import is_free
 
 ASK_S = 10.0
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # an image's word: the engine's

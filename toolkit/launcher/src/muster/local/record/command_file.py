@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from muster.commands.arguments import UsageError
-from muster.local.runfolder import RunFolder
+from muster.arguments import UsageError
+from muster.local.record.runfolder import RunFolder
 from muster.types.masking import MASK, Masker, is_secret_name
 from muster.types.values import NamedTuple
 

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from typing import Any
 
-from muster.commands.arguments import UsageError
-from muster.local import runfolder
-from muster.local.artifacts import made
-from muster.local.command_file import Command, read_command
+from muster.arguments import UsageError
+from muster.local.record import runfolder
+from muster.local.record.artifacts import made
+from muster.local.record.command_file import Command, read_command
 from muster.types.names import did_you_mean
 from muster.types.values import NamedTuple
 

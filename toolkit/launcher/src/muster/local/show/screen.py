@@ -12,9 +12,9 @@ import re
 import time
 from collections.abc import Mapping
 
-from muster.local.outlet import Outlet
-from muster.local.progress import Progress
-from muster.local.pump import Pump
+from muster.local.show.outlet import Outlet
+from muster.local.show.progress import Progress
+from muster.local.show.pump import Pump
 from muster.types.outcome import signal_name
 from muster.types.plain import printable, wrapped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from muster.local.user_files import Place
+from muster.local.show.user_files import Place
 from muster.types.plain import printable
 
 

@@ -8,10 +8,10 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from muster.local import docker_names
-from muster.local.docker_engine import EngineError, explain, explained
+from muster.local.backends.docker import names as docker_names
+from muster.local.backends.docker.engine import EngineError, explain, explained
 from muster.local.orders import Containers
-from muster.local.runfolder import MARK
+from muster.local.record.runfolder import MARK
 from muster.types.errors import ConfigError
 from muster.types.values import NamedTuple
 

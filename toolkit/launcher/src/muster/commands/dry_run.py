@@ -11,15 +11,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from muster.commands.arguments import UsageError
+from muster.arguments import UsageError
 from muster.commands.show_plan import Row
-from muster.local import environment, preparation, runfolder, sourcecode, tree
-from muster.local.docker_request import DOCKER
+from muster.local import environment, preparation, tree
+from muster.local.backends.docker.options import DOCKER
+from muster.local.code import sourcecode
+from muster.local.code.module import entry_point
 from muster.local.environment import NETNS, PROCESS
-from muster.local.module import entry_point
 from muster.local.paths import ML
+from muster.local.record import runfolder
+from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request, read_request
-from muster.local.runfolder import RunFolder
 from muster.types.machine import Interface, Machine
 from muster.types.values import NamedTuple
 

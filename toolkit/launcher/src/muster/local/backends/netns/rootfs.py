@@ -12,9 +12,16 @@ import os
 import re
 from collections.abc import Iterable
 
-from muster.local import kernel
+from muster.local.backends.netns import kernel
+from muster.local.backends.netns.kernel import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_RDONLY,
+    MS_REC,
+)
 from muster.local.caches import Caches
-from muster.local.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import CHECKPOINTS, HOME, ML, TEMPORARY, is_below, outermost
 

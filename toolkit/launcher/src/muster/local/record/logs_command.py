@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from muster.commands.arguments import Parser, UsageError, whole_number
-from muster.local import history, runfolder
-from muster.local.history import LATEST, Run
+from muster.arguments import Parser, UsageError, whole_number
+from muster.local.record import history, runfolder
+from muster.local.record.history import LATEST, Run
 from muster.run.base.record import LOGS
 
 EXAMPLES = """\

@@ -1,0 +1,1 @@
+"""What hosts are made of: plain processes, namespaces or containers."""
