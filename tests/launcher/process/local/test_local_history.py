@@ -131,7 +131,7 @@ def test_models_are_removed_only_when_that_is_asked_for(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["history", "shwo"], "did you mean show?"),
+        (["history", "shwo"], "did you mean 'show'?"),
         (["history", "show", "nothing"], "there are no runs"),
         (["history", "remove"], "which RUN?"),
         (["logs"], "there are no runs"),

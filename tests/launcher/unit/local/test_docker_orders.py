@@ -10,9 +10,9 @@ import pytest
 from muster.contract.findings import Findings
 from muster.contract.settings import parse_settings
 from muster.local import environment, tree
+from muster.local.backends.choice import named
 from muster.local.backends.docker.options import DOCKER, DockerOptions
 from muster.local.differences import differences
-from muster.local.environment import interface_of
 from muster.local.orders import Orders, orders_from_line, to_line
 from muster.local.preparation import Prepared, make_orders
 from muster.local.record.runfolder import RunFolder
@@ -20,6 +20,7 @@ from muster.local.request import Request
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)
+BACKEND = named(DOCKER)
 OPTIONS = DockerOptions("x:1", 1 << 30, 64 << 20, 1.5, True)
 
 
@@ -29,8 +30,8 @@ def request(**changes: object) -> Request:
 
 def orders(caller: dict[str, str], **changes: object) -> Orders:
     wanted = request(**changes)
-    shared = environment.run_variables(wanted, FOLDER, DOCKER, {})
-    return make_orders(Prepared(wanted, FOLDER, DOCKER, {}, shared), caller)
+    shared = environment.run_variables(wanted, FOLDER, BACKEND, {})
+    return make_orders(Prepared(wanted, FOLDER, BACKEND, {}, shared), caller)
 
 
 def environ(caller: dict[str, str], **changes: object) -> dict[str, str]:
@@ -64,10 +65,10 @@ def test_of_the_caller_only_what_is_meant_for_train_reaches_a_container() -> Non
 
 
 def test_hosts_are_found_by_their_names_on_ports_of_their_own() -> None:
-    assert environment.addresses(DOCKER, ["algo-1"]) == {}
+    assert BACKEND.addresses(["algo-1"]) == {}
     names = {"MUSTER_HOST_ADDRESSES", "MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT"}
     assert not names & environ({}).keys()
-    assert interface_of(DOCKER) == "eth0"
+    assert BACKEND.interface == "eth0"
 
 
 def test_variables_of_the_command_line_win() -> None:
@@ -109,7 +110,7 @@ def test_channels_are_mounted_over_folders_not_links(tmp_path: Path) -> None:
     ],
 )
 def test_the_differences_name_the_limits(options: DockerOptions, words: str) -> None:
-    said = "\n".join(differences(request(docker=options, channels={"train": "/data"}), DOCKER))
+    said = "\n".join(differences(request(docker=options, channels={"train": "/data"}), BACKEND))
     assert words in said
     assert "channels are read-only" in said
     assert "no internet" not in said

@@ -11,30 +11,32 @@ import pytest
 from muster.contract.findings import Findings
 from muster.contract.settings import parse_addresses, parse_settings
 from muster.local import environment
+from muster.local.backends.base import Backend
+from muster.local.backends.choice import named
 from muster.local.backends.netns.network import host_address
 from muster.local.differences import differences
-from muster.local.environment import NETNS, PROCESS
 from muster.local.launch import stop_limit_s
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
-from muster.local.paths import is_below, outermost
-from muster.local.preparation import Prepared, distribution_keys, make_orders, unsuitable
+from muster.local.paths import is_below, outermost, unsuitable
+from muster.local.preparation import Prepared, distribution_keys, make_orders
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import MAX_HOSTS, Group
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)
+NETNS, PROCESS = named("netns"), named("process")
 
 
-def host_environ(isolation: str, caller: dict[str, str], **changes: object) -> dict[str, str]:
+def host_environ(backend: Backend, caller: dict[str, str], **changes: object) -> dict[str, str]:
     request = make_request(**changes)
-    hosts = environment.addresses(isolation, request.host_names)
-    shared = environment.run_variables(request, FOLDER, isolation, hosts)
-    return environment.host_environ(caller, request, FOLDER, "algo-2", shared, isolation)
+    hosts = backend.addresses(request.host_names)
+    shared = environment.run_variables(request, FOLDER, backend, hosts)
+    return environment.host_environ(caller, request, FOLDER, "algo-2", shared, backend)
 
 
-@pytest.mark.parametrize("isolation", [NETNS, PROCESS])
-def test_train_understands_every_variable_of_the_run(isolation: str) -> None:
-    environ = host_environ(isolation, {})
+@pytest.mark.parametrize("backend", [NETNS, PROCESS])
+def test_train_understands_every_variable_of_the_run(backend: Backend) -> None:
+    environ = host_environ(backend, {})
     findings = Findings()
     settings = parse_settings(environ, findings)
     found = parse_addresses(environ, ("algo-1", "algo-2"), findings)
@@ -108,8 +110,8 @@ def test_the_scripts_arguments_travel_whole() -> None:
 
 def test_every_host_has_an_address_of_its_own() -> None:
     names = [f"algo-{number}" for number in range(1, MAX_HOSTS + 1)]
-    for isolation in (NETNS, PROCESS):
-        found = environment.addresses(isolation, names)
+    for backend in (NETNS, PROCESS):
+        found = backend.addresses(names)
         assert len(set(found.values())) == MAX_HOSTS
     assert all(address.startswith("127.") for address in found.values())
     assert not {"127.0.0.1", "127.0.1.1"} & set(found.values())
@@ -119,21 +121,21 @@ def test_every_host_has_an_address_of_its_own() -> None:
 
 def test_orders_survive_the_way_to_the_holder() -> None:
     host = HostOrder("algo-1", "10.77.0.1", ("/bin/x", "a b"), {"A": "\n"}, "/", "/b", 5, 6)
-    orders = Orders(True, (host,), ("/kept",), ("/rw",), {"train": "/data"})
+    orders = Orders("netns", (host,), ("/kept",), ("/rw",), {"train": "/data"})
     assert orders_from_line(to_line(orders)) == orders
     assert to_line(orders).count(b"\n") == 1
 
 
-@pytest.mark.parametrize(("isolation", "cwd"), [(NETNS, "/"), (PROCESS, "/runs/x/algo-1")])
+@pytest.mark.parametrize(("backend", "cwd"), [(NETNS, "/"), (PROCESS, "/runs/x/algo-1")])
 def test_train_starts_where_no_file_of_the_user_can_shadow_a_module(
-    isolation: str, cwd: str
+    backend: Backend, cwd: str
 ) -> None:
     request = make_request(channels={"train": "/data"})
-    hosts = environment.addresses(isolation, request.host_names)
-    orders = make_orders(Prepared(request, FOLDER, isolation, hosts, {}), {})
+    hosts = backend.addresses(request.host_names)
+    orders = make_orders(Prepared(request, FOLDER, backend, hosts, {}), {})
     assert orders.hosts[0].cwd == cwd
-    assert orders.isolated == (isolation == NETNS)
-    assert orders.writable == (("/runs/x",) if orders.isolated else ())
+    assert orders.backend == backend.name
+    assert orders.writable == (("/runs/x",) if backend is NETNS else ())
 
 
 def test_the_interpreter_is_among_the_visible_paths_and_tmp_itself_never() -> None:
@@ -181,8 +183,8 @@ def test_of_checkpoints_of_plain_processes_is_said_where_they_are() -> None:
     """The literal /opt/ml/checkpoints is this machine's there: what a script keeps is not kept."""
     kept = make_request(checkpoint="/ck")
     assert any("beside the one that SM_MODEL_DIR names" in s for s in differences(kept, PROCESS))
-    for request, isolation in ((kept, NETNS), (make_request(), PROCESS)):
-        assert not any("checkpoint" in sentence for sentence in differences(request, isolation))
+    for request, backend in ((kept, NETNS), (make_request(), PROCESS)):
+        assert not any("checkpoint" in sentence for sentence in differences(request, backend))
 
 
 def test_ranks_share_the_processors_unless_the_user_says_otherwise() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.arguments import UsageError
-from muster.local.environment import PROCESS
-from muster.local.preparation import choose_isolation, distribution_keys
+from muster.local.preparation import choose_backend, distribution_keys
 from muster.local.record.runfolder import RunFolder
 from tests.launcher.support.local.local_runs import make_request
 
@@ -14,8 +13,8 @@ FOLDER = RunFolder("/runs/x", "job-x", -1)
 
 
 def choose(**changes: object) -> str:
-    request = make_request(**{"isolation": PROCESS, **changes})
-    return choose_isolation(request, FOLDER, distribution_keys(request), lambda text: None)
+    request = make_request(**{"isolation": "process", **changes})
+    return choose_backend(request, FOLDER, distribution_keys(request), lambda text: None).name
 
 
 @pytest.mark.parametrize("option", ["mpi", "smddp", "pytorchddp"])
@@ -34,4 +33,4 @@ def test_mpirun_on_several_hosts_that_are_plain_processes_is_refused_in_a_senten
      {"hosts": 2, "distribution": "torch_distributed"}, {"hosts": 2}],
 )  # fmt: skip
 def test_other_jobs_run_as_plain_processes(changes: dict[str, object]) -> None:
-    assert choose(**changes) == PROCESS
+    assert choose(**changes) == "process"

@@ -27,7 +27,7 @@ def test_a_module_is_named_from_the_source_folder(project: Path, module: str) ->
 @pytest.mark.parametrize(
     ("module", "answer"),
     [
-        ("job.trian", "did you mean train?"),
+        ("job.trian", "did you mean 'train'?"),
         ("jobs.train", "no module 'jobs.train'"),
         ("job", "no __main__.py"),
         ("job/train.py", "did you mean -m job.train?"),

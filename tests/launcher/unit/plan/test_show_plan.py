@@ -115,7 +115,7 @@ def test_a_script_is_planned_with_the_options_of_a_run_and_nothing_is_left(
         (["code/train.py", "--base-dir", "."], "two different requests"),
         (["."], "did you mean --base-dir .?"),
         (["code/train.py", "--distribution", "torch_distribted"], "torch_distributed"),
-        (["code/train.py", "--hots", "2"], "did you mean --hosts?"),
+        (["code/train.py", "--hots", "2"], "did you mean '--hosts'?"),
     ],
 )
 def test_what_a_run_would_refuse_a_plan_refuses(

@@ -14,15 +14,13 @@ from contextlib import contextmanager
 from muster.arguments import UsageError
 from muster.commands.show_plan import Row
 from muster.local import environment, preparation, tree
-from muster.local.backends.docker.options import DOCKER
+from muster.local.backends.base import Backend
 from muster.local.code import sourcecode
 from muster.local.code.module import entry_point
-from muster.local.environment import NETNS, PROCESS
-from muster.local.paths import ML
 from muster.local.record import runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request, read_request
-from muster.types.machine import Interface, Machine
+from muster.types.machine import Machine
 from muster.types.values import NamedTuple
 
 CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
@@ -56,13 +54,13 @@ def dry_run(args: argparse.Namespace) -> Iterator[DryRun]:
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as temp:
         stem = os.path.splitext(os.path.basename(request.program))[0]
         folder = RunFolder(os.path.realpath(temp), runfolder.job_name(f"TIME-{stem}"), -1)
-        isolation = preparation.choose_isolation(request, folder, keys, _say)
+        backend = preparation.choose_backend(request, folder, keys, _say)
         try:
-            environ = _with_tree(request, folder, isolation, keys)
+            environ = _with_tree(request, folder, backend, keys)
         except OSError as error:
             fix = "make room there, or set TMPDIR to another folder"
             raise UsageError(f"{temp} cannot be written: {error.strerror}", fix) from None
-        yield _dry(request, folder, isolation, environ)
+        yield _dry(request, folder, backend, environ)
 
 
 def _say(text: str) -> None:
@@ -70,7 +68,7 @@ def _say(text: str) -> None:
 
 
 def _with_tree(
-    request: Request, folder: RunFolder, isolation: str, keys: dict[str, str]
+    request: Request, folder: RunFolder, backend: Backend, keys: dict[str, str]
 ) -> dict[str, str]:
     """The first host's environment, after its tree was written."""
     host = request.host_names[0]
@@ -81,20 +79,19 @@ def _with_tree(
         name, content = entry_point(request.module)
         with open(os.path.join(source, name), "wb") as file:
             file.write(content)
-    interface = environment.interface_of(isolation)
-    documents = preparation.documents(request, keys, host, interface, folder.job, source)
+    documents = preparation.documents(request, keys, host, backend.interface, folder.job, source)
     tree.write_tree(folder.base(host), documents, request.channels)
-    addresses = environment.addresses(isolation, request.host_names)
-    shared = environment.run_variables(request, folder, isolation, addresses)
+    addresses = backend.addresses(request.host_names)
+    shared = environment.run_variables(request, folder, backend, addresses)
     shared = {name: value for name, value in shared.items() if name not in NEVER_SHOWN}
-    environ = environment.host_environ(os.environ, request, folder, host, shared, isolation)
+    environ = environment.host_environ(os.environ, request, folder, host, shared, backend)
     return {**environ, "SAGEMAKER_BASE_DIR": folder.base(host)}
 
 
-def _dry(request: Request, folder: RunFolder, isolation: str, environ: dict[str, str]) -> DryRun:
+def _dry(request: Request, folder: RunFolder, backend: Backend, environ: dict[str, str]) -> DryRun:
     run = request.output or os.path.join(os.path.realpath(runfolder.RUNS), folder.job)
     base = folder.base(request.host_names[0])
-    there = ML if isolation != PROCESS else base.replace(folder.path, run, 1)
+    there = backend.base(folder, request.host_names[0]).replace(folder.path, run, 1)
     size, count = sourcecode.measure(
         request.source_dir, (run, request.checkpoint or run), request.ignored
     )
@@ -102,25 +99,15 @@ def _dry(request: Request, folder: RunFolder, isolation: str, environ: dict[str,
     if left_out := request.ignored.in_words(sourcecode.LEFT_OUT):
         _say(f"muster local: {left_out}")
     assumed = ["free ports are chosen when the hosts start: those shown are the defaults"]
-    if isolation == DOCKER:
+    if request.docker:
         assumed.append("programs are the image's: those of this machine are shown")
     return DryRun(
         environ=environ,
-        machine=lambda machine: _seen(machine, isolation, request.host_names),
+        machine=lambda machine: backend.seen(machine, request.host_names),
         rows=(
-            Row("base folder", there, f"isolation {isolation}"),
+            Row("base folder", there, f"isolation {backend.name}"),
             Row("code", code, "packed for every host"),
         ),
         assumptions=tuple(assumed),
         shown=lambda text: text.replace(base, there).replace(folder.path, run),
     )
-
-
-def _seen(machine: Machine, isolation: str, names: tuple[str, ...]) -> Machine:
-    if isolation == DOCKER:
-        return machine._replace(gpus=0, neurons=0, efa=False)
-    if isolation != NETNS:
-        return machine
-    address = environment.addresses(isolation, names)[names[0]]
-    link = Interface(environment.interface_of(isolation), address)
-    return machine._replace(interfaces=(Interface(environment.LOOPBACK, "127.0.0.1"), link))

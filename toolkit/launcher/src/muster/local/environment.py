@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from muster.local.backends.docker.options import DOCKER
-from muster.local.backends.netns.network import INTERFACE, host_address
-from muster.local.caches import INDUCTOR
-from muster.local.paths import HOME, TEMPORARY
+from muster.local.paths import TEMPORARY
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 
-NETNS = "netns"
-PROCESS = "process"
-LOOPBACK = "lo"
+if TYPE_CHECKING:
+    from muster.local.backends.base import Backend
+
 PORTS = range(12_000, 32_000)  # below those that the kernel hands out
 TRIES = 20
 
@@ -44,22 +42,6 @@ _RUN_VARIABLES = (
     "MUSTER_ISOLATION",
     "MUSTER_SOURCE_DIR",
 )
-
-
-def interface_of(isolation: str) -> str:
-    return LOOPBACK if isolation == PROCESS else INTERFACE
-
-
-def addresses(isolation: str, names: Iterable[str]) -> dict[str, str]:
-    """Host name -> address. Plain processes get a random corner of the loopback network;
-    containers are found by their names alone."""
-    if isolation == DOCKER:
-        return {}
-    if isolation == NETNS:
-        return {name: host_address(host_index) for host_index, name in enumerate(names)}
-    high, low = os.urandom(2)
-    network = f"127.{1 + high % 254}.{low}"
-    return {name: f"{network}.{number}" for number, name in enumerate(names, start=1)}
 
 
 def free_ports(count: int) -> list[int]:
@@ -97,11 +79,11 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _ports(request: Request, isolation: str) -> dict[str, str]:
+def _ports(request: Request, backend: Backend) -> dict[str, str]:
     """Hosts of one machine share its ports: the leader's two, and as plain processes one for each
     worker and parameter server. None that a connection is given before it is used, if possible."""
     sizes = {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
-    if isolation == PROCESS:
+    if backend.shares_network:
         asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
         servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
         sizes["MUSTER_WORKER_PORT"] = request.hosts
@@ -111,7 +93,7 @@ def _ports(request: Request, isolation: str) -> dict[str, str]:
 
 
 def run_variables(
-    request: Request, folder: RunFolder, isolation: str, hosts: Mapping[str, str]
+    request: Request, folder: RunFolder, backend: Backend, hosts: Mapping[str, str]
 ) -> dict[str, str]:
     """What all hosts of the run share: one secret, the ports, the addresses, the folder."""
     variables = {
@@ -120,13 +102,13 @@ def run_variables(
         "MUSTER_LOG_PREFIX": "1",
         "MUSTER_LIVE": "1",
         "MUSTER_QUIET": "0" if request.verbose else "1",
-        "MUSTER_ISOLATION": isolation,
+        "MUSTER_ISOLATION": backend.name,
         "MUSTER_SOURCE_DIR": request.source_dir,
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
     }
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
-        variables.update(_ports(request, isolation), MUSTER_HOST_ADDRESSES=listed)
+        variables.update(_ports(request, backend), MUSTER_HOST_ADDRESSES=listed)
     if request.hyperparameters:
         variables["MUSTER_KEEP_SPELLING"] = "1"
     if request.ranks:
@@ -142,25 +124,13 @@ def host_environ(
     folder: RunFolder,
     host: str,
     shared: Mapping[str, str],
-    isolation: str,
+    backend: Backend,
 ) -> dict[str, str]:
-    """The whole environment of one host's `train`; --env wins over the caller's.
-
-    A container has its image's instead of the caller's, of which only our own settings reach it.
-    """
-    if isolation == DOCKER:
-        caller = {name: value for name, value in caller.items() if name in _reaching(caller)}
-    environ = {name: value for name, value in caller.items() if not _is_leftover(name)}
+    """The whole environment of one host's `train`; --env wins over the caller's."""
+    inherited = backend.inherited(caller)
+    environ = {name: value for name, value in inherited.items() if not _is_leftover(name)}
     environ.update(shared)
-    if isolation != DOCKER:
-        environ = _on_this_machine(environ, caller, folder.host(host, "site"))
-    if isolation == NETNS:
-        environ = {name: value for name, value in environ.items() if not name.startswith("XDG_")}
-        environ.setdefault("PYTHONUSERBASE", _user_base())
-        environ.update(HOME=HOME, TMPDIR="/tmp")
-        environ.setdefault(INDUCTOR, f"{HOME}/.cache/torchinductor")
-    elif isolation == PROCESS:
-        environ["SAGEMAKER_BASE_DIR"] = folder.base(host)
+    environ = backend.environ(environ, caller, folder, host)
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
     if ranks(request) > len(os.sched_getaffinity(0)):
         # ranks that wait inside MPI would take the processors from those that work: twice the time
@@ -171,12 +141,7 @@ def host_environ(
     return environ
 
 
-def _reaching(caller: Mapping[str, str]) -> set[str]:
-    """Variables of the caller that are meant for `train` wherever it runs."""
-    return {name for name in caller if name.startswith("MUSTER_") or name == "OMP_NUM_THREADS"}
-
-
-def _on_this_machine(
+def on_this_machine(
     environ: Mapping[str, str], caller: Mapping[str, str], site: str
 ) -> dict[str, str]:
     """With the caller's interpreter and packages, and the host's own packages before them."""
@@ -217,9 +182,3 @@ def _is_leftover(name: str) -> bool:
 def _join(first: str, rest: str) -> str:
     """A search path with `first` in front; an empty rest would mean the current folder."""
     return f"{first}{os.pathsep}{rest}" if rest else first
-
-
-def _user_base() -> str:
-    import site
-
-    return site.getuserbase()

@@ -144,7 +144,7 @@ def why_not_isolated(folder: str) -> str:
     import select
 
     trial = HostOrder("algo-1", "10.77.0.1", (), {}, "/", folder, -1, -1)
-    hosts = start_hosts(Orders(True, (trial,), writable=(folder,)))
+    hosts = start_hosts(Orders("netns", (trial,), writable=(folder,)))
     poll = select.poll()
     poll.register(hosts.up, select.POLLIN)
     try:

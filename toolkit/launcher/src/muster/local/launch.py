@@ -11,9 +11,7 @@ from muster.arguments import UsageError
 from muster.local import caches, memory, preparation
 from muster.local.code.module import imports_from_here
 from muster.local.code.sourcecode import LEFT_OUT
-from muster.local.environment import NETNS, PROCESS, kept_paths
-from muster.local.hosts import LIMIT_S, Hosts, start_hosts
-from muster.local.orders import Orders
+from muster.local.hosts import LIMIT_S, start_hosts
 from muster.local.preparation import Prepared
 from muster.local.record import runfolder, summary
 from muster.local.record.command_file import write_command
@@ -55,7 +53,7 @@ def _launch(prepared: Prepared, screen: Screen, signals: Signals) -> int:
         timeout = Timeout(request.timeout_s, time.monotonic() + request.timeout_s)
     _tell_differences(prepared, screen)
     try:
-        if prepared.isolation == NETNS:
+        if prepared.backend.is_offline:
             from muster.local.provision import provision_hosts
 
             provision_hosts(request, prepared.folder, screen, signals, timeout)
@@ -82,14 +80,14 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     give_up = runfolder.leave
     groups: tuple[str, ...] = ()
     try:
-        isolation = preparation.choose_isolation(request, folder, keys, screen.say)
+        backend = preparation.choose_backend(request, folder, keys, screen.say)
         preparation.pack_source(request, folder, signals.check)
         if request.memory_bytes:
             groups = memory.make_groups(request.host_names, request.memory_bytes)
         signals.check()
         give_up = runfolder.discard  # an earlier run gives way only to one that can begin
         runfolder.clear(folder)
-        prepared = preparation.prepare(request, folder, isolation, keys, signals.check)
+        prepared = preparation.prepare(request, folder, backend, keys, signals.check)
         write_command(folder, argv)
     except (UsageError, StoppedError, OSError) as error:
         memory.remove_groups(groups)
@@ -109,14 +107,12 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
 def _tell_differences(prepared: Prepared, screen: Screen) -> None:
     from muster.local.differences import differences, vanishing
 
-    screen.say(f"muster local: isolation {prepared.isolation}, which differs from SageMaker in:")
-    for sentence in differences(prepared.request, prepared.isolation):
+    screen.say(f"muster local: isolation {prepared.backend.name}, which differs from SageMaker in:")
+    for sentence in differences(prepared.request, prepared.backend):
         screen.say(f"  - {sentence}")
-    if prepared.isolation == PROCESS:
+    visible = prepared.backend.visible(prepared.folder, os.environ)
+    if visible is None:
         return
-    visible = [prepared.folder.path]
-    if prepared.isolation == NETNS:
-        visible += kept_paths(os.environ)
     for warning in vanishing(prepared.request, visible):
         screen.say(f"muster local: WARNING {warning}")
 
@@ -125,12 +121,6 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     request, folder = prepared.request, prepared.folder
     began = time.monotonic()
     orders = preparation.make_orders(prepared, os.environ)
-    if orders.isolated:
-        orders = orders._replace(caches=caches.find_caches(os.environ))
-    if orders.isolated and request.internet:
-        from muster.local.backends.netns.internet import find_pasta
-
-        orders = orders._replace(pasta=find_pasta())
     in_use = caches.use(orders.caches)
     if github.in_actions(os.environ):
         screen.pump.say(github.group(f"muster local: output of {request.program}"))
@@ -151,14 +141,14 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     end = summary.RunEnd(
         hosts=ends,
         ending=session.ending,
-        isolation=prepared.isolation,
+        isolation=prepared.backend.name,
         seconds=time.monotonic() - began,
         timeout_s=request.timeout_s,
         error=hosts.error,
         error_code=hosts.error_code,
         notes=(*hosts.notes, *_memory_notes(prepared)),
         facts=hosts.facts,
-        hints=_hints(orders, hosts),
+        hints=prepared.backend.hints(orders, hosts.facts),
     )
     return _close(prepared, end, progress, screen, hosts.ready)
 
@@ -166,26 +156,6 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
 def _memory_notes(prepared: Prepared) -> list[str]:
     limit_bytes = prepared.request.memory_bytes
     return memory.kill_notes(prepared.groups, limit_bytes) if limit_bytes else []
-
-
-def _hints(orders: Orders, hosts: Hosts) -> tuple[str, ...]:
-    """What a person can do with containers that are still there."""
-    if orders.containers is None:
-        return ()
-    from muster.local.backends.docker.names import (
-        KEPT_ALL,
-        LEFT_NOTHING,
-        look_commands,
-        remove_command,
-    )
-
-    run, left = orders.containers.run, hosts.facts.get("left")
-    if left == KEPT_ALL:
-        names = [host.name for host in orders.hosts]
-        return tuple(look_commands(run, orders.containers.image, names))
-    if left == LEFT_NOTHING:
-        return ()
-    return ("containers of this run may be left; to remove them:", f"  {remove_command(run)}")
 
 
 def stop_limit_s(request: Request) -> float:

@@ -50,15 +50,13 @@ class Containers(NamedTuple):
 class Orders(NamedTuple):
     """What the host supervisor is to start.
 
-    `lock`: a descriptor of the supervisor that keeps the run folder, -1 for none.
-
-    `kept`: paths that stay visible although a host has its own /tmp. `writable`: folders that stay
-    writable. `channels`: name -> folder, mounted read-only. `checkpoint`: the folder that all hosts
-    have for checkpoints, "" for one of each host's own. All of it only when `isolated`; with
-    `containers` the channels and the checkpoints, too.
+    `backend`: the name of its `Backend`. `lock`: a descriptor of the supervisor that keeps the run
+    folder, -1 for none. `kept`: paths that stay visible although a host has its own /tmp.
+    `writable`: folders that stay writable. `channels`: name -> folder, mounted read-only.
+    `checkpoint`: the folder that all hosts have for checkpoints, "" for one of each host's own.
     """
 
-    isolated: bool
+    backend: str
     hosts: tuple[HostOrder, ...]
     kept: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
@@ -77,11 +75,11 @@ def to_line(document: object) -> bytes:
 
 def orders_from_line(line: bytes) -> Orders:
     """The inverse of `to_line` for Orders."""
-    isolated, hosts, kept, writable, channels, containers, *rest = json.loads(line)
+    backend, hosts, kept, writable, channels, containers, *rest = json.loads(line)
     lock, checkpoint, caches, pasta = rest
     orders = (HostOrder(name, address, tuple(argv), *more) for name, address, argv, *more in hosts)
     return Orders(
-        isolated=isolated,
+        backend=backend,
         hosts=tuple(orders),
         kept=tuple(kept),
         writable=tuple(writable),

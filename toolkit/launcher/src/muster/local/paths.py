@@ -22,3 +22,10 @@ def outermost(paths: Iterable[str]) -> list[str]:
 def is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether the path is one of the folders or lies in one."""
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def unsuitable(run_folder: str) -> str:
+    """Why the run folder cannot be seen by hosts with an /opt/ml of their own, or ""."""
+    if is_below(run_folder, [ML]):
+        return f"the run folder {run_folder} lies below {ML}, which each host has of its own"
+    return ""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 
 from muster.arguments import UsageError
 from muster.local import environment, tree
-from muster.local.backends.docker.options import DOCKER
-from muster.local.environment import NETNS, PROCESS
-from muster.local.orders import Containers, HostOrder, Orders
-from muster.local.paths import ML, is_below
+from muster.local.backends.base import Backend
+from muster.local.orders import HostOrder, Orders
 from muster.local.record import runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
@@ -29,53 +26,20 @@ class Prepared(NamedTuple):
 
     request: Request
     folder: RunFolder
-    isolation: str
+    backend: Backend
     addresses: Mapping[str, str]
     shared: Mapping[str, str]
     groups: tuple[str, ...] = ()  # control groups of the hosts, with --memory
 
 
-def choose_isolation(
+def choose_backend(
     request: Request, folder: RunFolder, keys: Mapping[str, str], say: Callable[[str], None]
-) -> str:
-    """The isolation asked for, else namespaces where a trial shows that they work.
+) -> Backend:
+    """What the hosts of the run are made of. Raises UsageError where it cannot hold the job."""
+    from muster.local.backends.choice import choose
 
-    Raises UsageError where it cannot hold the job.
-    """
-    if request.internet and request.isolation in (PROCESS, DOCKER):
-        raise UsageError(
-            "--internet is for --isolation netns: other hosts have a way out already",
-            "leave out --internet",
-        )
-    if request.docker:
-        if clash := unsuitable(folder.path):
-            raise UsageError(clash, "name another one with --output")
-        from muster.local.backends.docker.preflight import preflight
-
-        preflight(request.docker, say)
-        return DOCKER
     apart = "" if request.hosts == 1 else needs_hosts_apart(request, keys)
-    if request.isolation == PROCESS:
-        if apart:
-            raise UsageError(apart, "use --isolation netns or docker, or --hosts 1")
-        return PROCESS
-    from muster.local.hosts import why_not_isolated
-
-    reason = unsuitable(folder.path) or why_not_isolated(folder.path)
-    if not reason:
-        if request.internet:
-            from muster.local.backends.netns.internet import find_pasta
-
-            find_pasta()
-        return NETNS
-    if request.isolation == NETNS:
-        raise UsageError(
-            f"--isolation netns is not possible here: {reason}", "use --isolation process"
-        )
-    if apart:
-        raise UsageError(f"{apart}, and there are no namespaces here: {reason}", "use --hosts 1")
-    say(f"muster local: no namespaces here ({reason}): hosts are plain processes")
-    return PROCESS
+    return choose(request, folder, apart, say)
 
 
 def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
@@ -122,13 +86,6 @@ def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
         )
 
 
-def unsuitable(run_folder: str) -> str:
-    """Why the run folder cannot be seen by hosts with an /opt/ml of their own, or ""."""
-    if is_below(run_folder, [ML]):
-        return f"the run folder {run_folder} lies below {ML}, which each host has of its own"
-    return ""
-
-
 def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) -> None:
     """Packs the code beside what an earlier run left in the folder, for `runfolder.clear`.
 
@@ -148,7 +105,7 @@ def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) 
 def prepare(
     request: Request,
     folder: RunFolder,
-    isolation: str,
+    backend: Backend,
     keys: Mapping[str, str],
     check: Callable[[], None],
 ) -> Prepared:
@@ -158,19 +115,14 @@ def prepare(
     """
     check()
     archive = os.path.join(folder.path, runfolder.SOURCE)
-    interface = environment.interface_of(isolation)
     for host in request.host_names:
         for path in (folder.host(host), folder.host(host, LOGS)):
             os.mkdir(path, runfolder.PRIVATE)
-        files = documents(request, keys, host, interface, folder.job, archive)
-        tree.write_tree(folder.base(host), files, request.channels, isolation == DOCKER)
-        if request.checkpoint is not None and isolation == PROCESS:
-            tree.share_checkpoints(folder.base(host), request.checkpoint)
-        if isolation != DOCKER:
-            os.makedirs(folder.host(host, "site"), exist_ok=True)
-    addresses = environment.addresses(isolation, request.host_names)
-    shared = environment.run_variables(request, folder, isolation, addresses)
-    return Prepared(request, folder, isolation, addresses, shared)
+        files = documents(request, keys, host, backend.interface, folder.job, archive)
+        backend.tree(request, folder, host, files)
+    addresses = backend.addresses(request.host_names)
+    shared = environment.run_variables(request, folder, backend, addresses)
+    return Prepared(request, folder, backend, addresses, shared)
 
 
 def documents(
@@ -214,17 +166,17 @@ def distribution_keys(request: Request) -> dict[str, str]:
 
 def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
     """What the host supervisor is to start."""
-    request, folder, isolation = prepared.request, prepared.folder, prepared.isolation
+    request, folder, backend = prepared.request, prepared.folder, prepared.backend
     groups = prepared.groups or ("",) * request.hosts
     hosts = tuple(
         HostOrder(
             name=name,
             address=prepared.addresses.get(name, ""),
-            argv=train_command(isolation),
+            argv=backend.train,
             environ=environment.host_environ(
-                caller, request, folder, name, prepared.shared, isolation
+                caller, request, folder, name, prepared.shared, backend
             ),
-            cwd="/" if isolation == NETNS else folder.host(name),
+            cwd=backend.place(folder, name),
             base=folder.base(name),
             output=-1,
             errors=-1,
@@ -232,19 +184,4 @@ def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
         )
         for name, group in zip(request.host_names, groups, strict=True)
     )
-    if isolation == PROCESS:
-        return Orders(False, hosts)
-    if request.docker:
-        made_of = Containers(os.urandom(4).hex(), folder.path, **request.docker._asdict())
-        orders = Orders(False, hosts, channels=request.channels, containers=made_of)
-    else:
-        kept = environment.kept_paths(caller)
-        orders = Orders(True, hosts, kept, (folder.path,), request.channels)
-    return orders._replace(checkpoint=request.checkpoint or "")
-
-
-def train_command(isolation: str) -> tuple[str, ...]:
-    """What runs as PID 1 of a host; in a container it follows the image's entrypoint."""
-    if isolation == DOCKER:
-        return ("train",)
-    return (sys.executable, "-m", "muster", "train")
+    return backend.orders(request, folder, hosts, caller)

@@ -82,7 +82,7 @@ class _Steps:
         self, argv: Sequence[str], environ: Mapping[str, str], cwd: str, show: bool = True
     ) -> StepResult:
         order = HostOrder("install", "", tuple(argv), dict(environ), cwd, cwd, -1, -1)
-        hosts = start_hosts(Orders(False, (order,)), narration=True)
+        hosts = start_hosts(Orders("process", (order,)), narration=True)
         session = Session(
             self._signals,
             hosts,

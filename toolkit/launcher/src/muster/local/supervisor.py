@@ -4,10 +4,10 @@ Orders arrive on stdin, reports leave on descriptor UP. It has one thread and a 
 own, and whatever it started ends with it:
 
 * As plain processes: it is a child subreaper, so orphans of its hosts stay below it
-  and is killed once they have ended, or once stdin closes because `muster local` is gone.
-* In namespaces (`isolated`): everything lives in one PID namespace, which dies with its init,
+  and are killed once they have ended, or once stdin closes because `muster local` is gone.
+* In namespaces: everything lives in one PID namespace, which dies with its init,
   that with this process, this with `muster local`.
-* As containers (`docker_hosts`): they are the engine's, and removed before this process ends.
+* As containers: they are the engine's, and removed before this process ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from muster.local.backends.netns import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
-from muster.run.child.rank_shim import become_subreaper, descendants
+from muster.run.child.rank_shim import descendants
 
 KILL_LIMIT_S = 10.0
 TIDY_S = 2.0  # for what is left once the hosts are killed
@@ -40,22 +41,12 @@ def main() -> int:
         if fd >= 0:
             os.set_inheritable(fd, False)
     try:
-        if orders.containers:
-            from muster.local.backends.docker.hosts import run_containers
-
-            return run_containers(orders, up)
-        if orders.isolated:
-            from muster.local.backends.netns.isolated import run_isolated
-
-            return run_isolated(orders, up)
-        become_subreaper()
-        pids = {
-            start(order, os.getpid()): host_index for host_index, order in enumerate(orders.hosts)
-        }
+        start: Callable[[Orders, int], int]
+        start = import_module(f"muster.local.backends.{orders.backend}.start").start
+        return start(orders, up)
     except OSError as error:
         report(up, "error", f"{error.filename or 'start'}: {error.strerror}")
         return 1
-    return hold(orders, up, pids)
 
 
 def read_line(fd: int) -> bytes:
@@ -77,7 +68,7 @@ def report(up: int, *fields: object) -> None:
         pass
 
 
-def start(order: HostOrder, parent: int, prepare: Callable[[], None] | None = None) -> int:
+def start_host(order: HostOrder, parent: int, prepare: Callable[[], None] | None = None) -> int:
     """Forks one host that dies with this process; `prepare` runs in it before its program."""
     pid = os.fork()
     if pid:

@@ -35,7 +35,7 @@ SETTLE_S = 5.0  # for containers that are just being made
 POLL_MS = 200
 
 
-def run_containers(orders: Orders, up: int) -> int:
+def start(orders: Orders, up: int) -> int:
     """Runs the containers of one run; returns the exit code. Errors have been reported."""
     assert orders.containers is not None
     connections = len(orders.hosts) + 8

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
 
 
-def run_isolated(orders: Orders, up: int) -> int:
+def start(orders: Orders, up: int) -> int:
     """Makes the namespaces, starts the namespace init and waits for it. Raises OSError."""
     parent = os.getppid()
     helper = None
@@ -94,7 +94,7 @@ def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, in
         handshake = _StartHandshake(orders, order, up, helper)
         handshakes.append(handshake)
         kernel.unshare(CLONE_NEWPID)  # of the next child only
-        hosts[supervisor.start(order, 0, handshake.inside)] = host_index
+        hosts[supervisor.start_host(order, 0, handshake.inside)] = host_index
         kernel.setns(own, CLONE_NEWPID)
         handshake.forked()
     os.close(own)

@@ -1,0 +1,1 @@
+"""Hosts as plain processes of this machine."""
