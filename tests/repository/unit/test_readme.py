@@ -7,7 +7,7 @@ import shlex
 from importlib import import_module
 from pathlib import Path
 
-from muster.commands.arguments import Parser
+from muster.arguments import Parser
 from muster.commands.parser import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
