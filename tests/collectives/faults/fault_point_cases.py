@@ -62,10 +62,10 @@ def passed() -> list[str]:
 def _of_a_node() -> Iterator[Case]:
     for point in ("attach_mapped", "attach_locked"):
         yield Case(point, "creates", 1, nth=1, kinds=LATE, in_file=True)
-    for point in ("attach_told", "attach_all_told"):
+    for point in ("attach_announced", "attach_complete"):
         yield Case(point, "creates", 1, nth=1, in_file=True)
     yield Case("detach_left", "leaves", 1, nth=1)
-    for point in ("round_signed", "round_raised", "round_all_come"):
+    for point in ("epoch_described", "epoch_raised", "epoch_reached"):
         yield Case(point, "barrier", 1)
     yield Case("wait_counted", "held 0", 1, nth=1)
     for point in ("one_shot_copied_in", "one_shot_reading"):
@@ -81,44 +81,49 @@ def _of_a_node() -> Iterator[Case]:
     for point, verb in (("broadcast", "broadcast"), ("scatter", "scatter")):
         yield Case(f"{point}_copied_in", f"{verb} 3000 1", 1, nth=5)
         yield Case(f"{point}_reading", f"{verb} 3000 1", 2, nth=5)
-    yield Case("pairs_counted", "uneven 100", 1)
-    for point in ("pairs_copied_in", "pairs_reading"):
+    yield Case("alltoall_counted", "uneven 100", 1)
+    for point in ("alltoall_copied_in", "alltoall_reading"):
         yield Case(point, "all_to_all 1000", 1, nth=5)
-    yield Case("direct_agreed", "direct_all_reduce 20000", 1)
-    yield Case("direct_writing", "direct_all_reduce 20000", 1, nth=4)
-    yield Case("direct_gathered", "direct_all_gather 20000", 2)
-    yield Case("direct_scattered", "direct_reduce_scatter 20000", 0)
+    yield Case("registered_agreed", "direct_all_reduce 20000", 1)
+    yield Case("registered_writing", "direct_all_reduce 20000", 1, nth=4)
+    yield Case("registered_gathered", "direct_all_gather 20000", 2)
+    yield Case("registered_scattered", "direct_reduce_scatter 20000", 0)
 
 
 def _of_a_failure() -> Iterator[Case]:
-    for point in ("verdict_claimed", "verdict_filled"):
+    for point in ("error_claimed", "error_filled"):
         yield Case(point, "aborts", 1, nth=1)
         yield Case(point, "expires 0", 1, nth=1)
-    yield Case("verdict_written", "aborts", 1, nth=1, kinds=ENDED)
-    yield Case("verdict_taken", "aborts", 0, "aab", nth=1, kinds=EITHER)
-    yield Case("verdict_told", "aborts", 0, "abc", nth=1, kinds=EITHER)
+    yield Case("error_written", "aborts", 1, nth=1, kinds=ENDED)
+    yield Case("error_adopted", "aborts", 0, "aab", nth=1, kinds=EITHER)
+    yield Case("error_propagated", "aborts", 0, "abc", nth=1, kinds=EITHER)
     yield Case("abort_heard", "aborted 2", 0, "abc", nth=1, kinds=EITHER)
 
 
 def _of_messages() -> Iterator[Case]:
     for point in ("post_begun", "ring_head_written", "ring_filled", "ring_noted", "ring_head_read"):
         yield Case(point, "messages 1000", 1, nth=5)
-    for point in ("ring_piece_written", "ring_starved", "ring_piece_read"):
+    for point in ("ring_piece_written", "ring_writer_blocked", "ring_piece_read"):
         yield Case(point, "messages 900000", 1, nth=5)
-    for point in ("thread_listens", "thread_moved"):
+    for point in ("thread_armed", "thread_moved"):
         yield Case(point, "messages 1000", 1, nth=1)
-    yield Case("bell_entrusted", "messages 1000", 1)
+    yield Case("progress_armed", "messages 1000", 1)
     for point in ("message_queued", "message_arriving", "message_landed", "message_sent"):
         yield Case(point, "messages 1000", 2, "aab")
     yield Case("message_arriving", "messages 900000", 0, "aab")
 
 
 def _between_nodes() -> Iterator[Case]:
-    yield Case("leg_counted", "uneven 100", 1, "aab")
-    yield Case("leg_slept", "held_gather 5000 1", 0, "aab", nth=1)
-    for point in ("leg_reduce_in", "leg_reduce_summed", "leg_share_in", "leg_share_spread"):
+    yield Case("phase_counted", "uneven 100", 1, "aab")
+    yield Case("phase_slept", "held_gather 5000 1", 0, "aab", nth=1)
+    for point in (
+        "phase_reduce_in",
+        "phase_reduce_summed",
+        "phase_allgather_in",
+        "phase_allgather_spread",
+    ):
         yield Case(point, "all_reduce 50000", 1, "aab", nth=5)
-    for point in ("leg_pairs_in", "leg_pairs_out"):
+    for point in ("phase_alltoall_in", "phase_alltoall_out"):
         yield Case(point, "all_to_all 2000", 1, "aab", nth=5)
     for point in ("barrier_node_in", "barrier_nodes_in", "mesh_posted", "mesh_received"):
         yield Case(point, "barrier", 0, "aab")
@@ -129,14 +134,14 @@ def _between_nodes() -> Iterator[Case]:
         yield Case(point, "reduce 10 1", 1, "aab")
     for point in ("leaders_halved", "leaders_joined"):
         yield Case(point, "all_reduce 10000", 1, "abc", environ=LEADERS)
-    for point in ("leaders_trade_posted", "leaders_traded"):
+    for point in ("leaders_scatter_posted", "leaders_scattered"):
         yield Case(point, "reduce_scatter 10", 0, "aab")
     for point in ("leaders_gathered", "leaders_exchanged"):
         yield Case(point, "all_gather 10", 0, "aab")
-    for point in ("segment_reduced", "segment_arrived", "rail_begun", "rail_summed",
-                  "rail_turned", "rail_ended"):  # fmt: skip
+    for point in ("segment_reduced", "segment_arrived", "rail_rs_started", "rail_summed",
+                  "rail_ag_started", "rail_finished"):  # fmt: skip
         yield Case(point, "all_reduce 50000", 0, "aab", nth=6)
-    yield Case("rail_turned", "all_reduce 50000", 3, "aabb", nth=6)
+    yield Case("rail_ag_started", "all_reduce 50000", 3, "aabb", nth=6)
     yield Case("tree_received", "broadcast 10 0", 2, "aab")
     yield Case("tree_sent", "broadcast 10 0", 0, "aab")
     for point, victim in (("chain_received", 2), ("chain_passed", 0), ("chain_shared", 1)):
@@ -151,15 +156,25 @@ def _between_nodes() -> Iterator[Case]:
     yield Case("scatter_nodes_sent", "scatter 10 0", 0, "aab")
     yield Case("scatter_node_arrived", "scatter 10 0", 2, "aab")
     yield Case("scatter_apart_posted", "scatter 2000 0", 2, "aab")
-    for point in ("nodes_pairs_posted", "nodes_pairs_in_node"):
+    for point in ("nodes_alltoall_posted", "nodes_alltoall_in_node"):
         yield Case(point, "all_to_all 2000", 2, "aab")
 
 
 def _of_connections() -> Iterator[Case]:
-    for point in ("dial_connecting", "dial_greeted", "dial_proved", "dial_welcomed"):
+    for point in (
+        "connector_connecting",
+        "connector_hello_sent",
+        "connector_finished_sent",
+        "connector_accepted",
+    ):
         yield Case(point, "all_reduce 10", 2, "aab", nth=1)
         yield Case(point, "all_reduce 10", 1, "ab", nth=1)
-    for point in ("door_let_in", "door_answered", "door_handed", "door_taken"):
+    for point in (
+        "listener_accepted",
+        "listener_answered",
+        "listener_handed_over",
+        "listener_fetched",
+    ):
         yield Case(point, "all_reduce 10", 0, "aab", nth=1)
         yield Case(point, "all_reduce 10", 0, "ab", nth=1)
     for point in ("frames_sent", "header_read", "frame_landed"):
@@ -167,8 +182,8 @@ def _of_connections() -> Iterator[Case]:
         yield Case(point, "all_reduce 10", 0, "aab")
     for point in ("frames_part_sent", "payload_part_read"):
         yield Case(point, "all_gather 4000000", 1, "ab", nth=1, environ=LARGE)
-    yield Case("present_said", "held 1", 2, "aab", nth=1)
-    yield Case("bye_said", "leaves", 2, "aab", nth=1)
+    yield Case("heartbeat_sent", "held 1", 2, "aab", nth=1)
+    yield Case("goodbye_sent", "leaves", 2, "aab", nth=1)
 
 
 CASES: tuple[Case, ...] = (
@@ -177,16 +192,33 @@ CASES: tuple[Case, ...] = (
 
 # broken in every run; make test-collectives breaks all
 _SAMPLE = (
-    "leg_slept", "leg_reduce_in", "leg_pairs_out", "barrier_node_in", "mesh_posted",
-    "doubling_posted", "leaders_collected", "leaders_joined", "rail_turned", "segment_arrived",
-    "tree_sent", "chain_passed", "blocks_posted", "sums_arrived", "nodes_pairs_posted",
-    "dial_greeted", "dial_proved", "door_answered", "door_taken", "frames_part_sent", "bye_said",
-)  # fmt: skip
+    "phase_slept",
+    "phase_reduce_in",
+    "phase_alltoall_out",
+    "barrier_node_in",
+    "mesh_posted",
+    "doubling_posted",
+    "leaders_collected",
+    "leaders_joined",
+    "rail_ag_started",
+    "segment_arrived",
+    "tree_sent",
+    "chain_passed",
+    "blocks_posted",
+    "sums_arrived",
+    "nodes_alltoall_posted",
+    "connector_hello_sent",
+    "connector_finished_sent",
+    "listener_answered",
+    "listener_fetched",
+    "frames_part_sent",
+    "goodbye_sent",
+)
 # a rank is stopped or interrupted there: one point of every kind of step, the first in every run
 _STEPS = (
-    "round_signed", "staged_summed", "verdict_claimed", "ring_head_read", "rail_turned",
-    "wait_counted", "one_shot_reading", "gather_published", "pairs_reading", "direct_agreed",
-    "mesh_received", "chain_received", "dial_greeted", "door_answered",
+    "epoch_described", "staged_summed", "error_claimed", "ring_head_read", "rail_ag_started",
+    "wait_counted", "one_shot_reading", "gather_published", "alltoall_reading", "registered_agreed",
+    "mesh_received", "chain_received", "connector_hello_sent", "listener_answered",
 )  # fmt: skip
 _SHORT_STEPS = 5
 

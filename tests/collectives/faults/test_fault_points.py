@@ -116,8 +116,10 @@ def test_an_exception_of_a_rank_there_ends_the_call_of_all(ranks: Workshop, case
     assert_nothing_left(ranks, found)
 
 
-@pytest.mark.parametrize("point", ["thread_listens", "thread_moved", "ring_starved", "ring_noted"])
-def test_no_wake_up_is_lost_between_two_steps_of_the_thread_at_the_bell(
+@pytest.mark.parametrize(
+    "point", ["thread_armed", "thread_moved", "ring_writer_blocked", "ring_noted"]
+)
+def test_no_wake_up_is_lost_between_two_steps_of_the_doorbell_thread(
     core: Path, point: str
 ) -> None:
     """16 MiB take 64 fillings of the ring, for each of which the thread is woken: 50 ms are lost

@@ -121,7 +121,7 @@ static void *live(void *given) {
       .listen_fd = scene->listeners[self->rank],
       .addresses = scene->nodes > 1 ? scene->addresses : NULL, .tuning = scene->tuning};
   memset(layout.key, 7, sizeof layout.key);
-  self->failure.marks = self->marks;
+  self->failure.rank_status = self->rank_status;
   int code = mc_create(&layout, scene->create_s, &self->comm, &self->failure);
   if (code) {
     fprintf(stderr, "rank %u: mc_create: %d, errno %d\n", self->rank, code, self->failure.sys_errno);
@@ -153,7 +153,7 @@ int run(struct rank *self, uint32_t verb, uint32_t dtype, uint32_t op, uint32_t 
         uint64_t count, double timeout_s) {
   struct mc_call call = {.verb = verb, .dtype = dtype, .op = op, .root = root, .in = in, .out = out, .count = count,
                          .timeout_s = timeout_s};
-  self->failure = (struct mc_failure){.marks = self->marks};
+  self->failure = (struct mc_failure){.rank_status = self->rank_status};
   return mc_run(self->comm, &call, &self->failure);
 }
 

@@ -27,7 +27,7 @@ struct rank {
   struct scene *scene;
   struct mc_comm *comm;
   uint32_t rank, size;
-  uint8_t marks[RANKS];
+  uint8_t rank_status[RANKS];
   struct mc_failure failure; /* of the last call */
   uint64_t chance;
   int wrong;

@@ -41,9 +41,9 @@ void play_timeout(struct rank *self) {
   CHECK(self, code == MC_ETIMEOUT);
   if (self->rank != last(self)) {
     CHECK(self, self->failure.rank == (int32_t)last(self));
-    CHECK(self, self->marks[last(self)] == MC_MISSING);
+    CHECK(self, self->rank_status[last(self)] == MC_MISSING);
     CHECK(self, self->failure.mine.seq == 2);
-    bool told = self->failure.told_by >= 0 && self->failure.told_by != (int32_t)self->rank; /* by one that began earlier */
+    bool told = self->failure.reported_by >= 0 && self->failure.reported_by != (int32_t)self->rank; /* by one that began earlier */
     CHECK(self, told || self->failure.waited_s >= SHORT_S);
   }
   CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_ETIMEOUT); /* at once, and no other reason */
@@ -101,7 +101,7 @@ void play_abort_idle(struct rank *self) {
   } else {
     tell(&ready);
     CHECK(self, all_reduce(self, 2000, MC_F32, WAIT_S) == MC_EABORT);
-    CHECK(self, self->failure.told_by == 0);
+    CHECK(self, self->failure.reported_by == 0);
     tell(&gave_up);
   }
   CHECK(self, all_reduce(self, 8, MC_F32, WAIT_S) == MC_EABORT);
@@ -113,5 +113,5 @@ void play_leave(struct rank *self) {
   if (self->rank == last(self)) return;
   CHECK(self, all_reduce(self, 2000, MC_F32, WAIT_S) == MC_EPEER);
   CHECK(self, self->failure.rank == (int32_t)last(self));
-  CHECK(self, self->marks[last(self)] == MC_LEFT);
+  CHECK(self, self->rank_status[last(self)] == MC_LEFT);
 }

@@ -83,7 +83,7 @@ static bool post(struct mix *mix) {
 }
 
 static bool arrived(struct rank *self, uint64_t request, struct mc_status *status) {
-  self->failure = (struct mc_failure){.marks = self->marks};
+  self->failure = (struct mc_failure){.rank_status = self->rank_status};
   return mc_wait(self->comm, request, WAIT_S, status, &self->failure) == MC_OK && status->done && status->code == MC_OK;
 }
 

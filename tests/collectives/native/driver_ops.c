@@ -106,7 +106,7 @@ void play_direct(struct rank *self) {
 }
 
 static bool done(struct rank *self, uint64_t request, struct mc_status *status) {
-  self->failure = (struct mc_failure){.marks = self->marks};
+  self->failure = (struct mc_failure){.rank_status = self->rank_status};
   return mc_wait(self->comm, request, WAIT_S, status, &self->failure) == MC_OK && status->done && status->code == MC_OK;
 }
 

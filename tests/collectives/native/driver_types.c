@@ -33,7 +33,7 @@ void play_types(struct rank *self) {
 
 /* --- results past the cache ------------------------------------------------------------------------ */
 
-#define COLD ((uint64_t)8 << 20) /* COLD_BYTES of kernels.c */
+#define COLD ((uint64_t)8 << 20) /* NONTEMPORAL_BYTES of kernels.c */
 
 void tune_large(struct mc_tuning *tuning) { /* pieces that are long enough to be copied past the cache */
   tuning->slot_bytes = 256 << 10;
@@ -53,7 +53,7 @@ void play_large(struct rank *self) {
   static const uint32_t verbs[] = {MC_ALL_GATHER, MC_REDUCE_SCATTER, MC_ALL_REDUCE, MC_BROADCAST,
                                    MC_ALL_TO_ALL, MC_GATHER,         MC_SCATTER};
   static const uint32_t types[] = {MC_F32, MC_BF16, MC_F64, MC_I64};
-  CHECK(self, mc_is_cold(COLD) && !mc_is_cold(COLD - 1));
+  CHECK(self, mc_is_nontemporal(COLD) && !mc_is_nontemporal(COLD - 1));
   uint64_t salt = self->scene->seed;
   for (uint32_t round = 0; round < self->scene->rounds; round++) {
     uint32_t verb = verbs[round % 7], dtype = types[(round + round / 7) % 4];

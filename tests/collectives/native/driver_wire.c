@@ -94,7 +94,7 @@ static void play_message(struct rank *self) {
   uint64_t request;
   memset(data, receives ? 0 : 0x5a, COUNT * 4u);
   int code = mc_post(self->comm, receives ? MC_RECV : MC_SEND, 1 - (int32_t)self->rank, tag, data, COUNT * 4u, 20.0, &request);
-  self->failure = (struct mc_failure){.marks = self->marks};
+  self->failure = (struct mc_failure){.rank_status = self->rank_status};
   if (!code) code = mc_wait(self->comm, request, WAIT_S, &status, &self->failure);
   if (!code) code = status.code;
   for (uint32_t i = 0; i < COUNT * 4u && !flipping; i++) right = right && data[i] == 0x5a;

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parall
 from muster_collectives.bootstrap import node_info as c
 from muster_collectives.runtime import environment, machine, variables
 from muster_collectives.runtime.errors import SettingsError
-from muster_collectives.runtime.layout import Means, numbered
+from muster_collectives.runtime.layout import ShmMethod, numbered
 from muster_collectives.runtime.settings import from_variables
 from muster_collectives.runtime.tuning import (
     Tuning,
@@ -135,8 +135,8 @@ def test_a_quota_of_processors_is_read() -> None:
 # --- who is where
 
 
-def claim(**given: object) -> c.Claim:
-    base = c.Claim(
+def info(**given: object) -> c.NodeInfo:
+    base = c.NodeInfo(
         abi=1, no_core="", boot="b", pid_namespace="p", net_namespace="n", shm="s", memfd=True,
         user=0, node="", host="h", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000,
         is_spin_given=False, tuning=Tuning(),
@@ -144,71 +144,71 @@ def claim(**given: object) -> c.Claim:
     return replace(base, **given)  # type: ignore[arg-type]
 
 
-def members(*claims: c.Claim) -> list[tuple[int, ...]]:
-    return [each.members for each in c.plan(claims).candidates]
+def members(*infos: c.NodeInfo) -> list[tuple[int, ...]]:
+    return [each.members for each in c.plan(infos).probe_groups]
 
 
 def test_ranks_of_one_machine_are_candidates_whatever_their_order() -> None:
-    a, b = claim(), claim(boot="other")
+    a, b = info(), info(boot="other")
     assert members(a, b, a, b) == [(0, 2), (1, 3)]
-    assert members(claim(node="x"), claim(node="y"), claim(node="x")) == [(0, 2), (1,)]
-    assert members(claim(boot=""), claim(boot="")) == [(0,), (1,)]
+    assert members(info(node="x"), info(node="y"), info(node="x")) == [(0, 2), (1,)]
+    assert members(info(boot=""), info(boot="")) == [(0,), (1,)]
 
 
 def test_one_way_to_share_is_enough_to_be_candidates() -> None:
     # namespaces of their own and /dev/shm in common, or the other way about, or in a chain
-    assert members(claim(pid_namespace="1"), claim(pid_namespace="2")) == [(0, 1)]
-    assert members(claim(shm="1"), claim(shm="2")) == [(0, 1)]
-    apart = claim(pid_namespace="1", shm="1"), claim(pid_namespace="2", shm="2")
+    assert members(info(pid_namespace="1"), info(pid_namespace="2")) == [(0, 1)]
+    assert members(info(shm="1"), info(shm="2")) == [(0, 1)]
+    apart = info(pid_namespace="1", shm="1"), info(pid_namespace="2", shm="2")
     assert members(*apart) == [(0,), (1,)]
-    assert members(*apart, claim(pid_namespace="1", shm="2")) == [(0, 1, 2)]
-    assert members(claim(memfd=False, shm=""), claim(memfd=False, shm="")) == [(0,), (1,)]
+    assert members(*apart, info(pid_namespace="1", shm="2")) == [(0, 1, 2)]
+    assert members(info(memfd=False, shm=""), info(memfd=False, shm="")) == [(0,), (1,)]
 
 
 def test_the_means_are_tried_from_memfd_to_a_file() -> None:
-    plan = c.plan([claim(), claim()])
-    assert plan.candidates[0].means == (Means.MEMFD, Means.FILE)
-    assert c.plan([claim(shm=""), claim(shm="")]).candidates[0].means == (Means.MEMFD,)
-    assert c.plan([claim(memfd=False)] * 2).candidates[0].means == (Means.FILE,)
-    assert c.plan([claim()]).candidates[0].means == ()
+    plan = c.plan([info(), info()])
+    assert plan.probe_groups[0].shm_method == (ShmMethod.MEMFD, ShmMethod.FILE)
+    assert c.plan([info(shm=""), info(shm="")]).probe_groups[0].shm_method == (ShmMethod.MEMFD,)
+    assert c.plan([info(memfd=False)] * 2).probe_groups[0].shm_method == (ShmMethod.FILE,)
+    assert c.plan([info()]).probe_groups[0].shm_method == ()
 
 
 def test_more_ranks_than_the_core_takes_are_more_than_one_node() -> None:
-    assert [len(each) for each in members(*[claim()] * 600)] == [256, 256, 88]
+    assert [len(each) for each in members(*[info()] * 600)] == [256, 256, 88]
 
 
 def test_rank_0_s_sizes_count_and_who_shares_processors_does_not_spin() -> None:
     sizes = Tuning(chunk_bytes=65536)
-    assert c.plan([claim(tuning=sizes), claim()]).tuning == sizes
-    assert c.plan([claim(processors=2)] * 3).tuning.spin_s == 0
-    assert c.plan([claim(processors=2, is_spin_given=True)] * 3).tuning.spin_s > 0
+    assert c.plan([info(tuning=sizes), info()]).tuning == sizes
+    assert c.plan([info(processors=2)] * 3).tuning.spin_s == 0
+    assert c.plan([info(processors=2, is_spin_given=True)] * 3).tuning.spin_s > 0
     least = Tuning(chunk_bytes=4096)
-    assert c.plan([claim(tuning=least)] * 64).tuning.chunk_bytes == 4096
+    assert c.plan([info(tuning=least)] * 64).tuning.chunk_bytes == 4096
     with pytest.raises(SettingsError, match=r"COLLECTIVES_CHUNK_BYTES(.|\n)*at least 8192"):
-        c.plan([claim(tuning=least)] * 65)
+        c.plan([info(tuning=least)] * 65)
 
 
 def test_one_rank_without_a_core_makes_all_pure_and_says_why() -> None:
-    plan = c.plan([claim(), claim(abi=0, no_core="no compiler")])
+    plan = c.plan([info(), info(abi=0, no_core="no compiler")])
     assert not plan.native and "rank 1" in plan.note and "no compiler" in plan.note
-    assert not c.plan([claim(abi=1), claim(abi=2)]).native
+    assert not c.plan([info(abi=1), info(abi=2)]).native
 
 
 def test_loopback_addresses_are_used_within_one_network_alone() -> None:
-    def hosts(*claims: c.Claim) -> list[str]:
-        return [each.host for each in c.plan(claims).addresses]
+    def hosts(*infos: c.NodeInfo) -> list[str]:
+        return [each.host for each in c.plan(infos).addresses]
 
-    assert hosts(claim(), claim()) == ["127.0.0.1"] * 2
-    assert hosts(claim(), claim(boot="other")) == ["10.0.0.1"] * 2
-    assert hosts(claim(), claim(net_namespace="other")) == ["10.0.0.1"] * 2
+    assert hosts(info(), info()) == ["127.0.0.1"] * 2
+    assert hosts(info(), info(boot="other")) == ["10.0.0.1"] * 2
+    assert hosts(info(), info(net_namespace="other")) == ["10.0.0.1"] * 2
 
 
 def test_who_does_not_prove_it_is_a_node_of_its_own() -> None:
-    candidates = (c.Candidates(0, (0, 2, 3), (Means.MEMFD,)), c.Candidates(1, (1,), ()))
+    probe_groups = (c.ProbeGroup(0, (0, 2, 3), (ShmMethod.MEMFD,)), c.ProbeGroup(1, (1,), ()))
 
     def nodes(*shared: bool) -> tuple[int, ...]:
-        proofs = [c.Proof(Means.MEMFD, each, "") for each in shared]
-        return numbered(c.nodes_of(candidates, proofs))
+        results = [c.ProbeResult(ShmMethod.MEMFD, each, "") for each in shared]
+        return numbered(c.nodes_of(probe_groups, results))
 
     assert nodes(True, False, True, True) == (0, 1, 0, 0)
     assert nodes(True, False, False, True) == (0, 1, 2, 0)
@@ -216,26 +216,26 @@ def test_who_does_not_prove_it_is_a_node_of_its_own() -> None:
 
 
 def test_the_way_that_brings_more_ranks_together_wins() -> None:
-    candidates = c.Candidates(0, (0, 1, 2), (Means.MEMFD, Means.FILE))
+    probe_groups = c.ProbeGroup(0, (0, 1, 2), (ShmMethod.MEMFD, ShmMethod.FILE))
 
-    def proofs(means: Means, *shared: bool) -> list[c.Proof]:
-        return [c.Proof(means, each, "") for each in shared]
+    def results(shm_method: ShmMethod, *shared: bool) -> list[c.ProbeResult]:
+        return [c.ProbeResult(shm_method, each, "") for each in shared]
 
-    first = proofs(Means.MEMFD, True, True, False)
+    first = results(ShmMethod.MEMFD, True, True, False)
     for second, wins in (
-        (proofs(Means.FILE, True, True, True), True),
-        (proofs(Means.FILE, True, False, True), False),
-        (proofs(Means.FILE, False, True, True), False),
+        (results(ShmMethod.FILE, True, True, True), True),
+        (results(ShmMethod.FILE, True, False, True), False),
+        (results(ShmMethod.FILE, False, True, True), False),
     ):
-        assert (c.better(candidates, first, second) is second) == wins
+        assert (c.better(probe_groups, first, second) is second) == wins
 
 
 def test_claims_and_plans_survive_the_store() -> None:
-    claims = [claim(), claim(node="x", hosts=("::1",))]
-    plan = c.plan(claims)
+    infos = [info(), info(node="x", hosts=("::1",))]
+    plan = c.plan(infos)
     assert c.decode_plan(json.loads(json.dumps(c.encode_plan(plan)))) == plan
-    for each in claims:
-        assert c.decode_claim(json.loads(json.dumps(c.encode_claim(each)))) == each
+    for each in infos:
+        assert c.decode_node_info(json.loads(json.dumps(c.encode_node_info(each)))) == each
 
 
 # --- the launcher's variables

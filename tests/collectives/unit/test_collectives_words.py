@@ -18,14 +18,16 @@ from muster_collectives.pure.math import reduce_bytes
 from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError, PeerError
 from muster_collectives.runtime.messages import error_of, ranks_text
 from muster_collectives.runtime.stragglers import Straggler, Stragglers, find
-from muster_collectives.runtime.types import Code, Description, DType, Failure, Mark, Op, Verb
+from muster_collectives.runtime.types import Code, Description, DType, Failure, Op, RankStatus, Verb
 
 CALLED = Description(4, 100_000, Verb.ALL_REDUCE, DType.F32, Op.SUM, 0)
 
 
 def test_a_timeout_names_group_operation_size_ranks_and_time() -> None:
-    marks = (Mark.HERE, Mark.HERE, Mark.MISSING)
-    error = error_of(Failure(Code.ETIMEOUT, 0, 2, -1, 3.01, CALLED, None, marks), "world", 1, 3)
+    rank_status = (RankStatus.HERE, RankStatus.HERE, RankStatus.MISSING)
+    error = error_of(
+        Failure(Code.ETIMEOUT, 0, 2, -1, 3.01, CALLED, None, rank_status), "world", 1, 3
+    )
     assert isinstance(error, CollectiveTimeout) and isinstance(error, TimeoutError)
     assert error.message == (
         "group 'world', rank 1 of 3, operation 4, all_reduce sum of 100000 float32 "
@@ -36,10 +38,10 @@ def test_a_timeout_names_group_operation_size_ranks_and_time() -> None:
 
 def test_a_mismatch_names_both_sides_from_each_side() -> None:
     other = replace(CALLED, count=5)
-    marks = (Mark.HERE, Mark.DIFFERENT, Mark.HERE)
+    rank_status = (RankStatus.HERE, RankStatus.DIFFERENT, RankStatus.HERE)
 
     def text(rank: int, mine: Description, theirs: Description) -> str:
-        failure = Failure(Code.EMISMATCH, 0, 1, 0, 0.0, mine, theirs, marks)
+        failure = Failure(Code.EMISMATCH, 0, 1, 0, 0.0, mine, theirs, rank_status)
         error = error_of(failure, "g", rank, 3)
         assert isinstance(error, MismatchError)
         return error.message
@@ -53,15 +55,15 @@ def test_a_mismatch_names_both_sides_from_each_side() -> None:
 
 
 def test_death_and_leaving_are_told_apart() -> None:
-    def text(*marks: Mark) -> str:
-        failure = Failure(Code.EPEER, 0, 0, -1, 0.5, CALLED, None, marks)
-        error = error_of(failure, "g", len(marks) - 1, len(marks))
+    def text(*rank_status: RankStatus) -> str:
+        failure = Failure(Code.EPEER, 0, 0, -1, 0.5, CALLED, None, rank_status)
+        error = error_of(failure, "g", len(rank_status) - 1, len(rank_status))
         assert isinstance(error, PeerError)
         return error.message
 
-    assert "rank 0 is dead, after 0.50 s" in text(Mark.DEAD, Mark.HERE)
-    assert "rank 0 has left the group" in text(Mark.LEFT, Mark.HERE)
-    assert "ranks 0 and 1 are dead" in text(Mark.DEAD, Mark.LEFT, Mark.HERE)
+    assert "rank 0 is dead, after 0.50 s" in text(RankStatus.DEAD, RankStatus.HERE)
+    assert "rank 0 has left the group" in text(RankStatus.LEFT, RankStatus.HERE)
+    assert "ranks 0 and 1 are dead" in text(RankStatus.DEAD, RankStatus.LEFT, RankStatus.HERE)
     assert ranks_text(range(40)).endswith("15 and 24 more")
 
 

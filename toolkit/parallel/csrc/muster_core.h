@@ -3,14 +3,13 @@
  * One mc_comm is one group as one rank sees it. A collective is one mc_run, called by every rank of
  * the group in the same order, from one thread at a time (mc_async_post: by one of the core); mc_abort, mc_stats and the p2p functions
  * may be called from any thread meanwhile. Every wait has a deadline. Nothing here prints, exits or
- * handles signals (mc_attend lets the caller's handlers run). All ranks get identical bits, from run to run (fixed order of summation: ranks
- * within a node ascending, then nodes ascending).
- * Design: collectives.md sections 5-7 of the project's design. */
+ * handles signals (mc_set_signal_check lets the caller's handlers run). All ranks get identical bits, from run to run (fixed order of summation: ranks
+ * within a node ascending, then nodes ascending). */
 #ifndef MUSTER_CORE_H
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 7u
+#define MC_ABI 8u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -35,21 +34,21 @@ enum mc_verb {
 };
 enum mc_code {
   MC_OK,
-  MC_EINVAL,    /* this rank's own call is wrong; nothing was sent, the group still works */
-  MC_ETIMEOUT,  /* marks say who has not come */
-  MC_EPEER,     /* marks say who died or left */
-  MC_EMISMATCH, /* ranks called different things; `other` is what another rank called */
-  MC_EABORT,    /* mc_abort here or on another rank */
-  MC_ENET,      /* a connection failed or carried what is not ours; marks say to whom */
-  MC_ECHECK,    /* checked mode: a frame's checksum is wrong */
+  MC_EINVAL,        /* this rank's own call is wrong; nothing was sent, the group still works */
+  MC_ETIMEOUT,      /* rank_status say who has not come */
+  MC_EPEER,         /* rank_status say who died or left */
+  MC_EMISMATCH,     /* ranks called different things; `other` is what another rank called */
+  MC_EABORT,        /* mc_abort here or on another rank */
+  MC_ENET,          /* a connection failed or carried what is not ours; rank_status say to whom */
+  MC_ECHECK,        /* checked mode: a frame's checksum is wrong */
   MC_EMEM, MC_ESYS, /* sys_errno says why */
-  MC_EFORK,     /* called in a child of the process that made the group */
+  MC_EFORK,         /* called in a child of the process that made the group */
   MC_ECLOSED
 };
 /* Once a call ends with anything but MC_OK or MC_EINVAL the group is broken on this and, within
  * the deadline, on every rank: each later call returns the same failure at once. */
 
-enum mc_mark { MC_HERE, MC_MISSING, MC_DEAD, MC_LEFT, MC_DIFFERENT };
+enum mc_rank_status { MC_HERE, MC_MISSING, MC_DEAD, MC_LEFT, MC_DIFFERENT };
 
 struct mc_desc { /* what a rank called */
   uint64_t seq;  /* number of the call in its group, from 1 */
@@ -58,11 +57,11 @@ struct mc_desc { /* what a rank called */
 };
 struct mc_failure {
   int32_t code, sys_errno;
-  int32_t rank;       /* the rank that is named first (dead, different, unreachable), or -1 */
-  int32_t told_by;    /* the rank that found it, or -1: this one */
+  int32_t rank;        /* the rank that is named first (dead, different, unreachable), or -1 */
+  int32_t reported_by; /* the rank that found it, or -1: this one */
   double waited_s;
   struct mc_desc mine, other;
-  uint8_t *marks;     /* [size] of enum mc_mark, given by the caller, may be NULL */
+  uint8_t *rank_status;     /* [size] of enum mc_rank_status, given by the caller, may be NULL */
 };
 struct mc_call {
   uint32_t verb, dtype, op, root;
@@ -75,16 +74,16 @@ struct mc_call {
 
 enum mc_wire { MC_WIRE_SAME, MC_WIRE_F16, MC_WIRE_BF16, MC_WIRE_I8 }; /* fp32 sums between nodes only */
 struct mc_tuning {
-  uint64_t slot_bytes;      /* one staging slot; a rank has several of them */
-  uint64_t one_shot_bytes;  /* local ranks x bytes at most this: one-shot */
-  uint64_t chunk_bytes;     /* of the piped algorithms; at most slot_bytes. Sums of more than four ranks take less */
-  uint64_t direct_bytes;    /* registered buffers of at least this: direct */
-  uint64_t leader_bytes;    /* between nodes, at most this: the leaders alone talk */
-  uint64_t segment_bytes;   /* between nodes, larger: pieces of this overlap their legs */
-  uint64_t error_feedback;  /* MC_WIRE_I8: 1 keeps the rounding error for the next call of that size */
-  uint32_t wire;            /* enum mc_wire */
-  uint32_t checked;         /* 1: every frame between nodes carries a checksum */
-  double spin_s;            /* busy wait before the processor is given away */
+  uint64_t slot_bytes;     /* one staging slot; a rank has several of them */
+  uint64_t one_shot_bytes; /* local ranks x bytes at most this: one-shot */
+  uint64_t chunk_bytes;    /* of the piped algorithms; at most slot_bytes. Sums of more than four ranks take less */
+  uint64_t direct_bytes;   /* registered buffers of at least this: direct */
+  uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
+  uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
+  uint64_t error_feedback; /* MC_WIRE_I8: 1 keeps the rounding error for the next call of that size */
+  uint32_t wire;           /* enum mc_wire */
+  uint32_t checked;        /* 1: every frame between nodes carries a checksum */
+  double spin_s;           /* busy wait before the processor is given away */
 };
 struct mc_address { uint16_t family, port; uint8_t bytes[16]; uint32_t scope; }; /* port: host order */
 struct mc_layout {
@@ -124,27 +123,27 @@ MC_API void mc_abort(struct mc_comm *comm);
 /* The caller's interpreter, so that its signal handlers run within 50 ms while a call waits (an
  * exception of one ends the call with MC_EABORT on every rank): functions of CPython's stable
  * interface, by value so that the core is linked with none. It must outlive the group. */
-struct mc_host {
-  uint64_t thread;                         /* pthread_self() of the thread that runs handlers */
-  int (*hold)(void);                       /* PyGILState_Ensure */
-  int (*look)(void);                       /* PyErr_CheckSignals */
-  void (*keep)(void **, void **, void **); /* PyErr_Fetch */
-  void (*let_go)(int);                     /* PyGILState_Release */
-  void *kept[3];                           /* what a handler raised, for PyErr_Restore; NULL: nothing */
+struct mc_signal_check {
+  uint64_t thread;                          /* pthread_self() of the thread that runs handlers */
+  int (*ensure_gil)(void);                  /* PyGILState_Ensure */
+  int (*check_signals)(void);               /* PyErr_CheckSignals */
+  void (*fetch)(void **, void **, void **); /* PyErr_Fetch */
+  void (*release)(int);                     /* PyGILState_Release */
+  void *kept[3];                            /* what a handler raised, for PyErr_Restore; NULL: nothing */
 };
-MC_API void mc_attend(struct mc_comm *comm, struct mc_host *host);
+MC_API void mc_set_signal_check(struct mc_comm *comm, struct mc_signal_check *check);
 /* mc_run, mc_post and mc_wait for CPython, as METH_FASTCALL functions of which `self` is the address of a mc_entry
  * (a number). Arguments: those of mc_call in its order; of mc_post its timeout last; of mc_wait as they are; addresses
  * as numbers, a peer of -1 as UINT32_MAX, of mc_post's request where a mc_transfer is: it looks at once, and returns
  * MC_UNDER_WAY where the transfer is not over and well. Return the code, or NULL with CPython's exception for an
  * argument that is no number. mc_python comes first, once: CPython's stable interface, by value as above. */
 struct mc_python {
-  uint64_t (*number)(void *); /* PyLong_AsUnsignedLongLong */
-  double (*real)(void *);     /* PyFloat_AsDouble */
-  void *(*error)(void);       /* PyErr_Occurred */
-  void *(*let_go)(void);      /* PyEval_SaveThread */
-  void (*hold)(void *);       /* PyEval_RestoreThread */
-  void *(*code)(long);        /* PyLong_FromLong */
+  uint64_t (*number)(void *);     /* PyLong_AsUnsignedLongLong */
+  double (*real)(void *);         /* PyFloat_AsDouble */
+  void *(*error)(void);           /* PyErr_Occurred */
+  void *(*save_thread)(void);     /* PyEval_SaveThread */
+  void (*restore_thread)(void *); /* PyEval_RestoreThread */
+  void *(*code)(long);            /* PyLong_FromLong */
 };
 struct mc_entry {
   struct mc_comm *comm; /* NULL: closed; who closes waits then until nobody is inside */
@@ -155,7 +154,7 @@ MC_API void mc_python(const struct mc_python *functions);
 MC_API void *mc_python_run(void *self, void *const *arguments, intptr_t given);
 MC_API void *mc_python_post(void *self, void *const *arguments, intptr_t given);
 MC_API void *mc_python_wait(void *self, void *const *arguments, intptr_t given);
-/* Says good-bye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
+/* Says goodbye and frees; the caller's threads have left the core. Never blocks longer than 1 s. */
 MC_API void mc_close(struct mc_comm *comm);
 
 /* Registered memory: `bases[i]` is where this process has mapped the region of local rank i, each

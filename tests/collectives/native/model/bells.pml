@@ -1,6 +1,6 @@
-/* Bells and rings of csrc/p2p: a message goes from rank 0 to rank 1 through a ring that holds less than it.
+/* Doorbells and rings of csrc/p2p: a message goes from rank 0 to rank 1 through a ring that holds less than it.
  *
- * Each rank is its program and its thread at the bell, under one lock. The program posts, then waits (it moves the
+ * Each rank is its program and its thread at the doorbell, under one lock. The program posts, then waits (it moves the
  * ring itself) or computes until its request is over (the thread moves it), then closes. Sleeping has no time limit
  * but where a rank has died or left (in the code: 50 ms), so a lost wake-up is an end that is none. All that ranks
  * share is sequentially consistent.
@@ -26,7 +26,7 @@
 #define OTHER (1 - me)
 
 byte tail, head;
-bool starved;
+bool writer_blocked;
 bool news;           /* of the reader */
 byte rings[2], sleepers[2], calls[2];
 bool listens[2], listens_due[2];  /* due: in the buffer, on its way to 1 */
@@ -108,9 +108,9 @@ inline push() {
      fill();
      if
      :: moved < UNITS ->
-        starved = true;
+        writer_blocked = true;
         fill();
-        if :: moved == UNITS -> starved = false :: else fi
+        if :: moved == UNITS -> writer_blocked = false :: else fi
      :: else
      fi;
      if :: tail != before -> news = true; may_die(); ring(OTHER) :: else fi;
@@ -123,11 +123,11 @@ inline push() {
 inline pull() {
   d_step { got = got + tail - head; head = tail };
   if :: pending[me] && got == UNITS -> finish() :: else fi;
-  atomic { was_starved = starved; starved = false };
+  atomic { was_blocked = writer_blocked; writer_blocked = false };
 #ifndef ERROR_ROOM
-  if :: was_starved -> ring(OTHER) :: else fi;
+  if :: was_blocked -> ring(OTHER) :: else fi;
 #endif
-  was_starved = false
+  was_blocked = false
 }
 
 inline move() {
@@ -212,7 +212,7 @@ inline wait() {
 
 proctype program(byte me) {
   byte part = MAIN, seen = 0, before = 0;
-  bool seen_news = false, was_starved = false, some = false;
+  bool seen_news = false, was_blocked = false, some = false;
   lock();
   atomic { pending[me] = true; limit[me * 2 + THREAD] = false };
   move(); entrust();
@@ -247,7 +247,7 @@ end_dead:
 
 proctype thread(byte me) {
   byte part = THREAD, seen = 0, before = 0;
-  bool seen_news = false, was_starved = false, some = false;
+  bool seen_news = false, was_blocked = false, some = false;
   lock();
   do
   :: stop[me] -> break

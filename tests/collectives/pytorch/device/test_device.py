@@ -346,10 +346,10 @@ class _Together:
         self.asked.append("recv")
 
     def _end_coalescing(self) -> object:
-        from muster_collectives.torch.works.work import Finished
+        from muster_collectives.torch.works.work import CompletedWork
 
         self.asked.append("end")
-        return Finished()
+        return CompletedWork()
 
 
 def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from muster_collectives.torch.hooks import (
     top_k_hook,
 )
 from muster_collectives.torch.hooks.average import timeout_of
-from muster_collectives.torch.hooks.feedback import Kept
+from muster_collectives.torch.hooks.feedback import ErrorFeedback
 from muster_collectives.torch.hooks.order import Order
 from tests.collectives.support.torch_ranks import World
 
@@ -286,7 +286,7 @@ def what_is_kept_follows_the_scale_whichever_buckets_keep_something(world: World
 
     asked: list[float] = []
     scales = iter([4.0, 2.0, 8.0, 8.0])
-    kept = Kept(lambda: asked.append(next(scales)) or asked[-1])  # type: ignore[func-returns-value]
+    kept = ErrorFeedback(lambda: asked.append(next(scales)) or asked[-1])  # type: ignore[func-returns-value]
     kept.of(Bucket()).fill_(1.0)
     for due in (0.5, 2.0, 2.0):
         assert kept.of(Bucket()).tolist() == [due] * 8, (due, asked)

@@ -1,5 +1,5 @@
 /* Calls that their caller does not wait for: a thread of the core runs them in the order in which they were posted,
- * so that they begin and go on whatever the caller's interpreter does. Whoever waits for one before the thread has
+ * so that they begin and go on whatever the caller's interpreter does. Who waits for one before the thread has
  * begun it runs it himself, which saves the way to the thread and back. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include "api/api.h"
 
-struct mc_lane {
+struct mc_op_queue {
   struct mc_comm *c;
   pthread_mutex_t lock;
   pthread_cond_t news; /* one was posted, one has ended, the group closes */
@@ -21,75 +21,75 @@ static uint64_t ns_of(double seconds) { return (uint64_t)((seconds < 1e9 ? secon
 
 static bool is_done(const struct mc_async *a) { return __atomic_load_n(&a->done, __ATOMIC_ACQUIRE); }
 
-static void end_first(struct mc_lane *l, int code, uint32_t ended) {
-  struct mc_async *a = l->first;
-  l->first = a->next;
-  if (!l->first) l->last = NULL;
+static void end_first(struct mc_op_queue *q, int code, uint32_t ended) {
+  struct mc_async *a = q->first;
+  q->first = a->next;
+  if (!q->first) q->last = NULL;
   a->code = code, a->ended = ended;
   __atomic_store_n(&a->done, 1, __ATOMIC_RELEASE); /* from here on its memory is the caller's again */
-  pthread_cond_broadcast(&l->news);
+  pthread_cond_broadcast(&q->news);
 }
 
-static void run_first(struct mc_lane *l) {
-  const struct mc_async *a = l->first;
+static void run_first(struct mc_op_queue *q) {
+  const struct mc_async *a = q->first;
   int code = MC_OK;
   uint32_t ended = 0;
-  l->running = true;
-  pthread_mutex_unlock(&l->lock);
-  while (ended < a->count && (code = mc_run(l->c, &a->calls[ended], NULL)) == MC_OK) ended++;
-  pthread_mutex_lock(&l->lock);
-  l->running = false;
-  end_first(l, code, ended);
+  q->running = true;
+  pthread_mutex_unlock(&q->lock);
+  while (ended < a->count && (code = mc_run(q->c, &a->calls[ended], NULL)) == MC_OK) ended++;
+  pthread_mutex_lock(&q->lock);
+  q->running = false;
+  end_first(q, code, ended);
 }
 
-static void sleep_until(struct mc_lane *l, uint64_t ns) {
+static void sleep_until(struct mc_op_queue *q, uint64_t ns) {
   const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-  pthread_cond_timedwait(&l->news, &l->lock, &until);
+  pthread_cond_timedwait(&q->news, &q->lock, &until);
 }
 
 static void *run_thread(void *of) {
-  struct mc_lane *l = of;
-  pthread_mutex_lock(&l->lock);
-  while (!l->stop) {
-    if (!l->first || l->running) pthread_cond_wait(&l->news, &l->lock);
-    else if (mc_now_ns() < l->first->due_ns) sleep_until(l, l->first->due_ns);
-    else run_first(l);
+  struct mc_op_queue *q = of;
+  pthread_mutex_lock(&q->lock);
+  while (!q->stop) {
+    if (!q->first || q->running) pthread_cond_wait(&q->news, &q->lock);
+    else if (mc_now_ns() < q->first->due_ns) sleep_until(q, q->first->due_ns);
+    else run_first(q);
   }
-  pthread_mutex_unlock(&l->lock);
+  pthread_mutex_unlock(&q->lock);
   return NULL;
 }
 
-static struct mc_lane *create(struct mc_comm *c) {
-  struct mc_lane *l = calloc(1, sizeof *l);
-  if (!l) return NULL;
-  l->c = c;
-  pthread_mutex_init(&l->lock, NULL);
+static struct mc_op_queue *create(struct mc_comm *c) {
+  struct mc_op_queue *q = calloc(1, sizeof *q);
+  if (!q) return NULL;
+  q->c = c;
+  pthread_mutex_init(&q->lock, NULL);
   pthread_condattr_t clock;
   pthread_condattr_init(&clock);
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-  pthread_cond_init(&l->news, &clock);
+  pthread_cond_init(&q->news, &clock);
   pthread_condattr_destroy(&clock);
-  if (mc_thread_start(&l->thread, run_thread, l)) return l;
-  pthread_cond_destroy(&l->news);
-  pthread_mutex_destroy(&l->lock);
-  free(l);
+  if (mc_thread_start(&q->thread, run_thread, q)) return q;
+  pthread_cond_destroy(&q->news);
+  pthread_mutex_destroy(&q->lock);
+  free(q);
   return NULL;
 }
 
 int mc_async_post(struct mc_comm *c, struct mc_async *a, double grace_s) {
   if (!c || !a || (a->count && !a->calls) || !(grace_s >= 0)) return MC_EINVAL;
   if (c->pid != (int)getpid()) return MC_EFORK;
-  if (!c->lane) c->lane = create(c);
-  struct mc_lane *l = c->lane;
-  if (!l) return MC_ESYS;
+  if (!c->op_queue) c->op_queue = create(c);
+  struct mc_op_queue *q = c->op_queue;
+  if (!q) return MC_ESYS;
   a->next = NULL, a->done = a->ended = 0, a->code = MC_OK;
   a->due_ns = mc_now_ns() + ns_of(grace_s);
-  pthread_mutex_lock(&l->lock);
-  if (l->last) l->last->next = a;
-  else l->first = a;
-  l->last = a;
-  pthread_cond_broadcast(&l->news);
-  pthread_mutex_unlock(&l->lock);
+  pthread_mutex_lock(&q->lock);
+  if (q->last) q->last->next = a;
+  else q->first = a;
+  q->last = a;
+  pthread_cond_broadcast(&q->news);
+  pthread_mutex_unlock(&q->lock);
   return MC_OK;
 }
 
@@ -98,32 +98,32 @@ int mc_async_wait(struct mc_comm *c, struct mc_async *a, double wait_s, struct m
     a->code = mc_refused(c, failure, MC_EFORK), a->done = 1;
     return 1;
   }
-  struct mc_lane *l = c->lane;
+  struct mc_op_queue *q = c->op_queue;
   const uint64_t until = mc_now_ns() + ns_of(wait_s);
-  pthread_mutex_lock(&l->lock);
+  pthread_mutex_lock(&q->lock);
   while (!is_done(a)) {
-    if (!l->running) run_first(l);
-    else if (mc_now_ns() < until) sleep_until(l, until);
+    if (!q->running) run_first(q);
+    else if (mc_now_ns() < until) sleep_until(q, until);
     else break;
   }
   const int done = is_done(a);
-  if (done && a->code) (a->code == c->broken.code ? mc_failed : mc_refused)(c, failure, a->code);
-  pthread_mutex_unlock(&l->lock);
+  if (done && a->code) (a->code == c->error.code ? mc_failed : mc_refused)(c, failure, a->code);
+  pthread_mutex_unlock(&q->lock);
   return done;
 }
 
 void mc_async_close(struct mc_comm *c) {
-  struct mc_lane *l = c->lane;
-  if (!l) return;
-  pthread_mutex_lock(&l->lock);
-  const bool waited_for = l->running;
-  l->stop = true;
-  pthread_cond_broadcast(&l->news);
-  pthread_mutex_unlock(&l->lock);
+  struct mc_op_queue *q = c->op_queue;
+  if (!q) return;
+  pthread_mutex_lock(&q->lock);
+  const bool waited_for = q->running;
+  q->stop = true;
+  pthread_cond_broadcast(&q->news);
+  pthread_mutex_unlock(&q->lock);
   if (waited_for) mc_abort(c); /* else this rank would wait for peers that need not come */
-  pthread_join(l->thread, NULL);
-  while (l->first) end_first(l, MC_ECLOSED, 0);
-  pthread_cond_destroy(&l->news);
-  pthread_mutex_destroy(&l->lock);
-  free(l);
+  pthread_join(q->thread, NULL);
+  while (q->first) end_first(q, MC_ECLOSED, 0);
+  pthread_cond_destroy(&q->news);
+  pthread_mutex_destroy(&q->lock);
+  free(q);
 }

@@ -36,9 +36,9 @@ static bool valid(const struct mc_comm *c, const struct mc_call *call) {
            (c->size > 1 || call->in_counts[0] == call->out_counts[0]); /* of several, ranks compare what they send */
   if (!call->count || call->verb == MC_BARRIER) return true;
   bool root = call->root == c->rank;
-  bool gives = call->verb != MC_BROADCAST && (call->verb != MC_SCATTER || root);
-  bool takes = (call->verb != MC_REDUCE && call->verb != MC_GATHER) || root;
-  return (call->in || !gives) && (call->out || !takes);
+  bool is_sender = call->verb != MC_BROADCAST && (call->verb != MC_SCATTER || root);
+  bool is_receiver = (call->verb != MC_REDUCE && call->verb != MC_GATHER) || root;
+  return (call->in || !is_sender) && (call->out || !is_receiver);
 }
 
 static uint64_t hash_of(const struct mc_desc *desc) {
@@ -68,8 +68,8 @@ static void begin(struct mc_comm *c, const struct mc_call *call) {
   double limit_s = call->timeout_s < 1e9 ? call->timeout_s : 1e9;
   c->deadline_ns = c->began_ns + (uint64_t)(limit_s * 1e9);
   c->desc = desc_of(c);
-  c->call_sign = c->sign = hash_of(&c->desc);
-  c->where = 0;
+  c->call_fingerprint = c->fingerprint = hash_of(&c->desc);
+  c->rkey = 0;
   c->path = MC_PATH_STAGED;
 }
 
@@ -121,9 +121,9 @@ static int all_reduce(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   bool took = false;
   int code = MC_OK;
-  if (call->in == call->out) code = mc_direct_all_reduce(c, call->out, call->count, call->dtype, call->op, &took);
+  if (call->in == call->out) code = mc_registered_all_reduce(c, call->out, call->count, call->dtype, call->op, &took);
   /* Where one rank reduces in place and another does not, all must ask all the same. */
-  else if (c->region_count) code = mc_direct_all_reduce(c, NULL, call->count, call->dtype, call->op, &took);
+  else if (c->region_count) code = mc_registered_all_reduce(c, NULL, call->count, call->dtype, call->op, &took);
   return code || took ? code : mc_local_all_reduce(c, call->in, call->out, call->count, call->dtype, call->op);
 }
 
@@ -140,10 +140,10 @@ static int local_run(struct mc_comm *c) {
     case MC_GATHER: return mc_local_gather(c, call->in, call->out, bytes, call->root);
     case MC_SCATTER: return mc_local_scatter(c, call->in, call->out, bytes, call->root);
     case MC_ALL_GATHER:
-      code = mc_direct_all_gather(c, call->in, call->out, bytes, &took);
+      code = mc_registered_all_gather(c, call->in, call->out, bytes, &took);
       return code || took ? code : mc_local_all_gather(c, call->in, call->out, bytes);
     case MC_REDUCE_SCATTER:
-      code = mc_direct_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
+      code = mc_registered_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
       return code || took ? code : mc_local_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op);
     case MC_ALL_TO_ALL: return all_to_all(c);
     default: return MC_EINVAL;
@@ -152,36 +152,36 @@ static int local_run(struct mc_comm *c) {
 
 int mc_failed(struct mc_comm *c, struct mc_failure *failure, int code) {
   if (!failure) return code;
-  uint8_t *marks = failure->marks;
-  *failure = c->broken;
-  failure->marks = marks;
-  if (marks) memcpy(marks, c->broken_marks, c->size);
+  uint8_t *rank_status = failure->rank_status;
+  *failure = c->error;
+  failure->rank_status = rank_status;
+  if (rank_status) memcpy(rank_status, c->error_status, c->size);
   return code;
 }
 
 int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code) {
   if (failure) {
-    uint8_t *marks = failure->marks;
-    *failure = (struct mc_failure){.code = code, .rank = -1, .told_by = -1, .mine = c->desc, .marks = marks};
-    if (marks) memset(marks, 0, c->size);
+    uint8_t *rank_status = failure->rank_status;
+    *failure = (struct mc_failure){.code = code, .rank = -1, .reported_by = -1, .mine = c->desc, .rank_status = rank_status};
+    if (rank_status) memset(rank_status, 0, c->size);
   }
   return code;
 }
 
 static int run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
   if (!valid(c, call)) return mc_refused(c, failure, MC_EINVAL);
-  if (c->broken.code) return mc_failed(c, failure, c->broken.code);
-  begin(c, call); /* before a verdict of others is read: whom it accuses depends on what this rank calls */
+  if (c->error.code) return mc_failed(c, failure, c->error.code);
+  begin(c, call); /* before a error record of others is read: whom it accuses depends on what this rank calls */
   int code = mc_check(c);
   if (!code) code = c->size == 1 ? alone(c) : c->nodes > 1 ? mc_nodes_run(c) : local_run(c);
   end(c, code);
-  return code ? mc_failed(c, failure, c->broken.code) : MC_OK;
+  return code ? mc_failed(c, failure, c->error.code) : MC_OK;
 }
 
 int mc_run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
   if (c->pid != (int)getpid()) return mc_refused(c, failure, MC_EFORK);
-  pthread_mutex_lock(&c->turn); /* a posted call may be under way on the core's own thread */
+  pthread_mutex_lock(&c->call_lock); /* a posted call may be under way on the core's own thread */
   const int code = run(c, call, failure);
-  pthread_mutex_unlock(&c->turn);
+  pthread_mutex_unlock(&c->call_lock);
   return code;
 }

@@ -55,26 +55,26 @@ static int allocate(struct mc_comm *c) {
   c->local_of = calloc(n, sizeof *c->local_of);
   c->first_of = calloc(n + 1, sizeof *c->first_of);
   c->members = calloc(n, sizeof *c->members);
-  c->broken_marks = calloc(n > MC_MARKED ? n : MC_MARKED, 1);
-  c->waits_ns = calloc(n, sizeof *c->waits_ns);
+  c->error_status = calloc(n > MC_STATUS_RANKS ? n : MC_STATUS_RANKS, 1);
+  c->peer_wait_ns = calloc(n, sizeof *c->peer_wait_ns);
   c->records = calloc(MC_RECORDS, sizeof *c->records);
   c->regions = calloc(MC_REGIONS, sizeof *c->regions);
-  return c->node_of && c->local_of && c->first_of && c->members && c->broken_marks && c->waits_ns && c->records &&
+  return c->node_of && c->local_of && c->first_of && c->members && c->error_status && c->peer_wait_ns && c->records &&
                  c->regions
              ? 0
              : ENOMEM;
 }
 
 static void release(struct mc_comm *c) {
-  mc_between_close(c);
-  pthread_mutex_destroy(&c->turn);
+  mc_inter_close(c);
+  pthread_mutex_destroy(&c->call_lock);
   mc_segment_detach(c);
   free(c->node_of);
   free(c->local_of);
   free(c->first_of);
   free(c->members);
-  free(c->broken_marks);
-  free(c->waits_ns);
+  free(c->error_status);
+  free(c->peer_wait_ns);
   free(c->records);
   free(c->regions);
   free(c);
@@ -83,13 +83,13 @@ static void release(struct mc_comm *c) {
 static int refuse(struct mc_comm *c, const struct mc_layout *layout, struct mc_failure *failure, int error) {
   int code = error == ETIMEDOUT ? MC_ETIMEOUT : error == ENOMEM ? MC_EMEM : error == EINVAL ? MC_EINVAL : MC_ESYS;
   if (failure) {
-    uint8_t *marks = failure->marks;
-    *failure = (struct mc_failure){.code = code, .sys_errno = error, .rank = -1, .told_by = -1, .marks = marks};
-    if (marks && c && c->members) memset(marks, 0, c->size);
+    uint8_t *rank_status = failure->rank_status;
+    *failure = (struct mc_failure){.code = code, .sys_errno = error, .rank = -1, .reported_by = -1, .rank_status = rank_status};
+    if (rank_status && c && c->members) memset(rank_status, 0, c->size);
     /* who of the node has not attached */
-    for (uint32_t local = 0; marks && c && c->segment && error == ETIMEDOUT && local < c->locals; local++)
+    for (uint32_t local = 0; rank_status && c && c->segment && error == ETIMEDOUT && local < c->locals; local++)
       if (!atomic_load(&mc_block(c, local)->state)) {
-        marks[mc_rank_of(c, local)] = MC_MISSING;
+        rank_status[mc_rank_of(c, local)] = MC_MISSING;
         if (failure->rank < 0) failure->rank = (int)mc_rank_of(c, local);
       }
   }
@@ -111,15 +111,15 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->pid = (int)getpid();
   c->segment_fd = layout->segment_fd;
   memcpy(c->key, layout->key, sizeof c->key);
-  pthread_mutex_init(&c->turn, NULL);
+  pthread_mutex_init(&c->call_lock, NULL);
   c->began_ns = mc_now_ns();
   c->deadline_ns = c->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
   int failed = allocate(c);
   if (!failed) failed = place(c, layout);
-  c->broken.marks = c->broken_marks;
+  c->error.rank_status = c->error_status;
   if (!failed) failed = mc_segment_attach(c, layout->segment_fd, mc_segment_bytes(c->locals, &c->tuning), c->deadline_ns);
   if (!failed && c->nodes > 1)
-    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_taker);
+    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_handler);
   if (failed) return refuse(c, layout, failure, failed);
   *out = c;
   return MC_OK;
@@ -137,7 +137,7 @@ void mc_close(struct mc_comm *c) {
 int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_t *region) {
   int code = MC_EMEM;
   if (c->pid != (int)getpid()) return MC_EFORK;
-  pthread_mutex_lock(&c->turn);
+  pthread_mutex_lock(&c->call_lock);
   for (uint32_t i = 0; code != MC_OK && i < MC_REGIONS; i++) {
     if (c->regions[i].used) continue;
     memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
@@ -147,16 +147,16 @@ int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_
     *region = i;
     code = MC_OK;
   }
-  pthread_mutex_unlock(&c->turn);
+  pthread_mutex_unlock(&c->call_lock);
   return code;
 }
 
 int mc_region_drop(struct mc_comm *c, uint32_t region) {
   if (c->pid != (int)getpid()) return MC_EFORK;
-  pthread_mutex_lock(&c->turn);
+  pthread_mutex_lock(&c->call_lock);
   const bool is_used = region < MC_REGIONS && c->regions[region].used;
   if (is_used) c->regions[region].used = false, c->region_count--;
-  pthread_mutex_unlock(&c->turn);
+  pthread_mutex_unlock(&c->call_lock);
   return is_used ? MC_OK : MC_EINVAL;
 }
 
@@ -170,7 +170,7 @@ void mc_stats_read(struct mc_comm *c, struct mc_stats *stats) {
 }
 
 void mc_waits_read(struct mc_comm *c, double *wait_s) {
-  for (uint32_t rank = 0; rank < c->size; rank++) wait_s[rank] = (double)c->waits_ns[rank] / 1e9;
+  for (uint32_t rank = 0; rank < c->size; rank++) wait_s[rank] = (double)c->peer_wait_ns[rank] / 1e9;
 }
 
 uint32_t mc_records_read(struct mc_comm *c, struct mc_record *records, uint32_t room) {

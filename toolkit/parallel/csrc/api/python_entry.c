@@ -19,9 +19,9 @@ static int perform(struct mc_entry *entry, const uint64_t *n, double timeout_s) 
     .in_counts = (const uint64_t *)(uintptr_t)n[7], .out_counts = (const uint64_t *)(uintptr_t)n[8],
     .timeout_s = timeout_s,
   };
-  void *thread = python.let_go();
+  void *thread = python.save_thread();
   int code = mc_run(entry->comm, &call, entry->failure);
-  python.hold(thread);
+  python.restore_thread(thread);
   return code;
 }
 
@@ -47,14 +47,14 @@ static int post(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
   for (int i = 0; i < 3; i++)
     if (n[i] > UINT32_MAX) return MC_EINVAL;
   struct mc_transfer *transfer = (struct mc_transfer *)(uintptr_t)n[5];
-  void *thread = python.let_go();
+  void *thread = python.save_thread();
   struct mc_comm *comm = enter(entry);
   int code = MC_ECLOSED;
   if (comm) code = mc_post(comm, (uint32_t)n[0], (int32_t)(uint32_t)n[1], (uint32_t)n[2], (void *)(uintptr_t)n[3], n[4],
                            timeout_s, &transfer->request);
   if (code == MC_OK && mc_wait(comm, transfer->request, 0, &transfer->status, NULL) != MC_OK) code = MC_UNDER_WAY;
   leave(entry);
-  python.hold(thread);
+  python.restore_thread(thread);
   return code;
 }
 
@@ -75,10 +75,10 @@ void *mc_python_wait(void *self, void *const *arguments, intptr_t given) {
   struct mc_status *status = (struct mc_status *)(uintptr_t)python.number(arguments[2]);
   struct mc_failure *failure = (struct mc_failure *)(uintptr_t)python.number(arguments[3]);
   if (python.error()) return NULL;
-  void *thread = python.let_go();
+  void *thread = python.save_thread();
   struct mc_comm *comm = enter(entry);
   int code = comm ? mc_wait(comm, request, wait_s, status, failure) : MC_ECLOSED;
   leave(entry);
-  python.hold(thread);
+  python.restore_thread(thread);
   return python.code(code);
 }

@@ -1,9 +1,9 @@
 /* The group: its state, the node's segment, epochs, failures. Not for callers.
  *
- * Within a node a call is a row of rounds. In a round a rank writes what others shall read, raises
+ * Within a node a call is a row of epochs. In an epoch a rank writes what others shall read, raises
  * its flag (mc_publish) and waits until all flags have reached its own (mc_await). What was written
- * for round k lies in the places of parity k & 1 and may be written again in round k + 2: whoever
- * publishes round k + 1 has read all of round k. So no call needs a closing barrier. */
+ * for epoch k lies in the places of parity k & 1 and may be written again in epoch k + 2: who
+ * publishes epoch k + 1 has read all of epoch k. So no call needs a closing barrier. */
 #ifndef MUSTER_COMM_H
 #define MUSTER_COMM_H
 #include <pthread.h>
@@ -16,36 +16,36 @@
 #define MC_BLOCK_BYTES ((size_t)16 << 10) /* of a sum: summed, then copied on while they are in the first cache */
 
 struct mc_rank_block { /* one per local rank, in the segment */
-  /* first line: all that a round needs */
-  _Alignas(64) _Atomic uint32_t flag; /* rounds published; others sleep on it */
+  /* first line: all that an epoch needs */
+  _Alignas(64) _Atomic uint32_t flag; /* epochs published; others sleep on it */
   _Atomic uint32_t sleepers;
-  uint64_t sign[2];    /* by parity: hash of the descriptor, 0: no new call begins in this round */
-  uint64_t where[2];   /* by parity: (region + 1) << 48 | offset of registered memory, 0: none */
-  uint64_t away_ns[2]; /* by parity: how long the rank has waited for other nodes since its last round */
+  uint64_t fingerprint[2];    /* by parity: hash of the descriptor, 0: no new call begins in this epoch */
+  uint64_t rkey[2];           /* by parity: (region + 1) << 48 | offset of registered memory, 0: none */
+  uint64_t remote_wait_ns[2]; /* by parity: how long the rank has waited for other nodes since its last epoch */
   /* second: rarely read */
-  _Alignas(64) struct mc_desc desc[2]; /* by parity of the round in which the call began */
+  _Alignas(64) struct mc_desc desc[2]; /* by parity of the epoch in which the call began */
   _Atomic uint32_t edits[2]; /* of `desc`, odd while it is being written: others may read it at any time */
   _Alignas(64) _Atomic uint32_t state; /* 0 not yet, 1 attached, 2 left */
   uint64_t process, started, stack, pids; /* group/segment.c; written before the state */
 };
-#define MC_MARKED 4096u
-struct mc_verdict { /* a failure of the node, written once */
-  int32_t code, sys_errno, rank, told_by;
+#define MC_STATUS_RANKS 4096u
+struct mc_error_record { /* a failure of the node, written once */
+  int32_t code, sys_errno, rank, reported_by;
   struct mc_desc mine, other;
-  uint8_t marks[MC_MARKED]; /* by world rank; larger groups: ranks beyond are not marked */
+  uint8_t rank_status[MC_STATUS_RANKS]; /* by world rank; larger groups: ranks beyond are not marked */
 };
 struct mc_segment {
   uint32_t magic, locals;
   uint64_t slot_bytes;
-  _Atomic uint32_t verdict_state; /* group/failure.c: which of them counts, the first that was written whole */
-  struct mc_verdict verdicts[4];
+  _Atomic uint32_t error_state; /* group/failure.c: which of them counts, the first that was written whole */
+  struct mc_error_record errors[4];
   _Alignas(64) struct mc_rank_block ranks[]; /* [locals], then the slots */
 };
 
 struct mc_net;
-struct mc_between;
+struct mc_inter;
 struct mc_p2p;
-struct mc_lane;
+struct mc_op_queue;
 /* What a failure and a long wait need of the transport between nodes; mc_net_open fills it in. */
 struct mc_transport {
   int (*poll)(struct mc_comm *c, const uint8_t *missing_locals); /* mc_net_look */
@@ -66,34 +66,34 @@ struct mc_comm {
   uint8_t *slots;
   struct mc_tuning tuning;
   uint8_t key[32];
-  uint32_t round;               /* published by this rank */
-  uint64_t sign, where;         /* for the next round published: see mc_rank_block */
-  uint64_t call_sign;           /* hash of desc; frames between nodes carry it */
+  uint32_t epoch;             /* published by this rank */
+  uint64_t fingerprint, rkey; /* for the next epoch published: see mc_rank_block */
+  uint64_t call_fingerprint;  /* hash of desc; frames between nodes carry it */
   uint64_t seq;
   struct mc_call call;          /* in progress */
   struct mc_desc desc;
   uint64_t deadline_ns, began_ns, waited_ns;
-  uint64_t away_ns;             /* waited for other nodes, not published yet */
+  uint64_t remote_wait_ns;             /* waited for other nodes, not published yet */
   _Atomic uint32_t aborted;
-  struct mc_failure broken;     /* code MC_OK: the group works; marks points to broken_marks */
-  uint8_t *broken_marks;        /* [size] */
-  struct mc_region *regions;    /* [MC_REGIONS] */
+  struct mc_failure error;   /* code MC_OK: the group works; rank_status points to error_status */
+  uint8_t *error_status;     /* [size] */
+  struct mc_region *regions; /* [MC_REGIONS] */
   uint32_t region_count;
-  bool told;                    /* the verdict has been told to the peers of other nodes */
-  bool watched[MC_LOCALS];      /* whose death can be seen (group/segment.c) */
-  struct mc_net *net;           /* NULL: one node */
+  bool propagated;               /* the error record has been told to the peers of other nodes */
+  bool watched[MC_LOCALS];       /* whose death can be seen (group/segment.c) */
+  struct mc_net *net;            /* NULL: one node */
   struct mc_transport transport; /* of the net */
-  struct mc_between *between;   /* what nodes_*.c keeps: NULL until the first call over nodes */
-  struct mc_p2p *p2p;           /* NULL until the first mc_post */
+  struct mc_inter *inter;        /* what inter/ keeps: NULL until the first call over nodes */
+  struct mc_p2p *p2p;            /* NULL until the first mc_post */
   _Atomic uint32_t p2p_lock;
-  pthread_mutex_t turn;         /* held during a call, and while regions change */
-  struct mc_lane *lane;         /* NULL until the first mc_async_post */
+  pthread_mutex_t call_lock;    /* held during a call, and while regions change */
+  struct mc_op_queue *op_queue; /* NULL until the first mc_async_post */
   struct mc_stats stats;
-  uint64_t *waits_ns;           /* [size] */
-  struct mc_record *records;    /* [MC_RECORDS], at seq % MC_RECORDS */
+  uint64_t *peer_wait_ns;    /* [size] */
+  struct mc_record *records; /* [MC_RECORDS], at seq % MC_RECORDS */
   uint32_t path;
-  struct mc_host *host;         /* whose signal handlers run in long waits; NULL: nobody's */
-  uint64_t attended_ns;         /* when they last could */
+  struct mc_signal_check *signals; /* whose signal handlers run in long waits; NULL: nobody's */
+  uint64_t signals_checked_ns;     /* when they last could */
 };
 
 /* --- group/clock.c */
@@ -108,34 +108,34 @@ bool mc_local_alive(struct mc_comm *c, uint32_t local); /* false: its process ha
 /* Where the slots end: a page border, behind which lies what others keep in the segment (zeroed at first). */
 uint64_t mc_slots_end(uint32_t locals, const struct mc_tuning *tuning);
 /* Slots. A rank has four: input and output, each of two parities. */
-static inline uint8_t *mc_in_slot(const struct mc_comm *c, uint32_t local, uint32_t round) {
-  return c->slots + ((size_t)local * 4 + (round & 1)) * c->tuning.slot_bytes;
+static inline uint8_t *mc_in_slot(const struct mc_comm *c, uint32_t local, uint32_t epoch) {
+  return c->slots + ((size_t)local * 4 + (epoch & 1)) * c->tuning.slot_bytes;
 }
-static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint32_t round) {
-  return c->slots + ((size_t)local * 4 + 2 + (round & 1)) * c->tuning.slot_bytes;
+static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint32_t epoch) {
+  return c->slots + ((size_t)local * 4 + 2 + (epoch & 1)) * c->tuning.slot_bytes;
 }
-static inline uint32_t mc_next(const struct mc_comm *c) { return c->round + 1; } /* its parity says which slots */
+static inline uint32_t mc_next(const struct mc_comm *c) { return c->epoch + 1; } /* its parity says which slots */
 /* --- group/epoch.c */
-void mc_publish(struct mc_comm *c);          /* raises the flag; what was written before is seen by who awaits */
-int mc_await(struct mc_comm *c);             /* until all local ranks have published this round */
-int mc_round(struct mc_comm *c);             /* both; in a call's first round it also compares descriptors */
+void mc_publish(struct mc_comm *c); /* raises the flag; what was written before is seen by who awaits */
+int mc_await(struct mc_comm *c);    /* until all local ranks have published this epoch */
+int mc_epoch(struct mc_comm *c);    /* both; in a call's first epoch it also compares descriptors */
 void mc_futex_wake(_Atomic uint32_t *word);
 void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns);
 static inline struct mc_rank_block *mc_block(const struct mc_comm *c, uint32_t local) { return &c->segment->ranks[local]; }
 static inline uint32_t mc_rank_of(const struct mc_comm *c, uint32_t local) { return c->members[c->first_of[c->node] + local]; }
 /* --- group/failure.c */
-const struct mc_verdict *mc_verdict(const struct mc_comm *c); /* the node's failure, NULL: none yet */
-/* Ends the group: writes the verdict (or takes the one that is there), tells the other nodes, wakes all.
- * marks: by world rank, may be NULL. Returns the code that counts. */
-int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other);
-int mc_fail_told(struct mc_comm *c, const struct mc_failure *told); /* another node's verdict: not told back */
-void mc_abort_told(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
-int mc_check(struct mc_comm *c);             /* MC_OK, or the verdict or abort that is there by now; cheap */
-/* One look at what a long wait must not miss: verdict, dead local ranks, other nodes' words, the
+const struct mc_error_record *mc_error_record(const struct mc_comm *c); /* the node's failure, NULL: none yet */
+/* Ends the group: writes the error record (or takes the one that is there), tells the other nodes, wakes all.
+ * rank_status: by world rank, may be NULL. Returns the code that counts. */
+int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *rank_status, const struct mc_desc *other);
+int mc_fail_reported(struct mc_comm *c, const struct mc_failure *reported); /* another node's error record: not told back */
+void mc_abort_reported(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
+int mc_check(struct mc_comm *c);             /* MC_OK, or the error record or abort that is there by now; cheap */
+/* One look at what a long wait must not miss: error record, dead local ranks, other nodes' words, the
  * deadline. `missing` (by local rank, NULL: nobody local) is who has not come. Called every 50 ms. */
 int mc_look(struct mc_comm *c, const uint8_t *missing_locals);
 /* --- group/signals.c */
-int mc_attended(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */
+int mc_check_signals(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */
 /* Of AVG: the sum over all ranks of the group is what is divided. */
 static inline double mc_divisor(const struct mc_comm *c) { return (double)c->size; }
 #endif

@@ -5,22 +5,22 @@
 #include "group/comm.h"
 #include "group/fault_point.h"
 
-/* The state of the node's verdict: 0 while there is none, then who writes which of the places: the number of the
+/* The state of the node's error record: 0 while there is none, then who writes which of the places: the number of the
  * try from 1, the local rank, and whether it is done. A rank that stands still as it writes (dead, or stopped) is
  * not waited for: the next try has a place of its own, so that no two ever write the same one (but the fifth). */
 #define DONE 1u
 #define WRITE_NS 200000000u
 #define SLICE_NS 1000000u
-#define PLACES (sizeof((struct mc_segment *)0)->verdicts / sizeof(struct mc_verdict))
+#define PLACES (sizeof((struct mc_segment *)0)->errors / sizeof(struct mc_error_record))
 
 static uint32_t next_try(uint32_t state, uint32_t local) { return ((state >> 16) + 1) << 16 | local << 1; }
 
-static struct mc_verdict *place_of(const struct mc_comm *c, uint32_t state) {
-  return &c->segment->verdicts[((state >> 16) - 1) % PLACES];
+static struct mc_error_record *place_of(const struct mc_comm *c, uint32_t state) {
+  return &c->segment->errors[((state >> 16) - 1) % PLACES];
 }
 
-const struct mc_verdict *mc_verdict(const struct mc_comm *c) {
-  uint32_t state = atomic_load_explicit(&c->segment->verdict_state, memory_order_acquire);
+const struct mc_error_record *mc_error_record(const struct mc_comm *c) {
+  uint32_t state = atomic_load_explicit(&c->segment->error_state, memory_order_acquire);
   return state & DONE ? place_of(c, state) : NULL;
 }
 
@@ -29,7 +29,7 @@ static void wake_all(struct mc_comm *c) {
 }
 
 static uint32_t marked(const struct mc_comm *c) {
-  return c->size < MC_MARKED ? c->size : MC_MARKED;
+  return c->size < MC_STATUS_RANKS ? c->size : MC_STATUS_RANKS;
 }
 
 static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
@@ -37,43 +37,43 @@ static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
          a->root == b->root;
 }
 
-/* Ranks that differ: each names one that called something else than itself, whoever of the two wrote the verdict. */
-static void see_difference(struct mc_comm *c, const struct mc_verdict *verdict) {
-  bool with_other = verdict->rank == (int)c->rank || same_call(&c->desc, &verdict->other);
-  if (!with_other || verdict->told_by < 0 || verdict->told_by >= (int)c->size) return;
-  c->broken.rank = verdict->told_by;
-  c->broken.other = verdict->mine;
-  memset(c->broken_marks, 0, c->size);
-  c->broken_marks[verdict->told_by] = MC_DIFFERENT;
+/* Ranks that differ: each names one that called something else than itself, who of the two wrote the error record. */
+static void see_difference(struct mc_comm *c, const struct mc_error_record *record) {
+  bool with_other = record->rank == (int)c->rank || same_call(&c->desc, &record->other);
+  if (!with_other || record->reported_by < 0 || record->reported_by >= (int)c->size) return;
+  c->error.rank = record->reported_by;
+  c->error.other = record->mine;
+  memset(c->error_status, 0, c->size);
+  c->error_status[record->reported_by] = MC_DIFFERENT;
 }
 
-/* Makes the verdict of the node this rank's own, and tells it on as it was written, once. */
-static int take(struct mc_comm *c, const struct mc_verdict *verdict) {
+/* Makes the error record of the node this rank's own, and tells it on as it was written, once. */
+static int adopt_error(struct mc_comm *c, const struct mc_error_record *record) {
   struct mc_failure written = {
-      .code = verdict->code, .sys_errno = verdict->sys_errno, .rank = verdict->rank, .told_by = verdict->told_by,
-      .mine = verdict->mine, .other = verdict->other,
-      .marks = marked(c) < c->size ? c->broken_marks : (uint8_t *)verdict->marks,
+      .code = record->code, .sys_errno = record->sys_errno, .rank = record->rank, .reported_by = record->reported_by,
+      .mine = record->mine, .other = record->other,
+      .rank_status = marked(c) < c->size ? c->error_status : (uint8_t *)record->rank_status,
       .waited_s = (double)(mc_now_ns() - c->began_ns) / 1e9};
-  if (c->broken.code == MC_OK) {
-    c->broken = written;
-    c->broken.mine = c->desc;
+  if (c->error.code == MC_OK) {
+    c->error = written;
+    c->error.mine = c->desc;
     /* Who gave up a later call may accuse this rank, which is still in the one before: then that call is told, too. */
-    if (verdict->code == MC_ETIMEOUT && verdict->mine.seq > c->desc.seq) c->broken.other = verdict->mine;
-    c->broken.marks = c->broken_marks;
-    memcpy(c->broken_marks, verdict->marks, marked(c));
-    if (verdict->code == MC_EMISMATCH) see_difference(c, verdict);
+    if (record->code == MC_ETIMEOUT && record->mine.seq > c->desc.seq) c->error.other = record->mine;
+    c->error.rank_status = c->error_status;
+    memcpy(c->error_status, record->rank_status, marked(c));
+    if (record->code == MC_EMISMATCH) see_difference(c, record);
   }
-  if (c->net && !c->told) {
-    c->told = true;
-    MC_FAULT_POINT(verdict_taken);
+  if (c->net && !c->propagated) {
+    c->propagated = true;
+    MC_FAULT_POINT(error_adopted);
     c->transport.propagate(c, &written);
   }
-  return c->broken.code;
+  return c->error.code;
 }
 
-/* A try to write the verdict, to be claimed by this rank: its state, or 0 once there is one. */
+/* A try to write the error record, to be claimed by this rank: its state, or 0 once there is one. */
 static uint32_t claim(struct mc_comm *c) {
-  _Atomic uint32_t *state = &c->segment->verdict_state;
+  _Atomic uint32_t *state = &c->segment->error_state;
   uint32_t seen = 0, mine = next_try(seen, c->local);
   if (atomic_compare_exchange_strong(state, &seen, mine)) return mine;
   uint64_t began = mc_now_ns();
@@ -88,76 +88,76 @@ static uint32_t claim(struct mc_comm *c) {
   return 0;
 }
 
-/* The node's verdict: what is there already, else `what`. */
-static const struct mc_verdict *write_down(struct mc_comm *c, const struct mc_failure *what, const uint8_t *marks) {
+/* The node's error record: what is there already, else `what`. */
+static const struct mc_error_record *write_record(struct mc_comm *c, const struct mc_failure *what, const uint8_t *rank_status) {
   for (uint32_t mine; (mine = claim(c)) != 0;) {
-    MC_FAULT_POINT(verdict_claimed);
-    struct mc_verdict *verdict = place_of(c, mine);
-    *verdict = (struct mc_verdict){.code = what->code, .sys_errno = what->sys_errno, .rank = what->rank,
-                                   .told_by = what->told_by, .mine = what->mine, .other = what->other};
-    if (marks) memcpy(verdict->marks, marks, marked(c));
-    MC_FAULT_POINT(verdict_filled);
+    MC_FAULT_POINT(error_claimed);
+    struct mc_error_record *record = place_of(c, mine);
+    *record = (struct mc_error_record){.code = what->code, .sys_errno = what->sys_errno, .rank = what->rank,
+                                   .reported_by = what->reported_by, .mine = what->mine, .other = what->other};
+    if (rank_status) memcpy(record->rank_status, rank_status, marked(c));
+    MC_FAULT_POINT(error_filled);
     uint32_t seen = mine; /* another's, where this rank stood still meanwhile */
-    if (!atomic_compare_exchange_strong(&c->segment->verdict_state, &seen, mine | DONE)) continue;
-    MC_FAULT_POINT(verdict_written);
-    mc_futex_wake(&c->segment->verdict_state);
+    if (!atomic_compare_exchange_strong(&c->segment->error_state, &seen, mine | DONE)) continue;
+    MC_FAULT_POINT(error_written);
+    mc_futex_wake(&c->segment->error_state);
     wake_all(c);
   }
-  return mc_verdict(c);
+  return mc_error_record(c);
 }
 
-int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *marks, const struct mc_desc *other) {
-  struct mc_failure what = {.code = code, .sys_errno = sys_errno, .rank = rank, .told_by = (int)c->rank, .mine = c->desc};
+int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *rank_status, const struct mc_desc *other) {
+  struct mc_failure what = {.code = code, .sys_errno = sys_errno, .rank = rank, .reported_by = (int)c->rank, .mine = c->desc};
   if (other) what.other = *other;
-  uint8_t own[MC_MARKED] = {0};
-  if (!marks && rank >= 0 && (size_t)rank < MC_MARKED) {
+  uint8_t own[MC_STATUS_RANKS] = {0};
+  if (!rank_status && rank >= 0 && (size_t)rank < MC_STATUS_RANKS) {
     own[rank] = code == MC_EMISMATCH ? MC_DIFFERENT : code == MC_EPEER ? MC_DEAD : MC_MISSING;
-    marks = own;
+    rank_status = own;
   }
-  return take(c, write_down(c, &what, marks));
+  return adopt_error(c, write_record(c, &what, rank_status));
 }
 
-int mc_fail_told(struct mc_comm *c, const struct mc_failure *told) {
-  return take(c, write_down(c, told, told->marks));
+int mc_fail_reported(struct mc_comm *c, const struct mc_failure *reported) {
+  return adopt_error(c, write_record(c, reported, reported->rank_status));
 }
 
 int mc_check(struct mc_comm *c) {
-  if (c->broken.code) return c->broken.code;
-  const struct mc_verdict *verdict = mc_verdict(c);
-  if (verdict) return take(c, verdict);
+  if (c->error.code) return c->error.code;
+  const struct mc_error_record *record = mc_error_record(c);
+  if (record) return adopt_error(c, record);
   if (atomic_load(&c->aborted)) return mc_fail(c, MC_EABORT, 0, -1, NULL, NULL);
   return MC_OK;
 }
 
 void mc_abort(struct mc_comm *c) {
-  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .told_by = (int)c->rank};
+  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .reported_by = (int)c->rank};
   atomic_store(&c->aborted, 1);
-  write_down(c, &what, NULL);
+  write_record(c, &what, NULL);
   if (c->net) c->transport.abort(c);
 }
 
-void mc_abort_told(struct mc_comm *c, uint32_t by) {
-  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .told_by = (int)by};
-  write_down(c, &what, NULL);
+void mc_abort_reported(struct mc_comm *c, uint32_t by) {
+  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .reported_by = (int)by};
+  write_record(c, &what, NULL);
 }
 
-static int look_at_peers(struct mc_comm *c, const uint8_t *missing) {
-  uint8_t marks[MC_MARKED] = {0};
+static int check_local_peers(struct mc_comm *c, const uint8_t *missing) {
+  uint8_t rank_status[MC_STATUS_RANKS] = {0};
   int first = -1;
   for (uint32_t local = 0; local < c->locals; local++) {
     if (!missing[local] || mc_local_alive(c, local)) continue;
     struct mc_rank_block *block = mc_block(c, local);
     /* It may have come, and ended, after the caller looked for its flag. */
-    if ((int32_t)(atomic_load(&block->flag) - c->round) >= 0) continue;
+    if ((int32_t)(atomic_load(&block->flag) - c->epoch) >= 0) continue;
     uint32_t rank = mc_rank_of(c, local);
-    if (rank < sizeof marks) marks[rank] = atomic_load(&block->state) == 2 ? MC_LEFT : MC_DEAD;
+    if (rank < sizeof rank_status) rank_status[rank] = atomic_load(&block->state) == 2 ? MC_LEFT : MC_DEAD;
     if (first < 0) first = (int)rank;
   }
-  return first < 0 ? MC_OK : mc_fail(c, MC_EPEER, 0, first, marks, NULL);
+  return first < 0 ? MC_OK : mc_fail(c, MC_EPEER, 0, first, rank_status, NULL);
 }
 
 /* A rank that is in this call, but waits for another node, will say who is really missing: the net
- * gives the other node's verdict GRACE_NS to arrive, so here the wait is longer than that. */
+ * gives the other node's error record GRACE_NS to arrive, so here the wait is longer than that. */
 #define GRACE_NS 2000000000u
 
 static bool is_here(struct mc_comm *c, uint32_t local) {
@@ -173,21 +173,21 @@ static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {
 }
 
 static int too_late(struct mc_comm *c, const uint8_t *missing) {
-  uint8_t marks[MC_MARKED] = {0};
+  uint8_t rank_status[MC_STATUS_RANKS] = {0};
   int first = -1;
   for (uint32_t local = 0; local < c->locals; local++) {
     uint32_t rank = mc_rank_of(c, local);
     if (!missing[local]) continue;
-    if (rank < sizeof marks) marks[rank] = MC_MISSING;
+    if (rank < sizeof rank_status) rank_status[rank] = MC_MISSING;
     if (first < 0) first = (int)rank;
   }
-  return mc_fail(c, MC_ETIMEOUT, 0, first, marks, NULL);
+  return mc_fail(c, MC_ETIMEOUT, 0, first, rank_status, NULL);
 }
 
 int mc_look(struct mc_comm *c, const uint8_t *missing) {
   int code = mc_check(c);
-  if (!code) code = mc_attended(c);
-  if (!code && missing) code = look_at_peers(c, missing);
+  if (!code) code = mc_check_signals(c);
+  if (!code && missing) code = check_local_peers(c, missing);
   if (!code && c->net) code = c->transport.poll(c, missing);
   if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = too_late(c, missing);
   return code;

@@ -12,45 +12,45 @@
 
 #define MC_FAULT_LIST(POINT) \
   /* a group is made, a rank leaves it: group/segment.c */ \
-  POINT(attach_mapped) POINT(attach_locked) POINT(attach_told) POINT(attach_all_told) POINT(detach_left) \
-  /* rounds of a node: group/epoch.c */ \
-  POINT(round_signed) POINT(round_raised) POINT(wait_counted) POINT(round_all_come) \
+  POINT(attach_mapped) POINT(attach_locked) POINT(attach_announced) POINT(attach_complete) POINT(detach_left) \
+  /* epochs of a node: group/epoch.c */ \
+  POINT(epoch_described) POINT(epoch_raised) POINT(wait_counted) POINT(epoch_reached) \
   /* verbs of a node: shm/reduce.c, shm/parts.c, shm/move.c */ \
   POINT(one_shot_copied_in) POINT(one_shot_reading) \
   POINT(staged_copied_in) POINT(staged_summed) POINT(staged_next_in) POINT(staged_reading) \
   POINT(parts_copied_in) POINT(parts_summed) \
   POINT(gather_copied_in) POINT(gather_published) POINT(gather_reading) \
   POINT(broadcast_copied_in) POINT(broadcast_reading) POINT(scatter_copied_in) POINT(scatter_reading) \
-  POINT(pairs_counted) POINT(pairs_copied_in) POINT(pairs_reading) \
+  POINT(alltoall_counted) POINT(alltoall_copied_in) POINT(alltoall_reading) \
   /* registered memory: shm/registered.c */ \
-  POINT(direct_agreed) POINT(direct_writing) POINT(direct_gathered) POINT(direct_scattered) \
+  POINT(registered_agreed) POINT(registered_writing) POINT(registered_gathered) POINT(registered_scattered) \
   /* a failure becomes that of all: group/failure.c, net/control.c */ \
-  POINT(verdict_claimed) POINT(verdict_filled) POINT(verdict_written) POINT(verdict_taken) POINT(verdict_told) \
+  POINT(error_claimed) POINT(error_filled) POINT(error_written) POINT(error_adopted) POINT(error_propagated) \
   /* messages of a node: p2p/post.c, p2p/ring.c, p2p/progress.c */ \
-  POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_starved) POINT(ring_filled) \
+  POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_writer_blocked) POINT(ring_filled) \
   POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) \
-  POINT(bell_entrusted) POINT(thread_listens) POINT(thread_moved) \
+  POINT(progress_armed) POINT(thread_armed) POINT(thread_moved) \
   /* between nodes, the node's part of it: inter/epoch.c, inter/phases.c */ \
-  POINT(leg_counted) POINT(leg_slept) POINT(leg_reduce_in) POINT(leg_reduce_summed) POINT(leg_share_in) \
-  POINT(leg_share_spread) POINT(leg_pairs_in) POINT(leg_pairs_out) \
+  POINT(phase_counted) POINT(phase_slept) POINT(phase_reduce_in) POINT(phase_reduce_summed) POINT(phase_allgather_in) \
+  POINT(phase_allgather_spread) POINT(phase_alltoall_in) POINT(phase_alltoall_out) \
   /* between nodes, small: inter/run.c, inter/leaders.c, inter/exchange.c */ \
   POINT(barrier_node_in) POINT(barrier_nodes_in) POINT(mesh_posted) POINT(mesh_received) \
   POINT(doubling_posted) POINT(doubling_received) POINT(leaders_summed) POINT(leaders_collected) \
-  POINT(leaders_halved) POINT(leaders_joined) POINT(leaders_trade_posted) POINT(leaders_traded) \
+  POINT(leaders_halved) POINT(leaders_joined) POINT(leaders_scatter_posted) POINT(leaders_scattered) \
   POINT(leaders_gathered) POINT(leaders_exchanged) \
   /* between nodes, large: inter/reduce.c, inter/rail.c */ \
-  POINT(segment_reduced) POINT(segment_arrived) POINT(rail_begun) POINT(rail_summed) POINT(rail_turned) POINT(rail_ended) \
+  POINT(segment_reduced) POINT(segment_arrived) POINT(rail_rs_started) POINT(rail_summed) POINT(rail_ag_started) POINT(rail_finished) \
   /* between nodes, verbs that move: inter/broadcast.c, inter/gather.c, inter/scatter.c, inter/alltoall.c */ \
   POINT(tree_received) POINT(tree_sent) POINT(chain_received) POINT(chain_passed) POINT(chain_shared) \
   POINT(blocks_posted) POINT(blocks_arrived) POINT(gather_node_in) POINT(gather_node_sent) POINT(gather_apart_posted) \
   POINT(sums_sent) POINT(sums_arrived) POINT(scatter_nodes_sent) POINT(scatter_node_arrived) POINT(scatter_apart_posted) \
-  POINT(nodes_pairs_posted) POINT(nodes_pairs_in_node) \
+  POINT(nodes_alltoall_posted) POINT(nodes_alltoall_in_node) \
   /* connections: net/connector.c, net/listener.c */ \
-  POINT(dial_connecting) POINT(dial_greeted) POINT(dial_proved) POINT(dial_welcomed) \
-  POINT(door_let_in) POINT(door_answered) POINT(door_handed) POINT(door_taken) POINT(abort_heard) \
+  POINT(connector_connecting) POINT(connector_hello_sent) POINT(connector_finished_sent) POINT(connector_accepted) \
+  POINT(listener_accepted) POINT(listener_answered) POINT(listener_handed_over) POINT(listener_fetched) POINT(abort_heard) \
   /* frames and words: net/connection.c, net/read.c, net/receives.c, net/control.c, p2p/remote.c */ \
   POINT(frames_sent) POINT(frames_part_sent) POINT(header_read) POINT(payload_part_read) POINT(frame_landed) \
-  POINT(present_said) POINT(bye_said) \
+  POINT(heartbeat_sent) POINT(goodbye_sent) \
   POINT(message_queued) POINT(message_arriving) POINT(message_landed) POINT(message_sent)
 
 #ifdef MC_FAULT_POINTS

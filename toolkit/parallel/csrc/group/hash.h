@@ -1,6 +1,6 @@
 /* Keyed proofs (SipHash-2-4, Aumasson and Bernstein 2012) and random bytes. */
-#ifndef MUSTER_NET_HASH_H
-#define MUSTER_NET_HASH_H
+#ifndef MUSTER_HASH_H
+#define MUSTER_HASH_H
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

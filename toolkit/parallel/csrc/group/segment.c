@@ -146,11 +146,11 @@ int mc_segment_attach(struct mc_comm *c, int fd, uint64_t bytes, uint64_t deadli
     c->segment->slot_bytes = c->tuning.slot_bytes;
   }
   atomic_store(&mine->state, 1);
-  MC_FAULT_POINT(attach_told);
+  MC_FAULT_POINT(attach_announced);
   mc_futex_wake(&mine->state);
   failed = await_attached(c, deadline_ns);
   if (failed) return failed;
-  MC_FAULT_POINT(attach_all_told);
+  MC_FAULT_POINT(attach_complete);
   if (c->segment->magic != MAGIC || c->segment->locals != c->locals || c->segment->slot_bytes != c->tuning.slot_bytes)
     return EPROTO;
   /* Not whether it holds its lock by now: it may have died since it said that it is here. */

@@ -4,19 +4,19 @@
 #include <pthread.h>
 #include "group/comm.h"
 
-#define ATTEND_NS 50000000u /* how long a signal may wait for its handler */
+#define SIGNALS_NS 50000000u /* how long a signal may wait for its handler */
 
-void mc_attend(struct mc_comm *c, struct mc_host *host) { c->host = host; }
+void mc_set_signal_check(struct mc_comm *c, struct mc_signal_check *check) { c->signals = check; }
 
-int mc_attended(struct mc_comm *c) {
-  struct mc_host *host = c->host;
-  if (!host || (uint64_t)pthread_self() != host->thread) return MC_OK;
+int mc_check_signals(struct mc_comm *c) {
+  struct mc_signal_check *check = c->signals;
+  if (!check || (uint64_t)pthread_self() != check->thread) return MC_OK;
   uint64_t now = mc_now_ns();
-  if (now - c->attended_ns < ATTEND_NS) return MC_OK;
-  c->attended_ns = now;
-  int held = host->hold();
-  int raised = host->look();
-  if (raised) host->keep(&host->kept[0], &host->kept[1], &host->kept[2]);
-  host->let_go(held);
+  if (now - c->signals_checked_ns < SIGNALS_NS) return MC_OK;
+  c->signals_checked_ns = now;
+  int held = check->ensure_gil();
+  int raised = check->check_signals();
+  if (raised) check->fetch(&check->kept[0], &check->kept[1], &check->kept[2]);
+  check->release(held);
   return raised ? mc_fail(c, MC_EABORT, EINTR, -1, NULL, NULL) : MC_OK;
 }

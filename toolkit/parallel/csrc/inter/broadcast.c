@@ -19,19 +19,19 @@ static uint32_t place_of(const struct mc_comm *c) {
 
 static uint32_t peer_at(const struct mc_comm *c, uint32_t place, uint32_t local) {
   uint32_t node = (c->node_of[c->call.root] + place) % c->nodes;
-  return mc_leg_owner(c, node, local);
+  return mc_inter_owner(c, node, local);
 }
 
 static int from_parent(struct mc_comm *c, uint32_t parent, size_t bytes) {
-  struct mc_posts *receives = &c->between->slots[0].receives;
-  int code = mc_leg_recv(c, receives, peer_at(c, parent, c->local_of[c->call.root]), c->call.out, bytes);
-  if (!code) code = mc_leg_await_all(c, receives);
+  struct mc_posts *receives = &c->inter->slots[0].receives;
+  int code = mc_inter_recv(c, receives, peer_at(c, parent, c->local_of[c->call.root]), c->call.out, bytes);
+  if (!code) code = mc_inter_await_all(c, receives);
   MC_FAULT_POINT(tree_received);
   return code;
 }
 
 static int to_child(struct mc_comm *c, uint32_t child, size_t bytes) {
-  return mc_leg_send(c, &c->between->slots[0].sends, peer_at(c, child, c->local_of[c->call.root]), c->call.out, bytes);
+  return mc_inter_send(c, &c->inter->slots[0].sends, peer_at(c, child, c->local_of[c->call.root]), c->call.out, bytes);
 }
 
 /* Binomial: place p has it from p without its highest bit, and gives it to p + 2^i for all larger bits. */
@@ -75,33 +75,33 @@ struct job {
 
 static size_t piece_of(const struct mc_comm *c, size_t bytes) {
   size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
-  size_t least = mc_leg_less(segment, LEAST_PIECE);
-  size_t piece = mc_leg_less(segment, bytes / 4 / c->nodes); /* a chain is full only after nodes - 1 pieces */
+  size_t least = mc_inter_less(segment, LEAST_PIECE);
+  size_t piece = mc_inter_less(segment, bytes / 4 / c->nodes); /* a chain is full only after nodes - 1 pieces */
   if (piece < least) piece = least;
-  return mc_leg_less((piece + 63) / 64 * 64, bytes);
+  return mc_inter_less((piece + 63) / 64 * 64, bytes);
 }
 
 static struct mc_span part_of(const struct mc_comm *c, const struct job *job, uint32_t k, uint32_t local) {
-  size_t length = mc_leg_less(job->bytes - k * job->piece, job->piece);
-  struct mc_span part = mc_part(length, 1, c->between->rails, local);
+  size_t length = mc_inter_less(job->bytes - k * job->piece, job->piece);
+  struct mc_span part = mc_part(length, 1, c->inter->rails, local);
   return (struct mc_span){k * job->piece + part.begin, part.count};
 }
 
 static int expect(struct mc_comm *c, const struct job *job, uint32_t k) {
   if (!job->on_rail || !job->place || k >= job->pieces) return MC_OK;
   struct mc_span part = part_of(c, job, k, c->local);
-  return mc_leg_recv(c, &c->between->slots[0].receives, peer_at(c, job->place - 1, c->local), job->out + part.begin, part.count);
+  return mc_inter_recv(c, &c->inter->slots[0].receives, peer_at(c, job->place - 1, c->local), job->out + part.begin, part.count);
 }
 
 static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
-  struct mc_posts *sends = &c->between->slots[0].sends;
+  struct mc_posts *sends = &c->inter->slots[0].sends;
   if (!job->on_rail || job->place + 1 == c->nodes) return MC_OK;
   struct mc_span part = part_of(c, job, k, c->local);
   if (sends->count - sends->first >= WINDOW) {
-    int code = mc_leg_await(c, sends, 1);
+    int code = mc_inter_await(c, sends, 1);
     if (code) return code;
   }
-  int code = mc_leg_send(c, sends, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
+  int code = mc_inter_send(c, sends, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
   if (!code) code = mc_net_progress(c, 0);
   MC_FAULT_POINT(chain_passed);
   return code;
@@ -109,15 +109,15 @@ static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
 
 /* The node gets a piece: from its rails, or (the root's node) from the root. */
 static int share(struct mc_comm *c, const struct job *job, uint32_t k) {
-  struct mc_span spans[MC_LOCALS], whole = {k * job->piece, mc_leg_less(job->bytes - k * job->piece, job->piece)};
-  struct mc_stream streams[MC_LOCALS];
+  struct mc_span spans[MC_LOCALS], whole = {k * job->piece, mc_inter_less(job->bytes - k * job->piece, job->piece)};
+  struct mc_strided strided[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) {
     spans[local] = (struct mc_span){0, 0};
-    if (job->place && local < c->between->rails) spans[local] = part_of(c, job, k, local);
+    if (job->place && local < c->inter->rails) spans[local] = part_of(c, job, k, local);
     if (!job->place && local == c->local_of[c->call.root]) spans[local] = whole;
-    streams[local] = (struct mc_stream){&spans[local], 1};
+    strided[local] = (struct mc_strided){&spans[local], 1};
   }
-  int code = mc_leg_share(c, job->out, streams, -1);
+  int code = mc_phase_allgather(c, job->out, strided, -1);
   MC_FAULT_POINT(chain_shared);
   return code;
 }
@@ -129,7 +129,7 @@ static int piece_from_root(struct mc_comm *c, const struct job *job, uint32_t k)
 
 static int piece_from_before(struct mc_comm *c, const struct job *job, uint32_t k) {
   int code = expect(c, job, k + WINDOW);
-  if (!code && job->on_rail && part_of(c, job, k, c->local).count) code = mc_leg_await(c, &c->between->slots[0].receives, 1);
+  if (!code && job->on_rail && part_of(c, job, k, c->local).count) code = mc_inter_await(c, &c->inter->slots[0].receives, 1);
   MC_FAULT_POINT(chain_received);
   if (!code) code = pass_on(c, job, k);
   return code ? code : share(c, job, k);
@@ -147,7 +147,7 @@ int mc_nodes_broadcast(struct mc_comm *c) {
   size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
   if (mc_nodes_small(c, bytes)) return small(c, bytes);
   struct job job = {.out = c->call.out, .bytes = bytes, .piece = piece_of(c, bytes), .place = place_of(c),
-                    .on_rail = c->local < c->between->rails};
+                    .on_rail = c->local < c->inter->rails};
   job.pieces = (uint32_t)((bytes + job.piece - 1) / job.piece);
   return job.pieces * 2 >= c->nodes ? chain(c, &job) : small(c, bytes);
 }

@@ -1,7 +1,7 @@
 /* Between nodes: small blocks of every node to every node.
  *
  * Few nodes or much data: everybody sends to everybody, one way long. Many nodes and little data: in
- * rounds that double what each has, so that a rank sends log2(nodes) messages and not nodes - 1. Either
+ * epochs that double what each has, so that a rank sends log2(nodes) messages and not nodes - 1. Either
  * way all end with the same blocks and sum them in the same order. */
 #include "inter/phases.h"
 #include "group/fault_point.h"
@@ -11,17 +11,17 @@
 
 static int mesh(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *offsets) {
   uint32_t self = c->node;
-  struct mc_posts *sends = &c->between->slots[0].sends, *receives = &c->between->slots[0].receives;
+  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
   for (uint32_t distance = 1; distance < c->nodes; distance++) {
-    uint32_t to = mc_leg_node(c, distance), from = mc_leg_node(c, c->nodes - distance);
-    int code = mc_leg_recv(c, receives, mc_leg_owner(c, from, local), all + offsets[from], offsets[from + 1] - offsets[from]);
-    if (!code) code = mc_leg_send(c, sends, mc_leg_owner(c, to, local), all + offsets[self], offsets[self + 1] - offsets[self]);
+    uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
+    int code = mc_inter_recv(c, receives, mc_inter_owner(c, from, local), all + offsets[from], offsets[from + 1] - offsets[from]);
+    if (!code) code = mc_inter_send(c, sends, mc_inter_owner(c, to, local), all + offsets[self], offsets[self + 1] - offsets[self]);
     if (code) return code;
     MC_FAULT_POINT(mesh_posted);
   }
-  int code = mc_leg_await_all(c, receives);
+  int code = mc_inter_await_all(c, receives);
   MC_FAULT_POINT(mesh_received);
-  return code ? code : mc_leg_await_all(c, sends);
+  return code ? code : mc_inter_await_all(c, sends);
 }
 
 /* Blocks `first` to `first` + count - 1, round the end of the row, as one message or two. */
@@ -34,27 +34,27 @@ static void cut(const struct mc_comm *c, const size_t *offsets, uint32_t first, 
 }
 
 static int doubling(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *offsets) {
-  struct mc_posts *sends = &c->between->slots[0].sends, *receives = &c->between->slots[0].receives;
+  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
   for (uint32_t have = 1; have < c->nodes; have *= 2) {
     uint32_t count = have < c->nodes - have ? have : c->nodes - have;
-    uint32_t from = mc_leg_node(c, have), to = mc_leg_node(c, c->nodes - have);
+    uint32_t from = mc_inter_node(c, have), to = mc_inter_node(c, c->nodes - have);
     struct piece mine[2], theirs[2];
     cut(c, offsets, c->node, count, mine);
     cut(c, offsets, from, count, theirs);
     for (unsigned i = 0; i < 2; i++) {
-      int code = mc_leg_recv(c, receives, mc_leg_owner(c, from, local), all + theirs[i].begin, theirs[i].bytes);
-      if (!code) code = mc_leg_send(c, sends, mc_leg_owner(c, to, local), all + mine[i].begin, mine[i].bytes);
+      int code = mc_inter_recv(c, receives, mc_inter_owner(c, from, local), all + theirs[i].begin, theirs[i].bytes);
+      if (!code) code = mc_inter_send(c, sends, mc_inter_owner(c, to, local), all + mine[i].begin, mine[i].bytes);
       if (code) return code;
     }
     MC_FAULT_POINT(doubling_posted);
-    int code = mc_leg_await_all(c, receives);
+    int code = mc_inter_await_all(c, receives);
     if (code) return code;
     MC_FAULT_POINT(doubling_received);
   }
-  return mc_leg_await_all(c, sends);
+  return mc_inter_await_all(c, sends);
 }
 
-int mc_leg_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets) {
+int mc_phase_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets) {
   bool doubles = c->nodes > MESH_NODES && offsets[c->nodes] <= DOUBLING_BYTES;
   return doubles ? doubling(c, local, all, offsets) : mesh(c, local, all, offsets);
 }

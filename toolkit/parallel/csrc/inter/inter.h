@@ -3,6 +3,6 @@
 #define MUSTER_INTER_H
 #include "group/comm.h"
 
-int mc_nodes_run(struct mc_comm *c);      /* one call over all nodes: c->call, already checked */
-void mc_between_close(struct mc_comm *c); /* what the verbs between nodes keep from call to call */
+int mc_nodes_run(struct mc_comm *c);    /* one call over all nodes: c->call, already checked */
+void mc_inter_close(struct mc_comm *c); /* what the verbs between nodes keep from call to call */
 #endif

@@ -1,11 +1,11 @@
-/* What the verbs between nodes (nodes_*.c) are built of.
+/* What the verbs between nodes (inter/) are built of.
  *
  * A vector's parts travel as streams: a stream is a row of places in the vector that one local rank owns
  * (it alone talks about them with other nodes). Local rank i of one node talks to local rank i of the
  * others: a rail. Where nodes have different numbers of ranks, the ranks of a larger node share out those
- * of a smaller one (mc_leg_owner), or there are as many rails as the smallest node has ranks. */
-#ifndef MUSTER_LEG_H
-#define MUSTER_LEG_H
+ * of a smaller one (mc_inter_owner), or there are as many rails as the smallest node has ranks. */
+#ifndef MUSTER_PHASES_H
+#define MUSTER_PHASES_H
 #include "kernels/kernels.h"
 #include "net/net.h"
 #include "shm/shm.h"
@@ -14,87 +14,87 @@
 /* Tickets of messages on their way; they are waited for in the order in which they were posted. A message
  * of no bytes is neither sent nor expected, unless `empties`. */
 struct mc_posts { uint64_t *tickets; uint32_t first, count, room; bool empties; };
-#define MC_LEG_SLOTS 3u /* pieces of a vector under way at once */
+#define MC_INTER_SLOTS 3u /* pieces of a vector under way at once */
 enum mc_scratch {
-  MC_SCRATCH_SUM, MC_SCRATCH_RECEIVED, MC_SCRATCH_SENT, MC_SCRATCH_LISTS, MC_SCRATCH_STREAMS, MC_SCRATCH_SOURCES, MC_SCRATCH_WIRE,
+  MC_SCRATCH_SUM, MC_SCRATCH_RECEIVED, MC_SCRATCH_SENT, MC_SCRATCH_LISTS, MC_SCRATCH_STRIDED, MC_SCRATCH_SOURCES, MC_SCRATCH_WIRE,
   MC_SCRATCHES
 };
-#define MC_LEG_ERRORS 16u /* sizes of vectors whose rounding errors are kept */
-struct mc_leg_error { uint64_t count, used; uint32_t verb, op; size_t values; float *at; };
-struct mc_between { /* kept from call to call, made by the first */
+#define MC_INTER_ERRORS 16u /* sizes of vectors whose rounding errors are kept */
+struct mc_inter_error { uint64_t count, used; uint32_t verb, op; size_t values; float *at; };
+struct mc_inter { /* kept from call to call, made by the first */
   struct { void *at; size_t bytes; } scratch[MC_SCRATCHES];
-  struct { struct mc_posts sends, receives; } slots[MC_LEG_SLOTS];
-  struct mc_leg_error errors[MC_LEG_ERRORS];
+  struct { struct mc_posts sends, receives; } slots[MC_INTER_SLOTS];
+  struct mc_inter_error errors[MC_INTER_ERRORS];
   uint32_t rails; /* ranks of the smallest node */
   uint64_t used;
 };
 
 /* --- inter/scratch.c. NULL: there is no memory, and that has been declared (mc_check says it). */
-int mc_leg_open(struct mc_comm *c);
-void *mc_leg_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes);
+int mc_inter_open(struct mc_comm *c);
+void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes);
 /* The rounding errors of the last call of this verb, operation and size: zeros at first; *error NULL where the tuning wants none. */
-int mc_leg_errors(struct mc_comm *c, size_t values, float **error);
+int mc_inter_errors(struct mc_comm *c, size_t values, float **error);
 /* Posts, and waits for, messages of a list. */
-int mc_leg_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes);
-int mc_leg_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes);
-int mc_leg_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many); /* the oldest of the list */
-int mc_leg_await_all(struct mc_comm *c, struct mc_posts *posts);
+int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes);
+int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes);
+int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many); /* the oldest of the list */
+int mc_inter_await_all(struct mc_comm *c, struct mc_posts *posts);
 
 /* --- places */
-static inline uint32_t mc_leg_locals(const struct mc_comm *c, uint32_t node) { return c->first_of[node + 1] - c->first_of[node]; }
-static inline uint32_t mc_leg_rank(const struct mc_comm *c, uint32_t node, uint32_t local) { return c->members[c->first_of[node] + local]; }
+static inline uint32_t mc_inter_locals(const struct mc_comm *c, uint32_t node) { return c->first_of[node + 1] - c->first_of[node]; }
+static inline uint32_t mc_inter_rank(const struct mc_comm *c, uint32_t node, uint32_t local) { return c->members[c->first_of[node] + local]; }
 /* Which rank of `node` speaks for local rank `local` of another node. */
-static inline uint32_t mc_leg_owner(const struct mc_comm *c, uint32_t node, uint32_t local) {
-  return mc_leg_rank(c, node, local % mc_leg_locals(c, node));
+static inline uint32_t mc_inter_owner(const struct mc_comm *c, uint32_t node, uint32_t local) {
+  return mc_inter_rank(c, node, local % mc_inter_locals(c, node));
 }
-static inline uint32_t mc_leg_node(const struct mc_comm *c, uint32_t distance) { return (c->node + distance) % c->nodes; }
-static inline size_t mc_leg_less(size_t a, size_t b) { return a < b ? a : b; }
+static inline uint32_t mc_inter_node(const struct mc_comm *c, uint32_t distance) { return (c->node + distance) % c->nodes; }
+static inline size_t mc_inter_less(size_t a, size_t b) { return a < b ? a : b; }
 
-struct mc_stream { const struct mc_span *spans; uint32_t count; }; /* in bytes */
+struct mc_strided { const struct mc_span *spans; uint32_t count; }; /* in bytes */
 /* --- inter/spans.c: a block for every rank of the group, of which local rank i owns those of local ranks
  * i, i + locals, ... of other nodes and its own. In this order everywhere: by distance of the node. */
 /* Fills `ranks`; returns how many. Distances `from` to `end` - 1; distance `nodes` is the own node. */
-uint32_t mc_leg_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks);
+uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks);
 /* For every local rank the places of its blocks: `length` bytes at `begin` of blocks of `block` bytes. NULL: no memory. */
-const struct mc_stream *mc_leg_streams(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length);
+const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length);
 
-/* --- inter/epoch.c: as mc_round, but messages under way move on while the node is waited for */
-int mc_leg_round(struct mc_comm *c);
-/* --- inter/phases.c: rounds of the node, which move the messages of other nodes on as well */
+/* --- inter/epoch.c: as mc_epoch, but messages under way move on while the node is waited for */
+int mc_inter_epoch(struct mc_comm *c);
+/* --- inter/phases.c: epochs of the node, which move the messages of other nodes on as well */
 /* Sums every stream over the local ranks; this rank's ends in `out`, its places one after another
  * (out may be the only place itself). */
-int mc_leg_reduce(struct mc_comm *c, const void *in, void *out, const struct mc_stream *streams, uint32_t dtype, uint32_t op);
+int mc_phase_reduce(struct mc_comm *c, const void *in, void *out, const struct mc_strided *strided, uint32_t dtype, uint32_t op);
 /* Every rank's own stream is in `data`; all streams end in the `data` of all, or of local rank `root` only. */
-int mc_leg_share(struct mc_comm *c, void *data, const struct mc_stream *streams, int root);
+int mc_phase_allgather(struct mc_comm *c, void *data, const struct mc_strided *strided, int root);
 /* in[i] goes to local rank i, out[i] comes from it; no pair has more than `longest` bytes. */
-int mc_leg_pairs(struct mc_comm *c, const void *in, const struct mc_span *in_spans, void *out,
+int mc_phase_alltoall(struct mc_comm *c, const void *in, const struct mc_span *in_spans, void *out,
                  const struct mc_span *out_spans, size_t longest);
 /* Uneven pairs: compares what is sent with what is expected, and says what the longest has. One round. */
-int mc_leg_compare(struct mc_comm *c, const struct mc_span *in_spans, const struct mc_span *out_spans, size_t *longest);
+int mc_phase_compare(struct mc_comm *c, const struct mc_span *in_spans, const struct mc_span *out_spans, size_t *longest);
 
 /* --- inter/exchange.c: every node's block to the same place of every node; called by one rank of each node.
- * offsets[nodes + 1]: the blocks' borders in `all`, where the own block is. `local`: who speaks (mc_leg_owner). */
-int mc_leg_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
+ * offsets[nodes + 1]: the blocks' borders in `all`, where the own block is. `local`: who speaks (mc_inter_owner). */
+int mc_phase_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
 
 /* --- inter/rail.c: the sum over nodes of one piece, in two phases */
 struct mc_rail_plan {
   uint32_t dtype, op, wire;
-  uint32_t local; /* whose rail (mc_leg_owner) */
+  uint32_t local; /* whose rail (mc_inter_owner) */
   int root;       /* the node that takes the sum; -1: all */
   size_t step;    /* bytes of the room for one node's part: mc_rail_room */
 };
 struct mc_rail {
   uint8_t *data;  /* the node's sum, then that of all (MC_AVG: divided) */
   size_t count;
-  float *error;   /* [count], NULL: rounding errors are dropped */
-  uint32_t slot;  /* of MC_LEG_SLOTS; used by one piece after another */
+  float *error;  /* [count], NULL: rounding errors are dropped */
+  uint32_t slot; /* of MC_INTER_SLOTS; used by one piece after another */
   uint8_t *received, *sent;
 };
 /* The memory that all slots need for pieces of up to `count`; before the first piece. */
 int mc_rail_room(struct mc_comm *c, struct mc_rail_plan *plan, size_t count);
-int mc_rail_begin(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail); /* sends each owner its part */
-int mc_rail_turn(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);  /* sums the own part, sends it */
-int mc_rail_end(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);   /* all parts are there */
+int mc_rail_rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail); /* sends each owner its part */
+int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);  /* sums the own part, sends it */
+int mc_rail_finish(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);   /* all parts are there */
 /* --- inter/sum.c */
 /* No part of mc_part of a vector of up to `count` is longer. Of a shorter vector one may be longer than all of
  * this: the last takes what rounding has left, up to an element for each part. */
@@ -104,9 +104,9 @@ size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count); /* of a par
 int mc_rail_sum(struct mc_comm *c, const struct mc_rail_plan *plan, void *out, const void *own, const uint8_t *received,
                 size_t step, size_t count);
 /* What the node sums with: an average is divided in the last sum only. */
-static inline uint32_t mc_leg_op(uint32_t op) { return op == MC_AVG ? MC_SUM : op; }
+static inline uint32_t mc_phase_op(uint32_t op) { return op == MC_AVG ? MC_SUM : op; }
 
-/* --- nodes_*.c */
+/* --- inter/ */
 bool mc_nodes_small(const struct mc_comm *c, size_t bytes); /* the leaders alone talk */
 int mc_nodes_all_reduce(struct mc_comm *c);
 int mc_nodes_reduce(struct mc_comm *c);

@@ -7,21 +7,21 @@
 #include "inter/phases.h"
 #include "group/fault_point.h"
 
-static struct mc_posts *sends_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->between->slots[rail->slot].sends; }
-static struct mc_posts *receives_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->between->slots[rail->slot].receives; }
+static struct mc_posts *sends_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->inter->slots[rail->slot].sends; }
+static struct mc_posts *receives_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->inter->slots[rail->slot].receives; }
 
-static size_t slots_bytes(const struct mc_comm *c, const struct mc_rail_plan *plan) { return MC_LEG_SLOTS * (size_t)c->nodes * plan->step; }
+static size_t slots_bytes(const struct mc_comm *c, const struct mc_rail_plan *plan) { return MC_INTER_SLOTS * (size_t)c->nodes * plan->step; }
 
 int mc_rail_room(struct mc_comm *c, struct mc_rail_plan *plan, size_t count) {
   plan->step = mc_rail_bytes(plan, mc_rail_longest(count, mc_dtype_bytes(plan->dtype), c->nodes)) / 64 * 64 + 64;
-  if (!mc_leg_scratch(c, MC_SCRATCH_RECEIVED, slots_bytes(c, plan))) return mc_check(c);
-  if (plan->wire != MC_WIRE_SAME && !mc_leg_scratch(c, MC_SCRATCH_SENT, slots_bytes(c, plan))) return mc_check(c);
+  if (!mc_inter_scratch(c, MC_SCRATCH_RECEIVED, slots_bytes(c, plan))) return mc_check(c);
+  if (plan->wire != MC_WIRE_SAME && !mc_inter_scratch(c, MC_SCRATCH_SENT, slots_bytes(c, plan))) return mc_check(c);
   return MC_OK;
 }
 
 /* The room of a piece's slot. */
 static uint8_t *room_of(struct mc_comm *c, const struct mc_rail_plan *plan, const struct mc_rail *rail, enum mc_scratch which) {
-  return (uint8_t *)c->between->scratch[which].at + rail->slot * (size_t)c->nodes * plan->step;
+  return (uint8_t *)c->inter->scratch[which].at + rail->slot * (size_t)c->nodes * plan->step;
 }
 
 static struct mc_span part_of(const struct mc_comm *c, const struct mc_rail_plan *plan, const struct mc_rail *rail, uint32_t node) {
@@ -42,19 +42,19 @@ static const uint8_t *wire_form(struct mc_comm *c, const struct mc_rail_plan *pl
   return packed;
 }
 
-int mc_rail_begin(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
+int mc_rail_rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   size_t own = mc_rail_bytes(plan, part_of(c, plan, rail, c->node).count);
   rail->received = room_of(c, plan, rail, MC_SCRATCH_RECEIVED);
   rail->sent = plan->wire == MC_WIRE_SAME ? NULL : room_of(c, plan, rail, MC_SCRATCH_SENT);
-  int code = mc_leg_await_all(c, sends_of(c, rail)); /* the piece before this one in the slot */
+  int code = mc_inter_await_all(c, sends_of(c, rail)); /* the piece before this one in the slot */
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
-    uint32_t to = mc_leg_node(c, distance), from = mc_leg_node(c, c->nodes - distance);
-    code = mc_leg_recv(c, receives_of(c, rail), mc_leg_owner(c, from, plan->local), rail->received + from * plan->step, own);
+    uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
+    code = mc_inter_recv(c, receives_of(c, rail), mc_inter_owner(c, from, plan->local), rail->received + from * plan->step, own);
     if (code) return code;
     size_t bytes = mc_rail_bytes(plan, part_of(c, plan, rail, to).count);
-    code = mc_leg_send(c, sends_of(c, rail), mc_leg_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
+    code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
   }
-  MC_FAULT_POINT(rail_begun);
+  MC_FAULT_POINT(rail_rs_started);
   return code ? code : mc_net_progress(c, 0);
 }
 
@@ -64,30 +64,30 @@ static uint8_t *arrival(struct mc_comm *c, const struct mc_rail_plan *plan, stru
   return at(plan, rail, part_of(c, plan, rail, node).begin);
 }
 
-int mc_rail_turn(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
+int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   struct mc_span own = part_of(c, plan, rail, c->node);
   uint8_t *sum = at(plan, rail, own.begin);
-  int code = mc_leg_await_all(c, receives_of(c, rail));
+  int code = mc_inter_await_all(c, receives_of(c, rail));
   if (!code) code = mc_rail_sum(c, plan, sum, sum, rail->received, plan->step, own.count);
   if (code) return code;
   MC_FAULT_POINT(rail_summed);
   const uint8_t *form = wire_form(c, plan, rail, c->node);
   if (plan->wire != MC_WIRE_SAME) mc_unpack(plan->wire, (float *)(void *)sum, form, own.count);
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
-    uint32_t to = mc_leg_node(c, distance), from = mc_leg_node(c, c->nodes - distance);
+    uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
     if (plan->root < 0 || plan->root == (int)c->node)
-      code = mc_leg_recv(c, receives_of(c, rail), mc_leg_owner(c, from, plan->local), arrival(c, plan, rail, from),
+      code = mc_inter_recv(c, receives_of(c, rail), mc_inter_owner(c, from, plan->local), arrival(c, plan, rail, from),
                          mc_rail_bytes(plan, part_of(c, plan, rail, from).count));
     if (!code && (plan->root < 0 || plan->root == (int)to))
-      code = mc_leg_send(c, sends_of(c, rail), mc_leg_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
+      code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
   }
-  MC_FAULT_POINT(rail_turned);
+  MC_FAULT_POINT(rail_ag_started);
   return code ? code : mc_net_progress(c, 0);
 }
 
-int mc_rail_end(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
-  int code = mc_leg_await_all(c, receives_of(c, rail));
-  MC_FAULT_POINT(rail_ended);
+int mc_rail_finish(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
+  int code = mc_inter_await_all(c, receives_of(c, rail));
+  MC_FAULT_POINT(rail_finished);
   if (code || plan->wire == MC_WIRE_SAME || (plan->root >= 0 && plan->root != (int)c->node)) return code;
   for (uint32_t node = 0; node < c->nodes; node++) {
     struct mc_span part = part_of(c, plan, rail, node);

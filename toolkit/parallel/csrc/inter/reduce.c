@@ -17,66 +17,66 @@ struct job {
   uint32_t pieces;
   bool on_rail;
   float *error;
-  struct mc_rail rails[MC_LEG_SLOTS];
+  struct mc_rail rails[MC_INTER_SLOTS];
 };
 
 /* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
 static size_t piece_of(const struct mc_comm *c, size_t count, size_t size) {
   size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
-  size_t least = mc_leg_less((size_t)LEAST_MESSAGE * c->between->rails * c->nodes, 8 * segment);
-  size_t piece = mc_leg_less(segment, count * size / 4);
+  size_t least = mc_inter_less((size_t)LEAST_MESSAGE * c->inter->rails * c->nodes, 8 * segment);
+  size_t piece = mc_inter_less(segment, count * size / 4);
   if (piece < least) piece = least;
-  return mc_leg_less((piece + 63) / 64 * 64 / size, count);
+  return mc_inter_less((piece + 63) / 64 * 64 / size, count);
 }
 
-struct streams {
+struct strided {
   struct mc_span spans[MC_LOCALS];
-  struct mc_stream of[MC_LOCALS];
+  struct mc_strided of[MC_LOCALS];
 };
 
-static void fill_streams(const struct mc_comm *c, const struct job *job, size_t count, struct streams *streams) {
+static void fill_streams(const struct mc_comm *c, const struct job *job, size_t count, struct strided *strided) {
   for (uint32_t local = 0; local < c->locals; local++) {
     struct mc_span part = {0, 0};
-    if (local < c->between->rails) part = mc_part(count, job->size, c->between->rails, local);
-    streams->spans[local] = (struct mc_span){part.begin * job->size, part.count * job->size};
-    streams->of[local] = (struct mc_stream){&streams->spans[local], 1};
+    if (local < c->inter->rails) part = mc_part(count, job->size, c->inter->rails, local);
+    strided->spans[local] = (struct mc_span){part.begin * job->size, part.count * job->size};
+    strided->of[local] = (struct mc_strided){&strided->spans[local], 1};
   }
 }
 
 static size_t count_of(const struct mc_comm *c, const struct job *job, uint32_t k) {
-  return mc_leg_less(c->call.count - k * job->piece, job->piece);
+  return mc_inter_less(c->call.count - k * job->piece, job->piece);
 }
 
 static uint8_t *base_of(const struct job *job, uint32_t k) {
   if (job->out) return job->out + k * job->piece * job->size;
-  return job->scratch + k % MC_LEG_SLOTS * job->piece * job->size;
+  return job->scratch + k % MC_INTER_SLOTS * job->piece * job->size;
 }
 
 static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
-  struct streams streams;
-  fill_streams(c, job, count_of(c, job, k), &streams);
-  struct mc_span mine = streams.spans[c->local];
+  struct strided strided;
+  fill_streams(c, job, count_of(c, job, k), &strided);
+  struct mc_span mine = strided.spans[c->local];
   uint8_t *data = base_of(job, k) + mine.begin;
   /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
-  int code = job->on_rail && !job->out ? mc_leg_await_all(c, &c->between->slots[k % MC_LEG_SLOTS].sends) : MC_OK;
+  int code = job->on_rail && !job->out ? mc_inter_await_all(c, &c->inter->slots[k % MC_INTER_SLOTS].sends) : MC_OK;
   if (code) return code;
-  code = mc_leg_reduce(c, job->in + k * job->piece * job->size, data, streams.of, job->plan.dtype, mc_leg_op(job->plan.op));
+  code = mc_phase_reduce(c, job->in + k * job->piece * job->size, data, strided.of, job->plan.dtype, mc_phase_op(job->plan.op));
   MC_FAULT_POINT(segment_reduced);
   if (code || !job->on_rail) return code;
-  struct mc_rail *rail = &job->rails[k % MC_LEG_SLOTS];
-  *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_LEG_SLOTS,
+  struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
+  *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_INTER_SLOTS,
                            .error = job->error ? job->error + k * job->longest : NULL};
-  return mc_rail_begin(c, &job->plan, rail);
+  return mc_rail_rs_start(c, &job->plan, rail);
 }
 
 static int end(struct mc_comm *c, struct job *job, uint32_t k) {
-  int code = job->on_rail ? mc_rail_end(c, &job->plan, &job->rails[k % MC_LEG_SLOTS]) : MC_OK;
+  int code = job->on_rail ? mc_rail_finish(c, &job->plan, &job->rails[k % MC_INTER_SLOTS]) : MC_OK;
   MC_FAULT_POINT(segment_arrived);
   bool rooted = job->plan.root >= 0;
   if (code || (rooted && job->plan.root != (int)c->node)) return code;
-  struct streams streams;
-  fill_streams(c, job, count_of(c, job, k), &streams);
-  return mc_leg_share(c, base_of(job, k), streams.of, rooted ? (int)c->local_of[c->call.root] : -1);
+  struct strided strided;
+  fill_streams(c, job, count_of(c, job, k), &strided);
+  return mc_phase_allgather(c, base_of(job, k), strided.of, rooted ? (int)c->local_of[c->call.root] : -1);
 }
 
 static int over_rails(struct mc_comm *c, struct job *job) {
@@ -84,7 +84,7 @@ static int over_rails(struct mc_comm *c, struct job *job) {
   for (uint32_t step = 0; step < job->pieces + 2 && !code; step++) {
     if (step < job->pieces) code = begin(c, job, step);
     if (!code && job->on_rail && step >= 1 && step <= job->pieces)
-      code = mc_rail_turn(c, &job->plan, &job->rails[(step - 1) % MC_LEG_SLOTS]);
+      code = mc_rail_ag_start(c, &job->plan, &job->rails[(step - 1) % MC_INTER_SLOTS]);
     if (!code && step >= 2) code = end(c, job, step - 2);
   }
   return code;
@@ -92,20 +92,20 @@ static int over_rails(struct mc_comm *c, struct job *job) {
 
 static int large(struct mc_comm *c, int root) {
   const struct mc_call *call = &c->call;
-  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_leg_op(call->op) == MC_SUM;
-  bool takes = root < 0 || root == (int)c->rank;
+  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
+  bool is_receiver = root < 0 || root == (int)c->rank;
   struct job job = {
       .plan = {.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME, .local = c->local,
                .root = root < 0 ? -1 : (int)c->node_of[root]},
-      .in = call->in, .out = takes ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
-      .on_rail = c->local < c->between->rails};
+      .in = call->in, .out = is_receiver ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
+      .on_rail = c->local < c->inter->rails};
   job.piece = piece_of(c, call->count, job.size);
   job.pieces = (uint32_t)((call->count + job.piece - 1) / job.piece);
-  job.longest = mc_rail_longest(job.piece, job.size, c->between->rails);
-  if (!takes) job.scratch = mc_leg_scratch(c, MC_SCRATCH_SUM, MC_LEG_SLOTS * job.piece * job.size);
-  if (!takes && !job.scratch) return mc_check(c);
+  job.longest = mc_rail_longest(job.piece, job.size, c->inter->rails);
+  if (!is_receiver) job.scratch = mc_inter_scratch(c, MC_SCRATCH_SUM, MC_INTER_SLOTS * job.piece * job.size);
+  if (!is_receiver && !job.scratch) return mc_check(c);
   int code = job.on_rail ? mc_rail_room(c, &job.plan, job.longest) : MC_OK;
-  if (!code && packs && job.on_rail) code = mc_leg_errors(c, job.pieces * job.longest, &job.error);
+  if (!code && packs && job.on_rail) code = mc_inter_errors(c, job.pieces * job.longest, &job.error);
   return code ? code : over_rails(c, &job);
 }
 

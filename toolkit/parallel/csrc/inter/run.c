@@ -6,22 +6,22 @@ bool mc_nodes_small(const struct mc_comm *c, size_t bytes) { return bytes <= c->
 
 /* All of a node have come before its leader says so to others, and go when it has heard from all. */
 static int barrier(struct mc_comm *c) {
-  uint8_t *words = mc_leg_scratch(c, MC_SCRATCH_SUM, c->nodes);
-  size_t *borders = mc_leg_scratch(c, MC_SCRATCH_LISTS, (c->nodes + 1) * sizeof *borders);
+  uint8_t *words = mc_inter_scratch(c, MC_SCRATCH_SUM, c->nodes);
+  size_t *borders = mc_inter_scratch(c, MC_SCRATCH_LISTS, (c->nodes + 1) * sizeof *borders);
   if (!words || !borders) return mc_check(c);
   for (uint32_t node = 0; node <= c->nodes; node++) borders[node] = node;
   words[c->node] = 0;
   c->path = MC_PATH_LEADERS;
   int code = mc_local_barrier(c);
   MC_FAULT_POINT(barrier_node_in);
-  if (!code && c->local == 0) code = mc_leg_exchange(c, 0, words, borders);
+  if (!code && c->local == 0) code = mc_phase_exchange(c, 0, words, borders);
   MC_FAULT_POINT(barrier_nodes_in);
   return code ? code : mc_local_barrier(c);
 }
 
 int mc_nodes_run(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
-  int code = mc_leg_open(c);
+  int code = mc_inter_open(c);
   if (code) return code;
   c->path = MC_PATH_RAILS;
   if (!call->count && !call->in_counts && call->verb != MC_BARRIER) return mc_local_barrier(c);

@@ -8,17 +8,17 @@
 
 static int no_memory(struct mc_comm *c) { return mc_fail(c, MC_EMEM, ENOMEM, -1, NULL, NULL); }
 
-int mc_leg_open(struct mc_comm *c) {
-  struct mc_between *b = c->between;
+int mc_inter_open(struct mc_comm *c) {
+  struct mc_inter *b = c->inter;
   if (!b) {
     b = calloc(1, sizeof *b);
     if (!b) return no_memory(c);
-    b->rails = mc_leg_locals(c, 0);
+    b->rails = mc_inter_locals(c, 0);
     for (uint32_t node = 1; node < c->nodes; node++)
-      if (mc_leg_locals(c, node) < b->rails) b->rails = mc_leg_locals(c, node);
-    c->between = b;
+      if (mc_inter_locals(c, node) < b->rails) b->rails = mc_inter_locals(c, node);
+    c->inter = b;
   }
-  for (uint32_t slot = 0; slot < MC_LEG_SLOTS; slot++) {
+  for (uint32_t slot = 0; slot < MC_INTER_SLOTS; slot++) {
     struct mc_posts *lists[2] = {&b->slots[slot].sends, &b->slots[slot].receives};
     for (unsigned i = 0; i < 2; i++) {
       lists[i]->first = lists[i]->count = 0;
@@ -28,21 +28,21 @@ int mc_leg_open(struct mc_comm *c) {
   return MC_OK;
 }
 
-void mc_between_close(struct mc_comm *c) {
-  struct mc_between *b = c->between;
+void mc_inter_close(struct mc_comm *c) {
+  struct mc_inter *b = c->inter;
   if (!b) return;
   for (unsigned i = 0; i < MC_SCRATCHES; i++) free(b->scratch[i].at);
-  for (unsigned i = 0; i < MC_LEG_ERRORS; i++) free(b->errors[i].at);
-  for (unsigned i = 0; i < MC_LEG_SLOTS; i++) {
+  for (unsigned i = 0; i < MC_INTER_ERRORS; i++) free(b->errors[i].at);
+  for (unsigned i = 0; i < MC_INTER_SLOTS; i++) {
     free(b->slots[i].sends.tickets);
     free(b->slots[i].receives.tickets);
   }
   free(b);
-  c->between = NULL;
+  c->inter = NULL;
 }
 
-void *mc_leg_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {
-  struct mc_between *b = c->between;
+void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {
+  struct mc_inter *b = c->inter;
   if (b->scratch[which].bytes < bytes || !b->scratch[which].at) {
     size_t room = (bytes / PAGE + 1) * PAGE;
     free(b->scratch[which].at); /* what it held is of no use any more */
@@ -53,23 +53,23 @@ void *mc_leg_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {
   return b->scratch[which].at;
 }
 
-static bool is_of(const struct mc_leg_error *error, const struct mc_call *call, size_t values) {
+static bool is_of(const struct mc_inter_error *error, const struct mc_call *call, size_t values) {
   return error->at && error->values == values && error->count == call->count && error->verb == call->verb && error->op == call->op;
 }
 
-int mc_leg_errors(struct mc_comm *c, size_t values, float **error) {
-  struct mc_between *b = c->between;
+int mc_inter_errors(struct mc_comm *c, size_t values, float **error) {
+  struct mc_inter *b = c->inter;
   const struct mc_call *call = &c->call;
   *error = NULL;
   if (!c->tuning.error_feedback || c->tuning.wire != MC_WIRE_I8 || !values) return MC_OK;
-  struct mc_leg_error *oldest = &b->errors[0], *found = NULL;
-  for (unsigned i = 0; i < MC_LEG_ERRORS; i++) {
+  struct mc_inter_error *oldest = &b->errors[0], *found = NULL;
+  for (unsigned i = 0; i < MC_INTER_ERRORS; i++) {
     if (is_of(&b->errors[i], call, values)) found = &b->errors[i];
     if (b->errors[i].used < oldest->used) oldest = &b->errors[i];
   }
   if (!found) {
     free(oldest->at);
-    *oldest = (struct mc_leg_error){.count = call->count, .verb = call->verb, .op = call->op, .values = values,
+    *oldest = (struct mc_inter_error){.count = call->count, .verb = call->verb, .op = call->op, .values = values,
                                     .at = calloc(values, sizeof *oldest->at)};
     if (!oldest->at) return no_memory(c);
     found = oldest;
@@ -95,19 +95,19 @@ static int room_for_one(struct mc_comm *c, struct mc_posts *posts) {
   return MC_OK;
 }
 
-int mc_leg_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes) {
+int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes) {
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
   return code ? code : mc_net_send(c, peer, data, bytes, &posts->tickets[posts->count++]);
 }
 
-int mc_leg_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes) {
+int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes) {
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
   return code ? code : mc_net_recv(c, peer, data, bytes, &posts->tickets[posts->count++]);
 }
 
-int mc_leg_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
+int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
   for (; how_many && posts->first < posts->count; how_many--) {
     int code = mc_net_await(c, posts->tickets[posts->first]);
     if (code) return code;
@@ -117,4 +117,4 @@ int mc_leg_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
   return MC_OK;
 }
 
-int mc_leg_await_all(struct mc_comm *c, struct mc_posts *posts) { return mc_leg_await(c, posts, posts->count); }
+int mc_inter_await_all(struct mc_comm *c, struct mc_posts *posts) { return mc_inter_await(c, posts, posts->count); }

@@ -1,27 +1,27 @@
 /* Between nodes: which local rank speaks for which blocks. */
 #include "inter/phases.h"
 
-uint32_t mc_leg_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks) {
+uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks) {
   uint32_t count = 0;
   for (uint32_t distance = from; distance < end; distance++) {
-    uint32_t node = mc_leg_node(c, distance), locals = mc_leg_locals(c, node);
-    for (uint32_t theirs = local; theirs < locals; theirs += c->locals) ranks[count++] = mc_leg_rank(c, node, theirs);
+    uint32_t node = mc_inter_node(c, distance), locals = mc_inter_locals(c, node);
+    for (uint32_t theirs = local; theirs < locals; theirs += c->locals) ranks[count++] = mc_inter_rank(c, node, theirs);
   }
   return count;
 }
 
-const struct mc_stream *mc_leg_streams(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length) {
-  size_t head = c->locals * sizeof(struct mc_stream), spans_bytes = c->size * sizeof(struct mc_span);
-  uint8_t *room = mc_leg_scratch(c, MC_SCRATCH_STREAMS, head + spans_bytes + c->size * sizeof(uint32_t));
+const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length) {
+  size_t head = c->locals * sizeof(struct mc_strided), spans_bytes = c->size * sizeof(struct mc_span);
+  uint8_t *room = mc_inter_scratch(c, MC_SCRATCH_STRIDED, head + spans_bytes + c->size * sizeof(uint32_t));
   if (!room) return NULL;
-  struct mc_stream *streams = (struct mc_stream *)(void *)room;
+  struct mc_strided *strided = (struct mc_strided *)(void *)room;
   struct mc_span *spans = (struct mc_span *)(void *)(room + head);
   uint32_t *ranks = (uint32_t *)(void *)(room + head + spans_bytes);
   uint32_t filled = 0;
   for (uint32_t local = 0; local < c->locals; local++) {
-    uint32_t count = mc_leg_owned(c, local, from, end, ranks);
-    streams[local] = (struct mc_stream){spans + filled, count};
+    uint32_t count = mc_inter_owned(c, local, from, end, ranks);
+    strided[local] = (struct mc_strided){spans + filled, count};
     for (uint32_t i = 0; i < count; i++) spans[filled++] = (struct mc_span){ranks[i] * block + begin, length};
   }
-  return streams;
+  return strided;
 }

@@ -5,7 +5,7 @@
 
 size_t mc_rail_longest(size_t count, size_t element_bytes, uint32_t parts) {
   size_t grain = element_bytes < 64 ? 64 / element_bytes : 1; /* of mc_part: all but the last are rounded up to it */
-  return mc_leg_less(count / parts + (grain > parts ? grain : parts), count);
+  return mc_inter_less(count / parts + (grain > parts ? grain : parts), count);
 }
 
 size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count) {
@@ -14,7 +14,7 @@ size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count) {
 
 static int sum_same(struct mc_comm *c, const struct mc_rail_plan *plan, void *out, const void *own, const uint8_t *received,
                     size_t step, size_t count) {
-  const void **sources = mc_leg_scratch(c, MC_SCRATCH_SOURCES, c->nodes * sizeof *sources);
+  const void **sources = mc_inter_scratch(c, MC_SCRATCH_SOURCES, c->nodes * sizeof *sources);
   if (!sources) return mc_check(c);
   for (uint32_t node = 0; node < c->nodes; node++) sources[node] = received + node * step;
   sources[c->node] = own;
@@ -25,12 +25,12 @@ static int sum_same(struct mc_comm *c, const struct mc_rail_plan *plan, void *ou
 /* A block of all nodes is unpacked at a time, so that it is summed while it is in the cache. */
 static int sum_packed(struct mc_comm *c, const struct mc_rail_plan *plan, float *out, const float *own,
                       const uint8_t *received, size_t step, size_t count) {
-  const void **sources = mc_leg_scratch(c, MC_SCRATCH_SOURCES, c->nodes * sizeof *sources);
-  float *values = mc_leg_scratch(c, MC_SCRATCH_WIRE, (size_t)c->nodes * BLOCK * sizeof *values);
+  const void **sources = mc_inter_scratch(c, MC_SCRATCH_SOURCES, c->nodes * sizeof *sources);
+  float *values = mc_inter_scratch(c, MC_SCRATCH_WIRE, (size_t)c->nodes * BLOCK * sizeof *values);
   if (!sources || !values) return mc_check(c);
   mc_reduce_fn *reduce = mc_reducer(MC_F32, plan->op);
   for (size_t done = 0; done < count; done += BLOCK) {
-    size_t now = mc_leg_less(count - done, BLOCK);
+    size_t now = mc_inter_less(count - done, BLOCK);
     for (uint32_t node = 0; node < c->nodes; node++) {
       if (node == c->node) continue;
       float *unpacked = values + (size_t)node * BLOCK;

@@ -34,12 +34,12 @@ void mc_copy_out(void *dst, const void *src, size_t bytes) {
 }
 
 /* A result this long is not read again before other memory has driven it out of the cache. */
-#define COLD_BYTES ((size_t)8 << 20)
+#define NONTEMPORAL_BYTES ((size_t)8 << 20)
 
-bool mc_is_cold(size_t whole) { return whole >= COLD_BYTES; }
+bool mc_is_nontemporal(size_t whole) { return whole >= NONTEMPORAL_BYTES; }
 
 void mc_copy_piece(void *dst, const void *src, size_t bytes, size_t whole) {
-  if (mc_is_cold(whole))
+  if (mc_is_nontemporal(whole))
     mc_copy_out(dst, src, bytes);
   else
     mc_copy(dst, src, bytes);

@@ -10,9 +10,9 @@
 #ifdef MC_ISA_X86
 /* Asked of the processor itself: the compilers' own lists differ in what they name, and some runtimes
  * have none. XCR0 says which registers the system keeps over a switch of threads. */
-#define F16C (1u << 29)    /* leaf 1, ecx */
-#define OSXSAVE (1u << 27) /* leaf 1, ecx: XCR0 may be read */
-#define AVX2 (1u << 5)     /* leaf 7, ebx */
+#define F16C (1u << 29)                                    /* leaf 1, ecx */
+#define OSXSAVE (1u << 27)                                 /* leaf 1, ecx: XCR0 may be read */
+#define AVX2 (1u << 5)                                     /* leaf 7, ebx */
 #define AVX512 (1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) /* F, DQ, BW, VL */
 #define KEEPS_YMM 0x06u
 #define KEEPS_ZMM 0xe6u

@@ -52,7 +52,7 @@ MC_INLINE v_f32 float_of_int(v_s32 v) {
 }
 
 /* A product that is to be rounded before it is added to: hides from the compiler that a multiply-add,
- * which rounds once and gives other bits, would do. */
+ * which epochs once and gives other bits, would do. */
 MC_INLINE v_f32 rounded(v_f32 v) {
 #ifdef MC_REGISTER
   __asm__("" : "+" MC_REGISTER(v));

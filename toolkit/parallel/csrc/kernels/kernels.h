@@ -19,7 +19,7 @@ void mc_copy(void *dst, const void *src, size_t bytes); /* memcpy for large bloc
  * result, chunk by chunk): writes past the cache where the processor can, which spares reading the target
  * first. Done, for other processors too, when it returns. */
 void mc_copy_out(void *dst, const void *src, size_t bytes);
-bool mc_is_cold(size_t whole); /* whether that is so of a result this long */
+bool mc_is_nontemporal(size_t whole); /* whether that is so of a result this long */
 void mc_copy_piece(void *dst, const void *src, size_t bytes, size_t whole); /* of a result: the one or the other */
 
 /* fp32 <-> the wire's form. MC_WIRE_I8: blocks of MC_I8_BLOCK values, a float scale (max|x|/127) before each.

@@ -22,7 +22,7 @@ MC_INLINE float f32_of_f16(uint16_t half) {
   return float_of(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-/* Rounds to nearest even, as the processors do. */
+/* Epochs to nearest even, as the processors do. */
 MC_INLINE uint16_t f16_of(float v) {
   uint32_t x = bits_f32(v), sign = (x >> 16) & 0x8000, size = x & 0x7fffffff;
   if (size > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (size >> 13 & 0x1ff)); /* quiet NaN */

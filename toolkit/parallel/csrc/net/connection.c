@@ -9,126 +9,126 @@
 #include "net/connection.h"
 #include "group/fault_point.h"
 
-#define BATCH 8              /* frames of one system call */
-#define VISIT (8u << 20)     /* bytes of one visit: others have a turn as well */
+#define BATCH 8          /* frames of one system call */
+#define VISIT (8u << 20) /* bytes of one visit: others have a turn as well */
 
-struct mc_link *mc_link_new(struct mc_chan *ch, uint32_t peer, bool accepted) {
-  struct mc_link **row = accepted ? ch->taken : ch->made;
+struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted) {
+  struct mc_conn **row = accepted ? loop->incoming : loop->outgoing;
   if (row[peer]) return row[peer];
-  struct mc_link *l = calloc(1, sizeof *l);
-  if (!l) return NULL;
-  l->fd = -1, l->peer = peer, l->accepted = accepted;
-  l->next = ch->links, ch->links = l, ch->link_count++;
-  row[peer] = l;
-  return l;
+  struct mc_conn *conn = calloc(1, sizeof *conn);
+  if (!conn) return NULL;
+  conn->fd = -1, conn->peer = peer, conn->accepted = accepted;
+  conn->next = loop->conns, loop->conns = conn, loop->conn_count++;
+  row[peer] = conn;
+  return conn;
 }
 
-void mc_link_up(struct mc_chan *ch, struct mc_link *l, int fd, const struct mc_hello *hello) {
-  if (l->fd >= 0 && l->fd != fd) close(l->fd); /* it was watched */
-  l->fd = fd, l->state = MC_LINK_UP, l->why = 0, l->refused_ns = 0;
-  if (l->accepted) mc_frame_keys(ch->c, hello, l->recv_key, l->send_key);
-  else mc_frame_keys(ch->c, hello, l->send_key, l->recv_key);
+void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello) {
+  if (conn->fd >= 0 && conn->fd != fd) close(conn->fd); /* it was watched */
+  conn->fd = fd, conn->state = MC_CONN_UP, conn->why = 0, conn->refused_ns = 0;
+  if (conn->accepted) mc_frame_keys(loop->c, hello, conn->recv_key, conn->send_key);
+  else mc_frame_keys(loop->c, hello, conn->send_key, conn->recv_key);
 }
 
-void mc_link_anew(struct mc_link *l) {
-  if (l->fd >= 0) close(l->fd);
-  l->fd = -1, l->state = MC_LINK_NONE, l->ended = l->settled = l->bye = false;
-  l->lost_ns = 0, l->ahead_at = l->ahead_end = 0, l->phase = MC_HEADER;
+void mc_conn_reset(struct mc_conn *conn) {
+  if (conn->fd >= 0) close(conn->fd);
+  conn->fd = -1, conn->state = MC_CONN_NONE, conn->ended = conn->handled = conn->goodbye = false;
+  conn->lost_ns = 0, conn->read_at = conn->read_end = 0, conn->phase = MC_HEADER;
 }
 
-void mc_link_free(struct mc_link *l) {
-  if (l->fd >= 0) close(l->fd);
-  while (l->want_first) {
-    struct mc_want *want = l->want_first;
-    l->want_first = want->next;
-    free(want);
+void mc_conn_free(struct mc_conn *conn) {
+  if (conn->fd >= 0) close(conn->fd);
+  while (conn->recv_first) {
+    struct mc_posted_recv *posted = conn->recv_first;
+    conn->recv_first = posted->next;
+    free(posted);
   }
-  while (l->first) {
-    struct mc_out *out = l->first;
-    l->first = out->next;
+  while (conn->first) {
+    struct mc_send_desc *out = conn->first;
+    conn->first = out->next;
     free(out->owned);
     free(out);
   }
-  free(l->ahead), free(l->word), free(l->missing);
-  free(l);
+  free(conn->read_buffer), free(conn->control), free(conn->missing);
+  free(conn);
 }
 
-struct mc_out *mc_out_new(struct mc_chan *ch, uint8_t kind, const void *data, uint64_t bytes) {
-  struct mc_out *out = ch->spare_outs;
-  if (out) ch->spare_outs = out->next;
+struct mc_send_desc *mc_send_desc_new(struct mc_loop *loop, uint8_t kind, const void *data, uint64_t bytes) {
+  struct mc_send_desc *out = loop->spare_sends;
+  if (out) loop->spare_sends = out->next;
   else if (!(out = malloc(sizeof *out))) return NULL;
-  *out = (struct mc_out){.data = data, .left = sizeof out->frame + bytes};
+  *out = (struct mc_send_desc){.data = data, .left = sizeof out->frame + bytes};
   out->frame = (struct mc_frame){.magic = MC_FRAME_MAGIC, .kind = kind, .bytes = bytes};
   return out;
 }
 
-void mc_out_free(struct mc_chan *ch, struct mc_out *out) {
+void mc_send_desc_free(struct mc_loop *loop, struct mc_send_desc *out) {
   free(out->owned), out->owned = NULL;
-  out->next = ch->spare_outs, ch->spare_outs = out;
+  out->next = loop->spare_sends, loop->spare_sends = out;
 }
 
-void mc_link_queue(struct mc_link *l, struct mc_out *out) {
+void mc_conn_queue(struct mc_conn *conn, struct mc_send_desc *out) {
   out->next = NULL;
-  if (l->last) l->last->next = out;
-  else l->first = out;
-  l->last = out;
+  if (conn->last) conn->last->next = out;
+  else conn->first = out;
+  conn->last = out;
 }
 
 /* Takes what has not begun to go out of the queue; `also_begun`: that as well, nothing more is sent. */
-void mc_link_drop_queue(struct mc_chan *ch, struct mc_link *l, bool also_begun) {
-  struct mc_out *out = l->first;
+void mc_conn_drop_queue(struct mc_loop *loop, struct mc_conn *conn, bool also_begun) {
+  struct mc_send_desc *out = conn->first;
   const bool begun = out && out->left < sizeof out->frame + out->frame.bytes;
   if (begun && !also_begun) {
     out = out->next;
-    l->first->next = NULL, l->last = l->first;
+    conn->first->next = NULL, conn->last = conn->first;
   } else {
-    l->first = l->last = NULL;
+    conn->first = conn->last = NULL;
   }
   while (out) {
-    struct mc_out *next = out->next;
-    if (out->frame.kind == MC_PRESENT) l->word_queued = false;
-    if (out->sealed) l->send_index--; /* its number is free again: sealed ones are the first of the row */
-    mc_out_free(ch, out);
+    struct mc_send_desc *next = out->next;
+    if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
+    if (out->has_mac) conn->send_index--; /* its number is free again: sealed ones are the first of the row */
+    mc_send_desc_free(loop, out);
     out = next;
   }
 }
 
-void mc_link_lost(struct mc_link *l, int error) {
-  if (l->state == MC_LINK_GONE) return;
-  if (l->fd >= 0) close(l->fd);
-  l->fd = -1, l->state = MC_LINK_GONE, l->ended = true;
-  l->lost_ns = mc_now_ns(), l->why = error;
+void mc_conn_lost(struct mc_conn *conn, int error) {
+  if (conn->state == MC_CONN_GONE) return;
+  if (conn->fd >= 0) close(conn->fd);
+  conn->fd = -1, conn->state = MC_CONN_GONE, conn->ended = true;
+  conn->lost_ns = mc_now_ns(), conn->why = error;
 }
 
-static void seal(struct mc_chan *ch, struct mc_link *l, struct mc_out *out) {
-  if (out->sealed) return;
-  if (ch->c->tuning.checked && out->frame.bytes) out->frame.sum = mc_frame_sum(out->data, out->frame.bytes);
-  mc_seal(&out->frame, l->send_key, l->send_index++);
-  out->sealed = true;
+static void set_mac(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
+  if (out->has_mac) return;
+  if (loop->c->tuning.checked && out->frame.bytes) out->frame.sum = mc_frame_sum(out->data, out->frame.bytes);
+  mc_frame_set_mac(&out->frame, conn->send_key, conn->send_index++);
+  out->has_mac = true;
 }
 
-static void finish_sent(struct mc_chan *ch, struct mc_link *l, uint64_t sent) {
-  while (l->first && sent) {
-    struct mc_out *out = l->first;
+static void finish_sent(struct mc_loop *loop, struct mc_conn *conn, uint64_t sent) {
+  while (conn->first && sent) {
+    struct mc_send_desc *out = conn->first;
     const uint64_t part = sent < out->left ? sent : out->left;
     out->left -= part, sent -= part;
     if (out->left) return;
-    l->first = out->next;
-    if (!l->first) l->last = NULL;
-    if (out->frame.kind == MC_PRESENT) l->word_queued = false;
-    else if (out->frame.kind == MC_DATA) ch->taker->sent(ch, l, out);
-    mc_out_free(ch, out);
+    conn->first = out->next;
+    if (!conn->first) conn->last = NULL;
+    if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
+    else if (out->frame.kind == MC_DATA) loop->handler->on_send_done(loop, conn, out);
+    mc_send_desc_free(loop, out);
   }
 }
 
-void mc_link_send(struct mc_chan *ch, struct mc_link *l) {
+void mc_conn_send(struct mc_loop *loop, struct mc_conn *conn) {
   uint64_t visit = 0;
-  while (l->state == MC_LINK_UP && l->first && visit < VISIT) {
+  while (conn->state == MC_CONN_UP && conn->first && visit < VISIT) {
     struct iovec pieces[2 * BATCH];
     size_t count = 0;
     uint64_t asked = 0;
-    for (struct mc_out *out = l->first; out && count + 2 <= 2 * BATCH && asked < VISIT; out = out->next) {
-      seal(ch, l, out);
+    for (struct mc_send_desc *out = conn->first; out && count + 2 <= 2 * BATCH && asked < VISIT; out = out->next) {
+      set_mac(loop, conn, out);
       const uint64_t body = out->frame.bytes, head = out->left > body ? out->left - body : 0;
       if (head) {
         pieces[count].iov_base = (uint8_t *)&out->frame + (sizeof out->frame - head);
@@ -141,20 +141,20 @@ void mc_link_send(struct mc_chan *ch, struct mc_link *l) {
       asked += out->left;
     }
     const struct msghdr message = {.msg_iov = pieces, .msg_iovlen = count};
-    const ssize_t sent = sendmsg(l->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && mc_would_block(errno)) return;
     if (sent <= 0) { /* what it sent before it went may tell why */
-      l->why = sent < 0 ? errno : EPIPE;
-      mc_link_slurp(ch, l);
+      conn->why = sent < 0 ? errno : EPIPE;
+      mc_conn_drain(loop, conn);
       return;
     }
     visit += (uint64_t)sent;
-    ch->moved = true;
+    loop->moved = true;
     if ((uint64_t)sent < asked) MC_FAULT_POINT(frames_part_sent);
     else MC_FAULT_POINT(frames_sent);
-    __atomic_fetch_add(&ch->c->stats.sent_bytes, (uint64_t)sent, __ATOMIC_RELAXED);
-    finish_sent(ch, l, (uint64_t)sent);
+    __atomic_fetch_add(&loop->c->stats.sent_bytes, (uint64_t)sent, __ATOMIC_RELAXED);
+    finish_sent(loop, conn, (uint64_t)sent);
     if ((uint64_t)sent < asked) return; /* full */
   }
 }

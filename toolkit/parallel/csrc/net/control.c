@@ -1,4 +1,4 @@
-/* Words between nodes: who is here and misses whom, verdicts, good-byes. They queue behind frames that
+/* Words between nodes: who is here and misses whom, errors, goodbyes. They queue behind frames that
  * have begun to go out and never wait for room. */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -7,113 +7,113 @@
 #include "net/connection.h"
 #include "group/fault_point.h"
 
-static bool say(struct mc_chan *ch, struct mc_link *l, uint8_t kind, const void *payload, size_t bytes,
+static bool say(struct mc_loop *loop, struct mc_conn *conn, uint8_t kind, const void *payload, size_t bytes,
                 bool of_call) {
-  struct mc_out *out = mc_out_new(ch, kind, NULL, bytes);
+  struct mc_send_desc *out = mc_send_desc_new(loop, kind, NULL, bytes);
   if (!out) return false;
   if (bytes) {
     out->owned = malloc(bytes);
     if (!out->owned) {
-      mc_out_free(ch, out);
+      mc_send_desc_free(loop, out);
       return false;
     }
     memcpy(out->owned, payload, bytes);
     out->data = out->owned;
   }
-  if (of_call) mc_frame_call(&out->frame, ch->c);
-  mc_link_queue(l, out);
-  mc_link_send(ch, l);
+  if (of_call) mc_frame_call(&out->frame, loop->c);
+  mc_conn_queue(conn, out);
+  mc_conn_send(loop, conn);
   return true;
 }
 
-void mc_word_present(struct mc_chan *ch, const uint8_t *marks) {
-  struct mc_run_of runs[MC_WORD_RUNS];
-  const size_t count = mc_marks_pack(marks, ch->c->size, runs, MC_WORD_RUNS);
-  for (struct mc_link *l = ch->links; l; l = l->next) {
-    if (l->state != MC_LINK_UP || l->word_queued) continue;
-    l->word_queued = true; /* cleared when it is out; before `say`, which may send it at once */
-    if (!say(ch, l, MC_PRESENT, runs, count * sizeof runs[0], true)) l->word_queued = false;
-    MC_FAULT_POINT(present_said);
+void mc_control_heartbeat(struct mc_loop *loop, const uint8_t *rank_status) {
+  struct mc_run_of runs[MC_CONTROL_RUNS];
+  const size_t count = mc_rank_status_pack(rank_status, loop->c->size, runs, MC_CONTROL_RUNS);
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    if (conn->state != MC_CONN_UP || conn->heartbeat_queued) continue;
+    conn->heartbeat_queued = true; /* cleared when it is out; before `say`, which may send it at once */
+    if (!say(loop, conn, MC_HEARTBEAT, runs, count * sizeof runs[0], true)) conn->heartbeat_queued = false;
+    MC_FAULT_POINT(heartbeat_sent);
   }
 }
 
-void mc_word_fail(struct mc_chan *ch, const struct mc_failure *failure) {
-  struct { struct mc_verdict_word word; struct mc_run_of runs[MC_WORD_RUNS]; } payload;
-  payload.word = (struct mc_verdict_word){
+void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure) {
+  struct { struct mc_error_message message; struct mc_run_of runs[MC_CONTROL_RUNS]; } payload;
+  payload.message = (struct mc_error_message){
       .code = failure->code, .sys_errno = failure->sys_errno, .rank = failure->rank,
-      .told_by = failure->told_by >= 0 ? failure->told_by : (int32_t)ch->c->rank,
+      .reported_by = failure->reported_by >= 0 ? failure->reported_by : (int32_t)loop->c->rank,
       .waited_s = failure->waited_s, .mine = failure->mine, .other = failure->other};
-  const size_t count = mc_marks_pack(failure->marks, ch->c->size, payload.runs, MC_WORD_RUNS);
-  const size_t bytes = sizeof payload.word + count * sizeof payload.runs[0];
-  for (struct mc_link *l = ch->links; l; l = l->next) {
-    if (l->state != MC_LINK_UP) continue;
-    mc_link_drop_queue(ch, l, false);
-    const bool said = say(ch, l, MC_FAIL, &payload, bytes, false);
-    MC_FAULT_POINT(verdict_told);
-    if (l->state == MC_LINK_UP && (!said || l->first)) { /* no room: the end of the connection must tell */
-      shutdown(l->fd, SHUT_WR);
-      mc_link_drop_queue(ch, l, true);
-      mc_link_lost(l, 0);
+  const size_t count = mc_rank_status_pack(failure->rank_status, loop->c->size, payload.runs, MC_CONTROL_RUNS);
+  const size_t bytes = sizeof payload.message + count * sizeof payload.runs[0];
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    if (conn->state != MC_CONN_UP) continue;
+    mc_conn_drop_queue(loop, conn, false);
+    const bool said = say(loop, conn, MC_ABORT, &payload, bytes, false);
+    MC_FAULT_POINT(error_propagated);
+    if (conn->state == MC_CONN_UP && (!said || conn->first)) { /* no room: the end of the connection must tell */
+      shutdown(conn->fd, SHUT_WR);
+      mc_conn_drop_queue(loop, conn, true);
+      mc_conn_lost(conn, 0);
     }
   }
 }
 
-void mc_word_bye(struct mc_chan *ch) {
-  for (struct mc_link *l = ch->links; l; l = l->next)
-    if (l->state == MC_LINK_UP && say(ch, l, MC_BYE, NULL, 0, false)) MC_FAULT_POINT(bye_said);
+void mc_control_goodbye(struct mc_loop *loop) {
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next)
+    if (conn->state == MC_CONN_UP && say(loop, conn, MC_GOODBYE, NULL, 0, false)) MC_FAULT_POINT(goodbye_sent);
 }
 
-static void take_verdict(struct mc_chan *ch, const struct mc_link *l, const uint8_t *payload) {
-  struct mc_verdict_word word;
-  struct mc_run_of runs[MC_WORD_RUNS];
-  if (l->frame.bytes < sizeof word || ch->told_by_peer) return;
-  memcpy(&word, payload, sizeof word);
-  size_t count = (l->frame.bytes - sizeof word) / sizeof runs[0];
-  if (count > MC_WORD_RUNS) count = MC_WORD_RUNS;
-  memcpy(runs, payload + sizeof word, count * sizeof runs[0]);
-  memset(ch->told_marks, MC_HERE, ch->c->size);
-  mc_marks_unpack(runs, count, ch->told_marks, ch->c->size);
-  const bool in_group = word.rank >= 0 && (uint32_t)word.rank < ch->c->size;
-  ch->told_failure = (struct mc_failure){
-      .code = word.code > MC_EINVAL && word.code <= MC_ECLOSED ? word.code : MC_ENET,
-      .sys_errno = word.sys_errno, .rank = in_group ? word.rank : -1,
-      .told_by = word.told_by >= 0 && (uint32_t)word.told_by < ch->c->size ? word.told_by : (int32_t)l->peer,
-      .waited_s = word.waited_s, .mine = word.mine, .other = word.other, .marks = ch->told_marks};
-  ch->told_by_peer = true, ch->told_ns = mc_now_ns();
+static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uint8_t *payload) {
+  struct mc_error_message message;
+  struct mc_run_of runs[MC_CONTROL_RUNS];
+  if (conn->frame.bytes < sizeof message || loop->has_report) return;
+  memcpy(&message, payload, sizeof message);
+  size_t count = (conn->frame.bytes - sizeof message) / sizeof runs[0];
+  if (count > MC_CONTROL_RUNS) count = MC_CONTROL_RUNS;
+  memcpy(runs, payload + sizeof message, count * sizeof runs[0]);
+  memset(loop->reported_status, MC_HERE, loop->c->size);
+  mc_rank_status_unpack(runs, count, loop->reported_status, loop->c->size);
+  const bool in_group = message.rank >= 0 && (uint32_t)message.rank < loop->c->size;
+  loop->reported = (struct mc_failure){
+      .code = message.code > MC_EINVAL && message.code <= MC_ECLOSED ? message.code : MC_ENET,
+      .sys_errno = message.sys_errno, .rank = in_group ? message.rank : -1,
+      .reported_by = message.reported_by >= 0 && (uint32_t)message.reported_by < loop->c->size ? message.reported_by : (int32_t)conn->peer,
+      .waited_s = message.waited_s, .mine = message.mine, .other = message.other, .rank_status = loop->reported_status};
+  loop->has_report = true, loop->reported_ns = mc_now_ns();
 }
 
 /* Whether the call a word speaks of is another one here, now or among the last that have ended. */
 static bool differs(const struct mc_comm *c, const struct mc_frame *frame) {
-  if (frame->seq == c->desc.seq) return frame->sign != c->call_sign;
+  if (frame->seq == c->desc.seq) return frame->fingerprint != c->call_fingerprint;
   const struct mc_desc theirs = mc_desc_of(frame), *mine = &c->records[frame->seq % MC_RECORDS].what;
   return mine->seq == frame->seq && frame->seq < c->desc.seq && memcmp(mine, &theirs, sizeof theirs) != 0;
 }
 
-static void take_presence(struct mc_chan *ch, struct mc_link *l, const uint8_t *payload) {
-  const struct mc_comm *c = ch->c;
-  if (l->frame.seq > l->heard_seq) l->heard_seq = l->frame.seq;
-  if (ch->fault.code == MC_OK && differs(c, &l->frame))
-    ch->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)l->peer, .mark = MC_DIFFERENT,
-                                  .has_other = true, .other = mc_desc_of(&l->frame)};
-  free(l->missing);
-  l->missing_count = l->frame.bytes / sizeof *l->missing;
-  l->missing = malloc(l->missing_count * sizeof *l->missing + 1);
-  l->word_seq = l->frame.seq;
-  if (!l->missing) l->missing_count = 0;
-  else memcpy(l->missing, payload, l->missing_count * sizeof *l->missing);
+static void on_heartbeat(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload) {
+  const struct mc_comm *c = loop->c;
+  if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
+  if (loop->fault.code == MC_OK && differs(c, &conn->frame))
+    loop->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)conn->peer, .status = MC_DIFFERENT,
+                                  .has_other = true, .other = mc_desc_of(&conn->frame)};
+  free(conn->missing);
+  conn->missing_count = conn->frame.bytes / sizeof *conn->missing;
+  conn->missing = malloc(conn->missing_count * sizeof *conn->missing + 1);
+  conn->heartbeat_seq = conn->frame.seq;
+  if (!conn->missing) conn->missing_count = 0;
+  else memcpy(conn->missing, payload, conn->missing_count * sizeof *conn->missing);
 }
 
-void mc_word_read(struct mc_chan *ch, struct mc_link *l, const uint8_t *payload) {
-  switch (l->frame.kind) {
-    case MC_PRESENT: take_presence(ch, l, payload); break;
-    case MC_FAIL: take_verdict(ch, l, payload); break;
-    case MC_BYE: l->bye = true; break;
+void mc_control_read(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload) {
+  switch (conn->frame.kind) {
+    case MC_HEARTBEAT: on_heartbeat(loop, conn, payload); break;
+    case MC_ABORT: on_abort(loop, conn, payload); break;
+    case MC_GOODBYE: conn->goodbye = true; break;
     default: break;
   }
 }
 
-bool mc_missed_by(const struct mc_link *l, uint64_t seq, uint8_t *marks, uint32_t size) {
-  if (l->word_seq != seq) return false;
-  mc_marks_unpack(l->missing, l->missing_count, marks, size);
+bool mc_missed_by(const struct mc_conn *conn, uint64_t seq, uint8_t *rank_status, uint32_t size) {
+  if (conn->heartbeat_seq != seq) return false;
+  mc_rank_status_unpack(conn->missing, conn->missing_count, rank_status, size);
   return true;
 }

@@ -1,4 +1,4 @@
-/* A channel: its links and tickets, one poll over all of them. */
+/* A channel: its connections and tickets, one poll over all of them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/sockios.h>
@@ -11,163 +11,163 @@
 #include <unistd.h>
 #include "net/connection.h"
 
-int mc_channel_open(struct mc_chan *ch, struct mc_net *n, uint32_t which, const struct mc_taker *taker) {
+int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const struct mc_handler *handler) {
   const uint32_t size = n->c->size;
-  ch->net = n, ch->c = n->c, ch->which = which, ch->taker = taker;
-  ch->done_base = ch->done_next = 1; /* ticket 0: none */
-  ch->made = calloc(size, sizeof(struct mc_link *));
-  ch->taken = which == MC_NET_COLLECTIVE ? ch->made : calloc(size, sizeof(struct mc_link *));
-  ch->marks = calloc(size, 1);
-  ch->told_marks = calloc(size, 1);
-  ch->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (!ch->made || !ch->taken || !ch->marks || !ch->told_marks) return MC_EMEM;
-  return ch->wake_fd < 0 ? MC_ESYS : MC_OK;
+  loop->net = n, loop->c = n->c, loop->which = which, loop->handler = handler;
+  loop->done_base = loop->done_next = 1; /* ticket 0: none */
+  loop->outgoing = calloc(size, sizeof(struct mc_conn *));
+  loop->incoming = which == MC_NET_COLLECTIVE ? loop->outgoing : calloc(size, sizeof(struct mc_conn *));
+  loop->rank_status = calloc(size, 1);
+  loop->reported_status = calloc(size, 1);
+  loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (!loop->outgoing || !loop->incoming || !loop->rank_status || !loop->reported_status) return MC_EMEM;
+  return loop->wake_fd < 0 ? MC_ESYS : MC_OK;
 }
 
-void mc_channel_close(struct mc_chan *ch) {
-  while (ch->links) {
-    struct mc_link *l = ch->links;
-    ch->links = l->next;
-    mc_link_free(l);
+void mc_loop_close(struct mc_loop *loop) {
+  while (loop->conns) {
+    struct mc_conn *conn = loop->conns;
+    loop->conns = conn->next;
+    mc_conn_free(conn);
   }
-  while (ch->spare_outs) {
-    struct mc_out *out = ch->spare_outs;
-    ch->spare_outs = out->next;
+  while (loop->spare_sends) {
+    struct mc_send_desc *out = loop->spare_sends;
+    loop->spare_sends = out->next;
     free(out);
   }
-  while (ch->spare_wants) {
-    struct mc_want *want = ch->spare_wants;
-    ch->spare_wants = want->next;
-    free(want);
+  while (loop->spare_recvs) {
+    struct mc_posted_recv *posted = loop->spare_recvs;
+    loop->spare_recvs = posted->next;
+    free(posted);
   }
-  while (ch->handed) {
-    struct mc_handed *handed = ch->handed;
-    ch->handed = handed->next;
+  while (loop->handed) {
+    struct mc_handed *handed = loop->handed;
+    loop->handed = handed->next;
     close(handed->fd);
     free(handed);
   }
-  if (ch->taken != ch->made) free(ch->taken);
-  free(ch->made), free(ch->marks), free(ch->told_marks), free(ch->polls), free(ch->polled);
-  free(ch->done), free(ch->scratch);
-  if (ch->wake_fd >= 0) close(ch->wake_fd);
+  if (loop->incoming != loop->outgoing) free(loop->incoming);
+  free(loop->outgoing), free(loop->rank_status), free(loop->reported_status), free(loop->polls), free(loop->polled);
+  free(loop->done), free(loop->scratch);
+  if (loop->wake_fd >= 0) close(loop->wake_fd);
 }
 
-void mc_channel_wake(struct mc_chan *ch) {
+void mc_loop_wake(struct mc_loop *loop) {
   const uint64_t one = 1;
   ssize_t wrote;
-  do wrote = write(ch->wake_fd, &one, sizeof one);
+  do wrote = write(loop->wake_fd, &one, sizeof one);
   while (wrote < 0 && errno == EINTR);
 }
 
-void mc_channel_push(struct mc_chan *ch) {
+void mc_loop_push(struct mc_loop *loop) {
   const uint64_t now = mc_now_ns();
-  for (struct mc_link *l = ch->links; l; l = l->next) {
-    if (l->state == MC_LINK_DIAL && now >= l->retry_ns) mc_dial_move(ch, l);
-    if (l->state == MC_LINK_UP && l->first) mc_link_send(ch, l);
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    if (conn->state == MC_CONN_RETRY && now >= conn->retry_ns) mc_connect_step(loop, conn);
+    if (conn->state == MC_CONN_UP && conn->first) mc_conn_send(loop, conn);
   }
 }
 
-uint64_t mc_channel_due(struct mc_chan *ch, uint64_t now) {
+uint64_t mc_loop_due(struct mc_loop *loop, uint64_t now) {
   uint64_t due = now + MC_SLICE_NS;
-  for (const struct mc_link *l = ch->links; l; l = l->next)
-    if (l->state == MC_LINK_DIAL && l->retry_ns < due) due = l->retry_ns;
+  for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next)
+    if (conn->state == MC_CONN_RETRY && conn->retry_ns < due) due = conn->retry_ns;
   return due > now ? due - now : 0;
 }
 
-static short events_of(const struct mc_link *l) {
-  switch (l->state) {
-    case MC_LINK_CONNECTING: return POLLOUT;
-    case MC_LINK_ANSWER: case MC_LINK_WELCOME: case MC_LINK_WATCHED: return POLLIN;
-    case MC_LINK_UP:
-      return (short)(POLLRDHUP | (l->phase == MC_HELD || l->broken ? 0 : POLLIN) | (l->first ? POLLOUT : 0));
+static short events_of(const struct mc_conn *conn) {
+  switch (conn->state) {
+    case MC_CONN_CONNECTING: return POLLOUT;
+    case MC_CONN_SERVER_HELLO: case MC_CONN_ACCEPTED: case MC_CONN_WATCHED: return POLLIN;
+    case MC_CONN_UP:
+      return (short)(POLLRDHUP | (conn->phase == MC_HELD || conn->faulty ? 0 : POLLIN) | (conn->first ? POLLOUT : 0));
     default: return 0;
   }
 }
 
-uint32_t mc_channel_polls(struct mc_chan *ch) {
-  if (ch->poll_room < ch->link_count + 2) {
-    const uint32_t room = (ch->link_count + 2) * 2;
-    struct pollfd *polls = realloc(ch->polls, room * sizeof *polls);
-    if (polls) ch->polls = polls;
-    struct mc_link **polled = realloc(ch->polled, room * sizeof *polled);
-    if (polled) ch->polled = polled;
-    if (!polls || !polled) return ch->poll_count = 0;
-    ch->poll_room = room;
+uint32_t mc_loop_polls(struct mc_loop *loop) {
+  if (loop->poll_room < loop->conn_count + 2) {
+    const uint32_t room = (loop->conn_count + 2) * 2;
+    struct pollfd *polls = realloc(loop->polls, room * sizeof *polls);
+    if (polls) loop->polls = polls;
+    struct mc_conn **polled = realloc(loop->polled, room * sizeof *polled);
+    if (polled) loop->polled = polled;
+    if (!polls || !polled) return loop->poll_count = 0;
+    loop->poll_room = room;
   }
-  ch->polls[0] = (struct pollfd){.fd = ch->wake_fd, .events = POLLIN};
-  ch->polls[1] = (struct pollfd){.fd = ch->net->door.poll_fd, .events = POLLIN};
+  loop->polls[0] = (struct pollfd){.fd = loop->wake_fd, .events = POLLIN};
+  loop->polls[1] = (struct pollfd){.fd = loop->net->listener.poll_fd, .events = POLLIN};
   uint32_t count = 2;
-  for (struct mc_link *l = ch->links; l; l = l->next) {
-    const short events = events_of(l);
-    if (!events || l->fd < 0) continue;
-    ch->polled[count] = l;
-    ch->polls[count++] = (struct pollfd){.fd = l->fd, .events = events};
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    const short events = events_of(conn);
+    if (!events || conn->fd < 0) continue;
+    loop->polled[count] = conn;
+    loop->polls[count++] = (struct pollfd){.fd = conn->fd, .events = events};
   }
-  return ch->poll_count = count;
+  return loop->poll_count = count;
 }
 
-static void answer(struct mc_chan *ch, struct mc_link *l, short said) {
-  if (l->state != MC_LINK_UP) {
-    mc_dial_move(ch, l);
+static void answer(struct mc_loop *loop, struct mc_conn *conn, short said) {
+  if (conn->state != MC_CONN_UP) {
+    mc_connect_step(loop, conn);
     return;
   }
-  if (said & POLLOUT) mc_link_send(ch, l);
-  if ((said & POLLIN) && l->state == MC_LINK_UP) mc_link_read(ch, l);
-  if ((said & (POLLRDHUP | POLLHUP | POLLERR)) && l->state == MC_LINK_UP) mc_link_slurp(ch, l);
+  if (said & POLLOUT) mc_conn_send(loop, conn);
+  if ((said & POLLIN) && conn->state == MC_CONN_UP) mc_conn_read(loop, conn);
+  if ((said & (POLLRDHUP | POLLHUP | POLLERR)) && conn->state == MC_CONN_UP) mc_conn_drain(loop, conn);
 }
 
-void mc_channel_polled(struct mc_chan *ch) {
-  if (!ch->poll_count) return;
-  if (ch->polls[0].revents) {
+void mc_loop_polled(struct mc_loop *loop) {
+  if (!loop->poll_count) return;
+  if (loop->polls[0].revents) {
     uint64_t times;
-    while (read(ch->wake_fd, &times, sizeof times) < 0 && errno == EINTR) {}
+    while (read(loop->wake_fd, &times, sizeof times) < 0 && errno == EINTR) {}
   }
   const uint64_t now = mc_now_ns();
-  if (ch->polls[1].revents || now - ch->door_ns > MC_SLICE_NS) { /* it also ends slow hellos */
-    ch->door_ns = now;
-    mc_door_look(ch->net);
+  if (loop->polls[1].revents || now - loop->listener_ns > MC_SLICE_NS) { /* it also ends slow hellos */
+    loop->listener_ns = now;
+    mc_listener_poll(loop->net);
   }
-  for (uint32_t i = 2; i < ch->poll_count; i++)
-    if (ch->polls[i].revents && ch->polls[i].fd == ch->polled[i]->fd) answer(ch, ch->polled[i], ch->polls[i].revents);
-  mc_door_fetch(ch);
+  for (uint32_t i = 2; i < loop->poll_count; i++)
+    if (loop->polls[i].revents && loop->polls[i].fd == loop->polled[i]->fd) answer(loop, loop->polled[i], loop->polls[i].revents);
+  mc_listener_fetch(loop);
 }
 
 /* All sent is acknowledged by the other hosts, or the time is up. What comes meanwhile is dropped: a socket
  * closed with bytes unread resets the connection, and what is still on its way would be lost. */
-void mc_channel_flush(struct mc_chan *ch, uint64_t until_ns) {
+void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
   uint8_t drop[4096];
   for (;;) {
     bool busy = false;
-    for (struct mc_link *l = ch->links; l; l = l->next) {
+    for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
       int unsent = 0;
-      if (l->state != MC_LINK_UP) continue;
-      mc_link_send(ch, l);
-      if (l->state != MC_LINK_UP) continue;
-      for (unsigned i = 0; i < 256 && recv(l->fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {}
-      if (l->first || (ioctl(l->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
+      if (conn->state != MC_CONN_UP) continue;
+      mc_conn_send(loop, conn);
+      if (conn->state != MC_CONN_UP) continue;
+      for (unsigned i = 0; i < 256 && recv(conn->fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {}
+      if (conn->first || (ioctl(conn->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
     }
     if (!busy || mc_now_ns() >= until_ns) return;
     poll(NULL, 0, 1);
   }
 }
 
-uint64_t mc_ticket_new(struct mc_chan *ch) {
-  if (ch->done_next - ch->done_base == ch->done_room) {
-    const uint64_t room = ch->done_room ? ch->done_room * 2 : 256;
+uint64_t mc_ticket_new(struct mc_loop *loop) {
+  if (loop->done_next - loop->done_base == loop->done_room) {
+    const uint64_t room = loop->done_room ? loop->done_room * 2 : 256;
     uint8_t *done = calloc(room, 1);
     if (!done) return 0;
-    for (uint64_t t = ch->done_base; t < ch->done_next; t++) done[t & (room - 1)] = ch->done[t & (ch->done_room - 1)];
-    free(ch->done);
-    ch->done = done, ch->done_room = room;
+    for (uint64_t t = loop->done_base; t < loop->done_next; t++) done[t & (room - 1)] = loop->done[t & (loop->done_room - 1)];
+    free(loop->done);
+    loop->done = done, loop->done_room = room;
   }
-  ch->done[ch->done_next & (ch->done_room - 1)] = 0;
-  ch->open++;
-  return ch->done_next++;
+  loop->done[loop->done_next & (loop->done_room - 1)] = 0;
+  loop->open++;
+  return loop->done_next++;
 }
 
-void mc_ticket_done(struct mc_chan *ch, uint64_t ticket) {
+void mc_ticket_done(struct mc_loop *loop, uint64_t ticket) {
   if (!ticket) return;
-  ch->done[ticket & (ch->done_room - 1)] = 1;
-  ch->open--;
-  while (ch->done_base < ch->done_next && ch->done[ch->done_base & (ch->done_room - 1)]) ch->done_base++;
+  loop->done[ticket & (loop->done_room - 1)] = 1;
+  loop->open--;
+  while (loop->done_base < loop->done_next && loop->done[loop->done_base & (loop->done_room - 1)]) loop->done_base++;
 }

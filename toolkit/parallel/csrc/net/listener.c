@@ -1,4 +1,4 @@
-/* The listening side: whoever drives a channel also opens the door. Strangers cost at most MC_PENDING small
+/* The listening side: who drives a channel also opens the listener. Strangers cost at most MC_PENDING small
  * places and MC_HELLO_NS each; a rank that is put out by a crowd tries again. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,81 +15,81 @@ struct mc_pending {
   bool answered;
   uint64_t since_ns;
   size_t got;
-  uint8_t buffer[sizeof(struct mc_greeting)];
+  uint8_t buffer[sizeof(struct mc_client_hello)];
   struct mc_hello hello;
 };
 
-int mc_door_open(struct mc_net *n, int listen_fd) {
-  struct mc_door *door = &n->door;
-  door->listen_fd = listen_fd;
-  door->pending = calloc(MC_PENDING, sizeof *door->pending);
-  door->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-  if (!door->pending) return MC_EMEM;
-  for (uint32_t i = 0; i < MC_PENDING; i++) door->pending[i].fd = -1;
-  if (door->poll_fd < 0) return MC_ESYS;
+int mc_listener_open(struct mc_net *n, int listen_fd) {
+  struct mc_listener *listener = &n->listener;
+  listener->listen_fd = listen_fd;
+  listener->pending = calloc(MC_PENDING, sizeof *listener->pending);
+  listener->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+  if (!listener->pending) return MC_EMEM;
+  for (uint32_t i = 0; i < MC_PENDING; i++) listener->pending[i].fd = -1;
+  if (listener->poll_fd < 0) return MC_ESYS;
   if (listen_fd < 0) return MC_OK;
   struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = MC_PENDING}};
-  if (epoll_ctl(door->poll_fd, EPOLL_CTL_ADD, listen_fd, &event) != 0) return MC_ESYS;
-  door->listening = true;
+  if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, listen_fd, &event) != 0) return MC_ESYS;
+  listener->listening = true;
   return MC_OK;
 }
 
-static void put_out(struct mc_pending *p) {
+static void evict(struct mc_pending *p) {
   if (p->fd >= 0) close(p->fd); /* leaves the epoll set by itself */
   p->fd = -1;
 }
 
-void mc_door_close(struct mc_net *n) {
-  for (uint32_t i = 0; n->door.pending && i < MC_PENDING; i++) put_out(&n->door.pending[i]);
-  free(n->door.pending), n->door.pending = NULL;
-  if (n->door.listen_fd >= 0) close(n->door.listen_fd);
-  if (n->door.poll_fd >= 0) close(n->door.poll_fd);
-  n->door.listen_fd = n->door.poll_fd = -1;
+void mc_listener_close(struct mc_net *n) {
+  for (uint32_t i = 0; n->listener.pending && i < MC_PENDING; i++) evict(&n->listener.pending[i]);
+  free(n->listener.pending), n->listener.pending = NULL;
+  if (n->listener.listen_fd >= 0) close(n->listener.listen_fd);
+  if (n->listener.poll_fd >= 0) close(n->listener.poll_fd);
+  n->listener.listen_fd = n->listener.poll_fd = -1;
 }
 
 /* Where all are taken the oldest gives way, but not before it had its time: many ranks of a large group
  * come at once, and those wait in the kernel's backlog. */
-static struct mc_pending *a_place(struct mc_door *door) {
-  struct mc_pending *oldest = &door->pending[0];
+static struct mc_pending *free_slot(struct mc_listener *listener) {
+  struct mc_pending *oldest = &listener->pending[0];
   for (uint32_t i = 0; i < MC_PENDING; i++) {
-    if (door->pending[i].fd < 0) return &door->pending[i];
-    if (door->pending[i].since_ns < oldest->since_ns) oldest = &door->pending[i];
+    if (listener->pending[i].fd < 0) return &listener->pending[i];
+    if (listener->pending[i].since_ns < oldest->since_ns) oldest = &listener->pending[i];
   }
   if (mc_now_ns() - oldest->since_ns < MC_CROWDED_NS) return NULL;
-  put_out(oldest);
+  evict(oldest);
   return oldest;
 }
 
 /* With no place the listening socket is not looked at, or each wait would end at once. */
-static void listen_again(struct mc_door *door, bool on) {
-  if (door->listen_fd < 0 || door->listening == on) return;
+static void set_listening(struct mc_listener *listener, bool on) {
+  if (listener->listen_fd < 0 || listener->listening == on) return;
   struct epoll_event event = {.events = on ? EPOLLIN : 0u, .data = {.u32 = MC_PENDING}};
-  if (epoll_ctl(door->poll_fd, EPOLL_CTL_MOD, door->listen_fd, &event) == 0) door->listening = on;
+  if (epoll_ctl(listener->poll_fd, EPOLL_CTL_MOD, listener->listen_fd, &event) == 0) listener->listening = on;
 }
 
-static bool listen_to(struct mc_net *n, struct mc_pending *p);
+static bool read_hello(struct mc_net *n, struct mc_pending *p);
 
-static void let_in(struct mc_net *n) {
-  struct mc_door *door = &n->door;
+static void accept_pending(struct mc_net *n) {
+  struct mc_listener *listener = &n->listener;
   for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
-    struct mc_pending *p = a_place(door);
+    struct mc_pending *p = free_slot(listener);
     if (!p) {
-      listen_again(door, false);
+      set_listening(listener, false);
       return;
     }
-    const int fd = accept4(door->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return;
-    MC_FAULT_POINT(door_let_in);
+    MC_FAULT_POINT(listener_accepted);
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - door->pending)}};
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - listener->pending)}};
     /* its greeting is there as a rule: who looks only every 50 ms answers at once */
-    if (epoll_ctl(door->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !listen_to(n, p)) put_out(p);
+    if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(n, p)) evict(p);
   }
 }
 
-static bool one_of_ours(const struct mc_net *n, const struct mc_greeting *hello) {
+static bool is_for_this_rank(const struct mc_net *n, const struct mc_client_hello *hello) {
   const struct mc_comm *c = n->c;
   if (hello->magic != MC_HELLO_MAGIC || hello->abi != MC_ABI || hello->channel >= MC_NET_CHANNELS) return false;
   if (hello->to_rank != c->rank || hello->rank >= c->size || hello->rank == c->rank) return false;
@@ -102,52 +102,52 @@ static bool send_all(int fd, const void *data, size_t bytes) {
 }
 
 static bool answer(struct mc_net *n, struct mc_pending *p) {
-  memcpy(&p->hello.greeting, p->buffer, sizeof p->hello.greeting);
-  if (!one_of_ours(n, &p->hello.greeting)) return false;
+  memcpy(&p->hello.client, p->buffer, sizeof p->hello.client);
+  if (!is_for_this_rank(n, &p->hello.client)) return false;
   p->answered = true, p->got = 0;
-  if (p->hello.greeting.channel == MC_NET_ABORT) return true; /* its proof is there, and it may have gone */
-  struct mc_answer *mine = &p->hello.answer;
+  if (p->hello.client.channel == MC_NET_ABORT) return true; /* its proof is there, and it may have gone */
+  struct mc_server_hello *mine = &p->hello.server;
   mine->magic = MC_HELLO_MAGIC, mine->abi = MC_ABI, mine->rank = n->c->rank;
   if (!mc_random(mine->nonce, sizeof mine->nonce)) return false;
-  mc_answer_proof(n->c, &p->hello, mine->proof);
+  mc_server_hello_proof(n->c, &p->hello, mine->proof);
   const bool sent = send_all(p->fd, mine, sizeof *mine);
-  MC_FAULT_POINT(door_answered);
+  MC_FAULT_POINT(listener_answered);
   return sent;
 }
 
 /* The proof is there: the socket goes to the channel it asked for, or has said all with its hello. */
 static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   uint8_t proof[MC_PROOF];
-  mc_closing_proof(n->c, &p->hello, proof);
+  mc_client_finished_proof(n->c, &p->hello, proof);
   if (!mc_proves(proof, p->buffer)) return false;
-  if (p->hello.greeting.channel == MC_NET_ABORT) {
-    mc_abort_told(n->c, p->hello.greeting.rank);
+  if (p->hello.client.channel == MC_NET_ABORT) {
+    mc_abort_reported(n->c, p->hello.client.rank);
     MC_FAULT_POINT(abort_heard);
-    mc_welcome_proof(n->c, &p->hello, proof);
+    mc_accepted_proof(n->c, &p->hello, proof);
     send_all(p->fd, proof, sizeof proof);
     return false;
   }
   struct mc_handed *handed = malloc(sizeof *handed);
   if (!handed) return false;
-  mc_welcome_proof(n->c, &p->hello, proof);
+  mc_accepted_proof(n->c, &p->hello, proof);
   if (!send_all(p->fd, proof, sizeof proof)) {
     free(handed);
     return false;
   }
-  MC_FAULT_POINT(door_handed);
-  epoll_ctl(n->door.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
-  struct mc_chan *ch = &n->channels[p->hello.greeting.channel];
-  *handed = (struct mc_handed){.next = ch->handed, .fd = p->fd, .hello = p->hello};
-  __atomic_store_n(&ch->handed, handed, __ATOMIC_RELEASE);
+  MC_FAULT_POINT(listener_handed_over);
+  epoll_ctl(n->listener.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
+  struct mc_loop *loop = &n->channels[p->hello.client.channel];
+  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .hello = p->hello};
+  __atomic_store_n(&loop->handed, handed, __ATOMIC_RELEASE);
   p->fd = -1;
-  mc_channel_wake(ch);
+  mc_loop_wake(loop);
   return true;
 }
 
 /* false: not ours, or gone */
-static bool listen_to(struct mc_net *n, struct mc_pending *p) {
+static bool read_hello(struct mc_net *n, struct mc_pending *p) {
   for (;;) {
-    const size_t whole = p->answered ? sizeof(struct mc_closing) : sizeof(struct mc_greeting);
+    const size_t whole = p->answered ? sizeof(struct mc_client_finished) : sizeof(struct mc_client_hello);
     while (p->got < whole) { /* never reads beyond: frames follow */
       const ssize_t got = recv(p->fd, p->buffer + p->got, whole - p->got, MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
@@ -160,55 +160,55 @@ static bool listen_to(struct mc_net *n, struct mc_pending *p) {
   }
 }
 
-void mc_door_look(struct mc_net *n) {
-  struct mc_door *door = &n->door;
+void mc_listener_poll(struct mc_net *n) {
+  struct mc_listener *listener = &n->listener;
   struct epoll_event events[16];
-  if (pthread_mutex_trylock(&door->lock) != 0) return; /* the other channel is at it */
-  const int count = epoll_wait(door->poll_fd, events, 16, 0);
+  if (pthread_mutex_trylock(&listener->lock) != 0) return; /* the other channel is at it */
+  const int count = epoll_wait(listener->poll_fd, events, 16, 0);
   for (int i = 0; i < count; i++) {
     const uint32_t which = events[i].data.u32;
     if (which == MC_PENDING) {
-      let_in(n);
-    } else if (which < MC_PENDING && door->pending[which].fd >= 0) {
-      if (!listen_to(n, &door->pending[which])) put_out(&door->pending[which]);
+      accept_pending(n);
+    } else if (which < MC_PENDING && listener->pending[which].fd >= 0) {
+      if (!read_hello(n, &listener->pending[which])) evict(&listener->pending[which]);
     }
   }
   const uint64_t now = mc_now_ns();
   for (uint32_t i = 0; i < MC_PENDING; i++) {
-    if (door->pending[i].fd >= 0 && now - door->pending[i].since_ns > MC_HELLO_NS) put_out(&door->pending[i]);
+    if (listener->pending[i].fd >= 0 && now - listener->pending[i].since_ns > MC_HELLO_NS) evict(&listener->pending[i]);
   }
-  if (!door->listening && a_place(door)) listen_again(door, true);
-  pthread_mutex_unlock(&door->lock);
+  if (!listener->listening && free_slot(listener)) set_listening(listener, true);
+  pthread_mutex_unlock(&listener->lock);
 }
 
-bool mc_door_busy(struct mc_net *n) {
+bool mc_listener_is_busy(struct mc_net *n) {
   struct epoll_event event;
-  pthread_mutex_lock(&n->door.lock);
-  bool busy = epoll_wait(n->door.poll_fd, &event, 1, 0) > 0;
-  for (uint32_t i = 0; i < MC_PENDING && !busy; i++) busy = n->door.pending[i].fd >= 0;
-  pthread_mutex_unlock(&n->door.lock);
+  pthread_mutex_lock(&n->listener.lock);
+  bool busy = epoll_wait(n->listener.poll_fd, &event, 1, 0) > 0;
+  for (uint32_t i = 0; i < MC_PENDING && !busy; i++) busy = n->listener.pending[i].fd >= 0;
+  pthread_mutex_unlock(&n->listener.lock);
   return busy;
 }
 
-int mc_door_fetch(struct mc_chan *ch) {
-  if (!__atomic_load_n(&ch->handed, __ATOMIC_ACQUIRE)) return MC_OK;
-  pthread_mutex_lock(&ch->net->door.lock);
-  struct mc_handed *row = ch->handed;
-  __atomic_store_n(&ch->handed, NULL, __ATOMIC_RELAXED);
-  pthread_mutex_unlock(&ch->net->door.lock);
+int mc_listener_fetch(struct mc_loop *loop) {
+  if (!__atomic_load_n(&loop->handed, __ATOMIC_ACQUIRE)) return MC_OK;
+  pthread_mutex_lock(&loop->net->listener.lock);
+  struct mc_handed *row = loop->handed;
+  __atomic_store_n(&loop->handed, NULL, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&loop->net->listener.lock);
   int code = MC_OK;
   while (row) {
     struct mc_handed *handed = row;
     row = handed->next;
-    const uint32_t peer = handed->hello.greeting.rank;
-    struct mc_link *l = mc_link_new(ch, peer, true);
-    if (!l) code = MC_EMEM;
+    const uint32_t peer = handed->hello.client.rank;
+    struct mc_conn *conn = mc_conn_new(loop, peer, true);
+    if (!conn) code = MC_EMEM;
     /* A rank that has a connection makes a second only if the first broke before it carried anything. */
-    if (l && l->state == MC_LINK_GONE && !l->send_index && !l->recv_index && !l->broken) mc_link_anew(l);
-    if (!l || l->state >= MC_LINK_UP) close(handed->fd);
-    else mc_link_up(ch, l, handed->fd, &handed->hello), ch->moved = true;
+    if (conn && conn->state == MC_CONN_GONE && !conn->send_index && !conn->recv_index && !conn->faulty) mc_conn_reset(conn);
+    if (!conn || conn->state >= MC_CONN_UP) close(handed->fd);
+    else mc_conn_up(loop, conn, handed->fd, &handed->hello), loop->moved = true;
     free(handed);
-    MC_FAULT_POINT(door_taken);
+    MC_FAULT_POINT(listener_fetched);
   }
   return code;
 }

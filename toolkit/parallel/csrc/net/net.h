@@ -8,9 +8,9 @@
 enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS }; /* each has connections of its own */
 
 /* 0 or an errno value; after a failure listen_fd is still the caller's. */
-struct mc_taker;
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_taker *p2p);
-void mc_net_close(struct mc_comm *c); /* says good-bye where that does not block */
+struct mc_handler;
+int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p);
+void mc_net_close(struct mc_comm *c); /* says goodbye where that does not block */
 
 /* Collectives. Posts queue only; memory must stay as it is until done. Messages of a pair match in order;
  * each frame's header carries the call's sign, so that a peer in another call is a mismatch, not garbage. */
@@ -26,8 +26,8 @@ int mc_net_await(struct mc_comm *c, uint64_t ticket);
 /* For long waits inside the node (mc_look): reads words of other nodes, says "I am here, these local ranks
  * are not" to the peers that may wait for this rank. Never blocks. */
 int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
-/* Tells the verdict to all connected peers; waits for no more than connections that are being made (300 ms). */
-void mc_net_tell(struct mc_comm *c, const struct mc_failure *failure);
+/* Tells the error record to all connected peers; waits for no more than connections that are being made (300 ms). */
+void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure);
 /* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to
  * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one, also when
  * this rank has ended by then. */

@@ -5,93 +5,93 @@
 #include "net/connection.h"
 #include "group/fault_point.h"
 
-static void differs(struct mc_chan *ch, const struct mc_link *l) {
-  if (ch->fault.code != MC_OK) return;
-  ch->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)l->peer, .mark = MC_DIFFERENT,
-                                .has_other = true, .other = mc_desc_of(&l->frame)};
+static void differs(struct mc_loop *loop, const struct mc_conn *conn) {
+  if (loop->fault.code != MC_OK) return;
+  loop->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)conn->peer, .status = MC_DIFFERENT,
+                                .has_other = true, .other = mc_desc_of(&conn->frame)};
 }
 
 /* A frame nobody waits for: of a later call it may be, the peer is ahead. But what belongs to this call must
  * be of the same call, and what is left over from a call that has ended was another call there. */
-static bool strange(const struct mc_chan *ch, const struct mc_link *l) {
-  const struct mc_comm *c = ch->c;
-  if (l->frame.seq == c->desc.seq) return l->frame.sign != c->call_sign;
-  return l->frame.seq < c->desc.seq;
+static bool is_of_another_call(const struct mc_loop *loop, const struct mc_conn *conn) {
+  const struct mc_comm *c = loop->c;
+  if (conn->frame.seq == c->desc.seq) return conn->frame.fingerprint != c->call_fingerprint;
+  return conn->frame.seq < c->desc.seq;
 }
 
-static enum mc_taking begin(struct mc_chan *ch, struct mc_link *l) {
-  const struct mc_want *want = l->want_first;
-  if (l->frame.seq > l->heard_seq) l->heard_seq = l->frame.seq;
-  if (!want && !strange(ch, l)) return MC_HOLD;
-  if (!want || l->frame.sign != want->sign || l->frame.bytes != want->bytes) {
-    differs(ch, l);
-    return MC_REFUSE;
+static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn) {
+  const struct mc_posted_recv *posted = conn->recv_first;
+  if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
+  if (!posted && !is_of_another_call(loop, conn)) return MC_RECV_HOLD;
+  if (!posted || conn->frame.fingerprint != posted->fingerprint || conn->frame.bytes != posted->bytes) {
+    differs(loop, conn);
+    return MC_RECV_REFUSE;
   }
-  l->to = want->data;
-  return MC_TAKE;
+  conn->to = posted->data;
+  return MC_RECV_ACCEPT;
 }
 
-static void landed(struct mc_chan *ch, struct mc_link *l) {
-  struct mc_want *want = l->want_first;
+static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
+  struct mc_posted_recv *posted = conn->recv_first;
   MC_FAULT_POINT(frame_landed);
-  l->want_first = want->next;
-  if (!l->want_first) l->want_last = NULL;
-  mc_ticket_done(ch, want->ticket);
-  want->next = ch->spare_wants, ch->spare_wants = want;
+  conn->recv_first = posted->next;
+  if (!conn->recv_first) conn->recv_last = NULL;
+  mc_ticket_done(loop, posted->ticket);
+  posted->next = loop->spare_recvs, loop->spare_recvs = posted;
 }
 
-static void sent(struct mc_chan *ch, struct mc_link *l, struct mc_out *out) {
-  (void)l;
-  mc_ticket_done(ch, out->ticket);
+static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
+  (void)conn;
+  mc_ticket_done(loop, out->ticket);
 }
 
-const struct mc_taker mc_collective_taker = {begin, landed, sent, mc_word_read};
+const struct mc_handler mc_collective_handler = {on_header, on_recv_done, on_send_done, mc_control_read};
 
-static int lose(struct mc_chan *ch, const struct mc_link *l, int error, uint8_t mark) {
-  memset(ch->marks, MC_HERE, ch->c->size);
-  ch->marks[l->peer] = mark;
-  return mc_fail(ch->c, MC_EPEER, error, (int)l->peer, ch->marks, NULL);
+static int lose(struct mc_loop *loop, const struct mc_conn *conn, int error, uint8_t status) {
+  memset(loop->rank_status, MC_HERE, loop->c->size);
+  loop->rank_status[conn->peer] = status;
+  return mc_fail(loop->c, MC_EPEER, error, (int)conn->peer, loop->rank_status, NULL);
 }
 
-/* Losses wait a little for the verdict of somebody who knows why. A rank that has left, or from which nothing
+/* Losses wait a little for the error record of somebody who knows why. A rank that has left, or from which nothing
  * is awaited, may have done its part of the call. */
-static int look_at(struct mc_chan *ch, struct mc_link *l, uint64_t now) {
-  const bool awaited = l->want_first || l->first;
-  if (mc_dial_gone(l, now) && awaited) return lose(ch, l, ECONNREFUSED, MC_DEAD);
+static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now) {
+  const bool awaited = conn->recv_first || conn->first;
+  if (mc_connect_refused(conn, now) && awaited) return lose(loop, conn, ECONNREFUSED, MC_DEAD);
   /* also where all has been handed to the kernel: it sends no probes while data is unacknowledged */
-  if (l->state == MC_LINK_UP && awaited && now - l->probed_ns > 1000000000u) {
-    l->probed_ns = now;
-    if (mc_socket_silent(l->fd)) mc_link_lost(l, ETIMEDOUT);
+  if (conn->state == MC_CONN_UP && awaited && now - conn->probed_ns > 1000000000u) {
+    conn->probed_ns = now;
+    if (mc_socket_silent(conn->fd)) mc_conn_lost(conn, ETIMEDOUT);
   }
-  if (l->phase == MC_HELD && !l->broken && !l->want_first && strange(ch, l)) differs(ch, l); /* seen at the next look */
-  if (l->state != MC_LINK_GONE || (l->bye && !awaited)) return MC_OK;
-  if (now - l->lost_ns < (awaited ? MC_ELSEWHERE_NS : MC_UNASKED_NS)) return MC_OK;
-  return lose(ch, l, l->why, l->bye ? MC_LEFT : MC_DEAD);
+  if (conn->phase == MC_HELD && !conn->faulty && !conn->recv_first && is_of_another_call(loop, conn)) differs(loop, conn); /* seen at the next look */
+  if (conn->state != MC_CONN_GONE || (conn->goodbye && !awaited)) return MC_OK;
+  if (now - conn->lost_ns < (awaited ? MC_ELSEWHERE_NS : MC_UNASKED_NS)) return MC_OK;
+  return lose(loop, conn, conn->why, conn->goodbye ? MC_LEFT : MC_DEAD);
 }
 
-/* A verdict on a later call may come in one read with the last data of this one, which is all right: the
- * call has a moment to end. The next finds the verdict at its first look. */
-static bool may_be_put_off(const struct mc_chan *ch) {
-  return ch->told_failure.code != MC_EABORT && ch->told_failure.mine.seq > ch->c->desc.seq &&
-         mc_now_ns() - ch->told_ns < MC_ELSEWHERE_NS;
+/* A error record on a later call may come in one read with the last data of this one, which is all right: the
+ * call has a moment to end. The next finds the error record at its first look. */
+static bool may_wait(const struct mc_loop *loop) {
+  return loop->reported.code != MC_EABORT && loop->reported.mine.seq > loop->c->desc.seq &&
+         mc_now_ns() - loop->reported_ns < MC_ELSEWHERE_NS;
 }
 
-int mc_settle(struct mc_chan *ch) {
-  struct mc_comm *c = ch->c;
-  if (ch->told_by_peer && !may_be_put_off(ch)) { /* this tells it on, so that it reaches nodes which the finder has no connection to */
-    ch->told_by_peer = false;
-    return mc_fail_told(c, &ch->told_failure);
+int mc_loop_status(struct mc_loop *loop) {
+  struct mc_comm *c = loop->c;
+  if (loop->has_report && !may_wait(loop)) { /* this tells it on, so that it reaches nodes which the finder has no connection to */
+    loop->has_report = false;
+    return mc_fail_reported(c, &loop->reported);
   }
-  if (ch->fault.code != MC_OK) {
-    const struct mc_fault fault = ch->fault;
-    ch->fault.code = MC_OK;
-    memset(ch->marks, MC_HERE, c->size);
-    ch->marks[fault.rank] = fault.mark;
-    return mc_fail(c, fault.code, fault.sys_errno, fault.rank, ch->marks, fault.has_other ? &fault.other : NULL);
+  if (loop->fault.code != MC_OK) {
+    const struct mc_fault fault = loop->fault;
+    loop->fault.code = MC_OK;
+    memset(loop->rank_status, MC_HERE, c->size);
+    loop->rank_status[fault.rank] = fault.status;
+    return mc_fail(c, fault.code, fault.sys_errno, fault.rank, loop->rank_status, fault.has_other ? &fault.other : NULL);
   }
   const uint64_t now = mc_now_ns();
-  for (struct mc_link *l = ch->links; l; l = l->next) {
-    const int code = look_at(ch, l, now);
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    const int code = check_conn(loop, conn, now);
     if (code != MC_OK) return code;
   }
   return MC_OK;

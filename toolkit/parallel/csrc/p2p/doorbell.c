@@ -1,4 +1,4 @@
-/* The area in the segment, and bells: news for a rank that sleeps. */
+/* The area in the segment, and doorbells: news for a rank that sleeps. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static uint64_t ring_bytes_of(uint64_t locals) {
 uint64_t mc_p2p_area_bytes(uint32_t local_ranks) {
   const uint64_t locals = local_ranks;
   if (locals < 2) return PAGE;
-  return pages(locals * sizeof(struct mc_bell)) + pages(locals * locals * sizeof(struct mc_ring)) +
+  return pages(locals * sizeof(struct mc_doorbell)) + pages(locals * locals * sizeof(struct mc_ring)) +
          locals * locals * ring_bytes_of(locals);
 }
 
@@ -32,21 +32,21 @@ bool mc_area_map(struct mc_p2p *p) {
   uint8_t *at = locals > 1 ? (uint8_t *)p->c->segment + mc_slots_end(p->c->locals, &p->c->tuning) : NULL;
   p->area.own = at == NULL;
   if (p->area.own) {
-    void *bell = NULL;
-    if (posix_memalign(&bell, 64, sizeof(struct mc_bell)) != 0) return false;
-    memset(bell, 0, sizeof(struct mc_bell));
-    p->area.bells = bell;
+    void *doorbell = NULL;
+    if (posix_memalign(&doorbell, 64, sizeof(struct mc_doorbell)) != 0) return false;
+    memset(doorbell, 0, sizeof(struct mc_doorbell));
+    p->area.doorbells = doorbell;
     return true;
   }
-  p->area.bells = (struct mc_bell *)(void *)at;
-  p->area.rings = (struct mc_ring *)(void *)(at + pages(locals * sizeof(struct mc_bell)));
+  p->area.doorbells = (struct mc_doorbell *)(void *)at;
+  p->area.rings = (struct mc_ring *)(void *)(at + pages(locals * sizeof(struct mc_doorbell)));
   p->area.bytes = (uint8_t *)p->area.rings + pages(locals * locals * sizeof(struct mc_ring));
   p->area.ring_bytes = ring_bytes_of(locals);
   return true;
 }
 
 void mc_area_unmap(struct mc_p2p *p) {
-  if (p->area.own) free(p->area.bells);
+  if (p->area.own) free(p->area.doorbells);
 }
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *wait) {
@@ -55,16 +55,16 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, const struct time
 
 static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0); }
 
-void mc_bell_call(struct mc_bell *bell) {
-  atomic_fetch_add(&bell->calls, 1);
-  futex_wake(&bell->calls);
+void mc_doorbell_wake_thread(struct mc_doorbell *doorbell) {
+  atomic_fetch_add(&doorbell->thread_seq, 1);
+  futex_wake(&doorbell->thread_seq);
 }
 
-void mc_bell_ring(struct mc_bell *bell) {
+void mc_doorbell_wake(struct mc_doorbell *doorbell) {
   /* Sequentially consistent on both sides: either the sleeper sees the ring, or we see the sleeper. */
-  atomic_fetch_add(&bell->rings, 1);
-  if (atomic_load(&bell->sleepers)) futex_wake(&bell->rings);
-  if (atomic_load(&bell->listens)) mc_bell_call(bell);
+  atomic_fetch_add(&doorbell->wake_seq, 1);
+  if (atomic_load(&doorbell->sleepers)) futex_wake(&doorbell->wake_seq);
+  if (atomic_load(&doorbell->armed)) mc_doorbell_wake_thread(doorbell);
 }
 
 static void sleep_on(_Atomic uint32_t *word, uint32_t value, uint64_t wait_ns) {
@@ -72,12 +72,12 @@ static void sleep_on(_Atomic uint32_t *word, uint32_t value, uint64_t wait_ns) {
   futex_wait(word, value, wait_ns ? &wait : NULL);
 }
 
-void mc_bell_sleep(struct mc_bell *bell, uint32_t rings, uint64_t wait_ns) {
-  atomic_fetch_add(&bell->sleepers, 1);
-  if (atomic_load(&bell->rings) == rings) sleep_on(&bell->rings, rings, wait_ns ? wait_ns : 1);
-  atomic_fetch_sub(&bell->sleepers, 1);
+void mc_doorbell_sleep(struct mc_doorbell *doorbell, uint32_t wake_seq, uint64_t wait_ns) {
+  atomic_fetch_add(&doorbell->sleepers, 1);
+  if (atomic_load(&doorbell->wake_seq) == wake_seq) sleep_on(&doorbell->wake_seq, wake_seq, wait_ns ? wait_ns : 1);
+  atomic_fetch_sub(&doorbell->sleepers, 1);
 }
 
-void mc_bell_sleep_thread(struct mc_bell *bell, uint32_t calls, uint64_t wait_ns) {
-  sleep_on(&bell->calls, calls, wait_ns);
+void mc_doorbell_sleep_thread(struct mc_doorbell *doorbell, uint32_t thread_seq, uint64_t wait_ns) {
+  sleep_on(&doorbell->thread_seq, thread_seq, wait_ns);
 }

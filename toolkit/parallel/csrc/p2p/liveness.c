@@ -17,14 +17,14 @@ static bool concerns(const struct mc_request *r, uint32_t peer) {
   return (r->peer >= 0 && (uint32_t)r->peer == peer) || (r->message && r->message->peer == peer);
 }
 
-void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t mark, int code, int why) {
+void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int why) {
   struct mc_peer *peer = &p->peers[rank];
   if (peer->gone != MC_HERE) return;
-  peer->gone = mark, peer->why = why, peer->code = code;
+  peer->gone = status, peer->why = why, peer->code = code;
   for (uint32_t i = 0; i < p->slots; i++) {
     struct mc_request *r = p->requests[i];
     if (!r || r->done || !concerns(r, rank)) continue;
-    r->mark = mark, r->from = (int32_t)rank;
+    r->status = status, r->from = (int32_t)rank;
     mc_withdraw(p, r, code, why);
   }
   if (mc_is_local(p->c, rank)) {
@@ -39,7 +39,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t mark, int code, int w
       free(s);
     }
     peer->last = NULL;
-  } else if (p->ch) {
+  } else if (p->loop) {
     mc_p2p_net_cut(p, rank);
   }
 }
@@ -48,9 +48,9 @@ static bool somebody_aborted(const struct mc_p2p *p) {
   const struct mc_comm *c = p->c;
   if (atomic_load(&c->aborted)) return true;
   for (uint32_t i = 0; !p->area.own && i < c->locals; i++)
-    if (atomic_load(&p->area.bells[i].aborted)) return true;
-  const struct mc_verdict *verdict = c->segment ? mc_verdict(c) : NULL;
-  return verdict && verdict->code == MC_EABORT;
+    if (atomic_load(&p->area.doorbells[i].aborted)) return true;
+  const struct mc_error_record *record = c->segment ? mc_error_record(c) : NULL;
+  return record && record->code == MC_EABORT;
 }
 
 static void end_all(struct mc_p2p *p) {
@@ -58,12 +58,12 @@ static void end_all(struct mc_p2p *p) {
   atomic_store(&p->c->aborted, 1);
   for (uint32_t i = 0; i < p->slots; i++)
     if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_EABORT, 0);
-  atomic_store(&mc_own_bell(p)->aborted, 1);
-  for (uint32_t i = 0; !p->area.own && i < p->c->locals; i++) mc_bell_ring(&p->area.bells[i]);
-  if (p->ch) mc_p2p_net_abort(p);
+  atomic_store(&mc_own_doorbell(p)->aborted, 1);
+  for (uint32_t i = 0; !p->area.own && i < p->c->locals; i++) mc_doorbell_wake(&p->area.doorbells[i]);
+  if (p->loop) mc_p2p_net_abort(p);
 }
 
-static void look_at_local(struct mc_p2p *p, uint32_t rank) {
+static void check_local(struct mc_p2p *p, uint32_t rank) {
   struct mc_comm *c = p->c;
   const uint32_t local = c->local_of[rank];
   const bool left = c->segment && atomic_load(&c->segment->ranks[local].state) == 2;
@@ -72,11 +72,11 @@ static void look_at_local(struct mc_p2p *p, uint32_t rank) {
   mc_peer_gone(p, rank, left ? MC_LEFT : MC_DEAD, MC_EPEER, 0);
 }
 
-void mc_p2p_sweep(struct mc_p2p *p, bool at_once) {
+void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
   const uint64_t now = mc_now_ns();
-  if (!at_once && now - p->swept_ns < MC_SLICE_NS) return;
-  p->swept_ns = now;
-  if (p->ch) mc_door_look(p->ch->net); /* who waits for this node alone polls no sockets: an abort comes there */
+  if (!at_once && now - p->checked_ns < MC_SLICE_NS) return;
+  p->checked_ns = now;
+  if (p->loop) mc_listener_poll(p->loop->net); /* who waits for this node alone polls no sockets: an abort comes there */
   if (!p->aborted && somebody_aborted(p)) end_all(p);
   uint64_t looked[MC_LOCALS / 64] = {0};
   for (uint32_t i = 0; p->pending && i < p->slots; i++) {
@@ -86,13 +86,13 @@ void mc_p2p_sweep(struct mc_p2p *p, bool at_once) {
     if (peer >= 0 && (uint32_t)peer != p->c->rank && mc_is_local(p->c, (uint32_t)peer)) {
       const uint32_t local = p->c->local_of[peer];
       const uint64_t bit = (uint64_t)1 << (local % 64);
-      if (!(looked[local / 64] & bit)) look_at_local(p, (uint32_t)peer);
+      if (!(looked[local / 64] & bit)) check_local(p, (uint32_t)peer);
       looked[local / 64] |= bit;
     }
     if (!r->done && now > r->deadline_ns) {
-      r->mark = MC_MISSING;
+      r->status = MC_MISSING;
       mc_withdraw(p, r, MC_ETIMEOUT, 0);
     }
   }
-  if (p->ch) mc_p2p_net_losses(p, now);
+  if (p->loop) mc_p2p_net_losses(p, now);
 }

@@ -19,8 +19,8 @@ void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_er
   }
   if (r->note) mc_note_end(p, r);
   if (!p->waiters) return; /* it may be another thread's */
-  mc_bell_ring(mc_own_bell(p));
-  if (p->net_waiters && p->polling) mc_channel_wake(p->ch);
+  mc_doorbell_wake(mc_own_doorbell(p));
+  if (p->net_waiters && p->polling) mc_loop_wake(p->loop);
 }
 
 static bool fits(const struct mc_request *r, uint32_t peer, uint32_t tag) {
@@ -157,7 +157,7 @@ void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
     return;
   }
   m->to = NULL; /* went straight to the receive's memory: the rest is dropped */
-  if (p->ch && !mc_is_local(p->c, m->peer) && p->ch->taken[m->peer]) p->ch->taken[m->peer]->to = NULL;
+  if (p->loop && !mc_is_local(p->c, m->peer) && p->loop->incoming[m->peer]) p->loop->incoming[m->peer]->to = NULL;
 }
 
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes) {

@@ -4,7 +4,7 @@
 #define MUSTER_P2P_H
 #include "group/comm.h"
 
-extern const struct mc_taker mc_p2p_taker; /* for mc_net_open */
+extern const struct mc_handler mc_p2p_handler; /* for mc_net_open */
 /* Given: sparse, at most 300 MiB; pages are used only by pairs that talk. */
 uint64_t mc_p2p_area_bytes(uint32_t local_ranks);
 /* Ends the thread and frees; what is pending ends as MC_ECLOSED. Before mc_net_close. */

@@ -21,9 +21,9 @@ static void release(struct mc_p2p *p) {
       free(s);
     }
   }
-  for (struct mc_link *l = p->ch ? p->ch->links : NULL; l; l = l->next) {
-    if (l->incoming) mc_message_cut(p, l->incoming);
-    l->incoming = NULL, l->broken = true; /* nobody is left to take what comes */
+  for (struct mc_conn *conn = p->loop ? p->loop->conns : NULL; conn; conn = conn->next) {
+    if (conn->incoming) mc_message_cut(p, conn->incoming);
+    conn->incoming = NULL, conn->faulty = true; /* nobody is left to take what comes */
   }
   mc_notes_free(p);
   for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
@@ -46,7 +46,7 @@ static void release(struct mc_p2p *p) {
 static int create(struct mc_comm *c) {
   struct mc_p2p *p = calloc(1, sizeof *p);
   if (!p) return MC_EMEM;
-  p->c = c, p->ch = c->net ? &c->net->channels[MC_NET_P2P] : NULL;
+  p->c = c, p->loop = c->net ? &c->net->channels[MC_NET_P2P] : NULL;
   p->pid = (int)getpid();
   pthread_mutex_init(&p->lock, NULL);
   pthread_condattr_t clock;
@@ -117,7 +117,7 @@ static int begin_send(struct mc_p2p *p, struct mc_request *r) {
     return MC_OK;
   }
   if (p->peers[peer].gone != MC_HERE) {
-    r->mark = p->peers[peer].gone;
+    r->status = p->peers[peer].gone;
     mc_request_end(p, r, p->peers[peer].code, p->peers[peer].why);
     return MC_OK;
   }
@@ -134,9 +134,9 @@ static void begin_receive(struct mc_p2p *p, struct mc_request *r) {
     const uint32_t rank = c->members[c->first_of[c->node] + local];
     if (p->peers[rank].held && (r->peer < 0 || (uint32_t)r->peer == rank)) mc_ring_pull(p, local);
   }
-  if (p->ch && !r->done && (r->peer < 0 || r->remote)) mc_p2p_net_want(p, r);
+  if (p->loop && !r->done && (r->peer < 0 || r->remote)) mc_p2p_net_expect(p, r);
   if (r->done || r->peer < 0 || p->peers[r->peer].gone == MC_HERE) return;
-  r->mark = p->peers[r->peer].gone;
+  r->status = p->peers[r->peer].gone;
   mc_withdraw(p, r, p->peers[r->peer].code, p->peers[r->peer].why);
 }
 
@@ -164,7 +164,7 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   r->way = way, r->peer = r->from = peer, r->tag = tag, r->data = data, r->bytes = bytes;
   r->began_ns = mc_now_ns();
   r->deadline_ns = r->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
-  r->remote = p->ch && (peer < 0 || !mc_is_local(c, (uint32_t)peer));
+  r->remote = p->loop && (peer < 0 || !mc_is_local(c, (uint32_t)peer));
   r->near = p->area.own ? !r->remote : peer < 0 || mc_is_local(c, (uint32_t)peer);
   if (r->remote) p->pending_remote++;
   if (r->near) p->pending_near++;
@@ -177,7 +177,7 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
     mc_request_end(p, r, code, 0);
     forget(p, r);
   } else if (!r->done) {
-    mc_p2p_entrust(p);
+    mc_p2p_arm_progress(p);
   }
   pthread_mutex_unlock(&p->lock);
   return code;
@@ -189,42 +189,42 @@ static int report(struct mc_p2p *p, struct mc_request *r, struct mc_status *stat
     *status = (struct mc_status){.code = code, .peer = r->from, .tag = r->tag, .done = 1,
                                  .bytes = r->way == MC_RECV ? r->got : r->bytes};
   if (failure && code != MC_OK) {
-    uint8_t *marks = failure->marks;
+    uint8_t *rank_status = failure->rank_status;
     *failure = (struct mc_failure){
-        .code = code, .sys_errno = r->sys_errno, .rank = r->from, .told_by = -1, .marks = marks,
+        .code = code, .sys_errno = r->sys_errno, .rank = r->from, .reported_by = -1, .rank_status = rank_status,
         .waited_s = (double)(mc_now_ns() - r->began_ns) * 1e-9,
         .mine = {.count = r->bytes, .verb = MC_VERBS, .dtype = MC_U8, .op = r->way, .root = r->tag},
         .other = {.count = r->got, .verb = MC_VERBS, .dtype = MC_U8, .root = r->tag}};
-    if (marks) memset(marks, MC_HERE, p->c->size);
-    if (marks && r->from >= 0) marks[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->mark;
+    if (rank_status) memset(rank_status, MC_HERE, p->c->size);
+    if (rank_status && r->from >= 0) rank_status[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->status;
   }
   if (code == MC_OK || failure) forget(p, r);
   return code;
 }
 
 /* Without the lock: spins a little, then sleeps until news or `until`. */
-static void wait_for_bell(struct mc_p2p *p, uint32_t rings, uint64_t until, uint64_t *spin_until) {
-  struct mc_bell *bell = mc_own_bell(p);
+static void wait_for_doorbell(struct mc_p2p *p, uint32_t wake_seq, uint64_t until, uint64_t *spin_until) {
+  struct mc_doorbell *doorbell = mc_own_doorbell(p);
   uint64_t now = mc_now_ns();
   while (now < *spin_until) {
     for (unsigned i = 0; i < 32; i++)
-      if (atomic_load_explicit(&bell->rings, memory_order_acquire) != rings) return;
+      if (atomic_load_explicit(&doorbell->wake_seq, memory_order_acquire) != wake_seq) return;
     now = mc_now_ns();
   }
   if (now >= until) return;
   __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-  mc_bell_sleep(bell, rings, until - now < MC_SLICE_NS ? until - now : MC_SLICE_NS);
+  mc_doorbell_sleep(doorbell, wake_seq, until - now < MC_SLICE_NS ? until - now : MC_SLICE_NS);
 }
 
-/* A waiter takes the place of the thread at the bell or at the sockets, and gives it back. */
-static void take_place(struct mc_p2p *p, bool near, bool remote, int sign) {
+/* A waiter takes the place of the thread at the doorbell or at the sockets, and gives it back. */
+static void take_over(struct mc_p2p *p, bool near, bool remote, int sign) {
   p->waiters += (uint32_t)sign;
-  if (near) p->bell_waiters += (uint32_t)sign;
+  if (near) p->doorbell_waiters += (uint32_t)sign;
   if (near && remote) p->both_waiters += (uint32_t)sign;
   if (!near) p->net_waiters += (uint32_t)sign;
-  if (near && sign > 0) atomic_store(&mc_own_bell(p)->listens, 0);
-  if (!near && sign < 0 && p->net_waiters) mc_bell_ring(mc_own_bell(p)); /* another one has the sockets now */
-  mc_p2p_entrust(p);
+  if (near && sign > 0) atomic_store(&mc_own_doorbell(p)->armed, 0);
+  if (!near && sign < 0 && p->net_waiters) mc_doorbell_wake(mc_own_doorbell(p)); /* another one has the sockets now */
+  mc_p2p_arm_progress(p);
 }
 
 /* How long this wait spins at the sockets after something has moved there. To sleep and to be woken takes longer
@@ -242,40 +242,40 @@ static void learn(struct mc_p2p *p, bool in_vain) {
 }
 
 static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t until) {
-  struct mc_bell *bell = mc_own_bell(p);
+  struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const uint64_t id = r->id, deadline_ns = r->deadline_ns + 1;
   const bool near = r->near, remote = r->remote;
   const uint64_t net_spin = near ? 0 : net_spin_ns(p);
   uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
   bool in_vain = !net_spin;
-  take_place(p, near, remote, 1);
+  take_over(p, near, remote, 1);
   for (;;) {
-    const uint32_t rings = atomic_load(&bell->rings);
+    const uint32_t wake_seq = atomic_load(&doorbell->wake_seq);
     if (near) mc_rings_move(p);
-    mc_p2p_sweep(p, false);
+    mc_p2p_check_liveness(p, false);
     r = mc_request_find(p, id);
     const uint64_t now = mc_now_ns(), at_most = deadline_ns < until ? deadline_ns : until;
     if (!r || r->done || now >= until) break;
     if (now >= at_most) {
-      mc_p2p_sweep(p, true);
+      mc_p2p_check_liveness(p, true);
     } else if (!near && !p->polling) {
       in_vain |= now - moved >= net_spin; /* also what comes late, after others had the processor: no more of this */
       p->turns++;
       if (in_vain) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-      mc_p2p_turn(p, in_vain ? at_most - now : 0);
-      if (p->ch->moved && !in_vain) {
+      mc_p2p_poll_sockets(p, in_vain ? at_most - now : 0);
+      if (p->loop->moved && !in_vain) {
         const uint64_t came = mc_now_ns();
         in_vain = came - moved >= net_spin, moved = came;
       }
     } else {
-      if (!near && p->net_waiters == 1) mc_p2p_kick(p); /* the thread is to leave */
+      if (!near && p->net_waiters == 1) mc_p2p_wake_progress(p); /* the thread is to leave */
       pthread_mutex_unlock(&p->lock);
-      wait_for_bell(p, rings, at_most, &spin_until);
+      wait_for_doorbell(p, wake_seq, at_most, &spin_until);
       pthread_mutex_lock(&p->lock);
     }
   }
   if (net_spin) learn(p, in_vain);
-  take_place(p, near, remote, -1);
+  take_over(p, near, remote, -1);
 }
 
 int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status *status, struct mc_failure *failure) {
@@ -286,7 +286,7 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
   struct mc_request *r = mc_request_find(p, request);
   if (r && !r->done) {
     mc_rings_move(p);
-    mc_p2p_sweep(p, false);
+    mc_p2p_check_liveness(p, false);
     if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
     r = mc_request_find(p, request); /* another thread may have been told its end */
   }

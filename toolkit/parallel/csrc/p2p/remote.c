@@ -6,126 +6,126 @@
 #include "p2p/state.h"
 #include "group/fault_point.h"
 
-static enum mc_taking begin(struct mc_chan *ch, struct mc_link *l) {
-  struct mc_message *m = mc_message_arrives(ch->c->p2p, l->peer, l->frame.root, l->frame.bytes);
-  if (!m) return MC_HOLD;
-  l->to = m->to, l->incoming = m;
+static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn) {
+  struct mc_message *m = mc_message_arrives(loop->c->p2p, conn->peer, conn->frame.root, conn->frame.bytes);
+  if (!m) return MC_RECV_HOLD;
+  conn->to = m->to, conn->incoming = m;
   MC_FAULT_POINT(message_arriving);
-  return MC_TAKE;
+  return MC_RECV_ACCEPT;
 }
 
-static void landed(struct mc_chan *ch, struct mc_link *l) {
-  struct mc_message *m = l->incoming;
-  l->incoming = NULL;
+static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
+  struct mc_message *m = conn->incoming;
+  conn->incoming = NULL;
   m->got = m->bytes;
   MC_FAULT_POINT(message_landed);
-  mc_message_whole(ch->c->p2p, m);
+  mc_message_whole(loop->c->p2p, m);
 }
 
-static void sent(struct mc_chan *ch, struct mc_link *l, struct mc_out *out) {
+static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
   struct mc_request *r = out->owner;
-  (void)l;
+  (void)conn;
   if (!r) return;
   r->out = NULL;
   MC_FAULT_POINT(message_sent);
-  mc_request_end(ch->c->p2p, r, MC_OK, 0);
+  mc_request_end(loop->c->p2p, r, MC_OK, 0);
 }
 
-static void word(struct mc_chan *ch, struct mc_link *l, const uint8_t *payload) {
+static void on_control(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload) {
   int32_t code = MC_OK;
-  if (l->frame.kind == MC_BYE) l->bye = true;
-  if (l->frame.kind == MC_FAIL && l->frame.bytes >= sizeof code) memcpy(&code, payload, sizeof code);
-  if (code == MC_EABORT) atomic_store(&ch->c->aborted, 1); /* the next sweep ends all */
+  if (conn->frame.kind == MC_GOODBYE) conn->goodbye = true;
+  if (conn->frame.kind == MC_ABORT && conn->frame.bytes >= sizeof code) memcpy(&code, payload, sizeof code);
+  if (code == MC_EABORT) atomic_store(&loop->c->aborted, 1); /* the next sweep ends all */
 }
 
-const struct mc_taker mc_p2p_taker = {begin, landed, sent, word};
+const struct mc_handler mc_p2p_handler = {on_header, on_recv_done, on_send_done, on_control};
 
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_link *l = mc_link_new(p->ch, (uint32_t)r->peer, false);
-  struct mc_out *out = l ? mc_out_new(p->ch, MC_DATA, r->data, r->bytes) : NULL;
+  struct mc_conn *conn = mc_conn_new(p->loop, (uint32_t)r->peer, false);
+  struct mc_send_desc *out = conn ? mc_send_desc_new(p->loop, MC_DATA, r->data, r->bytes) : NULL;
   if (!out) return MC_EMEM;
-  mc_dial(l);
+  mc_connect(conn);
   out->frame.root = r->tag, out->owner = r, r->out = out;
-  mc_link_queue(l, out);
+  mc_conn_queue(conn, out);
   MC_FAULT_POINT(message_queued);
-  if (l->state == MC_LINK_UP) mc_link_send(p->ch, l);
-  if (!r->done) mc_p2p_kick(p);
+  if (conn->state == MC_CONN_UP) mc_conn_send(p->loop, conn);
+  if (!r->done) mc_p2p_wake_progress(p);
   return MC_OK;
 }
 
-void mc_p2p_net_want(struct mc_p2p *p, const struct mc_request *r) {
+void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r) {
   bool changed = false;
   if (r->peer >= 0) { /* our own connection to it tells whether it lives */
-    struct mc_link *l = mc_link_new(p->ch, (uint32_t)r->peer, false);
-    changed = l && l->state == MC_LINK_NONE;
-    if (l) mc_dial(l);
+    struct mc_conn *conn = mc_conn_new(p->loop, (uint32_t)r->peer, false);
+    changed = conn && conn->state == MC_CONN_NONE;
+    if (conn) mc_connect(conn);
   }
-  for (struct mc_link *l = p->ch->links; l; l = l->next) {
-    if (!l->accepted || l->broken || (r->peer >= 0 && (uint32_t)r->peer != l->peer)) continue;
-    if (l->phase != MC_HELD && l->state != MC_LINK_GONE) continue;
-    mc_link_read(p->ch, l);
+  for (struct mc_conn *conn = p->loop->conns; conn; conn = conn->next) {
+    if (!conn->accepted || conn->faulty || (r->peer >= 0 && (uint32_t)r->peer != conn->peer)) continue;
+    if (conn->phase != MC_HELD && conn->state != MC_CONN_GONE) continue;
+    mc_conn_read(p->loop, conn);
     changed = true;
   }
-  if (changed && !r->done) mc_p2p_kick(p);
+  if (changed && !r->done) mc_p2p_wake_progress(p);
 }
 
 void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_link *l = p->ch->made[r->peer];
-  struct mc_out *out = r->out, *before = NULL;
+  struct mc_conn *conn = p->loop->outgoing[r->peer];
+  struct mc_send_desc *out = r->out, *before = NULL;
   r->out = NULL, out->owner = NULL;
-  if (out->sealed && l->state == MC_LINK_UP) { /* its place in the row is taken: it goes on from a copy */
+  if (out->has_mac && conn->state == MC_CONN_UP) { /* its place in the row is taken: it goes on from a copy */
     out->owned = malloc(out->frame.bytes ? out->frame.bytes : 1);
     if (out->owned) {
       if (out->frame.bytes) memcpy(out->owned, out->data, out->frame.bytes);
       out->data = out->owned;
       return;
     }
-    mc_link_lost(l, ENOMEM);
+    mc_conn_lost(conn, ENOMEM);
   }
-  for (struct mc_out *at = l->first; at && at != out; at = at->next) before = at;
+  for (struct mc_send_desc *at = conn->first; at && at != out; at = at->next) before = at;
   if (before) before->next = out->next;
-  else l->first = out->next;
-  if (l->last == out) l->last = before;
-  mc_out_free(p->ch, out);
+  else conn->first = out->next;
+  if (conn->last == out) conn->last = before;
+  mc_send_desc_free(p->loop, out);
 }
 
 /* The message that was under way from a rank that has gone. */
 void mc_p2p_net_cut(struct mc_p2p *p, uint32_t peer) {
-  struct mc_link *l = p->ch->taken[peer];
-  if (!l || !l->incoming) return;
-  struct mc_message *m = l->incoming;
-  l->incoming = NULL, l->to = NULL, l->broken = true;
-  mc_link_lost(l, l->why);
+  struct mc_conn *conn = p->loop->incoming[peer];
+  if (!conn || !conn->incoming) return;
+  struct mc_message *m = conn->incoming;
+  conn->incoming = NULL, conn->to = NULL, conn->faulty = true;
+  mc_conn_lost(conn, conn->why);
   mc_message_cut(p, m);
 }
 
-static void lost(struct mc_p2p *p, struct mc_link *l, uint64_t now) {
-  struct mc_peer *peer = &p->peers[l->peer];
-  struct mc_link *in = p->ch->taken[l->peer], *out = p->ch->made[l->peer];
+static void lost(struct mc_p2p *p, struct mc_conn *conn, uint64_t now) {
+  struct mc_peer *peer = &p->peers[conn->peer];
+  struct mc_conn *in = p->loop->incoming[conn->peer], *out = p->loop->outgoing[conn->peer];
   if (!peer->lost_ns) peer->lost_ns = now;
   /* what it had sent completely still counts: that may be on the other connection */
-  if (in && in->state == MC_LINK_UP && now - peer->lost_ns < MC_ELSEWHERE_NS) return;
-  l->settled = true;
-  if (in && !in->broken) mc_link_read(p->ch, in);
-  const bool bye = (in && in->bye) || (out && out->bye), foul = p->ch->fault.code && p->ch->fault.rank == (int)l->peer;
-  mc_peer_gone(p, l->peer, bye ? MC_LEFT : MC_DEAD, foul ? p->ch->fault.code : MC_EPEER, l->why);
-  if (foul) p->ch->fault.code = MC_OK;
+  if (in && in->state == MC_CONN_UP && now - peer->lost_ns < MC_ELSEWHERE_NS) return;
+  conn->handled = true;
+  if (in && !in->faulty) mc_conn_read(p->loop, in);
+  const bool goodbye = (in && in->goodbye) || (out && out->goodbye), foul = p->loop->fault.code && p->loop->fault.rank == (int)conn->peer;
+  mc_peer_gone(p, conn->peer, goodbye ? MC_LEFT : MC_DEAD, foul ? p->loop->fault.code : MC_EPEER, conn->why);
+  if (foul) p->loop->fault.code = MC_OK;
 }
 
 void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now) {
-  for (struct mc_link *l = p->ch->links; l; l = l->next) {
-    if (l->broken) mc_link_lost(l, EPROTO);
-    if (p->peers[l->peer].gone == MC_HERE && mc_dial_gone(l, now)) {
-      mc_peer_gone(p, l->peer, MC_DEAD, MC_EPEER, ECONNREFUSED);
-    } else if (l->state == MC_LINK_UP && now - l->probed_ns > 1000000000u) {
-      l->probed_ns = now;
-      if (mc_socket_silent(l->fd)) mc_link_lost(l, ETIMEDOUT);
+  for (struct mc_conn *conn = p->loop->conns; conn; conn = conn->next) {
+    if (conn->faulty) mc_conn_lost(conn, EPROTO);
+    if (p->peers[conn->peer].gone == MC_HERE && mc_connect_refused(conn, now)) {
+      mc_peer_gone(p, conn->peer, MC_DEAD, MC_EPEER, ECONNREFUSED);
+    } else if (conn->state == MC_CONN_UP && now - conn->probed_ns > 1000000000u) {
+      conn->probed_ns = now;
+      if (mc_socket_silent(conn->fd)) mc_conn_lost(conn, ETIMEDOUT);
     }
-    if (l->state == MC_LINK_GONE && !l->settled) lost(p, l, now);
+    if (conn->state == MC_CONN_GONE && !conn->handled) lost(p, conn, now);
   }
 }
 
 void mc_p2p_net_abort(struct mc_p2p *p) {
-  const struct mc_failure failure = {.code = MC_EABORT, .rank = (int32_t)p->c->rank, .told_by = (int32_t)p->c->rank};
-  mc_word_fail(p->ch, &failure);
+  const struct mc_failure failure = {.code = MC_EABORT, .rank = (int32_t)p->c->rank, .reported_by = (int32_t)p->c->rank};
+  mc_control_abort(p->loop, &failure);
 }

@@ -33,7 +33,7 @@ static void copy_out(const uint8_t *ring, uint64_t size, uint64_t at, uint8_t *d
 /* Moves as much of one message as there is room for. */
 static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes, uint64_t size) {
   uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
-  uint64_t room = size - (tail - atomic_load(&ring->head)); /* seq_cst: see `starved` */
+  uint64_t room = size - (tail - atomic_load(&ring->head)); /* seq_cst: see `writer_blocked` */
   if (!s->begun) {
     if (room < sizeof(struct head)) return false;
     const struct head head = {s->bytes, s->tag, HEAD_MAGIC};
@@ -78,16 +78,16 @@ static void push(struct mc_p2p *p, uint32_t rank) {
   const uint64_t before = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   if (!push_all(p, rank, ring, bytes)) {
     /* The word first, then a second look: the reader frees, then looks at the word. */
-    atomic_store(&ring->starved, 1);
-    MC_FAULT_POINT(ring_starved);
-    if (push_all(p, rank, ring, bytes)) atomic_store(&ring->starved, 0);
+    atomic_store(&ring->writer_blocked, 1);
+    MC_FAULT_POINT(ring_writer_blocked);
+    if (push_all(p, rank, ring, bytes)) atomic_store(&ring->writer_blocked, 0);
   }
   if (atomic_load_explicit(&ring->tail, memory_order_relaxed) == before) return;
   MC_FAULT_POINT(ring_filled);
-  struct mc_bell *bell = &p->area.bells[local];
-  atomic_fetch_or(&bell->news[self / 64], (uint64_t)1 << (self % 64));
+  struct mc_doorbell *doorbell = &p->area.doorbells[local];
+  atomic_fetch_or(&doorbell->pending_mask[self / 64], (uint64_t)1 << (self % 64));
   MC_FAULT_POINT(ring_noted);
-  mc_bell_ring(bell);
+  mc_doorbell_wake(doorbell);
 }
 
 int mc_ring_send(struct mc_p2p *p, struct mc_request *r) {
@@ -142,19 +142,19 @@ void mc_ring_pull(struct mc_p2p *p, uint32_t local) {
   uint8_t *bytes;
   struct mc_ring *ring = ring_of(p, c->local, local, &bytes);
   while (pull_one(p, rank, ring, bytes)) {}
-  if (atomic_load(&ring->starved) && atomic_exchange(&ring->starved, 0)) mc_bell_ring(&p->area.bells[local]);
+  if (atomic_load(&ring->writer_blocked) && atomic_exchange(&ring->writer_blocked, 0)) mc_doorbell_wake(&p->area.doorbells[local]);
 }
 
 void mc_rings_move(struct mc_p2p *p) {
   if (p->area.own) return;
   const struct mc_comm *c = p->c;
-  struct mc_bell *bell = mc_own_bell(p);
+  struct mc_doorbell *doorbell = mc_own_doorbell(p);
   for (uint32_t i = 0; i < (c->locals + 63) / 64; i++) {
-    if (!atomic_load(&bell->news[i])) continue; /* seq_cst: not before `listens`, see p2p/progress.c */
-    uint64_t news = atomic_exchange(&bell->news[i], 0);
-    while (news) {
-      const uint32_t local = i * 64 + (uint32_t)__builtin_ctzll(news);
-      news &= news - 1;
+    if (!atomic_load(&doorbell->pending_mask[i])) continue; /* seq_cst: not before `armed`, see p2p/progress.c */
+    uint64_t pending_mask = atomic_exchange(&doorbell->pending_mask[i], 0);
+    while (pending_mask) {
+      const uint32_t local = i * 64 + (uint32_t)__builtin_ctzll(pending_mask);
+      pending_mask &= pending_mask - 1;
       mc_ring_pull(p, local);
     }
   }

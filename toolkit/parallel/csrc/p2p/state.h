@@ -1,9 +1,9 @@
-/* Inside p2p. One lock guards all that is not shared with other processes; the rings and bells of the segment
- * are shared, each ring with one writer and one reader process. Whoever holds the lock may move messages: the
+/* Inside p2p. One lock guards all that is not shared with other processes; the rings and doorbells of the segment
+ * are shared, each ring with one writer and one reader process. Who holds the lock may move messages: the
  * poster at once, a waiter while it waits, else a thread.
  *
- * There are two things to sleep on: the bell, which other ranks of the node ring, and the sockets. Nobody can
- * sleep on both, so each has a thread of its own, started by the first request that concerns it. Whoever
+ * There are two things to sleep on: the doorbell, which other ranks of the node ring, and the sockets. Nobody can
+ * sleep on both, so each has a thread of its own, started by the first request that concerns it. Who
  * waits for another node sleeps in poll itself, for a hop through a thread costs as much as the way. */
 #ifndef MUSTER_P2P_STATE_H
 #define MUSTER_P2P_STATE_H
@@ -13,21 +13,21 @@
 
 #define MC_EAGER (4u << 20) /* bytes of one peer kept for receives that have not been posted */
 
-struct mc_bell { /* one per local rank, in the area */
-  _Alignas(64) _Atomic uint32_t rings;  /* waiters of that rank sleep on it */
+struct mc_doorbell {                      /* one per local rank, in the area */
+  _Alignas(64) _Atomic uint32_t wake_seq; /* waiters of that rank sleep on it */
   _Atomic uint32_t sleepers;
-  _Atomic uint32_t calls;               /* its thread sleeps on this ... */
-  _Atomic uint32_t listens;             /* ... and wants to be called for news */
+  _Atomic uint32_t thread_seq; /* its thread sleeps on this ... */
+  _Atomic uint32_t armed;      /* ... and wants to be called for news */
   _Atomic uint32_t aborted;
-  _Alignas(64) _Atomic uint64_t news[MC_LOCALS / 64]; /* by local rank: look into its ring */
+  _Alignas(64) _Atomic uint64_t pending_mask[MC_LOCALS / 64]; /* by local rank: look into its ring */
 };
-struct mc_ring { /* [reader][writer], in the area; the bytes are elsewhere */
-  _Alignas(64) _Atomic uint64_t tail;   /* written */
-  _Alignas(64) _Atomic uint64_t head;   /* read */
-  _Atomic uint32_t starved;             /* the writer waits for room */
+struct mc_ring {                      /* [reader][writer], in the area; the bytes are elsewhere */
+  _Alignas(64) _Atomic uint64_t tail; /* written */
+  _Alignas(64) _Atomic uint64_t head; /* read */
+  _Atomic uint32_t writer_blocked;    /* the writer waits for room */
 };
 struct mc_area {
-  struct mc_bell *bells;
+  struct mc_doorbell *doorbells;
   struct mc_ring *rings;
   uint8_t *bytes;
   uint64_t ring_bytes;
@@ -61,45 +61,45 @@ struct mc_request {
   uint32_t way, tag;
   int32_t peer, from;        /* peer: as asked for */
   int code, sys_errno;
-  uint8_t mark;
+  uint8_t status;
   bool done, remote, near; /* may concern other nodes, this node; from any source: both */
   struct mc_message *message;
   struct mc_sending *sending;
-  struct mc_out *out;
+  struct mc_send_desc *out;
   struct mc_note *note; /* NULL: nobody follows it, or its end has been noted */
 };
 struct mc_peer {
   struct mc_sending *first, *last;
   struct mc_message *current; /* of its ring */
   uint64_t buffered, lost_ns;
-  bool held;                  /* its ring has a message nobody has asked for */
-  uint8_t gone;               /* MC_HERE, or why nothing more comes */
-  int why, code;              /* of what its requests end with */
+  bool held;     /* its ring has a message nobody has asked for */
+  uint8_t gone;  /* MC_HERE, or why nothing more comes */
+  int why, code; /* of what its requests end with */
 };
 struct mc_p2p {
   struct mc_comm *c;
-  struct mc_chan *ch; /* NULL: one node */
+  struct mc_loop *loop; /* NULL: one node */
   pthread_mutex_t lock;
-  pthread_t bell_thread, net_thread;
-  bool bell_started, net_started, stop;
-  bool bell_idle;        /* the bell's thread sleeps without end: it is to be called where it is needed */
-  bool net_idle;         /* the same of the sockets' */
-  bool polling;          /* somebody sleeps in poll: nobody else may, `kick` wakes it */
+  pthread_t doorbell_thread, net_thread;
+  bool doorbell_started, net_started, stop;
+  bool doorbell_idle; /* the doorbell's thread sleeps without end: it is to be called where it is needed */
+  bool net_idle;      /* the same of the sockets' */
+  bool polling;       /* somebody sleeps in poll: nobody else may, `kick` wakes it */
   pthread_cond_t net_rest;
   int pid;
   struct mc_area area;
-  struct mc_peer *peers;             /* [size] */
-  struct mc_request **requests;      /* by the low bits of the id */
+  struct mc_peer *peers;        /* [size] */
+  struct mc_request **requests; /* by the low bits of the id */
   uint32_t *free_slots, slots, free_count;
   uint64_t next_id;
   uint32_t pending, pending_remote, pending_near;
-  uint32_t waiters, bell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
-  uint32_t both_waiters;                       /* those of bell_waiters that need the sockets' thread */
-  uint64_t turns;                              /* of waiters at the sockets */
-  uint32_t spin_vain, spin_rest; /* waits that do not spin there after the last spin in vain, and how many are left */
+  uint32_t waiters, doorbell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
+  uint32_t both_waiters;                           /* those of doorbell_waiters that need the sockets' thread */
+  uint64_t turns;                                  /* of waiters at the sockets */
+  uint32_t spin_vain, spin_rest;                   /* waits that do not spin there after the last spin in vain, and how many are left */
   struct mc_request *posted_first, *posted_last;
   struct mc_message *early_first, *early_last;
-  uint64_t swept_ns;
+  uint64_t checked_ns;
   bool aborted;
   struct mc_note *ended_first, *ended_last; /* followed requests that have ended */
   pthread_cond_t ended_news;
@@ -108,8 +108,8 @@ struct mc_p2p {
 
 static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
 static inline uint64_t mc_spin_ns(const struct mc_comm *c) { return (uint64_t)(c->tuning.spin_s * 1e9); }
-static inline struct mc_bell *mc_own_bell(struct mc_p2p *p) {
-  return &p->area.bells[p->area.own ? 0 : p->c->local];
+static inline struct mc_doorbell *mc_own_doorbell(struct mc_p2p *p) {
+  return &p->area.doorbells[p->area.own ? 0 : p->c->local];
 }
 struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id); /* p2p/post.c; NULL: it is forgotten */
 /* --- p2p/follow.c */
@@ -118,10 +118,10 @@ void mc_notes_free(struct mc_p2p *p);
 /* --- p2p/doorbell.c */
 bool mc_area_map(struct mc_p2p *p);
 void mc_area_unmap(struct mc_p2p *p);
-void mc_bell_ring(struct mc_bell *bell);
-void mc_bell_call(struct mc_bell *bell);
-void mc_bell_sleep(struct mc_bell *bell, uint32_t rings, uint64_t wait_ns);
-void mc_bell_sleep_thread(struct mc_bell *bell, uint32_t calls, uint64_t wait_ns); /* 0: without end */
+void mc_doorbell_wake(struct mc_doorbell *doorbell);
+void mc_doorbell_wake_thread(struct mc_doorbell *doorbell);
+void mc_doorbell_sleep(struct mc_doorbell *doorbell, uint32_t wake_seq, uint64_t wait_ns);
+void mc_doorbell_sleep_thread(struct mc_doorbell *doorbell, uint32_t thread_seq, uint64_t wait_ns); /* 0: without end */
 /* --- p2p/ring.c */
 int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
 void mc_rings_move(struct mc_p2p *p);
@@ -138,19 +138,19 @@ void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
 /* --- p2p/remote.c */
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);
-void mc_p2p_net_want(struct mc_p2p *p, const struct mc_request *r);
+void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r);
 void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r);
 void mc_p2p_net_cut(struct mc_p2p *p, uint32_t peer);
 void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now);
 void mc_p2p_net_abort(struct mc_p2p *p);
 /* --- p2p/liveness.c */
-void mc_p2p_sweep(struct mc_p2p *p, bool now);
-void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t mark, int code, int why);
+void mc_p2p_check_liveness(struct mc_p2p *p, bool now);
+void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t status, int code, int why);
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
 /* --- p2p/progress.c */
 bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r); /* the threads that care for it */
-void mc_p2p_entrust(struct mc_p2p *p);   /* to the threads: what nobody waits for */
-void mc_p2p_kick(struct mc_p2p *p);      /* the sockets are to be looked at anew */
-void mc_p2p_turn(struct mc_p2p *p, uint64_t wait_ns); /* at the sockets: moves, else sleeps in poll without the lock */
+void mc_p2p_arm_progress(struct mc_p2p *p);                      /* to the threads: what nobody waits for */
+void mc_p2p_wake_progress(struct mc_p2p *p);                     /* the sockets are to be looked at anew */
+void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns);    /* at the sockets: moves, else sleeps in poll without the lock */
 void mc_p2p_stop(struct mc_p2p *p);
 #endif

@@ -18,32 +18,32 @@ static uint64_t find(const struct mc_comm *c, const void *at, size_t bytes) {
   return 0;
 }
 
-static uint8_t *resolve(const struct mc_comm *c, uint32_t local, uint64_t where) {
-  return (uint8_t *)c->regions[(where >> 48) - 1].bases[local] + (where & 0xffffffffffffu);
+static uint8_t *resolve(const struct mc_comm *c, uint32_t local, uint64_t rkey) {
+  return (uint8_t *)c->regions[(rkey >> 48) - 1].bases[local] + (rkey & 0xffffffffffffu);
 }
 
 /* *took: all have registered memory; then at[local] is where. */
 static int ask(struct mc_comm *c, const void *mine, size_t bytes, size_t least, uint8_t **at, bool *took) {
   *took = false;
   if (!c->region_count || least < c->tuning.direct_bytes) return MC_OK;
-  c->where = find(c, mine, bytes);
+  c->rkey = find(c, mine, bytes);
   uint32_t parity = mc_next(c) & 1;
-  int code = mc_round(c);
+  int code = mc_epoch(c);
   if (code) return code;
   for (uint32_t local = 0; local < c->locals; local++) {
-    uint64_t where = mc_block(c, local)->where[parity];
-    uint64_t region = where >> 48;
+    uint64_t rkey = mc_block(c, local)->rkey[parity];
+    uint64_t region = rkey >> 48;
     if (!region || region > MC_REGIONS || !c->regions[region - 1].used) return MC_OK;
-    if ((where & 0xffffffffffffu) + bytes > c->regions[region - 1].bytes) return MC_OK;
-    at[local] = resolve(c, local, where);
+    if ((rkey & 0xffffffffffffu) + bytes > c->regions[region - 1].bytes) return MC_OK;
+    at[local] = resolve(c, local, rkey);
   }
   *took = true;
   c->path = MC_PATH_DIRECT;
-  MC_FAULT_POINT(direct_agreed);
+  MC_FAULT_POINT(registered_agreed);
   return MC_OK;
 }
 
-int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took) {
+int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took) {
   size_t size = mc_dtype_bytes(dtype);
   uint8_t *at[MC_LOCALS];
   int code = ask(c, data, count * size, count * size, at, took);
@@ -61,12 +61,12 @@ int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t d
       uint32_t local = (c->local + step) % c->locals;
       memcpy(at[local] + begin, at[c->local] + begin, now * size);
     }
-    MC_FAULT_POINT(direct_writing);
+    MC_FAULT_POINT(registered_writing);
   }
-  return mc_round(c);
+  return mc_epoch(c);
 }
 
-int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {
+int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {
   uint8_t *at[MC_LOCALS], *own = (uint8_t *)out + c->local * bytes;
   if (c->region_count && bytes && in != own) mc_copy_piece(own, in, bytes, bytes * c->locals);
   int code = ask(c, out, bytes * c->locals, bytes, at, took);
@@ -75,11 +75,11 @@ int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t by
     uint32_t local = (c->local + step) % c->locals;
     mc_copy_piece((uint8_t *)out + local * bytes, at[local] + local * bytes, bytes, bytes * c->locals);
   }
-  MC_FAULT_POINT(direct_gathered);
-  return mc_round(c); /* others read this rank's piece until then */
+  MC_FAULT_POINT(registered_gathered);
+  return mc_epoch(c); /* others read this rank's piece until then */
 }
 
-int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op,
+int mc_registered_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op,
                              bool *took) {
   size_t size = mc_dtype_bytes(dtype);
   const uint8_t *from = in, *to = out;
@@ -91,6 +91,6 @@ int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_
   const void *sources[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) sources[local] = at[local] + c->local * count * size;
   mc_reducer(dtype, op)(out, NULL, sources, c->locals, count, mc_divisor(c));
-  MC_FAULT_POINT(direct_scattered);
-  return mc_round(c);
+  MC_FAULT_POINT(registered_scattered);
+  return mc_epoch(c);
 }

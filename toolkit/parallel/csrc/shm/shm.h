@@ -1,5 +1,5 @@
 /* The verbs within a node, over its local ranks: count, in and out as in muster_core.h, but with the node's ranks
- * for size and a local rank for root. Each runs whole rounds. */
+ * for size and a local rank for root. Each runs whole epochs. */
 #ifndef MUSTER_SHM_H
 #define MUSTER_SHM_H
 #include "group/comm.h"
@@ -17,9 +17,9 @@ int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size
 /* A vector cut into `parts`: borders at multiples of 64 bytes where it is long enough. */
 struct mc_span { size_t begin, count; };
 struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which);
-/* --- shm/registered.c: the three below take registered memory where all ranks have it, after a round that asks.
- * *took false: they did nothing but that round (none where the group has no region). */
-int mc_direct_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
-int mc_direct_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took);
-int mc_direct_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, bool *took);
+/* --- shm/registered.c: the three below take registered memory where all ranks have it, after an epoch that asks.
+ * *took false: they did nothing but that epoch (none where the group has no region). */
+int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
+int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took);
+int mc_registered_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, bool *took);
 #endif

@@ -1,7 +1,7 @@
 """What can go wrong, as one tree.
 
 ParameterServerError
- |- SettingsError    variables or arguments that cannot be used: the user mends them
+ |- SettingsError    variables or arguments that cannot be used: the user fixes them
  |- AgreementError   workers do not say the same: other options, tensors, learning rates or steps
  |- WorkerLostError  a worker went away without a goodbye, or before the others were done
  |- ServerLostError  a server cannot be reached, went away or was stopped

@@ -5,7 +5,7 @@
   S -> W  proof_S
 A proof is HMAC-SHA256(key, role, nonce_S, nonce_W, rank, index): it cannot be replayed, nor be
 reflected. 77 bytes at most are read of a peer that is not known. Limits: what follows is neither
-encrypted nor signed, so whoever can change packets of the job's network can change gradients; and
+encrypted nor signed, so anyone on the job's network who changes packets changes gradients; and
 without a key (only on loopback) every process of the machine can connect.
 """
 

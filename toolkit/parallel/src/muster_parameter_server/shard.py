@@ -48,7 +48,7 @@ class Part:
     def update(self, name: str, ranks: Sequence[int], hyper: Hyper, done: int) -> None:
         """Applies the mean of the ranks' gradients, summed in the order of the ranks.
 
-        So the same gradients give the same bits, whoever came first. Spoils the gradients.
+        So the same gradients give the same bits, in whatever order they came. Spoils the gradients.
         """
         uses = bool(self.slots) and uses_slots(name, hyper)
         done = int(not self._first) if name == "sgd" else done

@@ -10,15 +10,15 @@ from muster_collectives.runtime.types import (
     Description,
     DType,
     Failure,
-    Mark,
     Op,
     Path,
+    RankStatus,
     Record,
     Stats,
     Verb,
 )
 
-ABI = 7
+ABI = 8
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -37,8 +37,8 @@ class McDesc(ctypes.Structure):
 
 class McFailure(ctypes.Structure):
     _fields_ = (
-        ("code", i32), ("sys_errno", i32), ("rank", i32), ("told_by", i32), ("waited_s", f64),
-        ("mine", McDesc), ("other", McDesc), ("marks", ptr),
+        ("code", i32), ("sys_errno", i32), ("rank", i32), ("reported_by", i32), ("waited_s", f64),
+        ("mine", McDesc), ("other", McDesc), ("rank_status", ptr),
     )  # fmt: skip
 
 
@@ -100,16 +100,20 @@ class McAsync(ctypes.Structure):
     )  # fmt: skip
 
 
-class McHost(ctypes.Structure):
+class McSignalCheck(ctypes.Structure):
     _fields_ = (
-        ("thread", u64), ("hold", ptr), ("look", ptr), ("keep", ptr), ("let_go", ptr),
+        ("thread", u64),
+        ("ensure_gil", ptr),
+        ("check_signals", ptr),
+        ("fetch", ptr),
+        ("release", ptr),
         ("kept", ptr * 3),
-    )  # fmt: skip
+    )
 
 
 class McPython(ctypes.Structure):
     _fields_ = tuple(
-        (name, ptr) for name in ("number", "real", "error", "let_go", "hold", "code")
+        (name, ptr) for name in ("number", "real", "error", "save_thread", "restore_thread", "code")
     )  # fmt: skip
 
 
@@ -125,7 +129,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_async_post": (ctypes.c_int, (ptr, ptr, f64)),
     "mc_async_wait": (ctypes.c_int, (ptr, ptr, f64, ptr)),
     "mc_abort": (None, (ptr,)),
-    "mc_attend": (None, (ptr, ptr)),
+    "mc_set_signal_check": (None, (ptr, ptr)),
     "mc_python": (None, (ptr,)),
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
@@ -166,9 +170,9 @@ class FailurePlace:
 
     def __init__(self, size: int) -> None:
         self.raw = McFailure()
-        self._marks = (u8 * max(size, 1))()
-        self.raw.marks = ctypes.addressof(self._marks)
-        self.raw.rank = self.raw.told_by = -1
+        self._rank_status = (u8 * max(size, 1))()
+        self.raw.rank_status = ctypes.addressof(self._rank_status)
+        self.raw.rank = self.raw.reported_by = -1
         self.pointer = ctypes.pointer(self.raw)
         self.address = ptr(ctypes.addressof(self.raw))
 
@@ -179,20 +183,20 @@ class FailurePlace:
             code=code_of(code),
             sys_errno=int(raw.sys_errno),
             rank=int(raw.rank),
-            told_by=int(raw.told_by),
+            reported_by=int(raw.reported_by),
             waited_s=float(raw.waited_s),
             mine=description(raw.mine),
             other=description(raw.other),
-            marks=tuple(_mark(value) for value in self._marks),
+            rank_status=tuple(_mark(value) for value in self._rank_status),
         )
 
     def clear(self) -> None:
         """So that what an earlier call left is never read as a later one's."""
-        marks = self.raw.marks
+        rank_status = self.raw.rank_status
         ctypes.memset(ctypes.addressof(self.raw), 0, ctypes.sizeof(self.raw))
-        ctypes.memset(ctypes.addressof(self._marks), 0, ctypes.sizeof(self._marks))
-        self.raw.rank = self.raw.told_by = -1
-        self.raw.marks = marks
+        ctypes.memset(ctypes.addressof(self._rank_status), 0, ctypes.sizeof(self._rank_status))
+        self.raw.rank = self.raw.reported_by = -1
+        self.raw.rank_status = rank_status
 
 
 def description(raw: McDesc) -> Description | None:
@@ -237,5 +241,5 @@ def code_of(value: int) -> Code:
         return Code.ESYS
 
 
-def _mark(value: int) -> Mark:
-    return Mark(value) if value < len(Mark) else Mark.HERE
+def _mark(value: int) -> RankStatus:
+    return RankStatus(value) if value < len(RankStatus) else RankStatus.HERE

@@ -20,8 +20,8 @@ _FUNCTIONS = {
     "number": "PyLong_AsUnsignedLongLong",
     "real": "PyFloat_AsDouble",
     "error": "PyErr_Occurred",
-    "let_go": "PyEval_SaveThread",
-    "hold": "PyEval_RestoreThread",
+    "save_thread": "PyEval_SaveThread",
+    "restore_thread": "PyEval_RestoreThread",
     "code": "PyLong_FromLong",
 }
 _METH_FASTCALL = 0x0080

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster_collectives.binding import abi, shared_memory
 from muster_collectives.runtime.errors import CollectiveError, ResourceError
-from muster_collectives.runtime.layout import Means
+from muster_collectives.runtime.layout import ShmMethod
 from muster_collectives.runtime.types import Code, Failure
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def allocate(group: NativeCommunicator, bytes_: int) -> NativeRegion:
     try:
         size = _checked(bytes_)
         fd, words = shared_memory.offer(
-            Means.FILE if group.means is Means.FILE else Means.MEMFD, size
+            ShmMethod.FILE if group.shm_method is ShmMethod.FILE else ShmMethod.MEMFD, size
         )
         own = _map(fd, size)
     except (OSError, ValueError) as error:

@@ -20,12 +20,12 @@ from muster_collectives.binding.entry import Entry
 from muster_collectives.binding.native_async import NativeAsync
 from muster_collectives.binding.native_create import create
 from muster_collectives.binding.native_p2p import NativeEnds, NativeRequest, Ways
-from muster_collectives.binding.signals import Attention
+from muster_collectives.binding.signals import SignalCheck
 from muster_collectives.runtime import reentrancy
 from muster_collectives.runtime.communicator import Call, Communicator, Region
 from muster_collectives.runtime.errors import ClosedError, CollectiveError, ForkError
 from muster_collectives.runtime.flight import Flight
-from muster_collectives.runtime.layout import Layout, Means
+from muster_collectives.runtime.layout import Layout, ShmMethod
 from muster_collectives.runtime.messages import error_of
 from muster_collectives.runtime.stragglers import PERIOD_S, Stragglers
 from muster_collectives.runtime.types import (
@@ -60,7 +60,7 @@ class NativeCommunicator(Communicator):
         name: str,
         timeout_s: float,
         create_s: float | None = None,
-        means: Means = Means.MEMFD,
+        shm_method: ShmMethod = ShmMethod.MEMFD,
         why: tuple[str, ...] = (),
         flight: Flight | None = None,
         straggler_s: float = PERIOD_S,
@@ -71,7 +71,7 @@ class NativeCommunicator(Communicator):
         self.name = name
         self.nodes = layout.nodes
         self.timeout_s = timeout_s
-        self.means = means
+        self.shm_method = shm_method
         self.why = why
         self.tuning = layout.tuning
         self.library = library
@@ -79,7 +79,7 @@ class NativeCommunicator(Communicator):
         self._flight = flight
         self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
         self._failure = abi.FailurePlace(layout.size)
-        self._attention = Attention()
+        self._signals = SignalCheck()
         # held during a collective; reentrant, so that what an interrupt leaves locked is this
         # thread's own, and a signal handler can be told instead of waiting for itself
         self._lock = threading.RLock()
@@ -95,7 +95,7 @@ class NativeCommunicator(Communicator):
         self._handle = create(
             library, layout, timeout_s if create_s is None else create_s, self._failure, name
         )
-        library.mc_attend(self._handle, self._attention.address)
+        library.mc_set_signal_check(self._handle, self._signals.address)
         self._entry = Entry(library, self._handle.value, self._failure.address.value)
         self._run_core, self._post_core = self._entry.run, self._entry.post
         self.wait_core = self._entry.wait
@@ -153,7 +153,7 @@ class NativeCommunicator(Communicator):
             finally:
                 self._is_busy = False
             if code:
-                self._attention.raise_kept()
+                self._signals.raise_pending()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
             self._look_for_stragglers()
         finally:
@@ -173,7 +173,7 @@ class NativeCommunicator(Communicator):
         with self.alone() as handle:
             if called is not None:
                 self.library.mc_async_wait(handle, address, 0.0, self._failure.address)
-                self._attention.raise_kept()
+                self._signals.raise_pending()
                 self._raise(code, called)
             self._look_for_stragglers()
 

@@ -15,20 +15,20 @@ from contextlib import suppress
 from typing import Any
 
 from muster_collectives.runtime import machine
-from muster_collectives.runtime.layout import Means
+from muster_collectives.runtime.layout import ShmMethod
 
 SHM_FOLDER = "/dev/shm"
 _NONCE_BYTES = 32
 _PAGE = 4096
 
 
-def offer(means: Means, bytes_: int) -> tuple[int, dict[str, Any]]:
+def offer(shm_method: ShmMethod, bytes_: int) -> tuple[int, dict[str, Any]]:
     """New zeroed memory: its descriptor, and the words by which others find it. Raises OSError."""
     size = -(-bytes_ // _PAGE) * _PAGE + _PAGE
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    fd, path = _memfd() if means is Means.MEMFD else _file()
+    fd, path = _memfd() if shm_method is ShmMethod.MEMFD else _file()
     try:
-        if means is Means.FILE:
+        if shm_method is ShmMethod.FILE:
             os.posix_fallocate(fd, 0, size)
         else:
             os.ftruncate(fd, size)
@@ -43,11 +43,11 @@ def offer(means: Means, bytes_: int) -> tuple[int, dict[str, Any]]:
     }  # fmt: skip
 
 
-def accept(means: Means, words: dict[str, Any]) -> int:
+def accept(shm_method: ShmMethod, words: dict[str, Any]) -> int:
     """The offered memory. Raises OSError, ValueError for words that lead to something else."""
     size = int(words["bytes"])
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
-    if means is Means.MEMFD:
+    if shm_method is ShmMethod.MEMFD:
         if words["pid_namespace"] != machine.namespace("pid"):
             # the same number is another process here, whose files are not to be touched
             raise ValueError("its process is not seen from here")

@@ -13,25 +13,25 @@ from muster_collectives.binding import abi
 from muster_collectives.runtime import interpreter
 
 _FUNCTIONS = {
-    "hold": "PyGILState_Ensure",
-    "look": "PyErr_CheckSignals",
-    "keep": "PyErr_Fetch",
-    "let_go": "PyGILState_Release",
+    "ensure_gil": "PyGILState_Ensure",
+    "check_signals": "PyErr_CheckSignals",
+    "fetch": "PyErr_Fetch",
+    "release": "PyGILState_Release",
 }
 
 
-class Attention:
+class SignalCheck:
     """What one group's calls need for it; must live as long as the group's handle."""
 
     def __init__(self) -> None:
         thread = threading.main_thread().ident or 0  # the only one that runs handlers
-        self._host = interpreter.functions(abi.McHost, _FUNCTIONS, thread=thread)
+        self._host = interpreter.functions(abi.McSignalCheck, _FUNCTIONS, thread=thread)
         self.address = ctypes.addressof(self._host)
         self._restore = ctypes.PYFUNCTYPE(None, abi.ptr, abi.ptr, abi.ptr)(
             ("PyErr_Restore", ctypes.pythonapi)
         )
 
-    def raise_kept(self) -> None:
+    def raise_pending(self) -> None:
         """Raises what a handler has raised during the call that has just ended, if one has."""
         kept = tuple(self._host.kept)
         if kept[0]:

@@ -32,7 +32,7 @@ _KINDS: dict[str, type[CollectiveError]] = {
 }
 
 
-class Council:
+class Agreement:
     def __init__(self, store: Store, rank: int, size: int, group: str, timeout_s: float) -> None:
         self._store = store
         self._rank = rank
@@ -46,7 +46,7 @@ class Council:
         """Until the deadline; a little where it has passed, so that what is there is still read."""
         return max(_LAST_LOOK_S, self._deadline - time.monotonic())
 
-    def settle(self, question: str, mine: Said, decide: Decide) -> Said:
+    def decide(self, question: str, mine: Said, decide: Decide) -> Said:
         """What `decide`, called on rank 0 alone, made of what all ranks said.
 
         Raises CollectiveTimeout that names who has not come, what a rank refused with or rank 0's
@@ -71,12 +71,12 @@ class Council:
         self.leave(question, answer)
         return answer
 
-    def refuse(self, question: str, error: CollectiveError) -> NoReturn:
+    def fail(self, question: str, error: CollectiveError) -> NoReturn:
         """Instead of `settle` on a rank that has no answer: `error` is raised on all ranks."""
-        self.settle(question, _words_of(error), lambda said: {})
+        self.decide(question, _words_of(error), lambda said: {})
         raise error
 
-    def hear(self) -> None:
+    def barrier(self) -> None:
         """All say that they are here; rank 0 alone waits for them. Raises as `settle`."""
         if self._rank:
             self.leave(f"here/{self._rank}", {})

@@ -13,9 +13,9 @@ from dataclasses import replace
 from muster_collectives.binding import library, shared_memory
 from muster_collectives.bootstrap import node_info
 from muster_collectives.bootstrap.addresses import open_door
-from muster_collectives.bootstrap.agreement import Council, Said
-from muster_collectives.bootstrap.locality import Place, alone, find_place
-from muster_collectives.bootstrap.node_info import Claim, Plan
+from muster_collectives.bootstrap.agreement import Agreement, Said
+from muster_collectives.bootstrap.locality import Locality, alone, find_locality
+from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
 from muster_collectives.runtime import machine
 from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.errors import (
@@ -67,18 +67,18 @@ def connect(
         settings = replace(settings, tuning=tuning, is_spin_given=True)
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
-    council = Council(within, rank, size, name, limit_s)
+    agreement = Agreement(within, rank, size, name, limit_s)
     listener = None
     try:
         try:
             hosts: tuple[str, ...] = ("127.0.0.1",)
             if size > 1:
                 hosts, listener = open_door(settings, environ, max(128, size))
-            mine = node_info.encode_claim(_claim(settings, hosts, listener, name))
+            mine = node_info.encode_node_info(_node_info(settings, hosts, listener, name))
         except CollectiveError as error:  # the others wait for a word of this rank
-            council.refuse("who", error)
+            agreement.fail("who", error)
         except OSError as error:
-            council.refuse(
+            agreement.fail(
                 "who",
                 ResourceError(
                     f"it cannot look at its machine: {error}",
@@ -86,13 +86,13 @@ def connect(
                     code=Code.ESYS,
                 ),
             )
-        answer = council.settle("who", mine, lambda said: _decide(said, settings))
+        answer = agreement.decide("who", mine, lambda said: _decide(said, settings))
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
         if plan.native:
-            made = _native(council, plan, key, rank, size, name, limit_s, settings, listener)
+            made = _native(agreement, plan, key, rank, size, name, limit_s, settings, listener)
         else:
-            made = _pure(council, plan, key, rank, size, name, limit_s, settings, listener)
+            made = _pure(agreement, plan, key, rank, size, name, limit_s, settings, listener)
         listener = None
         members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         made.global_ranks = members
@@ -107,9 +107,9 @@ def connect(
             listener.close()
 
 
-def _claim(
+def _node_info(
     settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
-) -> Claim:
+) -> NodeInfo:
     no_core = "COLLECTIVES_PURE is set" if settings.pure else ""
     abi = 0
     if not no_core:
@@ -117,7 +117,7 @@ def _claim(
             abi = int(library.load(settings.core).mc_abi())
         except library.NoCore as error:
             no_core = str(error)
-    return Claim(
+    return NodeInfo(
         abi=abi,
         no_core=no_core,
         boot=machine.boot_id(),
@@ -140,7 +140,7 @@ def _claim(
 def _decide(said: Sequence[Said], settings: Settings) -> Said:
     """On rank 0."""
     try:
-        found = [node_info.decode_claim(words) for words in said]
+        found = [node_info.decode_node_info(words) for words in said]
     except (KeyError, TypeError, ValueError) as error:
         raise RendezvousError(
             f"a rank speaks another version of this library: {error}",
@@ -151,11 +151,11 @@ def _decide(said: Sequence[Said], settings: Settings) -> Said:
         **node_info.encode_plan(plan),
         "key": os.urandom(KEY_BYTES).hex(),
         "notes": list(settings.notes),
-        "asked": node_info.encode_claim(found[0])["tuning"],
+        "asked": node_info.encode_node_info(found[0])["tuning"],
     }
 
 
-def _read(answer: Said, settings: Settings, rank: int) -> tuple[Plan, bytes]:
+def _read(answer: Said, settings: Settings, rank: int) -> tuple[GroupPlan, bytes]:
     try:
         plan = node_info.decode_plan(answer)
         key = bytes.fromhex(answer["key"])
@@ -168,7 +168,7 @@ def _read(answer: Said, settings: Settings, rank: int) -> tuple[Plan, bytes]:
     return plan, hmac.digest(settings.key, key, "sha256") if settings.key else key
 
 
-def _say(answer: Said, settings: Settings, plan: Plan, rank: int) -> None:
+def _say(answer: Said, settings: Settings, plan: GroupPlan, rank: int) -> None:
     """Notes: rank 0 says its own, the others what differs."""
     known = set() if rank == 0 else set(answer["notes"])
     for note in settings.notes:
@@ -192,9 +192,16 @@ def say_once(note: str) -> None:
 
 
 def _native(
-    council: Council, plan: Plan, key: bytes, rank: int, size: int, name: str, limit_s: float,
-    settings: Settings, listener: socket.socket | None,
-) -> Communicator:  # fmt: skip
+    agreement: Agreement,
+    plan: GroupPlan,
+    key: bytes,
+    rank: int,
+    size: int,
+    name: str,
+    limit_s: float,
+    settings: Settings,
+    listener: socket.socket | None,
+) -> Communicator:
     from muster_collectives.binding import abi
     from muster_collectives.binding.native import NativeCommunicator
     from muster_collectives.binding.native_create import raw_tuning
@@ -205,7 +212,7 @@ def _native(
     def bytes_of(locals_: int) -> int:
         return int(core.mc_segment_bytes(locals_, abi.at(raw)))
 
-    place = find_place(council, plan, rank, size, bytes_of)
+    place = find_locality(agreement, plan, rank, size, bytes_of)
     between = len(set(place.nodes)) > 1
     layout = Layout(
         rank=rank, size=size, nodes=place.nodes, segment_fd=place.fd,
@@ -213,25 +220,38 @@ def _native(
         key=key, tuning=plan.tuning,
     )  # fmt: skip
     return NativeCommunicator(
-        core, layout, name=name, timeout_s=limit_s, create_s=council.left_s, means=place.means,
-        why=place.why, flight=_flight(settings, name, rank, size),
+        core,
+        layout,
+        name=name,
+        timeout_s=limit_s,
+        create_s=agreement.left_s,
+        shm_method=place.shm_method,
+        why=place.why,
+        flight=_flight(settings, name, rank, size),
         straggler_s=settings.straggler_s,
-    )  # fmt: skip
+    )
 
 
 def _pure(
-    council: Council, plan: Plan, key: bytes, rank: int, size: int, name: str, limit_s: float,
-    settings: Settings, listener: socket.socket | None,
-) -> Communicator:  # fmt: skip
+    agreement: Agreement,
+    plan: GroupPlan,
+    key: bytes,
+    rank: int,
+    size: int,
+    name: str,
+    limit_s: float,
+    settings: Settings,
+    listener: socket.socket | None,
+) -> Communicator:
     from muster_collectives.pure.communicator import PureCommunicator
 
-    place: Place = alone(plan, size)
+    place: Locality = alone(plan, size)
     layout = Layout(
         rank=rank, size=size, nodes=place.nodes, segment_fd=-1, listen_fd=-1,
         addresses=plan.addresses, key=key, tuning=plan.tuning,
     )  # fmt: skip
     return PureCommunicator(
-        layout, listener, name=name, timeout_s=limit_s, create_s=council.left_s, why=place.why,
+        layout, listener, name=name, timeout_s=limit_s, create_s=agreement.left_s, why=place.why,
         flight=_flight(settings, name, rank, size),
     )  # fmt: skip
 

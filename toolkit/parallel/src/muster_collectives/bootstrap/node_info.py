@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster_collectives.runtime.errors import SettingsError
-from muster_collectives.runtime.layout import Address, Means
+from muster_collectives.runtime.layout import Address, ShmMethod
 from muster_collectives.runtime.messages import ranks_text
 from muster_collectives.runtime.tuning import Tuning, decode, encode
 
@@ -17,7 +17,7 @@ _LEAST_PART_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NodeInfo:
     """One rank. `abi` 0: it has no core and `no_core` says why. `shm` is which file system /dev/shm
     is, "" where the rank cannot write there; `memfd` whether it can make one."""
 
@@ -40,45 +40,45 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class ProbeGroup:
     """Ranks that may be one node, first of all `leader`; `means` are tried in turn to prove it."""
 
     leader: int
     members: tuple[int, ...]
-    means: tuple[Means, ...]
+    shm_method: tuple[ShmMethod, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """What rank 0 decides from the claims."""
 
     native: bool
-    candidates: tuple[Candidates, ...]
+    probe_groups: tuple[ProbeGroup, ...]
     addresses: tuple[Address, ...]
     tuning: Tuning
     note: str
 
-    def of(self, rank: int) -> Candidates:
-        return next(each for each in self.candidates if rank in each.members)
+    def of(self, rank: int) -> ProbeGroup:
+        return next(each for each in self.probe_groups if rank in each.members)
 
 
-def plan(claims: Sequence[Claim]) -> Plan:
+def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     """Raises SettingsError for sizes that do not fit the number of ranks, and for other keys than
     rank 0's."""
-    _one_key(claims)
-    native = all(claim.abi == claims[0].abi and claim.abi for claim in claims)
-    candidates = _candidates(claims)
-    one_network = len({(claim.boot, claim.net_namespace) for claim in claims}) == 1
-    addresses = tuple(Address(_host_of(claim, one_network), claim.port) for claim in claims)
-    tuning = _tuning(claims, candidates)
-    most = max(len(each.members) for each in candidates)
+    _one_key(infos)
+    native = all(info.abi == infos[0].abi and info.abi for info in infos)
+    probe_groups = _probe_groups(infos)
+    one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
+    addresses = tuple(Address(_host_of(info, one_network), info.port) for info in infos)
+    tuning = _tuning(infos, probe_groups)
+    most = max(len(each.members) for each in probe_groups)
     if tuning.chunk_bytes // most < _LEAST_PART_BYTES:
         raise SettingsError(
             f"COLLECTIVES_CHUNK_BYTES={tuning.chunk_bytes} leaves less than {_LEAST_PART_BYTES} "
             f"bytes for each of {most} ranks of a node",
             f"at least {-(-most * _LEAST_PART_BYTES // 4096) * 4096}",
         )
-    return Plan(native, candidates, addresses, tuning, "" if native else _note(claims))
+    return GroupPlan(native, probe_groups, addresses, tuning, "" if native else _note(infos))
 
 
 def key_mark(key: bytes, group: str) -> str:
@@ -87,8 +87,8 @@ def key_mark(key: bytes, group: str) -> str:
     return hmac.digest(key, text, "sha256").hex() if key else ""
 
 
-def _one_key(claims: Sequence[Claim]) -> None:
-    other = [rank for rank, claim in enumerate(claims) if claim.key_mark != claims[0].key_mark]
+def _one_key(infos: Sequence[NodeInfo]) -> None:
+    other = [rank for rank, info in enumerate(infos) if info.key_mark != infos[0].key_mark]
     if other:
         raise SettingsError(
             f"COLLECTIVES_KEY of {ranks_text(other)} is not that of rank 0",
@@ -97,13 +97,13 @@ def _one_key(claims: Sequence[Claim]) -> None:
         )
 
 
-def _candidates(claims: Sequence[Claim]) -> tuple[Candidates, ...]:
+def _probe_groups(infos: Sequence[NodeInfo]) -> tuple[ProbeGroup, ...]:
     """Ranks of one machine and one COLLECTIVES_NODE that could share memory in one way or another:
     they see each other's processes, or have /dev/shm in common (pods, containers with one IPC)."""
     groups: list[set[int]] = []
     keys: list[set[tuple[str, ...]]] = []
-    for rank, claim in enumerate(claims):
-        joined, seen = {rank}, _ways(claim, rank)
+    for rank, info in enumerate(infos):
+        joined, seen = {rank}, _ways(info, rank)
         for index in reversed(range(len(groups))):
             if keys[index] & seen:
                 joined |= groups.pop(index)
@@ -116,86 +116,86 @@ def _candidates(claims: Sequence[Claim]) -> tuple[Candidates, ...]:
         for begin in range(0, len(members), MAX_LOCALS)
     ]
     return tuple(
-        Candidates(members[0], members, _means([claims[rank] for rank in members]))
+        ProbeGroup(members[0], members, _means([infos[rank] for rank in members]))
         for members in sorted(cut)
     )
 
 
-def _ways(claim: Claim, rank: int) -> set[tuple[str, ...]]:
+def _ways(info: NodeInfo, rank: int) -> set[tuple[str, ...]]:
     """What two ranks must have in common, one of these, to share memory."""
-    machine = (claim.boot or f"rank {rank}", claim.node)
+    machine = (info.boot or f"rank {rank}", info.node)
     found: set[tuple[str, ...]] = {(*machine, "only", str(rank))}
-    if claim.memfd and claim.pid_namespace:
-        found.add((*machine, "pid", claim.pid_namespace))
-    if claim.shm:
-        found.add((*machine, "shm", claim.shm))
+    if info.memfd and info.pid_namespace:
+        found.add((*machine, "pid", info.pid_namespace))
+    if info.shm:
+        found.add((*machine, "shm", info.shm))
     return found
 
 
-def _means(claims: Sequence[Claim]) -> tuple[Means, ...]:
+def _means(infos: Sequence[NodeInfo]) -> tuple[ShmMethod, ...]:
     """Those by which the first has a chance to share with another."""
-    first, others = claims[0], claims[1:]
+    first, others = infos[0], infos[1:]
     found = []
     if first.memfd and any(
         each.memfd and each.pid_namespace == first.pid_namespace for each in others
     ):
-        found.append(Means.MEMFD)
+        found.append(ShmMethod.MEMFD)
     if first.shm and any(each.shm == first.shm for each in others):
-        found.append(Means.FILE)
+        found.append(ShmMethod.FILE)
     return tuple(found)
 
 
-def _host_of(claim: Claim, one_network: bool) -> str:
+def _host_of(info: NodeInfo, one_network: bool) -> str:
     """The first is the preferred one; a loopback address is of no use to other machines."""
-    return claim.hosts[0] if one_network else claim.hosts[-1]
+    return info.hosts[0] if one_network else info.hosts[-1]
 
 
-def _tuning(claims: Sequence[Claim], candidates: Sequence[Candidates]) -> Tuning:
-    tuning = claims[0].tuning
-    crowded = any(len(each.members) > min(claims[rank].processors for rank in each.members)
-                  for each in candidates)  # fmt: skip
-    if crowded and not claims[0].is_spin_given:
+def _tuning(infos: Sequence[NodeInfo], probe_groups: Sequence[ProbeGroup]) -> Tuning:
+    tuning = infos[0].tuning
+    crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
+                  for each in probe_groups)  # fmt: skip
+    if crowded and not infos[0].is_spin_given:
         return replace(tuning, spin_s=0.0)
     return tuning
 
 
-def _note(claims: Sequence[Claim]) -> str:
-    rank = next((rank for rank, claim in enumerate(claims) if not claim.abi), -1)
+def _note(infos: Sequence[NodeInfo]) -> str:
+    rank = next((rank for rank, info in enumerate(infos) if not info.abi), -1)
     if rank >= 0:
-        return f"rank {rank} has no compiled core: {claims[rank].no_core}"
+        return f"rank {rank} has no compiled core: {infos[rank].no_core}"
     return "ranks have cores of different interfaces: install the same muster-parallel everywhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ProbeResult:
     """What a rank has found: whether it has the leader's memory in hand by `means`."""
 
-    means: Means
+    shm_method: ShmMethod
     is_shared: bool
     why: str
 
 
-def nodes_of(candidates: Sequence[Candidates], proofs: Sequence[Proof]) -> tuple[int, ...]:
+def nodes_of(probe_groups: Sequence[ProbeGroup], results: Sequence[ProbeResult]) -> tuple[int, ...]:
     """The leader of each rank's node: who did not prove that it shares is a node of its own."""
-    leaders = list(range(len(proofs)))
-    for each in candidates:
-        if not proofs[each.leader].is_shared:
+    leaders = list(range(len(results)))
+    for each in probe_groups:
+        if not results[each.leader].is_shared:
             continue
         for rank in each.members:
-            if proofs[rank].is_shared:
+            if results[rank].is_shared:
                 leaders[rank] = each.leader
     return tuple(leaders)
 
 
 def better(
-    candidates: Candidates, first: Sequence[Proof], second: Sequence[Proof]
-) -> Sequence[Proof]:
+    probe_groups: ProbeGroup, first: Sequence[ProbeResult], second: Sequence[ProbeResult]
+) -> Sequence[ProbeResult]:
     """Of two tries of the candidates the one that brought more ranks together."""
 
-    def together(proofs: Sequence[Proof]) -> int:
-        if not proofs[candidates.leader].is_shared:
+    def together(results: Sequence[ProbeResult]) -> int:
+        if not results[probe_groups.leader].is_shared:
             return 0
-        return sum(proofs[rank].is_shared for rank in candidates.members)
+        return sum(results[rank].is_shared for rank in probe_groups.members)
 
     return second if together(second) > together(first) else first
 
@@ -203,22 +203,22 @@ def better(
 # --- on the wire
 
 
-def encode_claim(claim: Claim) -> dict[str, Any]:
-    return {**asdict(claim), "tuning": encode(claim.tuning)}
+def encode_node_info(info: NodeInfo) -> dict[str, Any]:
+    return {**asdict(info), "tuning": encode(info.tuning)}
 
 
-def decode_claim(said: Mapping[str, Any]) -> Claim:
+def decode_node_info(said: Mapping[str, Any]) -> NodeInfo:
     """Raises TypeError, ValueError, KeyError for what is no claim."""
     tuning = decode(said["tuning"])
-    return Claim(**{**said, "hosts": tuple(said["hosts"]), "tuning": tuning})
+    return NodeInfo(**{**said, "hosts": tuple(said["hosts"]), "tuning": tuning})
 
 
-def encode_plan(plan: Plan) -> dict[str, Any]:
+def encode_plan(plan: GroupPlan) -> dict[str, Any]:
     return {
         "native": plan.native,
         "candidates": [
-            [each.leader, list(each.members), [means.value for means in each.means]]
-            for each in plan.candidates
+            [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
+            for each in plan.probe_groups
         ],
         "addresses": [[each.host, each.port, each.scope] for each in plan.addresses],
         "tuning": encode(plan.tuning),
@@ -226,11 +226,11 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def decode_plan(said: Mapping[str, Any]) -> Plan:
-    return Plan(
+def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
+    return GroupPlan(
         native=bool(said["native"]),
-        candidates=tuple(
-            Candidates(leader, tuple(members), tuple(Means(means) for means in ways))
+        probe_groups=tuple(
+            ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
         addresses=tuple(Address(host, port, scope) for host, port, scope in said["addresses"]),
@@ -239,9 +239,9 @@ def decode_plan(said: Mapping[str, Any]) -> Plan:
     )
 
 
-def encode_proof(proof: Proof) -> dict[str, Any]:
-    return {"means": proof.means.value, "is_shared": proof.is_shared, "why": proof.why}
+def encode_probe_result(proof: ProbeResult) -> dict[str, Any]:
+    return {"means": proof.shm_method.value, "is_shared": proof.is_shared, "why": proof.why}
 
 
-def decode_proof(said: Mapping[str, Any]) -> Proof:
-    return Proof(Means(said["means"]), bool(said["is_shared"]), str(said["why"]))
+def decode_probe_result(said: Mapping[str, Any]) -> ProbeResult:
+    return ProbeResult(ShmMethod(said["means"]), bool(said["is_shared"]), str(said["why"]))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from muster_collectives.bootstrap import rendezvous
-from muster_collectives.bootstrap.agreement import Council
+from muster_collectives.bootstrap.agreement import Agreement
 from muster_collectives.bootstrap.connect import connect
 from muster_collectives.runtime import environment
 from muster_collectives.runtime.communicator import Communicator
@@ -88,7 +88,7 @@ def _meet(
                        settings=settings, environ=environ, layer=layer)  # fmt: skip
         try:
             # rank 0 may close, and its store with it, once nobody needs it for this any more
-            Council(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).hear()
+            Agreement(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).barrier()
         except BaseException:
             made.close()
             raise

@@ -29,7 +29,7 @@ from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.flight import Flight
 from muster_collectives.runtime.layout import Layout
 from muster_collectives.runtime.messages import error_of
-from muster_collectives.runtime.reentrancy import Turn
+from muster_collectives.runtime.reentrancy import ReentrancyGuard
 from muster_collectives.runtime.types import (
     DTYPE_BYTES,
     REDUCING,
@@ -38,8 +38,8 @@ from muster_collectives.runtime.types import (
     Description,
     DType,
     Failure,
-    Mark,
     Op,
+    RankStatus,
     Record,
     Stats,
     Verb,
@@ -76,7 +76,7 @@ class PureCommunicator(Communicator):
         self._pid = os.getpid()
         self._flight = flight
         self.journal = Journal(layout.size)
-        self._turn = Turn(self._usage)
+        self._turn = ReentrancyGuard(self._usage)
         self._changed = threading.Condition()
         self._seq = 0
         self._mine: Description | None = None
@@ -204,8 +204,10 @@ class PureCommunicator(Communicator):
                     raise self.error(self._broken)
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:  # rank 0's process itself does not answer
-                    marks = (Mark.MISSING, *[Mark.HERE] * (self.size - 1))
-                    self._break(Failure(Code.ETIMEOUT, rank=0, waited_s=limit_s, marks=marks))
+                    rank_status = (RankStatus.MISSING, *[RankStatus.HERE] * (self.size - 1))
+                    self._break(
+                        Failure(Code.ETIMEOUT, rank=0, waited_s=limit_s, rank_status=rank_status)
+                    )
                     continue
                 self._changed.wait(left_s)
 
@@ -217,9 +219,9 @@ class PureCommunicator(Communicator):
                 self._take(self._channel.receive(time.monotonic() + _FOREVER_S))
         except (OSError, FrameError, ValueError) as error:
             code = Code.ENET if isinstance(error, FrameError) else Code.EPEER
-            marks = (Mark.DEAD, *[Mark.HERE] * (self.size - 1))
+            rank_status = (RankStatus.DEAD, *[RankStatus.HERE] * (self.size - 1))
             with self._changed:
-                self._break(Failure(code, rank=0, marks=marks))
+                self._break(Failure(code, rank=0, rank_status=rank_status))
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == wire.MESSAGE:
@@ -348,11 +350,11 @@ class PureCommunicator(Communicator):
         try:
             self._channel.send(kind, head, *bodies)
         except OSError:
-            marks = (Mark.DEAD, *[Mark.HERE] * (self.size - 1))
+            rank_status = (RankStatus.DEAD, *[RankStatus.HERE] * (self.size - 1))
             with self._changed:
                 # the hub's last word may still be on its way; it says more than a broken pipe
                 self._changed.wait_for(lambda: self._broken is not None, _LINGER_S)
-                self._break(Failure(Code.EPEER, rank=0, mine=self._mine, marks=marks))
+                self._break(Failure(Code.EPEER, rank=0, mine=self._mine, rank_status=rank_status))
                 assert self._broken is not None
                 raise self.error(self._broken) from None
 

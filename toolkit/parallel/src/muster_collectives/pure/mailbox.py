@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from muster_collectives.pure.wire import Message
 from muster_collectives.runtime.buffers import memory_at
 from muster_collectives.runtime.errors import CollectiveError
-from muster_collectives.runtime.types import Code, Failure, Mark, Status
+from muster_collectives.runtime.types import Code, Failure, RankStatus, Status
 
 if TYPE_CHECKING:
     from muster_collectives.pure.communicator import PureCommunicator
@@ -117,9 +117,9 @@ class Mail:
 
     def _fill(self, request: PureRequest, message: Message, body: bytearray) -> None:
         if len(body) > request.bytes:
-            marks = [Mark.HERE] * self._group.size
-            marks[message.source] = Mark.DIFFERENT
-            failure = Failure(Code.EMISMATCH, rank=message.source, marks=tuple(marks))
+            rank_status = [RankStatus.HERE] * self._group.size
+            rank_status[message.source] = RankStatus.DIFFERENT
+            failure = Failure(Code.EMISMATCH, rank=message.source, rank_status=tuple(rank_status))
             text = f"{request.text}: {len(body)} bytes came"
             request.end = self._group.error(failure, text)
             return

@@ -14,7 +14,7 @@ from muster_collectives.bootstrap.frames import Frame, FrameError
 from muster_collectives.bootstrap.service import Handler, Peer
 from muster_collectives.pure import wire
 from muster_collectives.pure.verbs import UnevenError, results
-from muster_collectives.runtime.types import Code, Description, Failure, Mark
+from muster_collectives.runtime.types import Code, Description, Failure, RankStatus
 
 _JUDGING_S = 0.2  # ranks differ: for the others to come, so that the odd one is named
 
@@ -44,7 +44,7 @@ class Hub(Handler):
         elif frame.kind == wire.MESSAGE:
             self._carry(peer, wire.read_message(frame.head), frame.body)
         elif frame.kind == wire.ABORT:
-            self._fail(Failure(Code.EABORT, rank=peer.rank, told_by=peer.rank))
+            self._fail(Failure(Code.EABORT, rank=peer.rank, reported_by=peer.rank))
         elif frame.kind == wire.BYE:
             self._left.add(peer.rank)
             self._count_left()
@@ -56,7 +56,7 @@ class Hub(Handler):
         self._peers.pop(peer.rank, None)
         if peer.rank not in self._left:
             self._dead.add(peer.rank)
-            self._fail(self._without(Code.EPEER, {peer.rank: Mark.DEAD}))
+            self._fail(self._without(Code.EPEER, {peer.rank: RankStatus.DEAD}))
         self._count_left()
 
     def tick(self, now: float) -> None:
@@ -67,7 +67,9 @@ class Hub(Handler):
             return
         limit_s = min(call.timeout_s for call in self._calls.values())
         if now - self._began >= limit_s:
-            missing = {rank: Mark.MISSING for rank in range(self._size) if rank not in self._calls}
+            missing = {
+                rank: RankStatus.MISSING for rank in range(self._size) if rank not in self._calls
+            }
             self._fail(self._without(Code.ETIMEOUT, missing))
 
     # --- calls
@@ -95,7 +97,7 @@ class Hub(Handler):
             self._mismatch({error.sender, error.receiver}, call.what)
             return
         except (ValueError, IndexError, OverflowError, MemoryError):
-            self._fail(Failure(Code.EMEM, told_by=0))
+            self._fail(Failure(Code.EMEM, reported_by=0))
             return
         self._calls.clear()
         self._given.clear()
@@ -120,18 +122,22 @@ class Hub(Handler):
 
     def _mismatch(self, different: set[int], reference: Description) -> None:
         other = self._calls[min(different)].what
-        marks = tuple(Mark.DIFFERENT if rank in different else Mark.HERE
+        rank_status = tuple(RankStatus.DIFFERENT if rank in different else RankStatus.HERE
                       for rank in range(self._size))  # fmt: skip
         first = min(set(self._calls) - different, default=0)
         failure = Failure(
-            Code.EMISMATCH, rank=min(different), told_by=first, other=other, marks=marks
+            Code.EMISMATCH,
+            rank=min(different),
+            reported_by=first,
+            other=other,
+            rank_status=rank_status,
         )
         self._fail(failure, dict.fromkeys(different, reference))
 
     def _who_is_gone(self) -> None:
         """A call that needs a rank which has left will never be whole."""
-        gone = {rank: Mark.LEFT for rank in self._left if rank not in self._calls}
-        gone.update((rank, Mark.DEAD) for rank in self._dead)
+        gone = {rank: RankStatus.LEFT for rank in self._left if rank not in self._calls}
+        gone.update((rank, RankStatus.DEAD) for rank in self._dead)
         if self._calls and gone:
             self._fail(self._without(Code.EPEER, gone))
 
@@ -144,10 +150,10 @@ class Hub(Handler):
 
     # --- failures
 
-    def _without(self, code: Code, marks: dict[int, Mark]) -> Failure:
+    def _without(self, code: Code, rank_status: dict[int, RankStatus]) -> Failure:
         waited_s = time.monotonic() - self._began if self._calls else 0.0
-        every = tuple(marks.get(rank, Mark.HERE) for rank in range(self._size))
-        return Failure(code, rank=min(marks), waited_s=waited_s, marks=every)
+        every = tuple(rank_status.get(rank, RankStatus.HERE) for rank in range(self._size))
+        return Failure(code, rank=min(rank_status), waited_s=waited_s, rank_status=every)
 
     def _fail(self, failure: Failure, others: dict[int, Description] | None = None) -> None:
         if self._broken is not None:

@@ -7,7 +7,7 @@ import struct
 from typing import Any, NamedTuple
 
 from muster_collectives.bootstrap.frames import FIRST_KIND, FrameError
-from muster_collectives.runtime.types import Code, Description, DType, Failure, Mark, Op, Verb
+from muster_collectives.runtime.types import Code, Description, DType, Failure, Op, RankStatus, Verb
 
 CALL, RESULT, FAILED, ABORT, BYE, MESSAGE = range(FIRST_KIND, FIRST_KIND + 6)
 _CALL = struct.Struct("!QQIIIId?")
@@ -71,9 +71,9 @@ def read_message(head: bytes) -> Message:
 
 def failure_body(failure: Failure) -> bytes:
     return json.dumps({
-        "code": int(failure.code), "rank": failure.rank, "told_by": failure.told_by,
+        "code": int(failure.code), "rank": failure.rank, "reported_by": failure.reported_by,
         "waited_s": failure.waited_s, "other": _words(failure.other),
-        "marks": {rank: int(mark) for rank, mark in enumerate(failure.marks) if mark},
+        "marks": {rank: int(mark) for rank, mark in enumerate(failure.rank_status) if mark},
     }).encode()  # fmt: skip
 
 
@@ -81,14 +81,14 @@ def read_failure(body: bytes, size: int, mine: Description | None) -> Failure:
     """Raises FrameError."""
     try:
         said: dict[str, Any] = json.loads(body)
-        marks = [Mark.HERE] * size
+        rank_status = [RankStatus.HERE] * size
         for rank, mark in said["marks"].items():
-            marks[int(rank)] = Mark(mark)
+            rank_status[int(rank)] = RankStatus(mark)
         other = said["other"]
         return Failure(
-            code=Code(said["code"]), rank=said["rank"], told_by=said["told_by"],
+            code=Code(said["code"]), rank=said["rank"], reported_by=said["reported_by"],
             waited_s=said["waited_s"], mine=mine, other=_description(other) if other else None,
-            marks=tuple(marks),
+            rank_status=tuple(rank_status),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise FrameError(f"no failure: {error}") from error

@@ -11,7 +11,7 @@ CollectiveError
  |- ResourceError      memory or a system call failed
  |- ForkError          called in a child of the process that made the group
  |- ClosedError        the group is closed
- |- SettingsError      a variable or an argument cannot be used: the user mends it
+ |- SettingsError      a variable or an argument cannot be used: the user fixes it
  `- RendezvousError    the ranks did not find each other
 """
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Errands:
+class SerialExecutor:
     """`closed` and `busy` are what errors say of a job that comes after `close`, and of one that
     still runs at its end. A job must not raise: nobody would hear of it."""
 

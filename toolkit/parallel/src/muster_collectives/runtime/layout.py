@@ -13,7 +13,7 @@ from muster_collectives.runtime.tuning import Tuning
 KEY_BYTES = 32
 
 
-class Means(enum.Enum):
+class ShmMethod(enum.Enum):
     """How the ranks of a node share memory."""
 
     ALONE = "alone"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from muster_collectives.runtime.errors import OF_CODE, CollectiveError
-from muster_collectives.runtime.types import Code, Description, Failure, Mark, Record
+from muster_collectives.runtime.types import Code, Description, Failure, RankStatus, Record
 
 _SHOWN_RANKS = 16
 _SHOWN_RECORDS = 4
@@ -65,11 +65,11 @@ def error_of(
 def guilty(failure: Failure) -> tuple[int, ...]:
     """The ranks that the failure names."""
     kinds = {
-        Code.ETIMEOUT: (Mark.MISSING,),
-        Code.EPEER: (Mark.DEAD, Mark.LEFT),
-        Code.EMISMATCH: (Mark.DIFFERENT,),
-        Code.ENET: (Mark.DEAD, Mark.LEFT, Mark.MISSING),
-        Code.ECHECK: (Mark.DIFFERENT,),
+        Code.ETIMEOUT: (RankStatus.MISSING,),
+        Code.EPEER: (RankStatus.DEAD, RankStatus.LEFT),
+        Code.EMISMATCH: (RankStatus.DIFFERENT,),
+        Code.ENET: (RankStatus.DEAD, RankStatus.LEFT, RankStatus.MISSING),
+        Code.ECHECK: (RankStatus.DIFFERENT,),
     }.get(failure.code, ())
     named = failure.marked(*kinds)
     if not named and failure.rank >= 0:
@@ -91,8 +91,8 @@ def _what(failure: Failure, rank: int) -> str:
     named = guilty(failure)
     if failure.code is Code.EMISMATCH and rank in named:
         # seen from the rank that differs it is the finder whose call is the other one
-        named = (failure.told_by,) if failure.told_by >= 0 else ()
-    told = f" (found by rank {failure.told_by})" if failure.told_by >= 0 else ""
+        named = (failure.reported_by,) if failure.reported_by >= 0 else ()
+    told = f" (found by rank {failure.reported_by})" if failure.reported_by >= 0 else ""
     after = f", after {failure.waited_s:.2f} s{told}"
     who = ranks_text(named) if named else "another rank"
     if failure.code is Code.ETIMEOUT:
@@ -100,9 +100,9 @@ def _what(failure: Failure, rank: int) -> str:
     if failure.code is Code.EPEER:
         return f"{who} {_gone(failure, named)}{after}"
     if failure.code is Code.EMISMATCH:
-        if failure.told_by >= 0 and _is_same(failure):
+        if failure.reported_by >= 0 and _is_same(failure):
             # this rank agrees with the one that is named: the finder is the one that differs
-            return (f"rank {failure.told_by} called something else than {who}, which called "
+            return (f"rank {failure.reported_by} called something else than {who}, which called "
                     f"{failure.other} as this rank did")  # fmt: skip
         return f"{who} called {_other(failure)}{told}"
     if failure.code is Code.EABORT:
@@ -135,7 +135,8 @@ def _given_up(failure: Failure) -> str:
 def _gone(failure: Failure, named: Sequence[int]) -> str:
     many = len(named) > 1
     if named and all(
-        rank < len(failure.marks) and failure.marks[rank] is Mark.LEFT for rank in named
+        rank < len(failure.rank_status) and failure.rank_status[rank] is RankStatus.LEFT
+        for rank in named
     ):
         return "have left the group" if many else "has left the group"
     return "are dead" if many else "is dead"

@@ -12,10 +12,10 @@ BETWEEN = "a signal handler called this in the midst of another call of the same
 FLAG = "have the handler set a flag, and act on it after the call"
 
 
-class Turn:
+class ReentrancyGuard:
     """A lock around calls of one group: `with turn:`. Raises UsageError in a signal handler that
     interrupted the holder, who could never give it up meanwhile; `refusal` makes it of what is
-    wrong and the cure, so that it names the group.
+    wrong and the fix, so that it names the group.
 
     Reentrant below, so that a handler that comes before the call has begun, or after it, does its
     own, and one of another thread waits as with any lock.

@@ -74,7 +74,7 @@ class Code(enum.IntEnum):
     ECLOSED = 11
 
 
-class Mark(enum.IntEnum):
+class RankStatus(enum.IntEnum):
     """What a failure knows of one rank."""
 
     HERE = 0
@@ -153,21 +153,21 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call did not end well. `rank` is the rank named first, -1: none; `told_by` who found
+    """Why a call failed. `rank` is named first, -1: none; `reported_by` is the rank that found
     it, -1: this rank. `other` is what another rank called where `code` is EMISMATCH."""
 
     code: Code
     sys_errno: int = 0
     rank: int = -1
-    told_by: int = -1
+    reported_by: int = -1
     waited_s: float = 0.0
     mine: Description | None = None
     other: Description | None = None
-    marks: tuple[Mark, ...] = ()
+    rank_status: tuple[RankStatus, ...] = ()
 
-    def marked(self, *kinds: Mark) -> tuple[int, ...]:
+    def marked(self, *kinds: RankStatus) -> tuple[int, ...]:
         """The ranks that carry one of these marks, ascending."""
-        return tuple(rank for rank, mark in enumerate(self.marks) if mark in kinds)
+        return tuple(rank for rank, mark in enumerate(self.rank_status) if mark in kinds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from muster_collectives import core
 from muster_collectives.bootstrap.world import WORLD
 from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.errors import UsageError
-from muster_collectives.runtime.reentrancy import Turn
+from muster_collectives.runtime.reentrancy import ReentrancyGuard
 
 _T = TypeVar("_T")
 
@@ -18,7 +18,7 @@ class _Process:
     """TensorFlow runs Python from several threads, and a group takes one call at a time."""
 
     def __init__(self) -> None:
-        self.turn = Turn(self._refusal)
+        self.turn = ReentrancyGuard(self._refusal)
         self.world: Communicator | None = None
 
     def _refusal(self, what: str, fix: str) -> UsageError:

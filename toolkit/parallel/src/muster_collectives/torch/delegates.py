@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.arguments import Arguments, Row
-from muster_collectives.torch.works.work import Finished, Joined
+from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
 __all__ = ["Device", "Fallback", "forward"]
 
@@ -42,7 +42,7 @@ def forward(inner: Any, row: Row, arguments: Arguments) -> Any:
         method = getattr(inner, spelling, None)
         if method is not None:
             outputs, inputs = arguments.tensors
-            return Joined(
+            return CoalescedWork(
                 [method(to, of, arguments.options) for to, of in zip(outputs, inputs, strict=True)]
             )
     raise NotImplementedError(f"{type(inner).__name__} has no {row.name}")
@@ -82,7 +82,7 @@ class Fallback:
         for view, plain in written:
             views.write(view, plain)
         outputs = arguments.tensors[0]
-        return Finished(outputs if isinstance(outputs, list) else [outputs])
+        return CompletedWork(outputs if isinstance(outputs, list) else [outputs])
 
     def set_timeout(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

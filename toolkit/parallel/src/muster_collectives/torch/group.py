@@ -20,13 +20,13 @@ import torch.distributed as dist
 from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.types import DType, Op
 from muster_collectives.runtime.types import Verb as CoreVerb
-from muster_collectives.torch.group_state import Parts
+from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.arguments import OPS, canonical, timeout_of
-from muster_collectives.torch.ops.lowered import Plan, reducible
+from muster_collectives.torch.ops.lowered import LoweredOp, reducible
 from muster_collectives.torch.ops.untraced import leave_alone
 from muster_collectives.torch.ops.verbs import VERBS, Verb
 from muster_collectives.torch.reports import GroupStats
-from muster_collectives.torch.works.work import Finished, Joined
+from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
 __all__ = ["MusterProcessGroup"]
 
@@ -82,20 +82,20 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, parts: Parts, timeout_s: float) -> None:
-        super().__init__(parts.identity.rank, parts.identity.size)
-        self._parts = parts
-        self._rank, self._size = parts.identity.rank, parts.identity.size
+    def __init__(self, state: GroupState, timeout_s: float) -> None:
+        super().__init__(state.identity.rank, state.identity.size)
+        self._state = state
+        self._rank, self._size = state.identity.rank, state.identity.size
         self._group_name, self._group_description = "", "undefined"
         self._timeout_s = timeout_s
-        self._lane = parts.lane
-        self._is_eager = parts.lane.eager
-        self._run: Any = None if parts.communicator is None else parts.communicator.run
-        self._sums = None if parts.communicator is None else _sums_of(parts.communicator)
-        self._done = Finished()
+        self._op_queue = state.op_queue
+        self._is_eager = state.op_queue.eager
+        self._run: Any = None if state.communicator is None else state.communicator.run
+        self._sums = None if state.communicator is None else _sums_of(state.communicator)
+        self._done = CompletedWork()
         self._together: list[Any] | None = None
-        self._transfers: Any = parts.transfers
-        self._finalizer = weakref.finalize(self, parts.end)
+        self._transfers: Any = state.transfers
+        self._finalizer = weakref.finalize(self, state.end)
 
     # --- what c10d asks of a group
 
@@ -148,7 +148,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """For the calls from now on."""
         self._timeout_s = timeout.total_seconds()
-        self._parts.fallback.set_timeout(self._timeout_s)
+        self._state.fallback.set_timeout(self._timeout_s)
 
     _set_default_timeout = set_timeout
 
@@ -157,24 +157,24 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @property
     def communicator(self) -> Communicator | None:
         """The core's group; None where CPU tensors go to gloo."""
-        return self._parts.communicator
+        return self._state.communicator
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """The caller alone uses the core's group, after all that was begun. No verb of the group
         may be called inside."""
-        with self._lane.exclusive():
+        with self._op_queue.exclusive():
             yield
 
     def stats(self) -> GroupStats:
         """Counters since the group was made."""
-        return self._parts.stats()
+        return self._state.stats()
 
     # --- the end
 
     def abort(self) -> None:
         """Ends what is under way, on every rank; later calls raise AbortedError."""
-        self._parts.abort()
+        self._state.abort()
 
     def shutdown(self) -> None:
         """Finishes what was begun and gives everything back."""
@@ -208,15 +208,15 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                         named_s = timeout_of(opts)
                         limit_s = limit_s if named_s is None else named_s
                     place = tensor.data_ptr()
-                    if self._lane.is_used:
-                        self._lane.run(
+                    if self._op_queue.is_used:
+                        self._op_queue.run(
                             functools.partial(
                                 sums, place, tensor.numel(), kind[0], kind[1], limit_s
                             )
                         )
                     else:
                         sums(place, tensor.numel(), kind[0], kind[1], limit_s)
-                    return Finished(tensors) if later else self._done
+                    return CompletedWork(tensors) if later else self._done
         if opts is not None:
             rest = (opts, *rest)
         return self._call(_VERB["allreduce"], (tensors, *rest), named, _is_from_c10d())
@@ -232,18 +232,18 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             plan = None
             if self._run is not None:
                 plan = verb.plan(self._size, self._rank, *arguments.tensors, arguments.options)
-            settle = self._parts.device.settler() if verb.name == "barrier" else None
+            settle = self._state.device.settler() if verb.name == "barrier" else None
             if plan is None:
                 self._require_open()
-                self._lane.advance()
+                self._op_queue.advance()
                 if settle is not None:
                     settle()
-                work = self._parts.fallback.call(verb.row, arguments)
+                work = self._state.fallback.call(verb.row, arguments)
             else:
                 plan.first = settle
                 work = self._issue(plan, arguments.options, is_explicit)
         elif device == "cuda":
-            work = self._parts.device.call(verb.row, arguments)
+            work = self._state.device.call(verb.row, arguments)
         else:
             raise TypeError(
                 f"{verb.name} of a tensor on {device!r}: group 'muster' has cpu and cuda tensors"
@@ -259,21 +259,21 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The kind of device of all tensors. Raises ValueError where they are of several."""
         kinds = set(_devices(tensors))
         if len(kinds) > 1:
-            identity = self._parts.identity
+            identity = self._state.identity
             raise ValueError(
                 f"group {identity.name!r}, rank {identity.rank}: {verb.name} of tensors on "
                 f"{' and '.join(sorted(kinds))}\n  Fix: give it tensors of one device"
             )
         return kinds.pop() if kinds else "cpu"
 
-    def _issue(self, plan: Plan, options: Any, is_explicit: bool) -> Any:
+    def _issue(self, plan: LoweredOp, options: Any, is_explicit: bool) -> Any:
         limit_s = timeout_of(options)
         limit_s = self._timeout_s if limit_s is None else limit_s
         later = getattr(options, "asyncOp", True) and self._size > 1
         if later and (self._is_eager or is_explicit):
-            return self._lane.submit(plan, limit_s)
-        self._lane.run(functools.partial(plan.perform, self._run, limit_s))
-        return Finished(plan.outputs)
+            return self._op_queue.submit(plan, limit_s)
+        self._op_queue.run(functools.partial(plan.perform, self._run, limit_s))
+        return CompletedWork(plan.outputs)
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:
@@ -302,9 +302,9 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _elsewhere(self, tensor: torch.Tensor, verb: str, *args: Any) -> Any:
         self._require_open()
         if tensor.is_cuda:
-            return self._begun(self._parts.device.transfer(verb, tensor, *args[1:]))
-        self._parts.fallback.calls[verb] += 1
-        return self._begun(getattr(self._parts.fallback.group, verb)(*args))
+            return self._begun(self._state.device.transfer(verb, tensor, *args[1:]))
+        self._state.fallback.calls[verb] += 1
+        return self._begun(getattr(self._state.fallback.group, verb)(*args))
 
     # --- several at once
 
@@ -313,7 +313,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _end_coalescing(self, device: Any = None) -> Any:
         works, self._together = self._together or [], None
-        return Joined(works)
+        return CoalescedWork(works)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

@@ -13,18 +13,18 @@ from muster_collectives.runtime.summary import FOLDER, Identity, Summary
 from muster_collectives.runtime.types import Code
 from muster_collectives.torch import reports
 from muster_collectives.torch.delegates import Device, Fallback
-from muster_collectives.torch.works.op_queue import Lane
+from muster_collectives.torch.works.op_queue import OpQueue
 from muster_collectives.torch.works.transfers import Transfers
 
-__all__ = ["Parts"]
+__all__ = ["GroupState"]
 
 
 @dataclass
-class Parts:
+class GroupState:
     identity: Identity
     communicator: Communicator | None
     why: str
-    lane: Lane
+    op_queue: OpQueue
     fallback: Fallback
     device: Device
     pid: int = field(default_factory=os.getpid)
@@ -51,7 +51,7 @@ class Parts:
             "make the group again (destroy_process_group, init_process_group)",
             group=self.identity.name, rank=self.identity.rank, code=Code.EABORT,
         )  # fmt: skip
-        self.lane.close(error, finish=False)
+        self.op_queue.close(error, finish=False)
 
     def end(self) -> None:
         """Finishes what was begun, writes the summary, gives everything back. Never raises for
@@ -65,7 +65,7 @@ class Parts:
             "wait for what was begun with async_op before destroy_process_group",
             group=self.identity.name, rank=self.identity.rank, code=Code.ECLOSED,
         )  # fmt: skip
-        self.lane.close(error, finish=not self._aborted)
+        self.op_queue.close(error, finish=not self._aborted)
         nodes = self.communicator.nodes if self.communicator is not None else ()
         self._summary.write(lambda: reports.figures(self.stats(), nodes))
         if self.communicator is not None:

@@ -13,8 +13,8 @@ from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.creation import Made, group_timeout_s, make_communicator, member_text
 from muster_collectives.torch.delegates import Device, Fallback
 from muster_collectives.torch.group import MusterProcessGroup
-from muster_collectives.torch.group_state import Parts
-from muster_collectives.torch.works.op_queue import Lane
+from muster_collectives.torch.group_state import GroupState
+from muster_collectives.torch.works.op_queue import OpQueue
 
 __all__ = ["NAMES", "create", "register"]
 
@@ -59,17 +59,17 @@ def make_group(
         inside = dist.PrefixStore("host", below)
         return make_group(inside, rank, size, f"{name}, host sums", members, timeout_s)
 
-    parts = Parts(
+    state = GroupState(
         Identity(name, rank, size, tuple(members), made.life, "torch"),
         made.communicator,
         made.why,
-        Lane(name, is_eager(made, rank), made.communicator),
+        OpQueue(name, is_eager(made, rank), made.communicator),
         Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
         Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
     )
     if made.communicator is None:
-        _ = parts.fallback.group  # now, while all ranks are here
-    return MusterProcessGroup(parts, timeout_s)
+        _ = state.fallback.group  # now, while all ranks are here
+    return MusterProcessGroup(state, timeout_s)
 
 
 def is_eager(made: Made, rank: int) -> bool:

@@ -3,7 +3,7 @@
 In a call that no rank leaves before all have come (barrier, all-reduce, all-gather, reduce-scatter,
 all-to-all) the time of a rank is how long it waited for the last one, and the work itself, which is
 the same for all. So the sums over a run differ by when ranks come: who comes last spends the least
-time there, in whatever node it is, and whoever waits for it only because its own node's leader does
+time there, in whatever node it is, and a rank that waits only because its own node's leader does
 spends as much as that leader. Calls with a root are left out: their ranks do not wait for each
 other alike. A rank that waits for nobody is what the others have in common; no link need be timed.
 """

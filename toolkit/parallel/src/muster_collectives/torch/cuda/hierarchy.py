@@ -18,7 +18,7 @@ from muster_collectives.torch.compress import exchange, verbs
 from muster_collectives.torch.compress.wires import Wire
 from muster_collectives.torch.cuda.averages import Factors, factors_of
 from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.side_streams import Lanes
+from muster_collectives.torch.cuda.side_streams import SideStreams
 from muster_collectives.torch.ops.arguments import op_of
 from muster_collectives.torch.ops.lowered import reducible
 
@@ -42,7 +42,7 @@ def is_of_levels(tensor: Tensor, op: Any) -> bool:
 
 
 def all_reduce(
-    groups: InnerGroups, lanes: Lanes, tensor: Tensor, op: Any, segment_bytes: int,
+    groups: InnerGroups, side_streams: SideStreams, tensor: Tensor, op: Any, segment_bytes: int,
     wire: Wire | None = None, error: Tensor | None = None,
 ) -> None:  # fmt: skip
     """In place, contiguous. Each segment: reduce-scatter in the node, all-reduce on the rail,
@@ -60,25 +60,25 @@ def all_reduce(
     begin = error_begin = 0
     for shard_count in shard_counts(tensor, layout.locals, segment_bytes):
         piece = flat[begin : begin + shard_count * layout.locals]
-        with lanes.near.on():
+        with side_streams.near.on():
             if factors.node != 1.0:
                 piece.mul_(factors.node)
             whole = _padded(piece, shard_count * layout.locals)
             shard = torch.empty(shard_count, dtype=tensor.dtype, device=tensor.device)
             verbs.reduce_scatter(intra, shard, whole, inner_op)
         if previous is not None:
-            _gather_back(groups, lanes, *previous)
-        lanes.far.follow(lanes.near)
-        with lanes.far.on():
+            _gather_back(groups, side_streams, *previous)
+        side_streams.far.follow(side_streams.near)
+        with side_streams.far.on():
             kept = error[error_begin : error_begin + shard_count] if error is not None else None
             _over_rail(groups, shard, inner_op, factors, wire, kept)
         previous = (piece, whole, shard)
         # the rail reads it in a lane other than the one that has its memory
-        lanes.far.uses((shard,))
+        side_streams.far.uses((shard,))
         begin += shard_count * layout.locals
         error_begin += shard_count
     if previous is not None:
-        _gather_back(groups, lanes, *previous)
+        _gather_back(groups, side_streams, *previous)
 
 
 def shard_counts(tensor: Tensor, ranks: int, segment_bytes: int) -> list[int]:
@@ -88,34 +88,41 @@ def shard_counts(tensor: Tensor, ranks: int, segment_bytes: int) -> list[int]:
     return [-(-min(tensor.numel() - begin, per_segment) // ranks) for begin in begins]
 
 
-def all_gather(groups: InnerGroups, lanes: Lanes, output: Tensor, source: Tensor) -> None:
+def all_gather(
+    groups: InnerGroups, side_streams: SideStreams, output: Tensor, source: Tensor
+) -> None:
     """The rails bring one node's pieces after the other; as each lands, its node's part of the
     output is gathered in the node while the next is on its way."""
     layout, intra, inter = groups.layout, groups.intra, groups.inter
     flat = source.view(-1)
     direct = layout.node_major
-    with lanes.near.on():
+    with side_streams.near.on():
         whole = output.view(-1) if direct else torch.empty_like(output.view(-1))
         parts = whole.view(layout.nodes, -1)
         verbs.all_gather(intra, parts[layout.node], flat)  # needs no rail
     for node in range(layout.nodes):
-        with lanes.far.on():
+        with side_streams.far.on():
             piece = flat if node == layout.node else torch.empty_like(flat)
             verbs.broadcast(inter, piece, node)
         if node == layout.node:
             continue
-        lanes.near.follow(lanes.far)
-        lanes.near.uses((piece,))
-        with lanes.near.on():
+        side_streams.near.follow(side_streams.far)
+        side_streams.near.uses((piece,))
+        with side_streams.near.on():
             verbs.all_gather(intra, parts[node], piece)
     if not direct:
-        with lanes.near.on():
+        with side_streams.near.on():
             order = torch.tensor(layout.by_node, device=output.device)
             output.view(layout.size, -1).index_copy_(0, order, whole.view(layout.size, -1))
 
 
 def reduce_scatter(
-    groups: InnerGroups, lanes: Lanes, output: Tensor, source: Tensor, op: Any, wire: Wire | None
+    groups: InnerGroups,
+    side_streams: SideStreams,
+    output: Tensor,
+    source: Tensor,
+    op: Any,
+    wire: Wire | None,
 ) -> None:
     """One reduce-scatter in the node for each node, then one on the rail over what they gave."""
     layout, intra, inter = groups.layout, groups.intra, groups.inter
@@ -123,7 +130,7 @@ def reduce_scatter(
     inner_op = SUM if average else op
     wired = wire is not None and is_sum(op)
     factors = factors_of(layout, source.dtype, average, wired)
-    with lanes.near.on():
+    with side_streams.near.on():
         parts = source.view(layout.size, -1)
         if factors.node != 1.0:
             parts = parts * factors.node  # the caller keeps the source
@@ -133,9 +140,9 @@ def reduce_scatter(
         sums = torch.empty(layout.nodes, output.numel(), dtype=source.dtype, device=source.device)
         for node in range(layout.nodes):
             verbs.reduce_scatter(intra, sums[node], parts[node], inner_op)
-    lanes.far.follow(lanes.near)
-    lanes.far.uses((sums,))
-    with lanes.far.on():
+    side_streams.far.follow(side_streams.near)
+    side_streams.far.uses((sums,))
+    with side_streams.far.on():
         if factors.rail != 1.0:
             sums.mul_(factors.rail)
         if wire is not None and wired:
@@ -163,11 +170,11 @@ def _over_rail(
 
 
 def _gather_back(
-    groups: InnerGroups, lanes: Lanes, piece: Tensor, whole: Tensor, shard: Tensor
+    groups: InnerGroups, side_streams: SideStreams, piece: Tensor, whole: Tensor, shard: Tensor
 ) -> None:
-    lanes.out.follow(lanes.far)
-    lanes.out.uses((whole, shard))
-    with lanes.out.on():
+    side_streams.out.follow(side_streams.far)
+    side_streams.out.uses((whole, shard))
+    with side_streams.out.on():
         verbs.all_gather(groups.intra, whole, shard)
         if whole.data_ptr() != piece.data_ptr():
             piece.copy_(whole[: piece.numel()])

@@ -17,9 +17,9 @@ from muster_collectives.torch.cuda.batch import Batch, calling_batch
 from muster_collectives.torch.cuda.feedback import Feedback
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.settings import DeviceSettings
-from muster_collectives.torch.cuda.side_streams import Lanes
+from muster_collectives.torch.cuda.side_streams import SideStreams
 from muster_collectives.torch.cuda.staged import HostStaging, HostSum
-from muster_collectives.torch.cuda.work import LaneWork
+from muster_collectives.torch.cuda.work import SideStreamWork
 from muster_collectives.torch.delegates import forward
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.arguments import Arguments, Row, op_of
@@ -45,7 +45,7 @@ class DevicePath:
         self.groups, self.settings = groups, settings
         self.calls: Counter[str] = Counter()
         self._wire = wire_of(settings.wire)
-        self._lanes: dict[torch.device, Lanes] = {}
+        self._side_streams: dict[torch.device, SideStreams] = {}
         self._feedback = Feedback()
         self._batch: Batch | None = None
         self._staging: HostStaging | None = None
@@ -95,13 +95,13 @@ class DevicePath:
             options = c10d.AllreduceOptions()
             options.reduceOp = op
             return self.groups.world.allreduce([tensor], options)
-        lanes = self._begin(tensor)
+        side_streams = self._begin(tensor)
         wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
-        error = self._error_of(tensor, lanes) if wire is not None else None
+        error = self._error_of(tensor, side_streams) if wire is not None else None
         segment_bytes = self.settings.segment_bytes
         with torch.no_grad():  # a parameter may be written, as c10d does
-            hierarchy.all_reduce(self.groups, lanes, tensor, op, segment_bytes, wire, error)
-        return LaneWork(lanes.end(), [tensor])
+            hierarchy.all_reduce(self.groups, side_streams, tensor, op, segment_bytes, wire, error)
+        return SideStreamWork(side_streams.end(), [tensor])
 
     def all_gather_single(self, output: Tensor, source: Tensor) -> Work:
         """`output` is every rank's `source`, by rank; both contiguous."""
@@ -112,10 +112,10 @@ class DevicePath:
         if path == "world":
             gather = verbs.one_of(self.groups.world, "all_gather_single", "_allgather_base")
             return gather(output, source, c10d.AllgatherOptions())
-        lanes = self._begin(output, source)
+        side_streams = self._begin(output, source)
         with torch.no_grad():
-            hierarchy.all_gather(self.groups, lanes, output, source)
-        return LaneWork(lanes.end(), [output])
+            hierarchy.all_gather(self.groups, side_streams, output, source)
+        return SideStreamWork(side_streams.end(), [output])
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, op: Any) -> Work:
         """`output` is this rank's part of the reduction of every rank's `source`; contiguous."""
@@ -134,11 +134,11 @@ class DevicePath:
                 self.groups.world, "reduce_scatter_single", "_reduce_scatter_base"
             )
             return scatter(output, source, options)
-        lanes = self._begin(output, source)
+        side_streams = self._begin(output, source)
         wire = self._wire if sums else None
         with torch.no_grad():
-            hierarchy.reduce_scatter(self.groups, lanes, output, source, op, wire)
-        return LaneWork(lanes.end(), [output])
+            hierarchy.reduce_scatter(self.groups, side_streams, output, source, op, wire)
+        return SideStreamWork(side_streams.end(), [output])
 
     def close(self) -> None:
         """Ends what runs beside the caller. The inner groups are the caller's."""
@@ -166,14 +166,14 @@ class DevicePath:
         """The work, and after it what was written copied to the views that asked for it."""
         if not written:
             return work
-        lane = self._lanes_of(written[0][0]).out
-        lane.follow()
-        lane.uses(each for pair in written for each in pair)
-        with lane.on():
+        side_stream = self._lanes_of(written[0][0]).out
+        side_stream.follow()
+        side_stream.uses(each for pair in written for each in pair)
+        with side_stream.on():
             work.wait()
             for view, plain in written:
                 views.write(view, plain)
-        return LaneWork(lane, outputs if isinstance(outputs, list) else [outputs])
+        return SideStreamWork(side_stream, outputs if isinstance(outputs, list) else [outputs])
 
     def _settle(self, tensor: Tensor) -> None:
         """What is "auto" is measured once. Collective: all ranks' first call is the same."""
@@ -203,25 +203,25 @@ class DevicePath:
             return "world"
         return chosen if all(tensor.is_contiguous() for tensor in tensors) else "world"
 
-    def _begin(self, *tensors: Tensor) -> Lanes:
-        lanes = self._lanes_of(tensors[0])
-        lanes.begin(tensors)
-        return lanes
+    def _begin(self, *tensors: Tensor) -> SideStreams:
+        side_streams = self._lanes_of(tensors[0])
+        side_streams.begin(tensors)
+        return side_streams
 
-    def _lanes_of(self, tensor: Tensor) -> Lanes:
-        found = self._lanes.get(tensor.device)
+    def _lanes_of(self, tensor: Tensor) -> SideStreams:
+        found = self._side_streams.get(tensor.device)
         if found is None:
-            found = self._lanes[tensor.device] = Lanes(tensor.device)
+            found = self._side_streams[tensor.device] = SideStreams(tensor.device)
         return found
 
-    def _error_of(self, tensor: Tensor, lanes: Lanes) -> Tensor | None:
+    def _error_of(self, tensor: Tensor, side_streams: SideStreams) -> Tensor | None:
         if self.settings.wire != "int8" or not self.settings.error_feedback:
             return None
 
         def zeros() -> Tensor:
             locals_ = self.groups.layout.locals
             count = sum(hierarchy.shard_counts(tensor, locals_, self.settings.segment_bytes))
-            with lanes.far.on():  # where it is used
+            with side_streams.far.on():  # where it is used
                 return torch.zeros(count, dtype=torch.float32, device=tensor.device)
 
         return self._feedback.of(tensor, zeros)

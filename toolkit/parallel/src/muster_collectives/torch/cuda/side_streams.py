@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Lane:
+class SideStream:
     """A side stream of one device; the caller's stream never waits for the host."""
 
     def __init__(self, device: torch.device) -> None:
@@ -26,7 +26,7 @@ class Lane:
         with torch.cuda.stream(self._stream):
             yield
 
-    def follow(self, other: Lane | None = None) -> None:
+    def follow(self, other: SideStream | None = None) -> None:
         """What is issued from now on runs after what is in the other lane (none: the caller's)."""
         if self._stream is None:
             return
@@ -46,20 +46,20 @@ class Lane:
         return self._stream.record_event()
 
 
-class Lanes:
+class SideStreams:
     """Three lanes of a device, made at first use: into the node, between nodes, out of the node."""
 
     def __init__(self, device: torch.device) -> None:
-        self.near, self.far, self.out = Lane(device), Lane(device), Lane(device)
+        self.near, self.far, self.out = SideStream(device), SideStream(device), SideStream(device)
 
     def begin(self, tensors: Iterable[Tensor]) -> None:
         """Every lane starts after what the caller has issued so far."""
         held = list(tensors)
-        for lane in (self.near, self.far, self.out):
-            lane.follow()
-            lane.uses(held)
+        for side_stream in (self.near, self.far, self.out):
+            side_stream.follow()
+            side_stream.uses(held)
 
-    def end(self) -> Lane:
+    def end(self) -> SideStream:
         """A lane that is done when all are."""
         self.out.follow(self.near)
         self.out.follow(self.far)

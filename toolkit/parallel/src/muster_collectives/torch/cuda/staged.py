@@ -1,6 +1,6 @@
 """All-reduce of device tensors through host memory, for slow networks and GPUs without peer access.
 
-Pieces go to pinned memory, are summed there by whoever sums on this host, and go back; the copies
+Pieces go to pinned memory, are summed there by the host's group, and go back; the copies
 of one piece overlap the sum of another. One thread has the sums, in the order of the calls.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from muster_collectives.runtime.executor import Errands
+from muster_collectives.runtime.executor import SerialExecutor
 from muster_collectives.torch.compress import verbs
-from muster_collectives.torch.cuda.side_streams import Lane, Lanes
+from muster_collectives.torch.cuda.side_streams import SideStream, SideStreams
 from muster_collectives.torch.cuda.work import HostWork
 from muster_collectives.torch.ops import views
 
@@ -55,29 +55,29 @@ class HostStaging:
 
     def __init__(self, sums: HostSum, segment_bytes: int, timeout_s: float) -> None:
         self._sums, self._segment_bytes, self._timeout_s = sums, segment_bytes, timeout_s
-        self._legs = Errands(
+        self._legs = SerialExecutor(
             "muster-host-staging", _IDLE_S, closed="the device path is closed",
             busy="a host-staged collective still runs",
         )  # fmt: skip
 
-    def all_reduce(self, lanes: Lanes, tensor: Tensor, op: Any) -> HostWork:
+    def all_reduce(self, side_streams: SideStreams, tensor: Tensor, op: Any) -> HostWork:
         """In place, contiguous. Begins the copies; the rest happens beside the caller."""
         work = HostWork(tensor.device, [tensor], self._timeout_s)
         flat = tensor.view(-1)
         step = max(1, self._segment_bytes // tensor.element_size())
         pieces = [flat[begin : begin + step] for begin in range(0, flat.numel(), step)]
-        lanes.begin([tensor])
-        staged = [self._copy_out(lanes.near, piece) for piece in pieces]
+        side_streams.begin([tensor])
+        staged = [self._copy_out(side_streams.near, piece) for piece in pieces]
 
-        def leg() -> Lane:
+        def leg() -> SideStream:
             for piece, (host, arrived) in zip(pieces, staged, strict=True):
                 if arrived is not None:
                     arrived.synchronize()
                 self._sums(host, op)
-                with lanes.out.on():
+                with side_streams.out.on():
                     views.write(piece, host, non_blocking=True)
                 # the allocator of pinned memory waits for the copy before it reuses it
-            return lanes.out
+            return side_streams.out
 
         self._legs.submit(lambda: work.run(leg))
         return work
@@ -86,9 +86,9 @@ class HostStaging:
         """Ends the thread once its calls are done. Raises TimeoutError."""
         self._legs.close()
 
-    def _copy_out(self, lane: Lane, piece: Tensor) -> tuple[Tensor, Any]:
+    def _copy_out(self, side_stream: SideStream, piece: Tensor) -> tuple[Tensor, Any]:
         on_device = piece.device.type == "cuda"
         host = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=on_device)
-        with lane.on():
+        with side_stream.on():
             host.copy_(piece, non_blocking=True)
-            return host, lane.mark()
+            return host, side_stream.mark()

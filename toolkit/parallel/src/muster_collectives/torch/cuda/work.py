@@ -12,20 +12,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from muster_collectives.torch.cuda.side_streams import Lane
-from muster_collectives.torch.works.settable import Promise
+from muster_collectives.torch.cuda.side_streams import SideStream
+from muster_collectives.torch.works.settable import SettableFuture
 
 
-class LaneWork(dist._Work):  # type: ignore[misc]  # a class of C++
+class SideStreamWork(dist._Work):  # type: ignore[misc]  # a class of C++
     """A call that has been issued to lanes. `wait`: the caller's stream goes on after it."""
 
-    def __init__(self, lane: Lane, outputs: list[Tensor]) -> None:
+    def __init__(self, side_stream: SideStream, outputs: list[Tensor]) -> None:
         super().__init__()
-        self._device, self._outputs = lane.device, outputs
-        self._event = lane.mark()
-        on_device = lane.device.type == "cuda"
-        self._future: Future[Any] = Future(devices=[lane.device] if on_device else None)
-        with lane.on():
+        self._device, self._outputs = side_stream.device, outputs
+        self._event = side_stream.mark()
+        on_device = side_stream.device.type == "cuda"
+        self._future: Future[Any] = Future(devices=[side_stream.device] if on_device else None)
+        with side_stream.on():
             self._future.set_result(outputs)  # records what its waiters' streams wait for
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -59,21 +59,21 @@ class HostWork(dist._Work):  # type: ignore[misc]  # a class of C++
     def __init__(self, device: torch.device, outputs: list[Tensor], timeout_s: float) -> None:
         super().__init__()
         self._device, self._outputs, self._timeout_s = device, outputs, timeout_s
-        self._promise = Promise(device)
+        self._settable = SettableFuture(device)
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._event: Any = None
 
-    def run(self, leg: Callable[[], Lane]) -> None:
+    def run(self, leg: Callable[[], SideStream]) -> None:
         """Called by the thread that has the host's leg, once."""
         try:
-            lane = leg()
-            self._event = lane.mark()
-            with lane.on():
-                self._promise.keep(self._outputs)
+            side_stream = leg()
+            self._event = side_stream.mark()
+            with side_stream.on():
+                self._settable.set_result(self._outputs)
         except Exception as error:
             self._error = error
-            self._promise.fail(error)
+            self._settable.set_error(error)
         finally:
             self._ended.set()
 
@@ -109,4 +109,4 @@ class HostWork(dist._Work):  # type: ignore[misc]  # a class of C++
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        return self._promise.future
+        return self._settable.future

@@ -15,7 +15,7 @@ from torch import Tensor
 _Place = tuple[Tensor, int, int]  # parameter, begin in the bucket, count
 
 
-class Kept:
+class ErrorFeedback:
     """One float32 value for every value of every bucket, zero at first.
 
     `scale`: by what gradients are multiplied in this step (a GradScaler's get_scale), asked once in

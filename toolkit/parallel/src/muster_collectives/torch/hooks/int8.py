@@ -15,7 +15,7 @@ from torch.futures import Future
 from muster_collectives.torch.compress import blocks, exchange
 from muster_collectives.torch.compress.wires import BlockWire
 from muster_collectives.torch.hooks.average import average, group_or_world, timeout_of
-from muster_collectives.torch.hooks.feedback import Kept
+from muster_collectives.torch.hooks.feedback import ErrorFeedback
 from muster_collectives.torch.hooks.order import Order
 
 
@@ -45,7 +45,7 @@ class Int8State:
         self.exchange = exchange if exchange is not None else own_group(self.group)
         self.wire = BlockWire(block)
         self.least = least
-        self.kept = Kept(scale) if error_feedback else None
+        self.kept = ErrorFeedback(scale) if error_feedback else None
         self.order = Order()
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from muster_collectives.runtime.executor import Errands
-from muster_collectives.torch.works.settable import Promise
+from muster_collectives.runtime.executor import SerialExecutor
+from muster_collectives.torch.works.settable import SettableFuture
 
 _IDLE_S = 5.0  # then the thread ends; the next job starts another
 
@@ -26,7 +26,7 @@ class Order:
     """Gives each job's result as a future; an exception of a job goes to its future."""
 
     def __init__(self) -> None:
-        self._jobs = Errands(
+        self._jobs = SerialExecutor(
             "muster-hook", _IDLE_S, closed="the state of this communication hook was closed",
             busy="a communication hook is still busy",
         )  # fmt: skip
@@ -36,17 +36,17 @@ class Order:
         """Runs `job`, which works on `tensor`, after all that were submitted before."""
         if tensor.device.type == "cuda":
             return self._on_stream(job, tensor)
-        promise = Promise()
+        settable = SettableFuture()
 
         def run() -> None:
             with torch.no_grad():
                 try:
-                    promise.keep(job())
+                    settable.set_result(job())
                 except Exception as error:
-                    promise.fail(error)
+                    settable.set_error(error)
 
         self._jobs.submit(run)
-        return promise.future
+        return settable.future
 
     def close(self) -> None:
         """Ends the thread once its jobs are done; raises TimeoutError if they take too long."""

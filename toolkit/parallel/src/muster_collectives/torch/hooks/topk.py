@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from muster_collectives.torch.hooks.average import average, group_or_world, inside
-from muster_collectives.torch.hooks.feedback import Kept
+from muster_collectives.torch.hooks.feedback import ErrorFeedback
 from muster_collectives.torch.hooks.selection import largest
 from muster_collectives.torch.hooks.warmup import WarmUp
 
@@ -56,8 +56,8 @@ class TopKState:
         self.warm_up = warm_up or WarmUp()
         self.least = least
         self.step = 0  # optimizer steps that have been reduced so far
-        self.velocity = Kept(scale)
-        self.gathered = Kept(lambda: self.velocity.scaled_by)  # a GPU's scale takes a wait
+        self.velocity = ErrorFeedback(scale)
+        self.gathered = ErrorFeedback(lambda: self.velocity.scaled_by)  # a GPU's scale takes a wait
 
     @property
     def sparsity(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muster_collectives.runtime.types import DType, Verb
-from muster_collectives.torch.ops.lowered import Plan, Step, plain, same, width
+from muster_collectives.torch.ops.lowered import CoreCall, LoweredOp, plain, same, width
 
 __all__ = [
     "all_gather",
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 
-def barrier(size: int, rank: int, options: Any) -> Plan | None:
-    return Plan(steps=[Step(Verb.BARRIER, 0, 0, 0, DType.U8)])
+def barrier(size: int, rank: int, options: Any) -> LoweredOp | None:
+    return LoweredOp(steps=[CoreCall(Verb.BARRIER, 0, 0, 0, DType.U8)])
 
 
-def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan | None:
+def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
     root = int(options.rootRank)
-    plan = Plan(outputs=list(tensors))
+    plan = LoweredOp(outputs=list(tensors))
     for given in tensors:
         tensor = plain(given)
         if tensor is None:
@@ -39,20 +39,24 @@ def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Pla
     return plan
 
 
-def _broadcast(plan: Plan, tensor: torch.Tensor, root: int, mine: bool) -> None:
+def _broadcast(plan: LoweredOp, tensor: torch.Tensor, root: int, mine: bool) -> None:
     dtype, each = width(tensor)
     place = plan.source(tensor) if mine else plan.target(tensor)
-    plan.steps.append(Step(Verb.BROADCAST, place, place, tensor.numel() * each, dtype, root=root))
+    plan.steps.append(
+        CoreCall(Verb.BROADCAST, place, place, tensor.numel() * each, dtype, root=root)
+    )
 
 
-def all_gather_single(size: int, rank: int, output: Any, given: Any, options: Any) -> Plan | None:
+def all_gather_single(
+    size: int, rank: int, output: Any, given: Any, options: Any
+) -> LoweredOp | None:
     return all_gather_single_coalesced(size, rank, [output], [given], options)
 
 
 def all_gather_single_coalesced(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
-) -> Plan | None:
-    plan = Plan(outputs=list(outputs))
+) -> LoweredOp | None:
+    plan = LoweredOp(outputs=list(outputs))
     for to, of in zip(outputs, inputs, strict=True):
         target, source = plain(to), plain(of)
         if target is None or source is None:
@@ -64,7 +68,7 @@ def all_gather_single_coalesced(
             )
         dtype, each = width(source)
         plan.steps.append(
-            Step(
+            CoreCall(
                 Verb.ALL_GATHER,
                 plan.source(source),
                 plan.target(target),
@@ -77,9 +81,9 @@ def all_gather_single_coalesced(
 
 def all_gather(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     """Outputs of different sizes are one broadcast for each rank."""
-    plan = Plan(outputs=[list(each) for each in outputs])
+    plan = LoweredOp(outputs=[list(each) for each in outputs])
     for to, of in zip(outputs, inputs, strict=True):
         if not _gathered(plan, size, rank, to, of):
             return None
@@ -88,16 +92,16 @@ def all_gather(
 
 def all_gather_coalesced(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     """`outputs[r][k]` is rank r's `inputs[k]`."""
-    plan = Plan(outputs=[list(each) for each in outputs])
+    plan = LoweredOp(outputs=[list(each) for each in outputs])
     for number, of in enumerate(inputs):
         if not _gathered(plan, size, rank, [each[number] for each in outputs], of):
             return None
     return plan
 
 
-def _gathered(plan: Plan, size: int, rank: int, to: Sequence[Any], of: Any) -> bool:
+def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any) -> bool:
     source = plain(of)
     targets = _dense("all_gather", size, to)
     if source is None or targets is None:
@@ -112,7 +116,7 @@ def _gathered(plan: Plan, size: int, rank: int, to: Sequence[Any], of: Any) -> b
     dtype, each = width(source)
     if same(targets):
         plan.steps.append(
-            Step(
+            CoreCall(
                 Verb.ALL_GATHER,
                 plan.source(source),
                 plan.joined(targets, False, True),
@@ -132,9 +136,9 @@ def _gathered(plan: Plan, size: int, rank: int, to: Sequence[Any], of: Any) -> b
 
 def gather(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     root = int(options.rootRank)
-    plan = Plan(outputs=[list(each) for each in outputs])
+    plan = LoweredOp(outputs=[list(each) for each in outputs])
     for number, of in enumerate(inputs):
         source = plain(of)
         if source is None:
@@ -149,16 +153,18 @@ def gather(
             target = plan.joined(targets, False, True)
         dtype, each = width(source)
         plan.steps.append(
-            Step(Verb.GATHER, plan.source(source), target, source.numel() * each, dtype, root=root)
+            CoreCall(
+                Verb.GATHER, plan.source(source), target, source.numel() * each, dtype, root=root
+            )
         )
     return plan
 
 
 def scatter(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     root = int(options.rootRank)
-    plan = Plan(outputs=list(outputs))
+    plan = LoweredOp(outputs=list(outputs))
     for number, to in enumerate(outputs):
         target = plain(to)
         if target is None:
@@ -173,7 +179,9 @@ def scatter(
             source = plan.joined(parts, True, False)
         dtype, each = width(target)
         plan.steps.append(
-            Step(Verb.SCATTER, source, plan.target(target), target.numel() * each, dtype, root=root)
+            CoreCall(
+                Verb.SCATTER, source, plan.target(target), target.numel() * each, dtype, root=root
+            )
         )
     return plan
 
@@ -186,7 +194,7 @@ def all_to_all_single(
     output_splits: Sequence[int],
     input_splits: Sequence[int],
     options: Any,
-) -> Plan | None:
+) -> LoweredOp | None:
     """Splits are along the first dimension; none: equal parts."""
     target, source = plain(output), plain(given)
     if target is None or source is None:
@@ -194,7 +202,7 @@ def all_to_all_single(
     if target.dtype is not source.dtype:
         raise ValueError(f"all_to_all of {source.dtype} into {target.dtype}")
     dtype, each = width(source)
-    plan = Plan(outputs=[output])
+    plan = LoweredOp(outputs=[output])
     ins = _parts("input", source, input_splits, size, each)
     outs = _parts("output", target, output_splits, size, each)
     plan.steps.append(_exchange(plan.source(source), plan.target(target), ins, outs, dtype))
@@ -203,14 +211,14 @@ def all_to_all_single(
 
 def all_to_all(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     targets, sources = _dense("all_to_all", size, outputs), _dense("all_to_all", size, inputs)
     if targets is None or sources is None:
         return None
     if any(each.dtype is not sources[0].dtype for each in (*sources, *targets)):
         raise ValueError("all_to_all wants tensors of one dtype")
     dtype, each = width(sources[0])
-    plan = Plan(outputs=list(outputs))
+    plan = LoweredOp(outputs=list(outputs))
     ins = tuple(tensor.numel() * each for tensor in sources)
     outs = tuple(tensor.numel() * each for tensor in targets)
     plan.steps.append(
@@ -223,9 +231,9 @@ def all_to_all(
 
 def _exchange(
     source: int, target: int, ins: tuple[int, ...], outs: tuple[int, ...], dtype: DType
-) -> Step:
+) -> CoreCall:
     """Always with the counts: whether all are equal is known to one rank alone."""
-    return Step(Verb.ALL_TO_ALL, source, target, 0, dtype, in_counts=ins, out_counts=outs)
+    return CoreCall(Verb.ALL_TO_ALL, source, target, 0, dtype, in_counts=ins, out_counts=outs)
 
 
 def _parts(

@@ -9,7 +9,7 @@ import torch
 
 from muster_collectives.runtime.types import DType, Op, Verb
 from muster_collectives.torch.ops.arguments import op_of
-from muster_collectives.torch.ops.lowered import Plan, Step, plain, reducible, same
+from muster_collectives.torch.ops.lowered import CoreCall, LoweredOp, plain, reducible, same
 
 __all__ = [
     "all_reduce",
@@ -25,8 +25,8 @@ SMALL_BYTES = 64 << 10
 TOGETHER_BYTES = 4 << 20
 
 
-def all_reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan | None:
-    plan = Plan(outputs=list(tensors))
+def all_reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
+    plan = LoweredOp(outputs=list(tensors))
     op = op_of(options.reduceOp)
     for given in tensors:
         if not _reduce_in_place(plan, given, op):
@@ -34,20 +34,22 @@ def all_reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Pl
     return plan
 
 
-def _reduce_in_place(plan: Plan, given: Any, op: Op | None) -> bool:
+def _reduce_in_place(plan: LoweredOp, given: Any, op: Op | None) -> bool:
     tensor = plain(given)
     kind = None if tensor is None else reducible(tensor, op)
     if tensor is None or kind is None:
         return False
     dtype, which, each = kind
     place = plan.both(tensor)
-    plan.steps.append(Step(Verb.ALL_REDUCE, place, place, tensor.numel() * each, dtype, which))
+    plan.steps.append(CoreCall(Verb.ALL_REDUCE, place, place, tensor.numel() * each, dtype, which))
     return True
 
 
-def all_reduce_coalesced(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan | None:
+def all_reduce_coalesced(
+    size: int, rank: int, tensors: Sequence[Any], options: Any
+) -> LoweredOp | None:
     """Small tensors of one dtype go as one; which are small is the same on all ranks."""
-    plan = Plan(outputs=list(tensors))
+    plan = LoweredOp(outputs=list(tensors))
     op = op_of(options.reduceOp)
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for given in tensors:
@@ -66,7 +68,7 @@ def all_reduce_coalesced(size: int, rank: int, tensors: Sequence[Any], options: 
             dtype, which, each = kind
             count = sum(tensor.numel() for tensor in part) * each
             place = plan.joined(part, True, True)
-            plan.steps.append(Step(Verb.ALL_REDUCE, place, place, count, dtype, which))
+            plan.steps.append(CoreCall(Verb.ALL_REDUCE, place, place, count, dtype, which))
     return plan
 
 
@@ -84,8 +86,8 @@ def _rows(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return rows
 
 
-def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan | None:
-    plan = Plan(outputs=list(tensors))
+def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
+    plan = LoweredOp(outputs=list(tensors))
     op, root = op_of(options.reduceOp), int(options.rootRank)
     for given in tensors:
         tensor = plain(given)
@@ -95,7 +97,7 @@ def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan |
         dtype, which, each = kind
         source = plan.both(tensor) if rank == root else plan.source(tensor)
         plan.steps.append(
-            Step(
+            CoreCall(
                 Verb.REDUCE,
                 source,
                 source if rank == root else 0,
@@ -110,14 +112,14 @@ def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Plan |
 
 def reduce_scatter_single(
     size: int, rank: int, output: Any, given: Any, options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     return reduce_scatter_single_coalesced(size, rank, [output], [given], options)
 
 
 def reduce_scatter_single_coalesced(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
-) -> Plan | None:
-    plan = Plan(outputs=list(outputs))
+) -> LoweredOp | None:
+    plan = LoweredOp(outputs=list(outputs))
     op = op_of(options.reduceOp)
     for to, of in zip(outputs, inputs, strict=True):
         target, source = plain(to), plain(of)
@@ -132,7 +134,7 @@ def reduce_scatter_single_coalesced(
             )
         dtype, which, each = kind
         plan.steps.append(
-            Step(
+            CoreCall(
                 Verb.REDUCE_SCATTER,
                 plan.source(source),
                 plan.target(target),
@@ -146,9 +148,9 @@ def reduce_scatter_single_coalesced(
 
 def reduce_scatter(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], options: Any
-) -> Plan | None:
+) -> LoweredOp | None:
     """Parts of different sizes are one reduce for each root."""
-    plan = Plan(outputs=list(outputs))
+    plan = LoweredOp(outputs=list(outputs))
     op = op_of(options.reduceOp)
     for to, of in zip(outputs, inputs, strict=True):
         target = plain(to)
@@ -167,7 +169,7 @@ def reduce_scatter(
         if same(dense):
             dtype, which, each = kind
             plan.steps.append(
-                Step(
+                CoreCall(
                     Verb.REDUCE_SCATTER,
                     plan.joined(dense, True, False),
                     plan.target(target),
@@ -182,7 +184,7 @@ def reduce_scatter(
 
 
 def _reduce_each(
-    plan: Plan,
+    plan: LoweredOp,
     rank: int,
     target: torch.Tensor,
     parts: Sequence[torch.Tensor],
@@ -191,7 +193,7 @@ def _reduce_each(
     dtype, which, each = kind
     for root, part in enumerate(parts):
         plan.steps.append(
-            Step(
+            CoreCall(
                 Verb.REDUCE,
                 plan.source(part),
                 plan.target(target) if rank == root else 0,

@@ -12,7 +12,7 @@ from muster_collectives.runtime.types import DType, Op, Verb
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.arguments import DTYPES, complex_parts
 
-__all__ = ["Plan", "Step", "adjacent", "plain", "reducible", "same", "width"]
+__all__ = ["LoweredOp", "CoreCall", "adjacent", "plain", "reducible", "same", "width"]
 
 
 class Run(Protocol):
@@ -35,7 +35,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class CoreCall:
     """One call of the core. `source` and `target` are addresses, 0 where there is none."""
 
     verb: Verb
@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass
-class Plan:
+class LoweredOp:
     """`before` and `after` are copies (to, from); `keep` is memory that the addresses point to.
 
     Copies are made when the plan runs, not when it is made: an operation may use what the one
@@ -59,7 +59,7 @@ class Plan:
 
     outputs: list[Any] = field(default_factory=list)
     before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CoreCall] = field(default_factory=list)
     after: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     first: Callable[[], object] | None = None  # what comes before everything

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from muster_collectives.torch.ops import cpu_move, cpu_reduce
 from muster_collectives.torch.ops.arguments import Row
-from muster_collectives.torch.ops.lowered import Plan
+from muster_collectives.torch.ops.lowered import LoweredOp
 
 __all__ = ["VERBS", "Verb"]
 
@@ -21,7 +21,7 @@ class Verb:
     size, the rank, then what c10d passes."""
 
     row: Row
-    plan: Callable[..., Plan | None]
+    plan: Callable[..., LoweredOp | None]
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ def _options(*names: str) -> Any:
 
 
 def _verb(
-    plan: Callable[..., Plan | None],
+    plan: Callable[..., LoweredOp | None],
     spellings: str,
     levels: tuple[int, ...],
     options: str,

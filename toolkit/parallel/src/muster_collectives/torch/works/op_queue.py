@@ -29,23 +29,25 @@ from contextlib import contextmanager
 
 from muster_collectives.runtime.communicator import Async, Communicator
 from muster_collectives.runtime.errors import CollectiveError, UsageError
-from muster_collectives.runtime.reentrancy import Turn
-from muster_collectives.torch.ops.lowered import Plan
-from muster_collectives.torch.works.work import Pending
+from muster_collectives.runtime.reentrancy import ReentrancyGuard
+from muster_collectives.torch.ops.lowered import LoweredOp
+from muster_collectives.torch.works.work import QueuedWork
 
-__all__ = ["GRACE_S", "Lane"]
+__all__ = ["GRACE_S", "OpQueue"]
 
 GRACE_S = 0.002
 CLOSE_S = 1.0  # how long a close waits for the lane thread
 
 
-class Lane:
+class OpQueue:
     """The operations of one group."""
 
     def __init__(self, name: str, eager: bool, communicator: Communicator | None) -> None:
         """Without a communicator nothing is submitted."""
-        self.turn = Turn(lambda what, fix: UsageError(f"group {name!r}: {what}", fix, group=name))
-        self.queue: deque[Pending] = deque()
+        self.turn = ReentrancyGuard(
+            lambda what, fix: UsageError(f"group {name!r}: {what}", fix, group=name)
+        )
+        self.queue: deque[QueuedWork] = deque()
         self.eager = eager
         self.is_used = False  # until the first submit no other thread of ours uses the core
         self._name = name
@@ -54,7 +56,7 @@ class Lane:
         # The lock is reentrant: a signal handler may submit as well
         self._held = 0
         self._changing = threading.RLock()
-        self._unfinished: list[Pending] = []  # refused, and the core may still use their memory
+        self._unfinished: list[QueuedWork] = []  # refused, and the core may still use their memory
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -87,7 +89,7 @@ class Lane:
                         self._let_go()
                     return
 
-    def submit(self, plan: Plan, limit_s: float) -> Pending:
+    def submit(self, plan: LoweredOp, limit_s: float) -> QueuedWork:
         """Queued; raises nothing, the work does."""
         self.is_used = True
         with self._changing:
@@ -102,7 +104,9 @@ class Lane:
             else:
                 action = functools.partial(_finish, begun, plan)
             is_held = begun is None or bool(plan.after)
-            work = Pending(action, plan.outputs, self._help_out, self._runs_at_once, begun, is_held)
+            work = QueuedWork(
+                action, plan.outputs, self._help_out, self._runs_at_once, begun, is_held
+            )
             try:
                 if begun is not None:
                     begun.post(0.0 if self.eager else GRACE_S)
@@ -121,7 +125,7 @@ class Lane:
         self._wakes.put(True)
         return work
 
-    def advance(self, until: Pending | None = None) -> None:
+    def advance(self, until: QueuedWork | None = None) -> None:
         """Runs what is queued, in order; with `until`, up to this one."""
         while self.queue and not (until is not None and until.is_completed()):
             with self.turn:
@@ -152,7 +156,7 @@ class Lane:
                 work.refuse(error)
                 work.publish()
 
-    def _prepare(self, plan: Plan, limit_s: float) -> Async | None:
+    def _prepare(self, plan: LoweredOp, limit_s: float) -> Async | None:
         """None: it is to be run in its turn."""
         if self._held or plan.first is not None or self._communicator is None:
             return None
@@ -174,7 +178,7 @@ class Lane:
         with self._changing:
             self._held -= count
 
-    def _take(self, work: Pending) -> bool:
+    def _take(self, work: QueuedWork) -> bool:
         """Out of the queue, unless it was refused meanwhile."""
         with self._changing:
             if not self.queue or self.queue[0] is not work:
@@ -198,7 +202,7 @@ class Lane:
         callback) nobody else would."""
         return not self.eager or threading.current_thread() is self._thread
 
-    def _help_out(self, work: Pending, timeout_s: float | None) -> bool:
+    def _help_out(self, work: QueuedWork, timeout_s: float | None) -> bool:
         """Until `work` is over: runs the queue up to it. With a limit the lane thread does, since
         what runs on this thread could not be left in time."""
         if timeout_s is None or threading.current_thread() is self._thread:
@@ -206,7 +210,7 @@ class Lane:
         return work.until_over(timeout_s)
 
 
-def _finish(begun: Async, plan: Plan) -> None:
+def _finish(begun: Async, plan: LoweredOp) -> None:
     begun.end()
     plan.copy_out()
 

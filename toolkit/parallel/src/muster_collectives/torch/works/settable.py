@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.futures import Future
 
-__all__ = ["Promise"]
+__all__ = ["SettableFuture"]
 
 
-class Promise:
+class SettableFuture:
     """`future` gets what `keep` is given, or raises what `fail` is given; one of the two, once.
 
     C++ sees a failure too: only a callback that raises gives a future an error that DDP's reducer
@@ -23,11 +23,11 @@ class Promise:
         self._error: Exception | None = None
         self.future: Future[Any] = self._source.then(self._value_or_error)
 
-    def keep(self, value: Any) -> None:
+    def set_result(self, value: Any) -> None:
         """Of CUDA tensors: records what its waiters' streams wait for, on the current stream."""
         self._source.set_result(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_error(self, error: Exception) -> None:
         self._error = error
         self._source.set_result(None)
 

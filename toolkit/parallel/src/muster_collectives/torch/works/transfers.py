@@ -1,5 +1,5 @@
 """Sends and receives of CPU tensors. The core reads and writes their memory by itself until a
-transfer is over, so it is kept until then, whoever still holds the work."""
+transfer is over, so it is kept until then, even if the work itself is dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster_collectives.runtime.communicator import Communicator, Request
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.torch.ops.lowered import plain
 from muster_collectives.torch.works.follower import Follower
-from muster_collectives.torch.works.work import Posted
+from muster_collectives.torch.works.work import P2PWork
 
 __all__ = ["Transfers"]
 
@@ -27,17 +27,17 @@ class Transfers:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._follower = Follower(communicator.ends)
-        self._kept: dict[int, Posted] = {}
+        self._kept: dict[int, P2PWork] = {}
         self._posting: dict[object, torch.Tensor] = {}
         self._sweep_at = _SWEEP
         self._changing = threading.Lock()  # sends and receives may come from any thread
 
-    def send(self, tensor: Any, peer: int, tag: int, timeout_s: float) -> Posted:
+    def send(self, tensor: Any, peer: int, tag: int, timeout_s: float) -> P2PWork:
         """Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor).contiguous().resolve_conj().resolve_neg()
         return self._post(self._communicator.post_send, dense, dense, False, peer, tag, timeout_s)
 
-    def receive(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> Posted:
+    def receive(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> P2PWork:
         """From any rank without a `peer`. Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor)
         is_direct = dense.is_contiguous() and not dense.is_conj() and not dense.is_neg()
@@ -47,7 +47,7 @@ class Transfers:
     def _post(
         self, post: Callable[..., Request], tensor: torch.Tensor, staged: torch.Tensor,
         is_receive: bool, peer: int | None, tag: int, timeout_s: float,
-    ) -> Posted:  # fmt: skip
+    ) -> P2PWork:  # fmt: skip
         length, place = staged.numel() * staged.element_size(), object()
         self._posting[place] = staged  # stays there where a signal handler raises before it is kept
         try:
@@ -56,7 +56,7 @@ class Transfers:
             del self._posting[place]
             raise
         expects = length if is_receive else None
-        work = Posted(request, tensor, staged, expects, self._drop, self._follower)
+        work = P2PWork(request, tensor, staged, expects, self._drop, self._follower)
         with self._changing:
             self._let_go()
             if is_receive or not request.done():
@@ -81,7 +81,7 @@ class Transfers:
             self._kept = {key: each for key, each in self._kept.items() if not each.has_ended()}
             self._sweep_at = max(_SWEEP, 2 * len(self._kept))
 
-    def _drop(self, work: Posted) -> None:
+    def _drop(self, work: P2PWork) -> None:
         with self._changing:
             self._kept.pop(id(work), None)
 

@@ -1,7 +1,7 @@
 """What a collective returns: `dist.Work` objects.
 
 Finished   done before it was returned; the usual case
-Pending    queued; whoever waits first runs it, else the group's lane thread does
+Pending    queued; the first waiter runs it, else the core's thread
 Posted     a send or a receive under way
 Joined     several works as one
 """
@@ -26,7 +26,7 @@ from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.untraced import leave_alone
 from muster_collectives.torch.works.follower import Follower
 
-__all__ = ["Finished", "Joined", "Pending", "Posted", "limit_s"]
+__all__ = ["CompletedWork", "CoalescedWork", "QueuedWork", "P2PWork", "limit_s"]
 
 _LONGEST_S = threading.TIMEOUT_MAX
 _CLAIMS = threading.Lock()  # held for two assignments: who sets the result of a future
@@ -48,7 +48,7 @@ def _late(what: str, seconds: float | None) -> CollectiveTimeout:
     )
 
 
-class Finished(dist._Work):  # type: ignore[misc]
+class CompletedWork(dist._Work):  # type: ignore[misc]
     """Done; `outputs` is what its future carries. Nothing can go wrong with it any more."""
 
     def __init__(self, outputs: Sequence[Any] = ()) -> None:
@@ -81,17 +81,17 @@ class Finished(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class Pending(dist._Work):  # type: ignore[misc]
-    """Queued in a lane. `perform` is called once, in its turn; `publish` once after it and outside
-    of the turn, since it runs what others have hung on the future. `begun`: the core's thread runs
-    its calls, and `action` is what is left to do after them. `is_held`: what comes after it waits
+class QueuedWork(dist._Work):  # type: ignore[misc]
+    """A call in a group's operation queue. `perform` is called once, in its turn; `publish` once
+    after it and outside of the turn, since it runs callbacks. `begun`: the core's thread runs its
+    calls, and `action` is what is left to do after them. `is_held`: what comes after it waits
     for `action`."""
 
     def __init__(
         self,
         action: Callable[[], None],
         outputs: Sequence[Any],
-        help_out: Callable[[Pending, float | None], bool],
+        help_out: Callable[[QueuedWork, float | None], bool],
         at_once: Callable[[], bool],
         begun: Async | None,
         is_held: bool,
@@ -198,7 +198,7 @@ class Pending(dist._Work):  # type: ignore[misc]
         return list(source.value())
 
 
-class Posted(dist._Work):  # type: ignore[misc]
+class P2PWork(dist._Work):  # type: ignore[misc]
     """A send or a receive. `tensor` lives as long as this; a receive into a tensor that is not
     contiguous goes through `staged`. `when_over` is told once somebody has waited for it."""
 
@@ -208,7 +208,7 @@ class Posted(dist._Work):  # type: ignore[misc]
         tensor: torch.Tensor,
         staged: torch.Tensor,
         expects_bytes: int | None,
-        when_over: Callable[[Posted], None],
+        when_over: Callable[[P2PWork], None],
         follower: Follower,
     ) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class Posted(dist._Work):  # type: ignore[misc]
         return list(source.value())
 
 
-class Joined(dist._Work):  # type: ignore[misc]
+class CoalescedWork(dist._Work):  # type: ignore[misc]
     """Done when all of `works` are; raises the first failure."""
 
     def __init__(self, works: Sequence[Any]) -> None:
@@ -362,4 +362,4 @@ class Joined(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-leave_alone(Finished, Pending, Posted, Joined)
+leave_alone(CompletedWork, QueuedWork, P2PWork, CoalescedWork)
