@@ -46,9 +46,16 @@ struct mc_net;
 struct mc_inter;
 struct mc_p2p;
 struct mc_op_queue;
-/* What a failure and a long wait need of the transport between nodes; mc_net_open fills it in. */
+/* What the transport between nodes has found to be wrong. It only says so: its caller makes that the group's failure. */
+struct mc_loss {
+  int code, sys_errno, rank;
+  const uint8_t *rank_status;
+  const struct mc_desc *other;       /* NULL: none */
+  const struct mc_failure *reported; /* another node's error record, which takes the place of all of the above; or NULL */
+};
+/* What a failure and a long wait need of the transport; mc_net_open fills it in. */
 struct mc_transport {
-  int (*poll)(struct mc_comm *c, const uint8_t *missing_locals); /* mc_net_look */
+  int (*poll)(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss); /* mc_net_look */
   void (*propagate)(struct mc_comm *c, const struct mc_failure *failure);
   void (*abort)(struct mc_comm *c);
 };
@@ -128,7 +135,7 @@ const struct mc_error_record *mc_error_record(const struct mc_comm *c); /* the n
 /* Ends the group: writes the error record (or takes the one that is there), tells the other nodes, wakes all.
  * rank_status: by world rank, may be NULL. Returns the code that counts. */
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *rank_status, const struct mc_desc *other);
-int mc_fail_reported(struct mc_comm *c, const struct mc_failure *reported); /* another node's error record: not told back */
+int mc_fail_loss(struct mc_comm *c, const struct mc_loss *loss); /* the same, of what the transport has found */
 void mc_abort_reported(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
 int mc_check(struct mc_comm *c);             /* MC_OK, or the error record or abort that is there by now; cheap */
 /* One look at what a long wait must not miss: error record, dead local ranks, other nodes' words, the

@@ -117,8 +117,9 @@ int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t 
   return adopt_error(c, write_record(c, &what, rank_status));
 }
 
-int mc_fail_reported(struct mc_comm *c, const struct mc_failure *reported) {
-  return adopt_error(c, write_record(c, reported, reported->rank_status));
+int mc_fail_loss(struct mc_comm *c, const struct mc_loss *loss) {
+  if (loss->reported) return adopt_error(c, write_record(c, loss->reported, loss->reported->rank_status));
+  return mc_fail(c, loss->code, loss->sys_errno, loss->rank, loss->rank_status, loss->other);
 }
 
 int mc_check(struct mc_comm *c) {
@@ -188,7 +189,8 @@ int mc_look(struct mc_comm *c, const uint8_t *missing) {
   int code = mc_check(c);
   if (!code) code = mc_check_signals(c);
   if (!code && missing) code = check_local_peers(c, missing);
-  if (!code && c->net) code = c->transport.poll(c, missing);
+  struct mc_loss loss;
+  if (!code && c->net && c->transport.poll(c, missing, &loss)) code = mc_fail_loss(c, &loss);
   if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = too_late(c, missing);
   return code;
 }

@@ -68,7 +68,7 @@ int mc_nodes_all_to_all(struct mc_comm *c) {
   int code = MC_OK;
   uint32_t distance = 1;
   for (; distance < c->size && distance <= WINDOW / 2 && !code; distance++) code = post(c, &job, distance);
-  if (!code) code = mc_net_progress(c, 0);
+  if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(nodes_alltoall_posted);
   if (!code) code = in_the_node(c, &job);
   MC_FAULT_POINT(nodes_alltoall_in_node);

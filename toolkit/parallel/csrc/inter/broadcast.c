@@ -58,7 +58,7 @@ static int small(struct mc_comm *c, size_t bytes) {
   int code = MC_OK;
   if (c->local == speaker) {
     code = c->nodes <= FLAT_NODES && bytes <= FLAT_BYTES ? flat(c, bytes) : down_the_tree(c, bytes);
-    if (!code) code = mc_net_progress(c, 0);
+    if (!code) code = mc_inter_progress(c);
     MC_FAULT_POINT(tree_sent);
   }
   if (!code) code = mc_local_broadcast(c, c->call.out, bytes, speaker);
@@ -102,7 +102,7 @@ static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
     if (code) return code;
   }
   int code = mc_inter_send(c, sends, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
-  if (!code) code = mc_net_progress(c, 0);
+  if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(chain_passed);
   return code;
 }

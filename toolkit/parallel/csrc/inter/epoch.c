@@ -53,7 +53,7 @@ static int wait_for_all(struct mc_comm *c, uint32_t first) {
   int code = MC_OK;
   for (uint32_t local = first; local != c->local && !code; local = next_missing(c, local)) {
     last = local;
-    code = mc_net_progress(c, 0);
+    code = mc_inter_progress(c);
     if (code) break;
     if (turns++ < YIELDS) sched_yield();
     else sleep_a_slice(c, local);

@@ -35,7 +35,7 @@ static int post(struct mc_comm *c, const struct job *job, uint32_t k) {
     uint32_t to = mc_inter_owner(c, mc_inter_node(c, c->nodes - distance), c->local);
     if (!code) code = mc_inter_send(c, sends, to, job->out + c->rank * job->bytes + begin, length);
   }
-  if (!code) code = mc_net_progress(c, 0);
+  if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(blocks_posted);
   return code;
 }

@@ -74,7 +74,7 @@ int mc_phase_reduce(struct mc_comm *c, const void *in, void *out, const struct m
     if (code) return code;
     sum_own(c, &sum, &strided[c->local], &at[c->local], epoch, c->local * piece, piece);
     MC_FAULT_POINT(phase_reduce_summed);
-    code = mc_net_progress(c, 0);
+    code = mc_inter_progress(c);
     if (code) return code;
     done += piece;
   } while (done < longest);
@@ -97,7 +97,7 @@ int mc_phase_allgather(struct mc_comm *c, void *data, const struct mc_strided *s
       spread(data, mc_in_slot(c, local, epoch), &strided[local], &at[local], piece);
     }
     MC_FAULT_POINT(phase_allgather_spread);
-    code = mc_net_progress(c, 0);
+    code = mc_inter_progress(c);
     if (code) return code;
     done += piece;
   } while (done < longest);
@@ -148,7 +148,7 @@ int mc_phase_alltoall(struct mc_comm *c, const void *in, const struct mc_span *i
                 mc_inter_less(out_spans[local].count - done, piece));
     }
     MC_FAULT_POINT(phase_alltoall_out);
-    code = mc_net_progress(c, 0);
+    code = mc_inter_progress(c);
     if (code) return code;
     done += piece;
   } while (done < longest);

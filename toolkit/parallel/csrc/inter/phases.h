@@ -27,6 +27,7 @@ struct mc_inter { /* kept from call to call, made by the first */
   struct mc_inter_error errors[MC_INTER_ERRORS];
   uint32_t rails; /* ranks of the smallest node */
   uint64_t used;
+  uint64_t alive_ns, dead_ns; /* when the ranks of this node were looked at, when one was found dead */
 };
 
 /* --- inter/scratch.c. NULL: there is no memory, and that has been declared (mc_check says it). */
@@ -58,6 +59,10 @@ uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, 
 /* For every local rank the places of its blocks: `length` bytes at `begin` of blocks of `block` bytes. NULL: no memory. */
 const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length);
 
+/* --- inter/progress.c: moves messages; what the transport finds wrong becomes the group's failure here */
+int mc_inter_progress(struct mc_comm *c); /* without waiting */
+int mc_inter_finish(struct mc_comm *c);   /* until all posted is done, or the deadline of the call: names who has not come */
+int mc_inter_await_ticket(struct mc_comm *c, uint64_t ticket);
 /* --- inter/epoch.c: as mc_epoch, but messages under way move on while the node is waited for */
 int mc_inter_epoch(struct mc_comm *c);
 /* --- inter/phases.c: epochs of the node, which move the messages of other nodes on as well */

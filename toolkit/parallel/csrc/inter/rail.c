@@ -55,7 +55,7 @@ int mc_rail_rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct 
     code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
   }
   MC_FAULT_POINT(rail_rs_started);
-  return code ? code : mc_net_progress(c, 0);
+  return code ? code : mc_inter_progress(c);
 }
 
 /* Where the sum of another node's part is received. */
@@ -82,7 +82,7 @@ int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct 
       code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
   }
   MC_FAULT_POINT(rail_ag_started);
-  return code ? code : mc_net_progress(c, 0);
+  return code ? code : mc_inter_progress(c);
 }
 
 int mc_rail_finish(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {

@@ -37,5 +37,5 @@ int mc_nodes_run(struct mc_comm *c) {
     case MC_ALL_TO_ALL: code = mc_nodes_all_to_all(c); break;
     default: return MC_EINVAL;
   }
-  return code ? code : mc_net_finish(c); /* what was sent may still be in the caller's memory */
+  return code ? code : mc_inter_finish(c); /* what was sent may still be in the caller's memory */
 }

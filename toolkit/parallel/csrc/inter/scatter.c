@@ -53,7 +53,7 @@ static int begin(struct mc_comm *c, const struct job *job, uint32_t k) {
   }
   for (uint32_t i = 0; i + 1 < job->blocks && !code; i++) /* the last is this rank's own */
     code = mc_inter_send(c, sends, job->ranks[i], wire_form(job, k, i), travels);
-  if (!code) code = mc_net_progress(c, 0);
+  if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(sums_sent);
   return code;
 }
@@ -116,7 +116,7 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
     code = mc_inter_send(c, sends, mc_inter_owner(c, node, c->local), ordered + c->first_of[node] * bytes,
                        mc_inter_locals(c, node) * bytes);
   }
-  if (!code) code = mc_net_progress(c, 0);
+  if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(scatter_nodes_sent);
   if (!code && c->node_of[call->root] != c->node && c->local == speaker) {
     code = mc_inter_recv(c, receives, call->root, mine, c->locals * bytes);

@@ -98,18 +98,22 @@ static int room_for_one(struct mc_comm *c, struct mc_posts *posts) {
 int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes) {
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
-  return code ? code : mc_net_send(c, peer, data, bytes, &posts->tickets[posts->count++]);
+  if (code) return code;
+  code = mc_net_send(c, peer, data, bytes, &posts->tickets[posts->count++]);
+  return code ? mc_fail(c, code, 0, (int)peer, NULL, NULL) : MC_OK;
 }
 
 int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes) {
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
-  return code ? code : mc_net_recv(c, peer, data, bytes, &posts->tickets[posts->count++]);
+  if (code) return code;
+  code = mc_net_recv(c, peer, data, bytes, &posts->tickets[posts->count++]);
+  return code ? mc_fail(c, code, 0, (int)peer, NULL, NULL) : MC_OK;
 }
 
 int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
   for (; how_many && posts->first < posts->count; how_many--) {
-    int code = mc_net_await(c, posts->tickets[posts->first]);
+    int code = mc_inter_await_ticket(c, posts->tickets[posts->first]);
     if (code) return code;
     posts->first++;
   }

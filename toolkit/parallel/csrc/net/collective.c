@@ -17,7 +17,7 @@ static void release(struct mc_net *n) {
   free(n);
 }
 
-static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
+static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users) {
   const size_t bytes = n->c->size * sizeof *n->addresses;
   n->addresses = malloc(bytes);
   if (!n->addresses) return MC_EMEM;
@@ -26,21 +26,21 @@ static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *ad
   n->buffer_bytes = mc_socket_buffers();
   mc_socket_settle(listen_fd, n->buffer_bytes);
   int code = mc_listener_open(n, listen_fd);
-  const struct mc_handler *const handlers[] = {&mc_collective_handler, p2p, NULL};
+  const struct mc_handler *const handlers[] = {&mc_collective_handler, users->p2p, NULL};
   for (uint32_t i = 0; i < MC_NET_CHANNELS && code == MC_OK; i++) code = mc_loop_open(&n->channels[i], n, i, handlers[i]);
   return code;
 }
 
 /* 0 or an errno value; after a failure listen_fd is still the caller's. */
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
+int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users) {
   struct mc_net *n = calloc(1, sizeof *n);
   if (!n) return ENOMEM;
-  n->c = c, c->net = n;
+  n->c = c, c->net = n, n->aborted = users->aborted;
   c->transport = (struct mc_transport){.poll = mc_net_look, .propagate = mc_net_propagate, .abort = mc_net_abort};
   n->listener.listen_fd = n->listener.poll_fd = -1;
   pthread_mutex_init(&n->listener.lock, NULL);
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) n->channels[i].wake_fd = -1;
-  const int code = open_all(n, listen_fd, addresses, p2p), error = errno;
+  const int code = open_all(n, listen_fd, addresses, users), error = errno;
   if (code == MC_OK) return 0;
   n->listener.listen_fd = -1;
   release(n);
@@ -79,7 +79,7 @@ int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes
   *ticket = out ? mc_ticket_new(loop) : 0;
   if (!*ticket) {
     if (out) mc_send_desc_free(loop, out);
-    return mc_fail(c, MC_EMEM, 0, (int)peer, NULL, NULL);
+    return MC_EMEM;
   }
   mc_frame_call(&out->frame, c);
   out->ticket = *ticket;
@@ -96,7 +96,7 @@ int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint
   *ticket = posted ? mc_ticket_new(loop) : 0;
   if (!*ticket) {
     free(posted);
-    return mc_fail(c, MC_EMEM, 0, (int)peer, NULL, NULL);
+    return MC_EMEM;
   }
   *posted = (struct mc_posted_recv){.data = data, .bytes = bytes, .ticket = *ticket, .fingerprint = c->call_fingerprint};
   if (conn->recv_last) conn->recv_last->next = posted;
@@ -126,25 +126,12 @@ static void step(struct mc_loop *loop, uint64_t wait_ns) {
   if (ppoll(loop->polls, count, &wait, NULL) >= 0) mc_loop_polled(loop);
 }
 
-int mc_loop_progress(struct mc_loop *loop, uint64_t wait_ns) {
-  struct mc_comm *c = loop->c;
-  const uint64_t until = mc_now_ns() + wait_ns;
-  uint64_t left = wait_ns;
-  loop->moved = false;
-  for (;;) {
-    int code = mc_check(c);
-    if (code != MC_OK) return code;
-    step(loop, left < MC_SLICE_NS ? left : MC_SLICE_NS);
-    code = mc_loop_status(loop);
-    if (code != MC_OK) return code;
-    const uint64_t now = mc_now_ns();
-    if (loop->moved || now >= until) return MC_OK;
-    left = until - now;
-  }
-}
+bool mc_net_idle(struct mc_comm *c) { return !c->net->channels[MC_NET_COLLECTIVE].open; }
 
-int mc_net_progress(struct mc_comm *c, uint64_t wait_ns) {
+int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_loss *loss) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  if (!loop->open && !wait_ns) return mc_check(c); /* asked often: words are read by mc_net_look */
-  return mc_loop_progress(loop, wait_ns);
+  loop->moved = false;
+  step(loop, wait_ns < MC_SLICE_NS ? wait_ns : MC_SLICE_NS);
+  *moved = loop->moved;
+  return mc_loop_status(loop, loss);
 }

@@ -116,7 +116,7 @@ struct mc_loop {
   uint8_t *done;
   uint64_t done_base, done_next, done_room, open;
   /* words */
-  uint64_t heartbeat_ns, alive_ns, dead_ns, listener_ns, reported_ns;
+  uint64_t heartbeat_ns, listener_ns, reported_ns;
   bool propagated, has_report;
   struct mc_failure reported;
   uint8_t *rank_status, *reported_status; /* [size]; the first is scratch */
@@ -139,6 +139,7 @@ struct mc_abort { /* net/abort.c */
 struct mc_net {
   struct mc_comm *c;
   struct mc_abort abort;
+  void (*aborted)(struct mc_comm *c, uint32_t by);
   struct mc_address *addresses;
   uint8_t group[MC_PROOF];
   struct mc_listener listener;
@@ -187,8 +188,6 @@ uint32_t mc_loop_polls(struct mc_loop *loop); /* fills ch->polls, says how many 
 void mc_loop_polled(struct mc_loop *loop);    /* deals with what poll has said in ch->polls */
 void mc_loop_wake(struct mc_loop *loop);
 uint64_t mc_loop_due(struct mc_loop *loop, uint64_t now); /* when something must be done without an event */
-/* --- net/collective.c */
-int mc_loop_progress(struct mc_loop *loop, uint64_t wait_ns); /* of the collective channel: everything but naming */
 /* --- net/control.c */
 void mc_control_heartbeat(struct mc_loop *loop, const uint8_t *rank_status);
 void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure);
@@ -199,7 +198,8 @@ bool mc_missed_by(const struct mc_conn *conn, uint64_t seq, uint8_t *rank_status
 void mc_net_abort_end(struct mc_net *n);
 /* --- net/receives.c */
 extern const struct mc_handler mc_collective_handler;
-int mc_loop_status(struct mc_loop *loop);
+/* MC_OK, or what is wrong: a report of another node, a foul frame, a loss. */
+int mc_loop_status(struct mc_loop *loop, struct mc_loss *loss);
 uint64_t mc_ticket_new(struct mc_loop *loop);
 void mc_ticket_done(struct mc_loop *loop, uint64_t ticket);
 #endif

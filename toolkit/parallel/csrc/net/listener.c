@@ -121,7 +121,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   mc_client_finished_proof(n->c, &p->hello, proof);
   if (!mc_proves(proof, p->buffer)) return false;
   if (p->hello.client.channel == MC_NET_ABORT) {
-    mc_abort_reported(n->c, p->hello.client.rank);
+    n->aborted(n->c, p->hello.client.rank);
     MC_FAULT_POINT(abort_heard);
     mc_accepted_proof(n->c, &p->hello, proof);
     send_all(p->fd, proof, sizeof proof);

@@ -7,9 +7,13 @@
 
 enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS }; /* each has connections of its own */
 
-/* 0 or an errno value; after a failure listen_fd is still the caller's. */
 struct mc_handler;
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p);
+struct mc_net_users {
+  const struct mc_handler *p2p;                    /* of the frames of MC_NET_P2P */
+  void (*aborted)(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
+};
+/* 0 or an errno value; after a failure listen_fd is still the caller's. */
+int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users);
 void mc_net_close(struct mc_comm *c); /* says goodbye where that does not block */
 
 /* Collectives. Posts queue only; memory must stay as it is until done. Messages of a pair match in order;
@@ -17,15 +21,16 @@ void mc_net_close(struct mc_comm *c); /* says goodbye where that does not block 
 int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket);
 int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket);
 bool mc_net_done(struct mc_comm *c, uint64_t ticket);
-/* Moves what can be moved; waits for up to wait_ns (0: not at all) if nothing could. */
-int mc_net_progress(struct mc_comm *c, uint64_t wait_ns);
-/* Until all posted is done, or the deadline of the call: then names who has not come. */
-int mc_net_finish(struct mc_comm *c);
-/* Until one ticket is done. */
-int mc_net_await(struct mc_comm *c, uint64_t ticket);
-/* For long waits inside the node (mc_look): reads words of other nodes, says "I am here, these local ranks
- * are not" to the peers that may wait for this rank. Never blocks. */
-int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals);
+bool mc_net_idle(struct mc_comm *c); /* nothing that was posted is under way */
+/* Moves what can be moved, and waits once, for up to wait_ns, if nothing could; *moved says whether something did.
+ * Not MC_OK: `loss` says what is wrong. Nothing here decides that the group has failed. */
+int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_loss *loss);
+/* For long waits: reads control messages, says "I am here, these local ranks are not" to the peers that may
+ * wait for this rank, where that is due. Neither blocks. */
+int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss);
+void mc_net_heartbeat(struct mc_comm *c, const uint8_t *missing_locals);
+/* The deadline has passed: who has not come, as far as this rank can know. */
+void mc_net_late(struct mc_comm *c, struct mc_loss *loss);
 /* Tells the error record to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure);
 /* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to

@@ -47,17 +47,18 @@ static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_s
 
 const struct mc_handler mc_collective_handler = {on_header, on_recv_done, on_send_done, mc_control_read};
 
-static int lose(struct mc_loop *loop, const struct mc_conn *conn, int error, uint8_t status) {
+static int lose(struct mc_loop *loop, const struct mc_conn *conn, int error, uint8_t status, struct mc_loss *loss) {
   memset(loop->rank_status, MC_HERE, loop->c->size);
   loop->rank_status[conn->peer] = status;
-  return mc_fail(loop->c, MC_EPEER, error, (int)conn->peer, loop->rank_status, NULL);
+  *loss = (struct mc_loss){.code = MC_EPEER, .sys_errno = error, .rank = (int)conn->peer, .rank_status = loop->rank_status};
+  return loss->code;
 }
 
 /* Losses wait a little for the error record of somebody who knows why. A rank that has left, or from which nothing
  * is awaited, may have done its part of the call. */
-static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now) {
+static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, struct mc_loss *loss) {
   const bool awaited = conn->recv_first || conn->first;
-  if (mc_connect_refused(conn, now) && awaited) return lose(loop, conn, ECONNREFUSED, MC_DEAD);
+  if (mc_connect_refused(conn, now) && awaited) return lose(loop, conn, ECONNREFUSED, MC_DEAD, loss);
   /* also where all has been handed to the kernel: it sends no probes while data is unacknowledged */
   if (conn->state == MC_CONN_UP && awaited && now - conn->probed_ns > 1000000000u) {
     conn->probed_ns = now;
@@ -66,7 +67,7 @@ static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now) 
   if (conn->phase == MC_HELD && !conn->faulty && !conn->recv_first && is_of_another_call(loop, conn)) differs(loop, conn); /* seen at the next look */
   if (conn->state != MC_CONN_GONE || (conn->goodbye && !awaited)) return MC_OK;
   if (now - conn->lost_ns < (awaited ? MC_ELSEWHERE_NS : MC_UNASKED_NS)) return MC_OK;
-  return lose(loop, conn, conn->why, conn->goodbye ? MC_LEFT : MC_DEAD);
+  return lose(loop, conn, conn->why, conn->goodbye ? MC_LEFT : MC_DEAD, loss);
 }
 
 /* A error record on a later call may come in one read with the last data of this one, which is all right: the
@@ -76,22 +77,25 @@ static bool may_wait(const struct mc_loop *loop) {
          mc_now_ns() - loop->reported_ns < MC_ELSEWHERE_NS;
 }
 
-int mc_loop_status(struct mc_loop *loop) {
+int mc_loop_status(struct mc_loop *loop, struct mc_loss *loss) {
   struct mc_comm *c = loop->c;
-  if (loop->has_report && !may_wait(loop)) { /* this tells it on, so that it reaches nodes which the finder has no connection to */
+  if (loop->has_report && !may_wait(loop)) { /* adopted, it reaches nodes which the finder has no connection to */
     loop->has_report = false;
-    return mc_fail_reported(c, &loop->reported);
+    *loss = (struct mc_loss){.code = loop->reported.code, .rank = -1, .reported = &loop->reported};
+    return loss->code;
   }
   if (loop->fault.code != MC_OK) {
-    const struct mc_fault fault = loop->fault;
-    loop->fault.code = MC_OK;
+    struct mc_fault *fault = &loop->fault;
     memset(loop->rank_status, MC_HERE, c->size);
-    loop->rank_status[fault.rank] = fault.status;
-    return mc_fail(c, fault.code, fault.sys_errno, fault.rank, loop->rank_status, fault.has_other ? &fault.other : NULL);
+    loop->rank_status[fault->rank] = fault->status;
+    *loss = (struct mc_loss){.code = fault->code, .sys_errno = fault->sys_errno, .rank = fault->rank,
+                             .rank_status = loop->rank_status, .other = fault->has_other ? &fault->other : NULL};
+    fault->code = MC_OK;
+    return loss->code;
   }
   const uint64_t now = mc_now_ns();
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
-    const int code = check_conn(loop, conn, now);
+    const int code = check_conn(loop, conn, now, loss);
     if (code != MC_OK) return code;
   }
   return MC_OK;

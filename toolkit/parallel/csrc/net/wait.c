@@ -1,4 +1,4 @@
-/* Waiting on the net: until what was posted is done, with the names of those who have not come. */
+/* What long waits on the net say and find: heartbeats, the ranks that have not come, the end of a group. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -35,8 +35,8 @@ static int missing(struct mc_loop *loop, uint8_t *rank_status) {
   return -1;
 }
 
-static int too_late(struct mc_loop *loop) {
-  struct mc_comm *c = loop->c;
+void mc_net_late(struct mc_comm *c, struct mc_loss *loss) {
+  struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
   int first = missing(loop, loop->rank_status), code = MC_ETIMEOUT, error = 0;
   for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     if (!awaited(conn)) continue;
@@ -47,25 +47,7 @@ static int too_late(struct mc_loop *loop) {
   }
   for (uint32_t rank = 0; first < 0 && rank < c->size; rank++)
     if (loop->rank_status[rank] != MC_HERE) first = (int)rank;
-  return mc_fail(c, code, error, first, loop->rank_status, NULL);
-}
-
-/* Ranks of this node have their part in the call as well. One that has ended without a word may have done it;
- * that becomes a failure only if nobody else's word comes within a second. */
-static int check_locals(struct mc_loop *loop, uint64_t now) {
-  struct mc_comm *c = loop->c;
-  if (now - loop->alive_ns < MC_SLICE_NS) return MC_OK;
-  loop->alive_ns = now;
-  for (uint32_t i = 0; c->segment && i < c->locals; i++) {
-    if (i == c->local || atomic_load(&c->segment->ranks[i].state) == 2 || mc_local_alive(c, i)) continue;
-    if (!loop->dead_ns) loop->dead_ns = now;
-    if (now - loop->dead_ns < MC_UNASKED_NS) return MC_OK;
-    const uint32_t rank = world_rank(c, i);
-    memset(loop->rank_status, MC_HERE, c->size);
-    loop->rank_status[rank] = MC_DEAD;
-    return mc_fail(c, MC_EPEER, 0, (int)rank, loop->rank_status, NULL);
-  }
-  return MC_OK;
+  *loss = (struct mc_loss){.code = code, .sys_errno = error, .rank = first, .rank_status = loop->rank_status};
 }
 
 static bool heartbeat_is_due(const struct mc_loop *loop, uint64_t now) {
@@ -91,55 +73,23 @@ static void connect_peers(struct mc_loop *loop, uint64_t now) {
     if (conn->accepted && awaited(conn)) mc_connect(conn);
 }
 
-static bool is_done(struct mc_comm *c, uint64_t ticket) {
-  return ticket ? mc_net_done(c, ticket) : c->net->channels[MC_NET_COLLECTIVE].open == 0;
-}
-
-/* Handlers, deaths, words and the deadline are looked at also while data moves: a slow connection moves it for long. */
-static int wait_for(struct mc_comm *c, uint64_t ticket) {
+void mc_net_heartbeat(struct mc_comm *c, const uint8_t *missing_locals) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  const uint64_t start = mc_now_ns();
-  const uint64_t spin = c->tuning.spin_s > 0 ? (uint64_t)(c->tuning.spin_s * 1e9) : 0;
-  uint64_t moved = start, now = start;
-  int code = MC_OK;
-  while (code == MC_OK && !is_done(c, ticket)) {
-    code = mc_loop_progress(loop, now - moved < spin ? 0 : MC_SLICE_NS);
-    now = mc_now_ns();
-    if (loop->moved) moved = now;
-    if (code == MC_OK) code = mc_check_signals(c);
-    if (code == MC_OK) code = check_locals(loop, now);
-    if (code == MC_OK && heartbeat_is_due(loop, now)) {
-      loop->heartbeat_ns = now;
-      connect_peers(loop, now);
-      missing(loop, loop->rank_status);
-      mc_control_heartbeat(loop, loop->rank_status);
-    }
-    const bool late = c->deadline_ns && now > c->deadline_ns + MC_GRACE_NS;
-    if (code == MC_OK && late && !is_done(c, ticket)) code = too_late(loop);
-  }
-  const uint64_t took = mc_now_ns() - start;
-  c->waited_ns += took;
-  c->remote_wait_ns += took;
-  return code;
-}
-
-int mc_net_finish(struct mc_comm *c) { return wait_for(c, 0); }
-
-int mc_net_await(struct mc_comm *c, uint64_t ticket) { return wait_for(c, ticket); }
-
-int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals) {
-  struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  const int code = mc_loop_progress(loop, 0);
-  if (code != MC_OK) return code;
   const uint64_t now = mc_now_ns();
-  if (!heartbeat_is_due(loop, now)) return MC_OK;
+  if (!heartbeat_is_due(loop, now)) return;
   loop->heartbeat_ns = now;
   connect_peers(loop, now);
   missing(loop, loop->rank_status);
   for (uint32_t i = 0; missing_locals && i < c->locals; i++)
     if (missing_locals[i] && i != c->local) loop->rank_status[world_rank(c, i)] = MC_MISSING;
   mc_control_heartbeat(loop, loop->rank_status);
-  return MC_OK;
+}
+
+int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss) {
+  bool moved;
+  const int code = mc_net_step(c, 0, &moved, loss);
+  if (code == MC_OK) mc_net_heartbeat(c, missing_locals);
+  return code;
 }
 
 static bool being_made(struct mc_loop *loop) {
