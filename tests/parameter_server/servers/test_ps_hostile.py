@@ -41,7 +41,7 @@ class _Bomb:
 
 def _dial(made: Places) -> tuple[socket.socket, bytes]:
     """A connection and the server's nonce."""
-    from muster_parameter_server import handshake
+    from muster_parameter_server.wire import handshake
 
     sock = socket.create_connection(made.addresses[0], END_S)
     return sock, handshake.read_hello(_read(sock, handshake.HELLO_BYTES))
@@ -70,7 +70,7 @@ def _is_refused(sock: socket.socket, data: bytes) -> bool:
 
 def _enter(made: Places, rank: int, key: bytes = bytes.fromhex(KEY)) -> socket.socket:
     """A peer that has the key, and then does what it likes."""
-    from muster_parameter_server import handshake
+    from muster_parameter_server.wire import handshake
 
     sock, nonce = _dial(made)
     sock.sendall(handshake.answer(key, nonce, b"n" * 32, rank, 0))
@@ -99,7 +99,7 @@ def _job(made: Places, rank: int) -> object:
 @pytest.mark.promise("S10")
 @pytest.mark.promise("S03")
 def test_strangers_are_refused_and_the_job_runs_on(servers: Maker, tmp_path: Any) -> None:
-    from muster_parameter_server import handshake
+    from muster_parameter_server.wire import handshake
 
     made = servers(1, workers=2)
     wait_until(made.listens, END_S)
@@ -212,7 +212,8 @@ def _job_with(made: Places, **more: str) -> object:
 
 
 def test_a_server_that_cannot_prove_the_key_is_not_believed() -> None:
-    from muster_parameter_server import ProtocolError, handshake
+    from muster_parameter_server import ProtocolError
+    from muster_parameter_server.wire import handshake
 
     def liar(listener: socket.socket) -> None:
         sock, _ = listener.accept()
@@ -249,8 +250,8 @@ def _registration(made: Places) -> dict[str, Any]:
 
 
 def _bad_frames() -> dict[str, tuple[Callable[[], bytes], str]]:
-    from muster_parameter_server import frames
-    from muster_parameter_server.frames import DTYPES, HEADER, Kind
+    from muster_parameter_server.wire import frames
+    from muster_parameter_server.wire.frames import DTYPES, HEADER, Kind
 
     push = {"step": 0, "hyper": [[1.0, 0.0, 0.0, 0.0, 0.0]]}
 
@@ -284,8 +285,8 @@ def _bad_frames() -> dict[str, tuple[Callable[[], bytes], str]]:
 @pytest.mark.promise("S10")
 def test_a_worker_that_breaks_the_rules_ends_the_job_by_its_name() -> None:
     """It has the key, so it is one of the job; the server takes nothing of it, and says who."""
-    from muster_parameter_server import frames
-    from muster_parameter_server.frames import Kind
+    from muster_parameter_server.wire import frames
+    from muster_parameter_server.wire.frames import Kind
 
     for name, (made_bytes, words) in _bad_frames().items():
         made = Inside(1, workers=1)

@@ -176,7 +176,7 @@ def test_a_late_worker_does_not_break_a_load_by_tcp(monkeypatch: pytest.MonkeyPa
     """Rank 0's tensors are more than sockets hold, and TCP gives up where nothing moves."""
     import torch
 
-    from muster_parameter_server import sockets
+    from muster_parameter_server.wire import sockets
 
     monkeypatch.setattr(sockets, "_VANISHED_MS", 3000)
     made, connected = Inside(1, workers=2), []
@@ -201,7 +201,8 @@ def test_who_waits_while_tensors_come_waits_longer(monkeypatch: pytest.MonkeyPat
     """Rank 1 needs more than `timeout_s` for its gradient, but is never silent for so long."""
     import torch
 
-    from muster_parameter_server import exchange, room
+    from muster_parameter_server import room
+    from muster_parameter_server.client import exchange
 
     monkeypatch.setattr(exchange, "MARGIN_S", 0.5)
     monkeypatch.setattr(room, "_WAIT_EVERY_S", 0.1)

@@ -113,7 +113,7 @@ def test_two_parameters_in_the_same_memory_are_refused(name: str) -> None:
     import torch
 
     from muster_parameter_server import SettingsError
-    from muster_parameter_server.buffers import as_tensors
+    from muster_parameter_server.client.buffers import as_tensors
 
     tensors, words = _shared_memory(torch)[name]
     with pytest.raises(SettingsError, match=words):

@@ -123,7 +123,7 @@ def test_no_view_reaches_beyond_its_tensor() -> None:
 def test_a_gradient_that_does_not_fit_is_refused(gradients: Any) -> None:
     import torch
 
-    from muster_parameter_server.buffers import Buffers
+    from muster_parameter_server.client.buffers import Buffers
     from muster_parameter_server.errors import SettingsError
     from muster_parameter_server.layout import TensorSpec
 
@@ -136,7 +136,7 @@ def test_a_gradient_that_does_not_fit_is_refused(gradients: Any) -> None:
 def test_parameters_that_cannot_travel_are_refused() -> None:
     import torch
 
-    from muster_parameter_server.buffers import as_tensors
+    from muster_parameter_server.client.buffers import as_tensors
     from muster_parameter_server.errors import SettingsError
     from muster_parameter_server.memory import spec_of
 

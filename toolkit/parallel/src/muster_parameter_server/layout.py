@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from muster_parameter_server.frames import DTYPES, Dtype
+from muster_parameter_server.wire.frames import DTYPES, Dtype
 
 
 class TensorSpec(NamedTuple):

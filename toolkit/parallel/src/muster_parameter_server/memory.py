@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muster_parameter_server.errors import SettingsError
-from muster_parameter_server.frames import DTYPES
+from muster_parameter_server.wire.frames import DTYPES
 from muster_parameter_server.layout import Segment, TensorSpec
 
 if sys.byteorder != "little":

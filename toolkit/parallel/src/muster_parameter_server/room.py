@@ -13,18 +13,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from muster_parameter_server.channel import Channel, GoneError
+from muster_parameter_server.wire.channel import Channel, GoneError
 from muster_parameter_server.clocks import Clocks, Rounds
-from muster_parameter_server.errors import (
-    AgreementError,
-    DeadlineError,
-    ParameterServerError,
-    ProtocolError,
-    WorkerLostError,
-)
-from muster_parameter_server.frames import Kind
+from muster_parameter_server.errors import AgreementError, DeadlineError, ParameterServerError, ProtocolError, WorkerLostError
+from muster_parameter_server.wire.frames import Kind
 from muster_parameter_server.layout import segments
-from muster_parameter_server.options import SYNC, Hyper, Registration, differences
+from muster_parameter_server.options import Hyper, Registration, SYNC, differences
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept, Shard
 

@@ -10,23 +10,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from muster_parameter_server import handshake
-from muster_parameter_server.channel import Channel, GoneError
-from muster_parameter_server.errors import (
-    DeadlineError,
-    ParameterServerError,
-    ProtocolError,
-    to_message,
-)
-from muster_parameter_server.frames import DTYPES, Dtype, Header, Kind
+from muster_parameter_server.wire import handshake
+from muster_parameter_server.wire.channel import Channel, GoneError
+from muster_parameter_server.errors import DeadlineError, ParameterServerError, ProtocolError, to_message
+from muster_parameter_server.wire.frames import DTYPES, Dtype, Header, Kind
 from muster_parameter_server.memory import NAMES, view
-from muster_parameter_server.options import (
-    SYNC,
-    Registration,
-    hyper_of,
-    number_of,
-    registration_of,
-)
+from muster_parameter_server.options import Registration, SYNC, hyper_of, number_of, registration_of
 from muster_parameter_server.room import Room
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept

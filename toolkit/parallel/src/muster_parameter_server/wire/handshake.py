@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple
 
 from muster_parameter_server.errors import ProtocolError
-from muster_parameter_server.frames import MAGIC, VERSION
+from muster_parameter_server.wire.frames import MAGIC, VERSION
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32

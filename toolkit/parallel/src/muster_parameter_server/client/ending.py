@@ -13,7 +13,7 @@ import os
 import sys
 import weakref
 
-from muster_parameter_server.exchange import Exchange
+from muster_parameter_server.client.exchange import Exchange
 
 
 class AtEnd:

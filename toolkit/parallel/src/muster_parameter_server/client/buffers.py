@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from muster_parameter_server.errors import SettingsError
-from muster_parameter_server.exchange import Run
-from muster_parameter_server.frames import DTYPES
+from muster_parameter_server.client.exchange import Run
+from muster_parameter_server.wire.frames import DTYPES
 from muster_parameter_server.layout import Segment, TensorSpec
 from muster_parameter_server.memory import TORCH, is_plain, pieces
 from muster_parameter_server.options import MASTER

@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from muster_parameter_server import frames
+from muster_parameter_server.wire import frames
 from muster_parameter_server.errors import ProtocolError
-from muster_parameter_server.frames import Dtype, Header, Kind
+from muster_parameter_server.wire.frames import Dtype, Header, Kind
 
 IOV_LIMIT = 512  # of the kernel's 1,024
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR

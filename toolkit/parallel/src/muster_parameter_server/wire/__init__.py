@@ -1,0 +1,1 @@
+"""What travels between workers and servers: frames, the proof of the key, sockets."""
