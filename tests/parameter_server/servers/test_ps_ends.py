@@ -156,8 +156,8 @@ def test_a_server_without_descriptors_rests_and_goes_on(servers: Maker) -> None:
 def test_a_frame_that_a_worker_cannot_read_names_its_server() -> None:
     from muster_parameter_server import ProtocolError
     from muster_parameter_server.client import exchange
-    from muster_parameter_server.wire.frames import Kind
     from muster_parameter_server.settings import Address
+    from muster_parameter_server.wire.frames import Kind
 
     ours, theirs = socket.socketpair()
     with ours, theirs:

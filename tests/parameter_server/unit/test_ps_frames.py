@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_parameter_server.wire import frames, handshake
-from muster_parameter_server.errors import AgreementError, ParameterServerError, ProtocolError, from_message, to_message
-from muster_parameter_server.wire.frames import DTYPES, HEADER, HEADER_BYTES, Kind
+from muster_parameter_server.errors import (
+    AgreementError,
+    ParameterServerError,
+    ProtocolError,
+    from_message,
+    to_message,
+)
 from muster_parameter_server.layout import TensorSpec
 from muster_parameter_server.options import Registration, hyper_of, registration_of, sgd, slots_of
+from muster_parameter_server.wire import frames, handshake
+from muster_parameter_server.wire.frames import DTYPES, HEADER, HEADER_BYTES, Kind
 from tests.support.effort import chance, effort
 
 FLOAT = DTYPES["float32"]

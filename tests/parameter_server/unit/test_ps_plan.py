@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from muster_parameter_server import adam, adamw, sgd
 from muster_parameter_server.clocks import Clocks, Rounds
 from muster_parameter_server.errors import AgreementError, SettingsError
-from muster_parameter_server.wire.frames import DTYPES
 from muster_parameter_server.layout import TensorSpec, segments
 from muster_parameter_server.settings import Address, parse_addresses, read_server, read_worker
+from muster_parameter_server.wire.frames import DTYPES
 
 SPECS = st.builds(
     TensorSpec,

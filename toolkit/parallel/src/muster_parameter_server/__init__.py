@@ -13,10 +13,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from muster_parameter_server.errors import AgreementError, DeadlineError, ParameterServerError, ProtocolError, ServerLostError, SettingsError, WorkerLostError
+    from muster_parameter_server.client.worker import ParameterServer
+    from muster_parameter_server.errors import (
+        AgreementError,
+        DeadlineError,
+        ParameterServerError,
+        ProtocolError,
+        ServerLostError,
+        SettingsError,
+        WorkerLostError,
+    )
     from muster_parameter_server.optimizer import ServerOptimizer
     from muster_parameter_server.options import adam, adamw, sgd
-    from muster_parameter_server.client.worker import ParameterServer
 
 __all__ = [
     "AgreementError",

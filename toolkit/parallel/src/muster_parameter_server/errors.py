@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 
 class ParameterServerError(RuntimeError):
-    """An error that a person reads: who, at which step, what happened, and in `fix` the cure."""
+    """An error that a person reads: who, at which step, what happened, and in `fix` what to do."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(f"{message}\n  Fix: {fix}" if fix else message)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from muster_parameter_server.errors import SettingsError
-from muster_parameter_server.wire.frames import DTYPES
 from muster_parameter_server.layout import Segment, TensorSpec
+from muster_parameter_server.wire.frames import DTYPES
 
 if sys.byteorder != "little":
     raise ImportError("muster_parameter_server sends tensors little-endian; this machine is not")

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from muster_parameter_server.client.worker import TIMEOUT_S, ParameterServer
 from muster_parameter_server.errors import SettingsError
-from muster_parameter_server.options import FIELDS, MASTER, Optimizer, SYNC, checked
-from muster_parameter_server.client.worker import ParameterServer, TIMEOUT_S
+from muster_parameter_server.options import FIELDS, MASTER, SYNC, Optimizer, checked
 
 
 class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped here

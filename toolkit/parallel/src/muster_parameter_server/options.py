@@ -10,8 +10,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from muster_parameter_server.errors import ProtocolError, SettingsError
-from muster_parameter_server.wire.frames import DTYPES, PAYLOAD_LIMIT_BYTES
 from muster_parameter_server.layout import TensorSpec
+from muster_parameter_server.wire.frames import DTYPES, PAYLOAD_LIMIT_BYTES
 
 SYNC = "sync"
 ASYNC = "async"

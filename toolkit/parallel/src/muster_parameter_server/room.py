@@ -13,21 +13,28 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from muster_parameter_server.wire.channel import Channel, GoneError
 from muster_parameter_server.clocks import Clocks, Rounds
-from muster_parameter_server.errors import AgreementError, DeadlineError, ParameterServerError, ProtocolError, WorkerLostError
-from muster_parameter_server.wire.frames import Kind
+from muster_parameter_server.errors import (
+    AgreementError,
+    DeadlineError,
+    ParameterServerError,
+    ProtocolError,
+    WorkerLostError,
+)
 from muster_parameter_server.layout import segments
-from muster_parameter_server.options import Hyper, Registration, SYNC, differences
+from muster_parameter_server.options import SYNC, Hyper, Registration, differences
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept, Shard
+from muster_parameter_server.wire.channel import Channel, GoneError
+from muster_parameter_server.wire.frames import Kind
 
 _LOOK_S = 0.25  # so often a waiting thread looks whether its own worker is still there
 _WAIT_EVERY_S = 1.0  # a worker that waits while others' tensors come is told so
 
 
 class Room:
-    """Methods raise ParameterServerError when the job cannot go on, GoneError for a lost peer."""
+    """The state that a server's connections share. Methods raise ParameterServerError when the job
+    cannot go on, GoneError for a lost peer."""
 
     def __init__(self, settings: ServerSettings, on_end: Callable[[], None]) -> None:
         self.me = f"server {settings.number} at {settings.address}"

@@ -19,11 +19,16 @@ from types import FrameType
 
 import torch
 
-from muster_parameter_server.wire.channel import Channel
-from muster_parameter_server.errors import DeadlineError, ParameterServerError, ServerLostError, SettingsError
+from muster_parameter_server.errors import (
+    DeadlineError,
+    ParameterServerError,
+    ServerLostError,
+    SettingsError,
+)
 from muster_parameter_server.room import Room
 from muster_parameter_server.service import StrangerError, admit, serve
 from muster_parameter_server.settings import ServerSettings, read_server
+from muster_parameter_server.wire.channel import Channel
 from muster_parameter_server.wire.sockets import listen, tune
 
 JOIN_LIMIT_S = 3600.0  # until the first worker has come

@@ -10,15 +10,20 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from muster_parameter_server.wire import handshake
-from muster_parameter_server.wire.channel import Channel, GoneError
-from muster_parameter_server.errors import DeadlineError, ParameterServerError, ProtocolError, to_message
-from muster_parameter_server.wire.frames import DTYPES, Dtype, Header, Kind
+from muster_parameter_server.errors import (
+    DeadlineError,
+    ParameterServerError,
+    ProtocolError,
+    to_message,
+)
 from muster_parameter_server.memory import NAMES, view
-from muster_parameter_server.options import Registration, SYNC, hyper_of, number_of, registration_of
+from muster_parameter_server.options import SYNC, Registration, hyper_of, number_of, registration_of
 from muster_parameter_server.room import Room
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept
+from muster_parameter_server.wire import handshake
+from muster_parameter_server.wire.channel import Channel, GoneError
+from muster_parameter_server.wire.frames import DTYPES, Dtype, Header, Kind
 
 HANDSHAKE_S = 5.0
 IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
@@ -31,6 +36,8 @@ class StrangerError(Exception):
 
 
 class Peer(NamedTuple):
+    """A worker's connection, as its server sees it."""
+
     rank: int
     channel: Channel
 

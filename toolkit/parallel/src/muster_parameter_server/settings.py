@@ -43,6 +43,8 @@ class Address(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
+    """The settings of a server, from its environment."""
+
     addresses: tuple[Address, ...]
     key: bytes
     number: int
@@ -54,6 +56,8 @@ class ServerSettings(NamedTuple):
 
 
 class WorkerSettings(NamedTuple):
+    """The settings of a worker, from its environment."""
+
     addresses: tuple[Address, ...]
     key: bytes
     rank: int

@@ -29,6 +29,8 @@ i32, f64, ptr = ctypes.c_int32, ctypes.c_double, ctypes.c_void_p
 
 
 class McDesc(ctypes.Structure):
+    """mc_desc: what a rank called."""
+
     _fields_ = (
         ("seq", u64), ("count", u64),
         ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32),
@@ -36,6 +38,8 @@ class McDesc(ctypes.Structure):
 
 
 class McFailure(ctypes.Structure):
+    """mc_failure: why a call failed."""
+
     _fields_ = (
         ("code", i32), ("sys_errno", i32), ("rank", i32), ("reported_by", i32), ("waited_s", f64),
         ("mine", McDesc), ("other", McDesc), ("rank_status", ptr),
@@ -43,6 +47,8 @@ class McFailure(ctypes.Structure):
 
 
 class McTuning(ctypes.Structure):
+    """mc_tuning: the sizes of a group."""
+
     _fields_ = (
         ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
         ("leader_bytes", u64), ("segment_bytes", u64), ("error_feedback", u64),
@@ -51,10 +57,14 @@ class McTuning(ctypes.Structure):
 
 
 class McAddress(ctypes.Structure):
+    """mc_address: where a rank listens."""
+
     _fields_ = (("family", u16), ("port", u16), ("bytes", u8 * 16), ("scope", u32))
 
 
 class McLayout(ctypes.Structure):
+    """mc_layout: what a group is made of."""
+
     _fields_ = (
         ("abi", u32), ("rank", u32), ("size", u32), ("node_of", ptr),
         ("segment_fd", i32), ("listen_fd", i32), ("addresses", ptr),
@@ -63,6 +73,8 @@ class McLayout(ctypes.Structure):
 
 
 class McStatus(ctypes.Structure):
+    """mc_status: how a send or a receive ended."""
+
     _fields_ = (("code", i32), ("peer", i32), ("tag", u32), ("done", u32), ("bytes", u64))
 
 
@@ -73,6 +85,8 @@ class McTransfer(ctypes.Structure):
 
 
 class McStats(ctypes.Structure):
+    """mc_stats: counters since the group was made."""
+
     _fields_ = (
         ("calls", u64 * _VERBS), ("bytes", u64 * _VERBS), ("paths", u64 * _PATHS),
         ("sent_bytes", u64), ("received_bytes", u64), ("sends", u64), ("receives", u64),
@@ -82,10 +96,14 @@ class McStats(ctypes.Structure):
 
 
 class McRecord(ctypes.Structure):
+    """mc_record: one line of the flight log."""
+
     _fields_ = (("what", McDesc), ("began_s", f64), ("took_s", f64), ("code", i32), ("path", u32))
 
 
 class McCall(ctypes.Structure):
+    """mc_call: the arguments of one collective."""
+
     _fields_ = (
         ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32), ("source", ptr),
         ("target", ptr), ("count", u64), ("in_counts", ptr), ("out_counts", ptr),
@@ -94,6 +112,8 @@ class McCall(ctypes.Structure):
 
 
 class McAsync(ctypes.Structure):
+    """mc_async: calls for the core's own thread."""
+
     _fields_ = (
         ("next", ptr), ("calls", ptr), ("due_ns", u64), ("count", u32), ("ended", u32),
         ("code", i32), ("done", u32),
@@ -101,6 +121,8 @@ class McAsync(ctypes.Structure):
 
 
 class McSignalCheck(ctypes.Structure):
+    """mc_signal_check: CPython's functions for signal handlers."""
+
     _fields_ = (
         ("thread", u64),
         ("ensure_gil", ptr),
@@ -112,12 +134,16 @@ class McSignalCheck(ctypes.Structure):
 
 
 class McPython(ctypes.Structure):
+    """mc_python: CPython's functions for the core's builtin functions."""
+
     _fields_ = tuple(
         (name, ptr) for name in ("number", "real", "error", "save_thread", "restore_thread", "code")
     )  # fmt: skip
 
 
 class McEntry(ctypes.Structure):
+    """mc_entry: the group that a builtin function works on."""
+
     _fields_ = (("comm", ptr), ("failure", ptr), ("inside", u64))
 
 

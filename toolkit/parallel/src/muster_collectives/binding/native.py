@@ -48,7 +48,8 @@ _ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
 
 
 class NativeCommunicator(Communicator):
-    """`transport` "native". Made by `connect`; the layout's descriptors are the core's then."""
+    """A group over the compiled core: `transport` "native". Made by `connect`; the layout's
+    descriptors are the core's then."""
 
     transport = "native"
 

@@ -22,8 +22,8 @@ _SLICE_S, _LONG_S = 0.05, 5.0
 
 
 class NativeAsync:
-    """Lives from its post until `done`: the core reads it. Raises UsageError for counts that are
-    wrong."""
+    """Calls posted to the core's thread. Lives from its post until `done`: the core reads it.
+    Raises UsageError for counts that are wrong."""
 
     # by the core, which says when it is due; no code of Python, so no signal handler runs meanwhile
     is_posted = property(operator.attrgetter("_raw_async.due_ns"))

@@ -20,18 +20,20 @@ _STATUS = abi.McTransfer.status.offset
 
 
 class Ways(enum.IntEnum):
+    """The directions of a transfer, as the core numbers them."""
+
     SEND = 0
     RECV = 1
 
 
 class NativeRequest:
-    """Keeps its end once the core has said it, for the core forgets it then.
+    """A send or a receive of the core. Keeps its end once the core has said it, for the core
+    forgets it then.
 
     The core says it once, to one of the threads that look; to those that look after that it says
     EINVAL. What it says, it writes into this request before it forgets: whoever finds that it has
     forgotten finds the end here, whole, also where the thread that was told has not come on yet or
-    was interrupted by a signal handler.
-    """
+    was interrupted by a signal handler."""
 
     def __init__(
         self, group: NativeCommunicator, way: Ways, peer: int, tag: int, bytes_: int,

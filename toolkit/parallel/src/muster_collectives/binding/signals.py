@@ -21,7 +21,8 @@ _FUNCTIONS = {
 
 
 class SignalCheck:
-    """What one group's calls need for it; must live as long as the group's handle."""
+    """Lets signal handlers run while a call of one group waits. Must live
+    as long as the group's handle."""
 
     def __init__(self) -> None:
         thread = threading.main_thread().ident or 0  # the only one that runs handlers

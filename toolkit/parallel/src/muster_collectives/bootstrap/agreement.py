@@ -33,6 +33,9 @@ _KINDS: dict[str, type[CollectiveError]] = {
 
 
 class Agreement:
+    """The agreement of a group's ranks while it is made: every rank says something, rank 0 decides,
+    every rank reads that."""
+
     def __init__(self, store: Store, rank: int, size: int, group: str, timeout_s: float) -> None:
         self._store = store
         self._rank = rank

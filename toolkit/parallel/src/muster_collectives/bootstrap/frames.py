@@ -27,6 +27,8 @@ class FrameError(Exception):
 
 
 class Frame(NamedTuple):
+    """One message of the bootstrap."""
+
     kind: int
     head: bytes
     body: bytearray
@@ -37,7 +39,8 @@ def header(kind: int, head: bytes, body_bytes: int) -> bytes:
 
 
 class Parser:
-    """Takes bytes as they come: `room()` is where the next ones go, `took(n)` how many came."""
+    """Turns a stream of bytes into frames. Takes bytes as they come: `room()` is where the next
+    ones go, `took(n)` how many came."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes

@@ -21,7 +21,8 @@ from muster_collectives.runtime.layout import ShmMethod, numbered
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """`fd` is this rank's descriptor of its node's memory, -1 where it is alone; `why` [size]."""
+    """Which ranks share a node, and this rank's way into its memory. `fd` is this rank's descriptor
+    of its node's memory, -1 where it is alone; `why` [size]."""
 
     nodes: tuple[int, ...]
     shm_method: ShmMethod

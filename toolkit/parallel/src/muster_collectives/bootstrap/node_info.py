@@ -18,8 +18,9 @@ _LEAST_PART_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One rank. `abi` 0: it has no core and `no_core` says why. `shm` is which file system /dev/shm
-    is, "" where the rank cannot write there; `memfd` whether it can make one."""
+    """What a rank says of itself and its machine. `abi` 0: it has no core and `no_core`
+    says why. `shm` is which file system /dev/shm is, "" where the rank cannot write there; `memfd`
+    whether it can make one."""
 
     abi: int
     no_core: str
@@ -41,7 +42,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProbeGroup:
-    """Ranks that may be one node, first of all `leader`; `means` are tried in turn to prove it."""
+    """Ranks that may share a node, `leader` first; each `shm_method` is tried in turn to prove it."""
 
     leader: int
     members: tuple[int, ...]
@@ -50,7 +51,7 @@ class ProbeGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What rank 0 decides from the claims."""
+    """What rank 0 decides from what all ranks say."""
 
     native: bool
     probe_groups: tuple[ProbeGroup, ...]
@@ -168,7 +169,7 @@ def _note(infos: Sequence[NodeInfo]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a rank has found: whether it has the leader's memory in hand by `means`."""
+    """What a rank has found: whether it has the leader's memory in hand by `shm_method`."""
 
     shm_method: ShmMethod
     is_shared: bool

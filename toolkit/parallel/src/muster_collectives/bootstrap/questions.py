@@ -19,7 +19,8 @@ NUMBER = struct.Struct("!Q")
 
 
 class Questions:
-    """Owns `channel`. May be asked from any thread."""
+    """Requests to rank 0's store over one connection, each with its answer. Owns `channel`. May be
+    asked from any thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

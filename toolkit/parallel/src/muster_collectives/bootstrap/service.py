@@ -33,7 +33,7 @@ _ANSWER_BYTES = 256
 
 
 class Peer:
-    """One connection. `rank` is -1 until it has proved the secret."""
+    """A connection of the service. `rank` is -1 until it has proved the secret."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
@@ -65,7 +65,7 @@ class Handler:
 
 
 class Service:
-    """Runs until `close`. Owns the listener."""
+    """The thread that serves a listener's connections. Runs until `close`. Owns the listener."""
 
     def __init__(
         self,

@@ -31,8 +31,9 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """`run` is the launcher's word for this run; `has_store_at_port`: the launcher itself listens
-    at MASTER_PORT, so that rank 0 cannot."""
+    """This process's place in the job, from the launcher's variables. `run` is the launcher's word
+    for this run; `has_store_at_port`: the launcher itself listens at MASTER_PORT, so that rank 0
+    cannot."""
 
     rank: int
     size: int

@@ -23,7 +23,7 @@ from muster_collectives.runtime.types import Code
 
 
 class CollectiveError(RuntimeError):
-    """An error that a person reads: who, in which operation, what happened, and in `fix` the cure.
+    """An error that a person reads: who, in which operation, what happened; `fix`: what to do.
 
     `group` is the group's name, `rank` this rank in it, `ranks` the ranks that are named as the
     cause, `code` how the core ended the call, `operation` its number in the group (0: none).

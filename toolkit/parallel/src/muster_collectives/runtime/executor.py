@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 
 class SerialExecutor:
-    """`closed` and `busy` are what errors say of a job that comes after `close`, and of one that
-    still runs at its end. A job must not raise: nobody would hear of it."""
+    """A thread that runs jobs one after the other. `closed` and `busy` are what errors say of a job
+    that comes after `close`, and of one that still runs at its end. A job must not raise: nobody
+    would hear of it."""
 
     def __init__(self, name: str, idle_s: float, closed: str, busy: str) -> None:
         self._name, self._idle_s = name, idle_s

@@ -29,9 +29,10 @@ _ASYNC = ("lane", "lazy")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`tuning` is what this rank would have: rank 0's counts for the group. `notes` are for the
-    log. `is_spin_given`: the person has chosen the spin, so that the number of ranks does not.
-    `gloo` and `asynchronous` ("", "lane" or "lazy") are for torch."""
+    """The settings of this rank, from its environment. `tuning` is what this rank would have: rank
+    0's counts for the group. `notes` are for the log. `is_spin_given`: the person has chosen the
+    spin, so that the number of ranks does not. `gloo` and `asynchronous` ("", "lane" or "lazy") are
+    for torch."""
 
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False

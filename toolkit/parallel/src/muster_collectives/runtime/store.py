@@ -9,6 +9,8 @@ from typing import Protocol
 
 
 class Store(Protocol):
+    """A key-value store that the ranks of a job share."""
+
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout_s: float) -> bytes:

@@ -15,7 +15,8 @@ _log = logging.getLogger("muster_collectives")
 
 
 class Straggler(NamedTuple):
-    """`factor`: how much shorter the time would have been without waiting for `rank`."""
+    """The rank that held up its node. `factor`: how much shorter the time would have been without
+    waiting for `rank`."""
 
     rank: int
     factor: float
@@ -38,7 +39,8 @@ def find(waited_s: Mapping[int, float], period_s: float) -> Straggler | None:
 
 
 class Stragglers:
-    """Looks at most once a `period_s`. The node's first rank speaks, the second of the first."""
+    """Finds the rank of a node that the others wait for. Looks at most once a `period_s`. The
+    node's first rank speaks, the second of the first."""
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ class Verb(enum.IntEnum):
 
 
 class DType(enum.IntEnum):
+    """The element types of the core."""
+
     U8 = 0
     I8 = 1
     I32 = 2

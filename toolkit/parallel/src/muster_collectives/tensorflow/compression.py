@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class Compressor:
-    """Travels as it is."""
+    """No compression. Travels as it is."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -31,7 +31,7 @@ class HalfCompressor(Compressor):
 
 
 class Compression:
-    """`Compression.none` or `Compression.fp16`."""
+    """The choices of `compression=`: `Compression.none` or `Compression.fp16`."""
 
     none = Compressor
     fp16 = HalfCompressor

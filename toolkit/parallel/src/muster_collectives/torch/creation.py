@@ -33,8 +33,8 @@ _WRONG = "settings: "
 
 @dataclass(frozen=True)
 class Made:
-    """`communicator` None: CPU tensors go to gloo, `why` says the reason. `life` is the prefix in
-    the store that only this making of the group has."""
+    """What a new process group is made of. `communicator` None: CPU tensors go to gloo, `why` says
+    the reason. `life` is the prefix in the store that only this making of the group has."""
 
     communicator: Communicator | None
     life: str

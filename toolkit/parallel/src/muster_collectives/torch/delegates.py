@@ -49,7 +49,7 @@ def forward(inner: Any, row: Row, arguments: Arguments) -> Any:
 
 
 class Fallback:
-    """Gloo. `calls` counts by verb what went there."""
+    """Runs what the core does not do, over gloo. `calls` counts by verb what went there."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
         self.calls: Counter[str] = Counter()
@@ -98,8 +98,8 @@ class Fallback:
 
 
 class Device:
-    """CUDA tensors. `calls` counts by verb what went there; `host_group` makes the group that sums
-    in host memory, where that is asked for."""
+    """Runs calls of CUDA tensors over NCCL. `calls` counts by verb what went there;
+    `host_group` makes the group that sums in host memory, where that is asked for."""
 
     def __init__(
         self,

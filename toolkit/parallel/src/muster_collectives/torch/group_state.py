@@ -21,6 +21,8 @@ __all__ = ["GroupState"]
 
 @dataclass
 class GroupState:
+    """What a process group holds until it is destroyed."""
+
     identity: Identity
     communicator: Communicator | None
     why: str

@@ -25,7 +25,7 @@ _GRACE_S = 5.0
 
 
 class TorchStore:
-    """`set` and `get` of the core's store, over a torch store, below `prefix`."""
+    """A torch store as a store of the bootstrap; keys begin with `prefix`."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store

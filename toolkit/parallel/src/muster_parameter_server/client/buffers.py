@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.client.exchange import Run
-from muster_parameter_server.wire.frames import DTYPES
+from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.layout import Segment, TensorSpec
 from muster_parameter_server.memory import TORCH, is_plain, pieces
 from muster_parameter_server.options import MASTER
+from muster_parameter_server.wire.frames import DTYPES
 
 
 def as_tensors(
@@ -79,11 +79,11 @@ def empty_state(specs: Sequence[TensorSpec], slots: Sequence[str]) -> dict[str, 
 
 
 class Buffers:
-    """`specs`: the tensors as they were registered; `plan`: for each server its segments.
+    """A worker's memory of parameters and gradients. `specs`: the tensors as they were registered;
+    `plan`: for each server its segments.
 
     The servers know the tensors as they were then, so what has another dtype or shape later is
-    refused with SettingsError before a byte of it is read or written.
-    """
+    refused with SettingsError before a byte of it is read or written."""
 
     def __init__(
         self,

@@ -12,11 +12,16 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
+from muster_parameter_server.errors import (
+    DeadlineError,
+    ProtocolError,
+    ServerLostError,
+    from_message,
+)
+from muster_parameter_server.settings import Address
 from muster_parameter_server.wire import frames
 from muster_parameter_server.wire.channel import IOV_LIMIT, rest
-from muster_parameter_server.errors import DeadlineError, ProtocolError, ServerLostError, from_message
 from muster_parameter_server.wire.frames import Dtype, Kind
-from muster_parameter_server.settings import Address
 
 MARGIN_S = 5.0  # the servers' own deadlines pass first: they know who is missing
 

@@ -7,10 +7,10 @@ import os
 import socket
 import time
 
-from muster_parameter_server.wire import handshake
-from muster_parameter_server.errors import ProtocolError, ServerLostError
 from muster_parameter_server.client.exchange import Link
+from muster_parameter_server.errors import ProtocolError, ServerLostError
 from muster_parameter_server.settings import Address, WorkerSettings
+from muster_parameter_server.wire import handshake
 from muster_parameter_server.wire.sockets import dial
 
 _RETRY_S = 0.1

@@ -11,14 +11,22 @@ from torch import Tensor
 
 from muster_parameter_server.client.buffers import Buffers, as_tensors, empty_state
 from muster_parameter_server.client.ending import AtEnd
-from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.client.exchange import Exchange, Request
-from muster_parameter_server.wire.frames import Kind
 from muster_parameter_server.client.joining import join
+from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.layout import TensorSpec, segments
 from muster_parameter_server.memory import spec_of
-from muster_parameter_server.options import ASYNC, MASTER, Optimizer, Registration, SYNC, checked, slots_of
+from muster_parameter_server.options import (
+    ASYNC,
+    MASTER,
+    SYNC,
+    Optimizer,
+    Registration,
+    checked,
+    slots_of,
+)
 from muster_parameter_server.settings import WorkerSettings, read_worker
+from muster_parameter_server.wire.frames import Kind
 
 TIMEOUT_S = 300.0
 STALENESS = 1  # pushes ahead of the slowest, in async mode

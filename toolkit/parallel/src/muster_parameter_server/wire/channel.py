@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from muster_parameter_server.wire import frames
 from muster_parameter_server.errors import ProtocolError
+from muster_parameter_server.wire import frames
 from muster_parameter_server.wire.frames import Dtype, Header, Kind
 
 IOV_LIMIT = 512  # of the kernel's 1,024
@@ -20,10 +20,10 @@ class GoneError(Exception):
 
 
 class Channel:
-    """Counts frames of both directions. Sending and reading raise GoneError, reading ProtocolError.
+    """One authenticated connection. Counts frames of both directions. Sending and reading raise
+    GoneError, reading ProtocolError.
 
-    `moved`: bytes that came in so far.
-    """
+    `moved`: bytes that came in so far."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.moved = 0

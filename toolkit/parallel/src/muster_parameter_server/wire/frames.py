@@ -37,6 +37,8 @@ MAX_DIMS = 4
 
 
 class Kind(IntEnum):
+    """The kinds of frames."""
+
     REGISTER = 1  # worker: text, options and tensors
     READY = 2  # server: text, all workers have come
     LOAD = 3  # worker: text, a load is to come; READY when all workers have come to it
@@ -50,6 +52,8 @@ class Kind(IntEnum):
 
 
 class Dtype(NamedTuple):
+    """The element types on the wire."""
+
     code: int
     name: str  # as torch spells it
     item_bytes: int

@@ -21,7 +21,8 @@ NAMES = (OURS, CORE, DIRECT, WIDE, GLOO, MPI, LIMIT)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`size_bytes`: of a rank's buffer for all_reduce, of the longer side for the other two."""
+    """One row of the bench: a verb, a type, a size. `size_bytes`: of a rank's buffer for
+    all_reduce, of the longer side for the other two."""
 
     verb: str
     dtype: str
@@ -41,7 +42,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Of every round: seconds of one call on the slowest rank, processor seconds of all ranks."""
+    """The figures of one contender in one case. Of every round: seconds of one call on the slowest
+    rank, processor seconds of all ranks."""
 
     seconds: tuple[float, ...]
     cpu_s: tuple[float, ...]
@@ -63,7 +65,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`absent`: why a contender was not measured, by its name."""
+    """A case and every contender's series. `absent`: why a contender was not measured, by its
+    name."""
 
     case: Case
     ranks: int

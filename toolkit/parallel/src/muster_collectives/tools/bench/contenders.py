@@ -24,7 +24,8 @@ _MPI_TYPES: Mapping[str, str] = {
 
 @dataclass
 class Prepared:
-    """`calls` by contender; `absent`: why one is not there; `regions`: released by all ranks."""
+    """The contenders of one case, ready to be called. `calls` by contender; `absent`: why one is
+    not there; `regions`: released by all ranks."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
@@ -38,8 +39,9 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Buffers:
-    """`given` is a rank's input, `result` its output: the same tensor for all_reduce.
-    `count` as the core counts it, `expected` what the first and last element must become."""
+    """The memory of one case. `given` is a rank's input, `result` its output: the same tensor for
+    all_reduce. `count` as the core counts it, `expected` what the first and last element must
+    become."""
 
     given: Any
     result: Any

@@ -32,7 +32,8 @@ class SharedStore:
 
 
 class Group(Team):
-    """`core` is a group of its own, so that calls through torch do not mix with it."""
+    """The ranks of a bench with torch: `core` is a group of its own, so that calls through torch do
+    not mix with it."""
 
     def __init__(self, rank: int, size: int, backend: str = "muster") -> None:
         import torch

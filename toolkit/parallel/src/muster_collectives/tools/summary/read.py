@@ -17,7 +17,8 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Calls of one verb: elements' `bytes` as the call counts them, `time_s` in the calls."""
+    """What one rank's summary says of one verb: elements' `bytes` as the call counts them,
+    `time_s` in the calls."""
 
     calls: int
     bytes: int
@@ -63,7 +64,8 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """`found` in no order; `refused` has a line for each file that cannot be used."""
+    """The summaries of a folder. `found` in no order; `refused` has a line for each file that
+    cannot be used."""
 
     found: tuple[RankSummary, ...]
     refused: tuple[str, ...]

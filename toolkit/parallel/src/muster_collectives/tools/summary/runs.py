@@ -13,8 +13,8 @@ _NEARLY = 0.5  # verdicts of groups whose lead is this part of the largest speak
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`members` by rank; `missing` are ranks (of the group) without a summary: killed, still at
-    work, or their folder is not here."""
+    """The summaries of all ranks of one group. `members` by rank; `missing` are ranks (of the
+    group) without a summary: killed, still at work, or their folder is not here."""
 
     members: tuple[RankSummary, ...]
     missing: tuple[int, ...]

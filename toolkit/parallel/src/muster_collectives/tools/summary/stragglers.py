@@ -22,11 +22,12 @@ JOINT = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """`ranks` (of the world) came last: each other rank spent at least `lead_s` longer in joint
-    calls than any of them. `factor`: how many times as long the group's life took as it would have
-    without that. `hosts` theirs. `is_node`: they are all ranks of one node, of several.
-    `own_s`: the most time of one of them, `others_s`: the least of the others. `seen_s`: for how
-    long each other rank of its node saw it come last, at least; None where there is no other."""
+    """The ranks that held a run up. `ranks` (of the world) came last: each other rank spent at
+    least `lead_s` longer in joint calls than any of them. `factor`: how many times as long the
+    group's life took as it would have without that. `hosts` theirs. `is_node`: they are all ranks
+    of one node, of several. `own_s`: the most time of one of them, `others_s`: the least of the
+    others. `seen_s`: for how long each other rank of its node saw it come last, at least; None
+    where there is no other."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]

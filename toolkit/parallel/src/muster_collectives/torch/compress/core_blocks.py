@@ -20,7 +20,8 @@ from muster_collectives.torch.compress import blocks
 
 @dataclass(frozen=True)
 class CoreBlocks:
-    """`core`: the loaded library. Tensors are contiguous float32 and uint8 in host memory."""
+    """The core's int8 kernels on tensors. `core`: the loaded library. Tensors are contiguous
+    float32 and uint8 in host memory."""
 
     core: ctypes.CDLL
 

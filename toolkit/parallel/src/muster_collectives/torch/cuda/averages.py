@@ -17,8 +17,9 @@ from muster_collectives.torch.cuda.layout import Layout
 
 
 class Factors(NamedTuple):
-    """Each rank's values times `node` are summed in the node, those sums times `rail` between the
-    nodes, and what comes out of that is divided by `divisor`."""
+    """The factors of an average over nodes of different sizes. Each rank's values times `node` are
+    summed in the node, those sums times `rail` between the nodes, and what comes out of that is
+    divided by `divisor`."""
 
     node: float
     rail: float

@@ -9,12 +9,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Feedback:
-    """By the place in a storage, for as long as that storage lives.
+    """Rounding errors that are added to the next call. By the place in a storage, for as long as
+    that storage lives.
 
     Two buckets of one length have errors of their own, and memory that is given away and comes back
     as another tensor begins with none: the weak reference keeps the storage's identity, not its
-    memory. A tensor that is made anew for every call has no use of it.
-    """
+    memory. A tensor that is made anew for every call has no use of it."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[StorageWeakRef, int, int], Tensor] = {}

@@ -18,11 +18,11 @@ Make = Callable[[Any, int, int], Group]
 
 @dataclass(frozen=True)
 class InnerGroups:
-    """`intra` and `inter` are there where the layout has two levels.
+    """The NCCL groups of a device path. `intra` and `inter` are there where the layout has two
+    levels.
 
     `intra`: the ranks of this node, numbered by place. `inter`: those of this place in each node,
-    numbered by node: with a network adapter for each GPU, a rail.
-    """
+    numbered by node: with a network adapter for each GPU, a rail."""
 
     layout: Layout
     world: Group

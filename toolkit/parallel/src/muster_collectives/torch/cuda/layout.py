@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`members[n]` are the ranks of node n, ascending; nodes by first appearance in rank order.
+    """Which ranks share a node. `members[n]` are the ranks of node n, ascending; nodes by first
+    appearance in rank order.
 
-    This rank is number `local` of node `node`.
-    """
+    This rank is number `local` of node `node`."""
 
     rank: int
     members: tuple[tuple[int, ...], ...]

@@ -20,7 +20,8 @@ _LEAST: Mapping[str, int] = {"least_bytes": 0, "segment_bytes": 4096}
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The same on all ranks. The defaults hand everything to the world group.
+    """How device tensors travel. The same on all ranks. The defaults hand everything to the world
+    group.
 
     `all_reduce`: "world"; "hierarchical" (in the node, between nodes, in the node); "host" (through
     host memory: slow networks, GPUs without peer access); "auto" (what is faster of the first two
@@ -29,8 +30,7 @@ class DeviceSettings:
     `segment_bytes`: pieces whose legs overlap. `wire`: form of float32 sums between nodes, one of
     compress.wires.NAMES; other than "same" it makes large float32 sums hierarchical.
     `error_feedback`: int8 keeps what rounding lost for the next all-reduce of the same memory.
-    `timeout_s`: of a host-staged call.
-    """
+    `timeout_s`: of a host-staged call."""
 
     all_reduce: str = "world"
     all_gather: str = "world"

@@ -51,7 +51,8 @@ class LateSum:
 
 
 class HostStaging:
-    """Not for several threads at once: calls are made in the same order on all ranks."""
+    """Reduces device tensors in host memory. Not for several threads at once: calls are made in the
+    same order on all ranks."""
 
     def __init__(self, sums: HostSum, segment_bytes: int, timeout_s: float) -> None:
         self._sums, self._segment_bytes, self._timeout_s = sums, segment_bytes, timeout_s

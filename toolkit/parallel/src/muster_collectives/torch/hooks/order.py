@@ -23,7 +23,8 @@ Job = Callable[[], Tensor]
 
 
 class Order:
-    """Gives each job's result as a future; an exception of a job goes to its future."""
+    """Runs jobs in their order in one thread. Gives each job's result as a future; an exception of
+    a job goes to its future."""
 
     def __init__(self) -> None:
         self._jobs = SerialExecutor(

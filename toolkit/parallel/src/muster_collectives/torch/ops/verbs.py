@@ -17,8 +17,8 @@ __all__ = ["VERBS", "Verb"]
 
 @dataclass(frozen=True)
 class Verb:
-    """`row` says how it is called, `plan` what it comes to on CPU tensors: it takes the group's
-    size, the rank, then what c10d passes."""
+    """One verb of c10d on CPU tensors. `row` says how it is called, `plan` what it comes to on CPU
+    tensors: it takes the group's size, the rank, then what c10d passes."""
 
     row: Row
     plan: Callable[..., LoweredOp | None]

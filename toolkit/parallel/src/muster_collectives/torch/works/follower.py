@@ -15,12 +15,11 @@ _SPARE = 2  # threads that wait at most; a second one, so that none is made for 
 
 
 class Follower:
-    """Of one group. Threads begin with the first future and end with the group; they are daemons
-    and never keep a process alive.
+    """Threads that settle the futures of one group's transfers. Threads begin with the first
+    future and end with the group; they are daemons and never keep a process alive.
 
     Callbacks of a future run on the thread that settles it, and may wait for other futures: as
-    long as one is pending, a thread waits for the next end.
-    """
+    long as one is pending, a thread waits for the next end."""
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends

@@ -11,11 +11,11 @@ __all__ = ["SettableFuture"]
 
 
 class SettableFuture:
-    """`future` gets what `keep` is given, or raises what `fail` is given; one of the two, once.
+    """A future that Python settles. `future` gets what `set_result` is given, or raises what
+    `set_error` is given; one of the two, once.
 
     C++ sees a failure too: only a callback that raises gives a future an error that DDP's reducer
-    can read. It takes tensors out of anything else, an exception that was set included.
-    """
+    can read. It takes tensors out of anything else, an exception that was set included."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         on_device = device is not None and device.type == "cuda"

@@ -22,7 +22,7 @@ _SWEEP = 64  # so many at least before all are looked at
 
 
 class Transfers:
-    """Those of one group."""
+    """The sends and receives of one group that are under way."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator

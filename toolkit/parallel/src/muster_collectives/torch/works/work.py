@@ -49,7 +49,8 @@ def _late(what: str, seconds: float | None) -> CollectiveTimeout:
 
 
 class CompletedWork(dist._Work):  # type: ignore[misc]
-    """Done; `outputs` is what its future carries. Nothing can go wrong with it any more."""
+    """The work of a call that is over; `outputs` is what its future carries. Nothing can go
+    wrong with it any more."""
 
     def __init__(self, outputs: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -323,7 +324,7 @@ class P2PWork(dist._Work):  # type: ignore[misc]
 
 
 class CoalescedWork(dist._Work):  # type: ignore[misc]
-    """Done when all of `works` are; raises the first failure."""
+    """Several works as one. Done when all of `works` are; raises the first failure."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         super().__init__()
