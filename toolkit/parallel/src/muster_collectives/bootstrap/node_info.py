@@ -42,7 +42,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProbeGroup:
-    """Ranks that may share a node, `leader` first; each `shm_method` is tried in turn to prove it."""
+    """Ranks that may share a node, `leader` first; each `shm_method` is tried in turn."""
 
     leader: int
     members: tuple[int, ...]
