@@ -81,7 +81,7 @@ def checked(optimizer: Optimizer) -> Optimizer:
     for name, value in values.items():
         highest = 1.0 if name.startswith("beta") else float("inf")
         if not isfinite(value) or value < 0 or value >= highest:
-            raise SettingsError(f"{found.name}: {name}={value!r} makes no sense", f"mend {name}")
+            raise SettingsError(f"{found.name}: {name}={value!r} makes no sense", f"correct {name}")
     if values.get("nesterov") and (not values["momentum"] or values["dampening"]):
         raise SettingsError("sgd: nesterov needs momentum and no dampening", "set momentum=0.9")
     return found

@@ -33,7 +33,7 @@ from muster_parameter_server.wire.sockets import listen, tune
 
 JOIN_LIMIT_S = 3600.0  # until the first worker has come
 PENDING_LIMIT = 64  # peers whose handshake is not done
-_FAREWELL_S = 3.0
+_LINGER_S = 3.0
 _STRANGERS_TOLD = 10
 _UNUSABLE = 2
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -73,7 +73,7 @@ class Server:
         finally:
             for listener in listeners:
                 listener.close()
-        self._farewell()
+        self._linger()
         self._ended.close()
         self._end.close()
         failure = self._room.failure
@@ -148,9 +148,9 @@ class Server:
         except OSError:
             pass
 
-    def _farewell(self) -> None:
+    def _linger(self) -> None:
         """Lets the threads tell their workers what went wrong."""
-        end = time.monotonic() + _FAREWELL_S
+        end = time.monotonic() + _LINGER_S
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 

@@ -25,7 +25,7 @@ _NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # no addre
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
 
 
-def open_door(
+def open_listener(
     settings: Settings, environ: Mapping[str, str], backlog: int
 ) -> tuple[tuple[str, ...], socket.socket]:
     """This rank's addresses, and where it listens for others. Raises SettingsError that names the
@@ -34,10 +34,10 @@ def open_door(
     try:
         return hosts, listen(hosts, backlog)
     except OSError as error:
-        raise _no_door(settings, hosts[0], error) from error
+        raise _no_listener(settings, hosts[0], error) from error
 
 
-def _no_door(settings: Settings, host: str, error: OSError) -> CollectiveError:
+def _no_listener(settings: Settings, host: str, error: OSError) -> CollectiveError:
     reason = error.strerror or str(error)
     if error.errno in _NO_MORE or not (settings.address or settings.interface):
         return ResourceError(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from muster_collectives.binding import library, shared_memory
 from muster_collectives.bootstrap import node_info
-from muster_collectives.bootstrap.addresses import open_door
+from muster_collectives.bootstrap.addresses import open_listener
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.locality import Locality, alone, find_locality
 from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
@@ -73,7 +73,7 @@ def connect(
         try:
             hosts: tuple[str, ...] = ("127.0.0.1",)
             if size > 1:
-                hosts, listener = open_door(settings, environ, max(128, size))
+                hosts, listener = open_listener(settings, environ, max(128, size))
             mine = node_info.encode_node_info(_node_info(settings, hosts, listener, name))
         except CollectiveError as error:  # the others wait for a word of this rank
             agreement.fail("who", error)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from muster_collectives.bootstrap import frames
 from muster_collectives.bootstrap.frames import Frame, FrameError, Parser
 
-_GREETING_S = 10.0  # a stranger must prove itself within
+_HELLO_S = 10.0  # a stranger must prove itself within
 _MAX_STRANGERS = 256
 _CROWDED_S = 1.0  # and of too many within this
 _TICK_S = 0.1
@@ -143,7 +143,7 @@ class Service:
             self._listen(True)
         self._handler.tick(now)
         for peer in list(self._peers):
-            if peer.rank < 0 and now - peer.since > _GREETING_S:
+            if peer.rank < 0 and now - peer.since > _HELLO_S:
                 self._drop(peer)
             elif peer.out or peer.is_closing:
                 self._flush(peer)
