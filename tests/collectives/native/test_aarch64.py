@@ -33,7 +33,8 @@ LONG = (
 )  # fmt: skip
 SEQUENCES = ("mix aaa", "mix aab")
 
-pytestmark = pytest.mark.timeout(BUILD_S + COMPILE_S + PLAY_S)
+# an emulated processor takes minutes
+pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S + COMPILE_S + PLAY_S)]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,6 @@ def test_calls_messages_and_registered_memory_in_any_sequence_are_right_on_aarch
     sound(emulated.play(f"{words} 150 {chance().randrange(1, 1 << 30)}", ISA))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("words", [*LONG, *(f"{words} 2000" for words in SEQUENCES)])
 def test_the_core_plays_at_length_on_aarch64(emulated: Driver, words: str) -> None:
     sound(emulated.play(words, ISA))

@@ -13,7 +13,6 @@ from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_che
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_works.py")
 COMPILED = Path(__file__).with_name("ranks_compiled.py")
-QUICK = names_of(COMPILED)[:3]  # what is compiled by the third takes no C++
 
 NAMES = [
     name for file in ("ranks_verbs", "ranks_works", "ranks_callers")
@@ -50,22 +49,11 @@ def test_on_two_ranks_with_a_lane_thread(two_ranks: Job, name: str) -> None:
     two_ranks.require(name)
 
 
-def compiled(folder: Path, names: list[str]) -> Job:
+@pytest.mark.long
+def test_in_compiled_code(tmp_path: Path) -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"the inductor compiles C++ for processors, and there is no {compiler} here")
-    return run_checks(COMPILED, 2, folder, only=names)
-
-
-def test_in_compiled_code(tmp_path: Path) -> None:
-    job = compiled(tmp_path, QUICK)
-    for name in QUICK:
-        job.require(name)
-
-
-@pytest.mark.long
-def test_in_more_compiled_code(tmp_path: Path) -> None:
-    names = [name for name in names_of(COMPILED) if name not in QUICK]
-    job = compiled(tmp_path, names)
-    for name in names:
+    job = run_checks(COMPILED, 2, tmp_path)
+    for name in names_of(COMPILED):
         job.require(name)

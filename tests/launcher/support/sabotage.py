@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 
 _TRAIN = "import sys\nsys.argv = ['train']\nfrom muster.cli import train\ntrain()\n"
 _RAISE = (
@@ -12,6 +14,7 @@ _RAISE = (
     "holder = importlib.import_module(module)\n"
     "for owner in owners:\n"
     "    holder = getattr(holder, owner)\n"
+    "getattr(holder, last)\n"  # or there is nothing to break
     "def broken(*args, **kwargs):\n"
     "    import shutil\n"
     "    print({said!r}, file=sys.stderr, flush=True)\n"
@@ -21,12 +24,18 @@ _RAISE = (
 SAID = "sabotaged"  # what a broken function says on stderr: the fault has landed
 
 
-def train_after(code: str) -> list[str]:
-    """The command of a `train` that runs `code` first, and is otherwise as it is."""
-    return [sys.executable, "-c", code + _TRAIN]
+def train_after(change: Callable[..., None], *arguments: object) -> list[str]:
+    """The command of a `train` that calls `change` first, and is otherwise as it is.
+
+    Only the function's own source goes to that process: it imports what it uses. `arguments` are
+    what `repr` can write down.
+    """
+    called = f"{change.__name__}({', '.join(map(repr, arguments))})\n"
+    return [sys.executable, "-c", inspect.getsource(change) + called + _TRAIN]
 
 
 def train_with_broken(where: str, error: str) -> list[str]:
     """The command of a `train` in which `where` (`module:name.name`) raises the expression
     `error`, and says SAID before."""
-    return train_after(_RAISE.format(where=where, error=error, said=SAID))
+    code = _RAISE.format(where=where, error=error, said=SAID)
+    return [sys.executable, "-c", code + _TRAIN]

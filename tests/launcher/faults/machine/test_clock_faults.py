@@ -15,21 +15,20 @@ from tests.launcher.support.sabotage import train_after
 
 Make = Callable[..., Cluster]
 
-JUMPING = (
-    "import time\n"
-    "real, calls = time.time, []\n"
-    "def jumps():\n"
-    "    calls.append(1)\n"
-    "    return real() + (7200 if len(calls) % 2 else -7200)\n"
-    "time.time = jumps\n"
-)
+
+def let_the_clock_jump() -> None:
+    import time
+    from itertools import cycle
+
+    real, jumps = time.time, cycle((7200, -7200))
+    time.time = lambda: real() + next(jumps)
 
 
 @pytest.mark.promise("F61")
 def test_a_clock_that_jumps_by_hours_changes_nothing(cluster: Make) -> None:
     job = cluster("import time\ntime.sleep(1)\nprint('ran')\n")
     keep_record(job)
-    job.start(command=train_after(JUMPING))
+    job.start(command=train_after(let_the_clock_jump))
     results = job.wait(20)
     stamps = [event["time"] for event in events(job)]
     assert max(stamps) - min(stamps) > 14000  # the clock did jump

@@ -88,15 +88,19 @@ def test_a_stop_ends_a_host_whose_disk_hangs_from_the_start(cluster: Make) -> No
     assert [result.code for result in results.values()] == [143, 143]
 
 
-PLANS_SLOWLY = (
-    "import time\n"
-    "from muster.train.work import JobWork\n"
-    "plan = JobWork.plan\n"
-    "def slow(self, facts):\n"
-    "    time.sleep(5)\n"  # as on a PATH whose disk is slow
-    "    return plan(self, facts)\n"
-    "JobWork.plan = slow\n"
-)
+def plan_slowly() -> None:
+    """As on a PATH whose disk is slow."""
+    import time
+
+    from muster.train.work import JobWork
+
+    plan = JobWork.plan
+
+    def slow(self, facts):  # type: ignore[no-untyped-def]
+        time.sleep(5)
+        return plan(self, facts)
+
+    JobWork.plan = slow  # type: ignore[method-assign]
 
 
 @pytest.mark.promise("F28")
@@ -106,6 +110,6 @@ def test_a_host_that_plans_for_longer_than_the_limit_of_silence_is_not_lost(
 ) -> None:
     job = cluster("print('ran')")  # lost after 2 s of silence
     for name in job.names:
-        job.start(name, command=train_after(PLANS_SLOWLY) if name == slow else None)
+        job.start(name, command=train_after(plan_slowly) if name == slow else None)
     results = job.wait(30)
     assert [result.code for result in results.values()] == [0, 0], results

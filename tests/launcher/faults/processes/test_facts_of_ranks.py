@@ -52,24 +52,28 @@ def test_no_output_of_a_rank_goes_through_the_launcher(cluster: Make) -> None:
     assert job.wait(30)["algo-1"].code == 0
 
 
-IN_A_THREAD = (
-    "import sys, threading\n"
-    "from muster.run.child import shims\n"
-    "real = shims.ShimPool.spawn\n"
-    "def spawn(*args):\n"
-    "    thread = threading.Thread(target=real, args=args)\n"
-    "    thread.start()\n"
-    "    thread.join()\n"
-    "    print('started by a thread that has ended', file=sys.stderr, flush=True)\n"
-    "shims.ShimPool.spawn = spawn\n"
-    "shims.ShimPool.warm_up = lambda *args: None\n"
-)
+def start_shims_in_a_thread() -> None:
+    import sys
+    import threading
+
+    from muster.run.child.shims import ShimPool
+
+    real = ShimPool.spawn
+
+    def spawn(*args):  # type: ignore[no-untyped-def]
+        thread = threading.Thread(target=real, args=args)
+        thread.start()
+        thread.join()
+        print("started by a thread that has ended", file=sys.stderr, flush=True)
+
+    ShimPool.spawn = spawn  # type: ignore[method-assign]
+    ShimPool.warm_up = lambda *args: None  # type: ignore[method-assign]
 
 
 def test_a_shim_outlives_the_thread_that_started_it(cluster: Make) -> None:
     """A parent-death signal would come when that thread ends."""
     job = cluster("import time\ntime.sleep(0.3)\nprint('ran')\n", hosts=1)
-    job.start(command=train_after(IN_A_THREAD))
+    job.start(command=train_after(start_shims_in_a_thread))
     result = job.wait(20)["algo-1"]
     assert "started by a thread that has ended" in result.err  # the fact
     assert (result.code, result.out) == (0, "ran\n"), result.err
@@ -137,24 +141,24 @@ def test_a_group_that_ignores_the_stop_is_killed_when_the_grace_is_over(cluster:
     assert result.first_line == "StoppedError: 1 of 1 ranks did not stop in 1 s (algo-1 rank 0)"
 
 
-THIEF = (
-    "import os, sys, threading\n"
-    "from muster.run.child import reaper\n"
-    "def take(pid):\n"
-    "    os.waitpid(pid, 0)\n"
-    "    print('took the status of', pid, file=sys.stderr, flush=True)\n"
-    "class Slow(reaper.Reaper):\n"
-    "    def look(self):\n"
-    "        found = open(os.environ['PID_OF_THE_SCRIPT']).read()\n"
-    "        if found:\n"
-    "            try:\n"
-    "                take(int(found))\n"
-    "            except ChildProcessError:\n"
-    "                pass\n"
-    "        super().look()\n"
-    "import muster.run.job.supervisor as supervise\n"
-    "supervise.Reaper = Slow\n"
-)
+def take_the_status_of_the_script() -> None:
+    import os
+    import sys
+    from contextlib import suppress
+    from pathlib import Path
+
+    from muster.run.job import supervisor
+
+    class Slow(supervisor.Reaper):
+        def look(self) -> None:
+            found = Path(os.environ["PID_OF_THE_SCRIPT"]).read_text()
+            if found:
+                with suppress(ChildProcessError):
+                    os.waitpid(int(found), 0)
+                    print("took the status of", found, file=sys.stderr, flush=True)
+            super().look()
+
+    supervisor.Reaper = Slow  # type: ignore[misc]
 
 
 def test_a_status_that_somebody_else_took_is_a_defect_and_never_success(
@@ -173,7 +177,7 @@ def test_a_status_that_somebody_else_took_is_a_defect_and_never_success(
     )
     job = cluster(script, hosts=1, environ={"PID_OF_THE_SCRIPT": str(stolen)})
     job.expect(internal_error=True)
-    job.start(command=train_after(THIEF))
+    job.start(command=train_after(take_the_status_of_the_script))
     result = job.wait(30)["algo-1"]
     assert "took the status of" in result.err, result.err  # the fault
     assert result.code == 105, result.err

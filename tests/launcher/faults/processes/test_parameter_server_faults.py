@@ -117,25 +117,32 @@ def test_a_server_of_tensorflow_that_ends_fails_the_job_however_well_it_ends(
         assert (result.code, result.first_line) == (1, f"UserScriptError: {what}")
 
 
-# algo-2's server starts after the only rank there has ended
-LATE_SERVER = """
-import os, sys
-from muster.run.child import shims
-start = shims.ShimPool.spawn
-def late(self, role, environ):
-    def once_the_rank_has_ended():
-        if not os.path.exists("ended"):
+def start_the_server_late(shim: str) -> None:
+    """After the only rank of the host has ended; `shim`: the file of the shims from then on."""
+    import os
+    import sys
+
+    from muster.run.child import shims
+
+    start = shims.ShimPool.spawn
+
+    def late(self, role, environ):  # type: ignore[no-untyped-def]
+        def once_the_rank_has_ended() -> None:
+            if not os.path.exists("ended"):
+                self.loop.after(0.05, once_the_rank_has_ended)
+                return
+            print("sabotaged", file=sys.stderr, flush=True)
+            shims.SHIM = shim or shims.SHIM
+            start(self, role, environ)
+
+        if role.startswith("server:"):
             self.loop.after(0.05, once_the_rank_has_ended)
-            return
-        print("sabotaged", file=sys.stderr, flush=True)
-        {before}
-        start(self, role, environ)
-    if role.startswith("server:"):
-        self.loop.after(0.05, once_the_rank_has_ended)
-    else:
-        start(self, role, environ)
-shims.ShimPool.spawn = late
-"""
+        else:
+            start(self, role, environ)
+
+    shims.ShimPool.spawn = late  # type: ignore[method-assign]
+
+
 NEEDS_EVERY_SERVER = """
     import socket
     say("ready")
@@ -150,11 +157,11 @@ NEEDS_EVERY_SERVER = """
 """
 
 
-def with_late_server(cluster: Make, before: str = "pass") -> Cluster:
+def with_late_server(cluster: Make, shim: str = "") -> Cluster:
     """A job of two hosts; algo-1's rank needs the server that algo-2 starts too late."""
     job = framework_cluster(cluster, NEEDS_EVERY_SERVER, "pytorch")
     job.start("algo-1")
-    job.start("algo-2", command=train_after(LATE_SERVER.format(before=before)))
+    job.start("algo-2", command=train_after(start_the_server_late, shim))
     job.wait_for("algo-2", "ready")
     wait_until(lambda: "rank_ended" in recorded(job, "algo-2"), 20, lambda: job.story("it runs on"))
     (job.folder / "algo-2" / "ended").touch()
@@ -171,7 +178,7 @@ def test_a_server_that_comes_after_the_ranks_of_its_host_serves_the_others(clust
 
 @pytest.mark.promise("F16")
 def test_a_server_that_cannot_come_after_the_ranks_of_its_host_fails_the_job(cluster: Make) -> None:
-    job = with_late_server(cluster, "process.SHIM = '/nonexistent.py'")
+    job = with_late_server(cluster, shim="/nonexistent.py")
     what = "a process that muster needs ended before it could start anything"
     for result in job.wait(20).values():
         assert result.code == 106

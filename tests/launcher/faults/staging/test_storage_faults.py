@@ -23,13 +23,17 @@ PROGRAM = Entry("train.py", b"print('ran')\n")
 LOCATION = "s3://sagemaker-us-west-2-111122223333/job/sourcedir.tar.gz?X-Amz-Signature={}"
 REDACTED = "s3://sagemaker-us-west-2-************/job/sourcedir.tar.gz?***"
 SIGNATURE = "signature-of-a-link-4a5b6c"
-# a real client of real servers, with shorter times
-QUICK = (
-    "import muster.stage.s3 as s3\n"
-    "s3.download.__defaults__ = (s3.Retries(3, {total_s}, 0.1, 1.0, {read_s}),)\n"
-)
 SILENCE_S = 60.0
 ECHO = "<AWSAccessKeyId>{0}</AWSAccessKeyId><SignatureProvided>{0}</SignatureProvided>"
+
+
+def give_up_downloads_soon(total_s: float, read_s: float) -> None:
+    """A real client of real servers, with shorter times."""
+    from functools import partial
+
+    from muster.stage import s3
+
+    s3.download = partial(s3.download, retries=s3.Retries(3, total_s, 0.1, 1.0, read_s))
 
 
 def stored(job: Cluster) -> bytes:
@@ -58,7 +62,7 @@ def fetch_from(
     job: Cluster, good: Server, bad: Server, total_s: float = 60, read_s: float = 10
 ) -> None:
     """Starts both hosts; algo-2 is the one whose store misbehaves."""
-    command = train_after(QUICK.format(total_s=total_s, read_s=read_s))
+    command = train_after(give_up_downloads_soon, total_s, read_s)
     job.environ |= good.environ
     start_after_the_other(job, environ=bad.environ, command=command)
 
@@ -187,7 +191,7 @@ def test_an_endpoint_that_cannot_be_reached_is_told_without_its_credentials(
         pass_word = "pass-word-8f7e"
         address = closed.url.replace("//", f"//me:{pass_word}@")
         closed.__exit__()
-        command = train_after(QUICK.format(total_s=30, read_s=5))
+        command = train_after(give_up_downloads_soon, 30, 5)
         job.environ |= good.environ
         elsewhere = {"AWS_ENDPOINT_URL_S3": address}
         start_after_the_other(job, environ=elsewhere, command=command)

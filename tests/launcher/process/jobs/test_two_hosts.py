@@ -103,13 +103,16 @@ def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) ->
     assert ended(job) == [0, 1]
 
 
-OFTEN = "from muster.run.job import coordinator\ncoordinator.PROGRESS_S = 0.3\n"  # not every 30 s
+def report_progress_often() -> None:
+    from muster.run.job import coordinator
+
+    coordinator.PROGRESS_S = 0.3
 
 
 @pytest.mark.promise("F20")
 def test_a_late_host_is_waited_for_and_named(cluster: Make) -> None:
     job = cluster(RENDEZVOUS)
-    job.start("algo-1", command=train_after(OFTEN))
+    job.start("algo-1", command=train_after(report_progress_often))
     wait_until(
         lambda: len(lines(job.text("algo-1", "err"), "waiting for algo-2 to join")) >= 3,
         20,
