@@ -19,7 +19,7 @@ from tests.launcher.support.local.local_docker import (
     job,
 )
 from tests.launcher.support.local.local_runs import SCRIPT, contents, facts_of
-from tests.launcher.support.local.nobody import NOBODY
+from tests.launcher.support.local.unprivileged import NOBODY
 from tests.support.engine import Engine
 from tests.support.images import image
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from muster.local.record.runfolder import is_free
-from tests.launcher.support.local.gates import gate
 from tests.launcher.support.local.local_docker import Start, forever, job, left_by, remove
+from tests.launcher.support.local.socket_gate import gate
 from tests.support.engine import Engine
 from tests.support.waiting import wait_until
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.local.gates import gate
 from tests.launcher.support.local.local_docker import (
     Start,
     as_nobody,
@@ -18,6 +17,7 @@ from tests.launcher.support.local.local_docker import (
     of_nothing,
     refused,
 )
+from tests.launcher.support.local.socket_gate import gate
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first

@@ -16,7 +16,7 @@ from muster.local.backends.docker.engine import connect
 from muster.local.backends.docker.tidy import tidy
 from muster.local.orders import Containers
 from tests.launcher.support.local.local_docker import base, engine, of_nothing
-from tests.launcher.support.local.nobody import NOBODY
+from tests.launcher.support.local.unprivileged import NOBODY
 from tests.support.engine import Engine
 
 __all__ = ["base", "engine"]

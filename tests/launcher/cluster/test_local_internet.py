@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.local.local_runs import MARK, Start, start
-from tests.launcher.support.local.nobody import as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
 from tests.support.waiting import wait_until
 
 __all__ = ["start"]

@@ -25,7 +25,12 @@ from tests.launcher.support.local.local_runs import (
     facts_of,
     start,
 )
-from tests.launcher.support.local.nobody import NOBODY, as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import (
+    NOBODY,
+    as_nobody,
+    home_of_nobody,
+    readable_python,
+)
 from tests.support.waiting import wait_until
 
 __all__ = ["start"]

@@ -10,7 +10,7 @@ import pytest
 from muster.local.hosts import why_not_isolated
 from tests.launcher.support.cluster import Result
 from tests.launcher.support.local.local_runs import runs
-from tests.launcher.support.local.nobody import as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
 from tests.support.mpi import MakeMpi, OpenMpi
 
 HOSTS = ["algo-1", "algo-2", "algo-3"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launcher.support.containers import Make, container_jobs
 from tests.launcher.support.fixtures import cluster
-from tests.launcher.support.peers.attacked import Attacked
+from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack
 from tests.support.mpi import mpi, open_mpi
 
 __all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi"]
@@ -23,9 +23,9 @@ def containers() -> Iterator[Make]:
 
 
 @pytest.fixture
-def attacked(tmp_path: Path) -> Iterator[Attacked]:
+def attacked(tmp_path: Path) -> Iterator[LeaderUnderAttack]:
     """A leader with true hosts, which are as well after the test as before it."""
-    made = Attacked(tmp_path)
+    made = LeaderUnderAttack(tmp_path)
     try:
         yield made
         made.check_the_true_hosts()

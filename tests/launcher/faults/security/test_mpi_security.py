@@ -28,7 +28,7 @@ def token_of(pid: int) -> str:
 
 
 def ask(job: MpiCluster, name: str, token: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """An agent on a host, started by a stranger who knows the token."""
+    """An agent on a host, started by an attacker who knows the token."""
     return subprocess.run(
         [*job.inside(name), *AGENT, *words],
         env={"MUSTER_SHIM": token},

@@ -1,4 +1,4 @@
-"""A leader that strangers attack while true hosts run (reliability.md S03, S19).
+"""A leader under attack while true hosts run (reliability.md S03, S19).
 
 The leader and the true hosts are processes of their own; whoever is not of the job comes from here.
 """
@@ -21,10 +21,10 @@ import pytest
 from muster.run.channel import wire
 from muster.run.channel.leader import HANDSHAKE_S, PENDING_LIMIT
 from tests.launcher.support.cluster import Cluster, lines
-from tests.launcher.support.peers.attacked import Attacked
-from tests.launcher.support.peers.strangers import (
+from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack
+from tests.launcher.support.peers.attackers import (
     LEFT_S,
-    Stranger,
+    Attacker,
     Target,
     attack,
     framed,
@@ -44,23 +44,23 @@ JOIN_S = 10.0  # of a host that comes during an attack, its start of Python incl
 @pytest.mark.promise("S03")
 @pytest.mark.promise("S19")
 @pytest.mark.timeout(FUZZ_S + 300)
-def test_garbage_of_every_kind_harms_nobody(attacked: Attacked) -> None:
+def test_garbage_of_every_kind_harms_nobody(attacked: LeaderUnderAttack) -> None:
     leader, source = attacked.leader, chance()
     descriptors = leader.descriptors()
     for _ in range(WARM_SHOTS):
         attack(attacked, source)[0].close()
     before, began = leader.resident_kib(), time.monotonic()
-    shots, joined_s, stayed = 0, 0.0, deque[Stranger]()
+    shots, joined_s, stayed = 0, 0.0, deque[Attacker]()
     while time.monotonic() < began + FUZZ_S:
-        stranger, stays = attack(attacked, source)
+        attacker, stays = attack(attacked, source)
         shots += 1
         if stays:
-            stayed.append(stranger)
+            stayed.append(attacker)
         if len(stayed) > 10 * PENDING_LIMIT:
             stayed.popleft().close()
         if not joined_s and time.monotonic() > began + JOINS_AFTER_S:
             joined_s = attacked.late_host_joins_within_s(3)
-    stayed.extend(Stranger(attacked) for _ in range(2 * PENDING_LIMIT))  # all of them say nothing
+    stayed.extend(Attacker(attacked) for _ in range(2 * PENDING_LIMIT))  # all of them say nothing
     over = time.monotonic()
     until_gone(stayed, lambda _lasted: None)
     assert time.monotonic() - over < LEFT_S
@@ -76,7 +76,7 @@ def test_garbage_of_every_kind_harms_nobody(attacked: Attacked) -> None:
 
 
 @pytest.mark.promise("S19")
-def test_ten_thousand_connections_leave_no_trace(attacked: Attacked) -> None:
+def test_ten_thousand_connections_leave_no_trace(attacked: LeaderUnderAttack) -> None:
     leader, source = attacked.leader, chance()
     descriptors = leader.descriptors()
     _burst(attacked, source, 500)
@@ -93,21 +93,23 @@ def test_ten_thousand_connections_leave_no_trace(attacked: Attacked) -> None:
     assert leader.stats()[1] == PENDING_LIMIT
 
 
-def _burst(target: Attacked, source: random.Random, count: int) -> None:
+def _burst(target: LeaderUnderAttack, source: random.Random, count: int) -> None:
     """So many connections at the same time, from as many addresses; the leader drops them."""
-    made = [Stranger(target, f"127.{source.randint(1, 250)}.7.{n % 250 + 1}") for n in range(count)]
-    for stranger in made:
+    made = [Attacker(target, f"127.{source.randint(1, 250)}.7.{n % 250 + 1}") for n in range(count)]
+    for attacker in made:
         if source.random() < 0.5:
-            stranger.challenge()
-        stranger.close(reset=source.random() < 0.5)
+            attacker.challenge()
+        attacker.close(reset=source.random() < 0.5)
 
 
 @pytest.mark.promise("S19")
-def test_a_flood_that_stays_is_let_go_and_a_true_host_comes_through(attacked: Attacked) -> None:
+def test_a_flood_that_stays_is_let_go_and_a_true_host_comes_through(
+    attacked: LeaderUnderAttack,
+) -> None:
     """Connections that never close from their side: the door is always crowded."""
-    made = [Stranger(attacked) for _ in range(10 * PENDING_LIMIT)]
+    made = [Attacker(attacked) for _ in range(10 * PENDING_LIMIT)]
     assert attacked.late_host_joins_within_s(4) < JOIN_S
-    made += [Stranger(attacked) for _ in range(PENDING_LIMIT)]
+    made += [Attacker(attacked) for _ in range(PENDING_LIMIT)]
     lasted: list[float] = []
     until_gone(made, lasted.append)
     assert max(lasted) < LEFT_S
@@ -115,21 +117,23 @@ def test_a_flood_that_stays_is_let_go_and_a_true_host_comes_through(attacked: At
 
 @pytest.mark.promise("S03")
 @pytest.mark.promise("S19")
-def test_whoever_does_not_prove_itself_is_gone_after_five_seconds(attacked: Attacked) -> None:
-    silent, half, slow = (Stranger(attacked).challenge() for _ in range(3))
+def test_whoever_does_not_prove_itself_is_gone_after_five_seconds(
+    attacked: LeaderUnderAttack,
+) -> None:
+    silent, half, slow = (Attacker(attacked).challenge() for _ in range(3))
     hello = framed(wire.encode(half.hello(5, attacked.secret)))
     half.send(hello[: len(hello) // 2])
     gone: dict[str, float] = {}
     began, sent = time.monotonic(), 0
     others = {"silent": silent, "half": half}
     slow.sock.settimeout(0)
-    for stranger in others.values():
-        stranger.sock.settimeout(0)
+    for attacker in others.values():
+        attacker.sock.settimeout(0)
     others["slow"] = slow
     while len(gone) < 3 and time.monotonic() < began + 2 * LEFT_S:
-        for name, stranger in others.items():
-            if name not in gone and _hung_up(stranger):
-                gone[name] = time.monotonic() - stranger.began_s
+        for name, attacker in others.items():
+            if name not in gone and _hung_up(attacker):
+                gone[name] = time.monotonic() - attacker.began_s
         if "slow" not in gone:
             try:  # a byte now and then: every one of them is progress, and none is a hello
                 slow.sock.send(b"\0\0\x0f\xff"[sent : sent + 1] or b"x")
@@ -144,9 +148,9 @@ def test_whoever_does_not_prove_itself_is_gone_after_five_seconds(attacked: Atta
     assert not attacked.leader.stats()[0]
 
 
-def _hung_up(stranger: Stranger) -> bool:
+def _hung_up(attacker: Attacker) -> bool:
     try:
-        return stranger.dropped()
+        return attacker.dropped()
     except BlockingIOError:
         return False
 
@@ -173,9 +177,9 @@ LIES: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def stable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def stable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderUnderAttack]:
     """One leader for all who lie, each of whom leaves it as it was."""
-    made = Attacked(tmp_path_factory.mktemp("attacked"))
+    made = LeaderUnderAttack(tmp_path_factory.mktemp("attacked"))
     try:
         yield made
         made.check_the_true_hosts()
@@ -185,12 +189,12 @@ def stable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 @pytest.mark.promise("S03")
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_dropped_at_once_and_without_a_word(stable: Attacked, lie: str) -> None:
+def test_a_lie_is_dropped_at_once_and_without_a_word(stable: LeaderUnderAttack, lie: str) -> None:
     told = len(stable.leader.told)
     fields = dict(LIES[lie])
     place, secret = int(str(fields.pop("place", 5))), fields.pop("secret", stable.secret)
     assert isinstance(secret, bytes)
-    liar = Stranger(stable).challenge()
+    liar = Attacker(stable).challenge()
     liar.say(liar.hello(place, secret, **fields))
     assert liar.dropped()
     assert time.monotonic() - liar.began_s < HANDSHAKE_S - 1  # for the lie, not for the time
@@ -199,9 +203,9 @@ def test_a_lie_is_dropped_at_once_and_without_a_word(stable: Attacked, lie: str)
 
 
 @pytest.mark.promise("S03")
-def test_the_truth_is_not_dropped(stable: Attacked) -> None:
+def test_the_truth_is_not_dropped(stable: LeaderUnderAttack) -> None:
     """The hello of the lies without a lie in it is good: they fail for what they say."""
-    peer = Stranger(stable).challenge()
+    peer = Attacker(stable).challenge()
     peer.say(peer.hello(5, stable.secret))
     assert peer.frame()[0] == "welcome"
     peer.close()
@@ -209,12 +213,12 @@ def test_the_truth_is_not_dropped(stable: Attacked) -> None:
 
 
 @pytest.mark.promise("S03")
-def test_the_leaders_own_words_sent_back_prove_nothing(stable: Attacked) -> None:
-    mirror = Stranger(stable)
+def test_the_leaders_own_words_sent_back_prove_nothing(stable: LeaderUnderAttack) -> None:
+    mirror = Attacker(stable)
     mirror.challenge().say(["challenge", 1, mirror.leader_nonce])
     assert mirror.dropped()
     # its nonce as one's own, and the proof that the leader itself would give for it
-    mirror = Stranger(stable).challenge()
+    mirror = Attacker(stable).challenge()
     mirror.nonce = mirror.leader_nonce
     both = bytes.fromhex(mirror.nonce)
     proof = wire.welcome_proof(stable.secret, (both, both, b"5"), 0)
@@ -223,20 +227,20 @@ def test_the_leaders_own_words_sent_back_prove_nothing(stable: Attacked) -> None
 
 
 @pytest.mark.promise("S03")
-def test_one_challenge_is_good_for_one_hello(stable: Attacked) -> None:
+def test_one_challenge_is_good_for_one_hello(stable: LeaderUnderAttack) -> None:
     """A true hello, recorded and sent to another challenge of the same leader, proves nothing."""
-    true = Stranger(stable).challenge()
+    true = Attacker(stable).challenge()
     hello = true.hello(5, stable.secret)
     true.close()
-    again = Stranger(stable).challenge()
+    again = Attacker(stable).challenge()
     again.say(hello)
     assert again.dropped()
 
 
 @pytest.mark.promise("S03")
-def test_of_two_that_claim_one_place_at_once_one_is_admitted(attacked: Attacked) -> None:
+def test_of_two_that_claim_one_place_at_once_one_is_admitted(attacked: LeaderUnderAttack) -> None:
     for place in (3, 4, 5):
-        pair = [Stranger(attacked).challenge() for _ in range(2)]
+        pair = [Attacker(attacked).challenge() for _ in range(2)]
         for one in pair:
             one.say(one.hello(place, attacked.secret))
         answers = sorted(len(one.frame()) for one in pair)
@@ -246,19 +250,19 @@ def test_of_two_that_claim_one_place_at_once_one_is_admitted(attacked: Attacked)
 
 @pytest.mark.promise("S19")
 def test_a_leader_short_of_descriptors_neither_spins_nor_loses_its_hosts(
-    attacked: Attacked,
+    attacked: LeaderUnderAttack,
 ) -> None:
     leader = attacked.leader
     limit = leader.descriptors() + 2
     resource.prlimit(leader.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
-    flood = [Stranger(attacked) for _ in range(20)]
+    flood = [Attacker(attacked) for _ in range(20)]
     leader.wait_for("warned")
     assert "Too many open files" in leader.of("warned")[0][1]
     began, cpu_s = time.monotonic(), leader.cpu_s()
     wait_until(lambda: time.monotonic() > began + 2, 5)
     assert leader.descriptors() <= limit
     assert leader.cpu_s() - cpu_s < 1, "it spins"
-    assert attacked.late_host_joins_within_s(3) < 2 * JOIN_S  # strangers make room for it
+    assert attacked.late_host_joins_within_s(3) < 2 * JOIN_S  # attackers make room for it
     assert len(leader.of("warned")) == 1
     until_gone(flood, lambda _lasted: None)
 
@@ -266,12 +270,12 @@ def test_a_leader_short_of_descriptors_neither_spins_nor_loses_its_hosts(
 @pytest.mark.promise("S19")
 def test_a_low_limit_of_descriptors_is_shared_with_strangers(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    made = Attacked(tmp_path, open_files=80)
+    made = LeaderUnderAttack(tmp_path, open_files=80)
     try:
-        strangers = [Stranger(made) for _ in range(200)]
+        attackers = [Attacker(made) for _ in range(200)]
         wait_until(lambda: made.leader.stats()[1] == 20, 10)
         assert not made.leader.of("warned")
-        until_gone(strangers, lambda _lasted: None)
+        until_gone(attackers, lambda _lasted: None)
         assert made.leader.stats() == (0, 20, 20)
         made.check_the_true_hosts()
     finally:

@@ -11,30 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.peers.attacked import Attacked, Member
-from tests.launcher.support.peers.between import Between
-from tests.launcher.support.peers.strangers import Stranger
+from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack, Member
+from tests.launcher.support.peers.attackers import Attacker
+from tests.launcher.support.peers.intercepting_proxy import InterceptingProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.promise("S03")
 HOST = 3
 MANY = 25  # frames of a recording, at least: the one to meddle with is among the first of them
-Meddling = Callable[[int, bytes, Sequence[bytes], Between], list[bytes]]
+Meddling = Callable[[int, bytes, Sequence[bytes], InterceptingProxy], list[bytes]]
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> list[bytes]:
     """All that a host said in an earlier run of the same job, with the same secret."""
-    made = Attacked(tmp_path)
+    made = LeaderUnderAttack(tmp_path)
     try:
         return recording(made)
     finally:
         made.close()
 
 
-def recording(target: Attacked) -> list[bytes]:
+def recording(target: LeaderUnderAttack) -> list[bytes]:
     """The frames of a host that joined, said things and left."""
-    middle = Between(target)
+    middle = InterceptingProxy(target)
     host = target.join(HOST, **middle.settings)
     for _ in range(MANY):
         host.order("register", 4242)
@@ -49,26 +49,32 @@ def recording(target: Attacked) -> list[bytes]:
 # `turn` is 0 for the frame to meddle with and 1 for the one after it
 
 
-def repeated(turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: Between) -> list[bytes]:
+def repeated(
+    turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: InterceptingProxy
+) -> list[bytes]:
     return [frame] if turn else [frame, frame]
 
 
-def dropped(turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: Between) -> list[bytes]:
+def dropped(
+    turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: InterceptingProxy
+) -> list[bytes]:
     return [frame] if turn else []
 
 
-def swapped(turn: int, frame: bytes, _earlier: Sequence[bytes], middle: Between) -> list[bytes]:
+def swapped(
+    turn: int, frame: bytes, _earlier: Sequence[bytes], middle: InterceptingProxy
+) -> list[bytes]:
     return [frame, middle.recorded[-2]] if turn else []
 
 
 def of_an_earlier_run(
-    turn: int, frame: bytes, earlier: Sequence[bytes], middle: Between
+    turn: int, frame: bytes, earlier: Sequence[bytes], middle: InterceptingProxy
 ) -> list[bytes]:
     return [frame] if turn else [earlier[len(middle.recorded) - 1]]
 
 
 def of_the_leader(
-    turn: int, frame: bytes, _earlier: Sequence[bytes], middle: Between
+    turn: int, frame: bytes, _earlier: Sequence[bytes], middle: InterceptingProxy
 ) -> list[bytes]:
     """The leader's own frame of the same number, sent back; it greeted with one frame more."""
     return [frame] if turn else [middle.answers[len(middle.recorded)]]
@@ -80,9 +86,9 @@ def of_the_leader(
     ids=lambda made: str(made.__name__),
 )
 def test_a_frame_out_of_its_place_ends_the_connection_and_loses_nothing(
-    attacked: Attacked, earlier: list[bytes], meddling: Meddling
+    attacked: LeaderUnderAttack, earlier: list[bytes], meddling: Meddling
 ) -> None:
-    middle, leader = Between(attacked), attacked.leader
+    middle, leader = InterceptingProxy(attacked), attacked.leader
     host = attacked.join(HOST, **middle.settings)
     for _ in range(MANY):
         leader.order("say", "x")
@@ -111,20 +117,22 @@ def test_a_frame_out_of_its_place_ends_the_connection_and_loses_nothing(
     middle.close()
 
 
-def test_a_recording_played_again_is_dropped(attacked: Attacked) -> None:
+def test_a_recording_played_again_is_dropped(attacked: LeaderUnderAttack) -> None:
     """The whole of what a true host ever sent, to the same leader, when its place is free."""
     _played_again(attacked, recording(attacked))
 
 
-def test_a_recording_of_an_earlier_run_is_dropped(attacked: Attacked, earlier: list[bytes]) -> None:
+def test_a_recording_of_an_earlier_run_is_dropped(
+    attacked: LeaderUnderAttack, earlier: list[bytes]
+) -> None:
     _played_again(attacked, earlier)
 
 
-def _played_again(target: Attacked, frames: list[bytes]) -> None:
+def _played_again(target: LeaderUnderAttack, frames: list[bytes]) -> None:
     joined = len(target.leader.of("peer_joined"))
     assert len(frames) > MANY
     for played in (frames, frames[1:]):  # with its hello and without
-        again = Stranger(target).challenge()
+        again = Attacker(target).challenge()
         again.send(b"".join(played))
         assert again.dropped()
     assert len(target.leader.of("peer_joined")) == joined
@@ -132,9 +140,9 @@ def _played_again(target: Attacked, frames: list[bytes]) -> None:
     assert len(said) in (0, MANY)  # when it was said
 
 
-def test_a_host_on_a_clean_path_is_never_suspect(attacked: Attacked) -> None:
+def test_a_host_on_a_clean_path_is_never_suspect(attacked: LeaderUnderAttack) -> None:
     """What the other tests see is the meddling, not the middle."""
-    middle = Between(attacked)
+    middle = InterceptingProxy(attacked)
     host: Member = attacked.join(HOST, **middle.settings)
     for number in range(5):
         host.order("register", number)

@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.support.archives import Entry, tar_bytes, write_archive
 from tests.launcher.support.cluster import Cluster, lines
 from tests.launcher.support.disks.mounts import behind, small_disk
-from tests.launcher.support.disks.slow import held
+from tests.launcher.support.disks.slow_mount import held
 from tests.launcher.support.records import keep_record
 from tests.launcher.support.staging import (
     code_channel,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launcher.support.cluster import Result
 from tests.launcher.support.fixtures import checked
-from tests.launcher.support.local.nobody import (
+from tests.launcher.support.local.unprivileged import (
     BECOME_NOBODY,
     NOBODY,
     home_of_nobody,

@@ -23,7 +23,7 @@ import pytest
 import muster
 from muster.local.backends.docker import names as docker_names
 from tests.launcher.support.local.local_runs import SCRIPT, STUBBORN, LocalRun, Start, runs
-from tests.launcher.support.local.nobody import NOBODY, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import NOBODY, home_of_nobody, readable_python
 from tests.support.engine import LABEL, Engine, NoEngineError, find_engine
 from tests.support.images import image
 

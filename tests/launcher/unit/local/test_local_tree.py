@@ -25,7 +25,7 @@ from muster.local.record.runfolder import (
 from muster.local.request import Group
 from muster.types.distribution import Torchrun
 from tests.launcher.support.local.local_runs import make_request
-from tests.launcher.support.local.nobody import NOBODY, home_of_nobody
+from tests.launcher.support.local.unprivileged import NOBODY, home_of_nobody
 
 
 def test_a_plain_resource_config_has_no_instance_groups() -> None:

@@ -9,7 +9,7 @@ import pytest
 from muster.run.channel import messages as m
 from muster.run.job.coordinator import Coordinator
 from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded
-from tests.launcher.support.peers.leading import (
+from tests.launcher.support.peers.coordinated_job import (
     HOST_ERROR,
     LIMITS,
     Job,

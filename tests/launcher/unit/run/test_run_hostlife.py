@@ -12,7 +12,14 @@ from muster.run.job import events as e
 from muster.run.job.hostlife import HostLife, State, phase_lines
 from muster.types.deadlines import LOCAL_MODE_STOP, Deadlines
 from muster.types.outcome import Failed, Stopped, Succeeded
-from tests.launcher.support.peers.lives import FACTS, FAILURE, HOST_ERROR, PATHS, Life, life_in
+from tests.launcher.support.peers.host_states import (
+    FACTS,
+    FAILURE,
+    HOST_ERROR,
+    PATHS,
+    HostUnderTest,
+    host_in,
+)
 
 
 def outcome_of(actions: list[e.Action]) -> object:
@@ -35,7 +42,7 @@ def test_two_values_without_fields_are_equal_only_if_they_are_of_one_class() -> 
 
 
 def test_facts_in_parts_are_planned_with_once_in_order() -> None:
-    life = life_in(State.PLAN)
+    life = host_in(State.PLAN)
     parts = [m.FactsPart(i, 3, (FACTS._replace(host_index=i),)) for i in range(3)]
     assert life.machine.on(e.FromLeader(parts[2]), 0.0) == []
     assert life.machine.on(e.FromLeader(parts[0]), 0.0) == []
@@ -46,7 +53,7 @@ def test_facts_in_parts_are_planned_with_once_in_order() -> None:
 
 def test_a_host_acts_when_its_report_was_heard_or_after_a_second() -> None:
     for heard in (True, False):
-        life = life_in(State.REPORT)
+        life = host_in(State.REPORT)
         assert life.wait(0.99) == []
         actions = life.take("failure elsewhere") if heard else life.wait(0.02)
         assert e.SignalRanks() in actions
@@ -55,7 +62,7 @@ def test_a_host_acts_when_its_report_was_heard_or_after_a_second() -> None:
 @pytest.mark.promise("F04")
 def test_ranks_get_the_whole_grace_and_no_more() -> None:
     for name, grace in (("stop", 100.0), ("failure elsewhere", 15.0)):
-        life = life_in(State.WATCH)
+        life = host_in(State.WATCH)
         life.wait(5000)
         life.take(name)
         assert life.wait(grace - 0.01) == []
@@ -64,7 +71,7 @@ def test_ranks_get_the_whole_grace_and_no_more() -> None:
 
 def test_a_stop_that_arrives_while_a_failure_is_reported_gives_the_whole_grace() -> None:
     """A rank that fails in the very moment of a stop does not cost the others their checkpoint."""
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.wait(5000)
     life.take("rank failed")
     life.take("stop")
@@ -74,7 +81,7 @@ def test_a_stop_that_arrives_while_a_failure_is_reported_gives_the_whole_grace()
 
 
 def test_the_grace_of_a_stop_counts_from_the_signal() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("signal")
     life.wait(0.9)
     life.take("stop")
@@ -83,7 +90,7 @@ def test_the_grace_of_a_stop_counts_from_the_signal() -> None:
 
 @pytest.mark.promise("F05")
 def test_a_second_signal_changes_no_deadline() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("stop")
     life.wait(50)
     assert [type(action) for action in life.take("signal")] == [e.Say]
@@ -96,7 +103,7 @@ def test_a_second_signal_changes_no_deadline() -> None:
 def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> None:
     """Ranks that cannot be killed and a leader without a verdict: protocol.md 7's times hold."""
     limits = Deadlines(**LOCAL_MODE_STOP) if local else Deadlines()
-    life = Life(limits)
+    life = HostUnderTest(limits)
     for name in PATHS[State.WATCH]:
         life.take(name)
     life.take("stop")
@@ -117,7 +124,7 @@ def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> No
 
 def test_a_verdict_while_ranks_run_kills_them_and_is_written() -> None:
     for path in ((), ("stop",), ("failure elsewhere",)):
-        life = life_in(State.WATCH)
+        life = host_in(State.WATCH)
         for name in path:
             life.take(name)
         assert life.take("verdict") == [e.KillRanks()]
@@ -131,7 +138,7 @@ def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_f
     local: bool,
 ) -> None:
     limits = Deadlines(**LOCAL_MODE_STOP) if local else Deadlines()
-    life = Life(limits)
+    life = HostUnderTest(limits)
     for name in PATHS[State.WATCH]:
         life.take(name)
     life.take("stop")
@@ -147,9 +154,9 @@ def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_f
 
 
 def test_a_verdict_during_the_stage_ends_the_installer() -> None:
-    life = life_in(State.STAGE)
+    life = host_in(State.STAGE)
     assert e.AbortStage() in life.take("verdict")
-    life = life_in(State.STAGE)
+    life = host_in(State.STAGE)
     life.take("signal")
     assert e.AbortStage() in life.take("verdict")
 
@@ -157,7 +164,7 @@ def test_a_verdict_during_the_stage_ends_the_installer() -> None:
 @pytest.mark.promise("F06")
 def test_a_signal_before_the_join_is_told_to_a_leader_that_admits_a_moment_later() -> None:
     """The leader may have admitted this host when the signal comes; it would wait for it."""
-    life = Life()
+    life = HostUnderTest()
     assert [type(action) for action in life.take("signal")] == [e.Say]
     life.wait(0.5)
     assert life.take("joined") == [e.Send(m.Stopping("SIGTERM"))]
@@ -169,7 +176,7 @@ def test_a_signal_before_the_join_is_told_to_a_leader_that_admits_a_moment_later
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("then", ["not joined", "signal", None])
 def test_a_signal_before_the_join_is_the_outcome_when_nobody_admits(then: str | None) -> None:
-    life = Life()
+    life = HostUnderTest()
     life.take("signal")
     if then is not None:
         life.take(then)
@@ -178,7 +185,7 @@ def test_a_signal_before_the_join_is_the_outcome_when_nobody_admits(then: str | 
 
 
 def test_trouble_found_before_the_join_is_told_once_joined() -> None:
-    life = Life()
+    life = HostUnderTest()
     life.machine.on(e.HostFailed(HOST_ERROR), 0.0)
     life.machine.on(e.HostFailed(HOST_ERROR._replace(kind="Later")), 0.0)
     assert life.take("joined") == [e.Send(m.Report((), HOST_ERROR))]
@@ -186,14 +193,14 @@ def test_trouble_found_before_the_join_is_told_once_joined() -> None:
 
 def test_trouble_found_before_the_join_is_the_outcome_when_nobody_hears_it() -> None:
     for name in ("not joined", "leader lost"):
-        life = Life()
+        life = HostUnderTest()
         life.machine.on(e.HostFailed(HOST_ERROR), 0.0)
         life.machine.on(e.HostFailed(HOST_ERROR._replace(kind="Later")), 0.0)
         assert outcome_of(life.take(name)) == Failed(101, "InstallError: pip failed", "")
 
 
 def test_a_lost_leader_is_the_outcome_once_the_ranks_are_gone() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("leader lost")
     actions = life.take("all gone")
     outcome = outcome_of(actions)
@@ -206,7 +213,7 @@ def test_a_lost_leader_is_the_outcome_once_the_ranks_are_gone() -> None:
 
 
 def test_the_outcome_of_a_host_alone_counts_its_ranks_that_were_stopped() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("leader lost")
     ends = tuple(m.RankEnd(rank, 0, 1.0, stopped=rank > 0, forced=False) for rank in range(3))
     outcome = outcome_of(life.machine.on(e.AllGone(ends, ()), life.now))
@@ -215,14 +222,14 @@ def test_the_outcome_of_a_host_alone_counts_its_ranks_that_were_stopped() -> Non
 
 
 def test_a_leader_that_is_lost_after_it_announced_a_stop_leaves_a_stopped_job() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("stop")
     life.take("leader lost")
     assert outcome_of(life.take("all gone")) == Stopped("SIGTERM on algo-1")
 
 
 def test_a_stop_that_the_leader_never_heard_does_not_hide_its_loss() -> None:
-    life = life_in(State.WATCH)
+    life = host_in(State.WATCH)
     life.take("signal")
     life.wait(1.1)  # no answer: it acts on its own
     life.take("leader lost")
@@ -232,17 +239,17 @@ def test_a_stop_that_the_leader_never_heard_does_not_hide_its_loss() -> None:
 
 
 def test_a_leader_that_is_lost_before_it_lets_go_is_not_waited_for() -> None:
-    life = life_in(State.VERDICT)
+    life = host_in(State.VERDICT)
     life.take("leader lost")
     assert life.take("files written") == [e.Finish()]
-    life = life_in(State.VERDICT)
+    life = host_in(State.VERDICT)
     life.take("leave")
     assert life.take("files written") == [e.Finish()]
 
 
 def test_ranks_that_fail_after_an_external_stop_are_not_told_as_failures() -> None:
     for name, told in (("stop", ()), ("failure elsewhere", (FAILURE,))):
-        life = life_in(State.WATCH)
+        life = host_in(State.WATCH)
         life.take(name)
         (action,) = life.machine.on(e.AllGone((), (FAILURE,)), life.now)
         assert isinstance(action, e.Send) and isinstance(action.message, m.HostEnded)
@@ -250,7 +257,7 @@ def test_ranks_that_fail_after_an_external_stop_are_not_told_as_failures() -> No
 
 
 def test_no_verdict_at_all_is_a_cluster_error_after_a_failure() -> None:
-    life = life_in(State.ENDED)
+    life = host_in(State.ENDED)
     life.take("failure elsewhere")
     assert life.wait(79) == []
     outcome = outcome_of(life.wait(2))
@@ -259,12 +266,12 @@ def test_no_verdict_at_all_is_a_cluster_error_after_a_failure() -> None:
 
 
 def test_an_end_without_a_stop_waits_for_the_others_without_a_limit() -> None:
-    life = life_in(State.ENDED)
+    life = host_in(State.ENDED)
     assert life.wait(10**6) == []
 
 
 def test_the_time_of_each_state_is_accounted_for() -> None:
-    life = Life()
+    life = HostUnderTest()
     for name in PATHS[State.WATCH]:
         life.take(name)
         life.wait(2)

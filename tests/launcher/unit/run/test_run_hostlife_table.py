@@ -10,7 +10,7 @@ import pytest
 from muster.run.channel import messages as m
 from muster.run.job import events as e
 from muster.run.job.hostlife import State
-from tests.launcher.support.peers.lives import EVENTS, LATE, PATHS, answer, life_in
+from tests.launcher.support.peers.host_states import EVENTS, LATE, PATHS, answer, host_in
 
 # state -> event -> next state and actions; what is not in the table changes nothing at all
 TABLE = """
@@ -200,7 +200,7 @@ def test_the_table_of_the_documentation_is_this_one() -> None:
 def test_no_two_events_ever_break_the_machine(state: State, first: str | None) -> None:
     """Every pair of events after every state: no exception, and `done` is the end."""
     for second in (*EVENTS, LATE):
-        life = life_in(state)
+        life = host_in(state)
         life.take(first)
         before = life.machine.state
         life.take(second)

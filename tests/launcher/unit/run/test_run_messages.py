@@ -16,7 +16,7 @@ from muster.run.channel import wire
 from muster.run.channel.session import Session
 from muster.types.machine import HostFacts
 from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded
-from tests.launcher.support.peers.strangers import BIG_BOMBS, BOMBS, mutated
+from tests.launcher.support.peers.attackers import BIG_BOMBS, BOMBS, mutated
 from tests.support.effort import chance, effort
 
 FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3.11.7")

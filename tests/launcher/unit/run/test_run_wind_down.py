@@ -16,8 +16,8 @@ from muster.run.job import events as e
 from muster.run.job.hostlife import State
 from muster.run.job.verdict import decide
 from muster.types.outcome import Failed, RankFailure, Succeeded
-from tests.launcher.support.peers.leading import Job, ended, facts, failure
-from tests.launcher.support.peers.lives import life_in
+from tests.launcher.support.peers.coordinated_job import Job, ended, facts, failure
+from tests.launcher.support.peers.host_states import host_in
 
 SERVER = m.HostError("UserScriptError", 137, "the server server-1 was killed by SIGKILL", "", "")
 VICTIM = SERVER._replace(message="the server server-0 exited with 1", exit_code=1, victim=True)
@@ -76,12 +76,12 @@ def test_nothing_is_wound_down_where_ranks_are_equals_or_the_first_one_failed() 
 
 
 def test_a_host_tells_the_leader_whether_its_plan_is_led_by_the_first_rank() -> None:
-    life = life_in(State.PLAN)
+    life = host_in(State.PLAN)
     assert life.machine.on(e.Planned("d1gest", True), life.now) == [e.Send(m.Ready("d1gest", True))]
 
 
 def test_a_server_that_dies_after_the_ranks_of_its_host_is_told_and_stops_the_others() -> None:
-    life = life_in(State.ENDED)
+    life = host_in(State.ENDED)
     actions = life.machine.on(e.HostFailed(SERVER), life.now)
     assert actions == [e.Send(m.Report((), SERVER))]
     assert life.machine.state is State.ENDED

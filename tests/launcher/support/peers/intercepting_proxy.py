@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from tests.launcher.support.peers.attacked import Attacked
+from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack
 
 Edit = Callable[[int, bytes], list[bytes]]
 
@@ -15,14 +15,14 @@ def unchanged(_number: int, frame: bytes) -> list[bytes]:
     return [frame]
 
 
-class Between:
+class InterceptingProxy:
     """A host whose settings name this address talks through it.
 
     `edit(number, frame)` gives what goes on in place of each of the host's frames, counted from 0,
     the hello, in each connection. `recorded` and `answers` hold the frames of the first connection.
     """
 
-    def __init__(self, target: Attacked) -> None:
+    def __init__(self, target: LeaderUnderAttack) -> None:
         self.edit: Edit = unchanged
         self.recorded: list[bytes] = []
         self.answers: list[bytes] = []

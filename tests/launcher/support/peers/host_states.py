@@ -57,7 +57,7 @@ PATHS: Mapping[State, Sequence[str | None]] = {
 }
 
 
-class Life:
+class HostUnderTest:
     """A state machine and its clock."""
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
@@ -76,9 +76,9 @@ class Life:
         return self.machine.tick(self.now)
 
 
-def life_in(state: State) -> Life:
+def host_in(state: State) -> HostUnderTest:
     """A life that came into the state on the way of `PATHS`."""
-    life = Life()
+    life = HostUnderTest()
     for name in PATHS[state]:
         life.take(name)
     assert life.machine.state is state
@@ -97,7 +97,7 @@ def shown(action: e.Action) -> str:
 
 def answer(state: State, name: str | None) -> str:
     """What the machine does with an event in a state: `next: action, action`; "" for nothing."""
-    life = life_in(state)
+    life = host_in(state)
     actions = [shown(action) for action in life.take(name)]
     after = life.machine.state
     if after is state and not actions:

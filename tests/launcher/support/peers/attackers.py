@@ -11,7 +11,7 @@ from typing import Protocol
 
 from muster.run.channel import wire
 from muster.run.channel.identity import PROTOCOL
-from tests.launcher.support.peers.attacked import NAMES, Visitor
+from tests.launcher.support.peers.attacked_leader import NAMES, Visitor
 
 LEFT_S = 8.0  # 5 s for a handshake, and what a busy machine needs
 
@@ -35,7 +35,7 @@ class Target:
         self.visitors: set[Visitor] = set()
 
 
-class Stranger:
+class Attacker:
     """One connection to the leader, from some loopback address."""
 
     def __init__(self, target: Reachable, source: str = "") -> None:
@@ -60,7 +60,7 @@ class Stranger:
         payload = self._exactly(int.from_bytes(head, "big")) if head else b""
         return wire.decode(payload) if payload else []
 
-    def challenge(self) -> Stranger:
+    def challenge(self) -> Attacker:
         """Takes the leader's nonce."""
         name, protocol, nonce = self.frame()
         assert (name, protocol) == ("challenge", PROTOCOL)
@@ -91,10 +91,10 @@ class Stranger:
         }
         return list({**values, **fields}.values())
 
-    def say(self, fields: list[object]) -> Stranger:
+    def say(self, fields: list[object]) -> Attacker:
         return self.send(framed(wire.encode(fields)))
 
-    def send(self, data: bytes) -> Stranger:
+    def send(self, data: bytes) -> Attacker:
         self.sock.sendall(data)
         return self
 
@@ -179,7 +179,7 @@ BIG_BOMBS: Sequence[bytes] = (
 SIZES = (0, 1 << 12, (1 << 12) + 1, 1 << 16, (1 << 16) + 1, 1 << 31, (1 << 32) - 1, (1 << 32) - 512)
 
 
-def shot(stranger: Stranger, chance: random.Random) -> bytes:
+def shot(attacker: Attacker, chance: random.Random) -> bytes:
     """Something that no peer of the job sends; where it takes a challenge it has read one."""
     kind = chance.randrange(8)
     if kind == 0:
@@ -190,7 +190,7 @@ def shot(stranger: Stranger, chance: random.Random) -> bytes:
         return framed(chance.choice(BOMBS))
     if kind == 3:
         return chance.choice(SIZES).to_bytes(4, "big") + chance.randbytes(chance.randint(0, 70_000))
-    hello = wire.encode(stranger.challenge().hello(5, chance.randbytes(16)))
+    hello = wire.encode(attacker.challenge().hello(5, chance.randbytes(16)))
     if kind == 4:
         return framed(mutated(hello, chance))
     if kind == 5:
@@ -200,24 +200,24 @@ def shot(stranger: Stranger, chance: random.Random) -> bytes:
     return mutated(framed(hello), chance)
 
 
-def attack(target: Reachable, chance: random.Random) -> tuple[Stranger, bool]:
-    """One stranger that has shot; whether it stays to see what comes."""
+def attack(target: Reachable, chance: random.Random) -> tuple[Attacker, bool]:
+    """One attacker that has shot; whether it stays to see what comes."""
     source = f"127.{chance.randint(1, 250)}.{chance.randint(0, 250)}.{chance.randint(2, 250)}"
-    stranger = Stranger(target, source)
+    attacker = Attacker(target, source)
     try:
-        stranger.send(shot(stranger, chance))
+        attacker.send(shot(attacker, chance))
     except (ConnectionError, ValueError):  # it has hung up already, or hung up unheard
         pass
     stays = chance.random() < 0.05
     if not stays:
-        stranger.close(reset=chance.random() < 0.3)
-    return stranger, stays
+        attacker.close(reset=chance.random() < 0.3)
+    return attacker, stays
 
 
-def until_gone(strangers: Iterable[Stranger], each: Callable[[float], None]) -> None:
-    """Reads every stranger's connection to its end; `each` gets how long it lasted."""
-    for stranger in strangers:
-        while not stranger.dropped():
+def until_gone(attackers: Iterable[Attacker], each: Callable[[float], None]) -> None:
+    """Reads every attacker's connection to its end; `each` gets how long it lasted."""
+    for attacker in attackers:
+        while not attacker.dropped():
             pass
-        each(time.monotonic() - stranger.began_s)
-        stranger.close()
+        each(time.monotonic() - attacker.began_s)
+        attacker.close()

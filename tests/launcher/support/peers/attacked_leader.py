@@ -1,4 +1,4 @@
-"""A leader and true hosts in processes of their own, for strangers to attack from outside.
+"""A leader and true hosts in processes of their own, to be attacked from outside.
 
 Run as a module it is one of them: argv[1] holds the settings as JSON, every event becomes a line
 of JSON on stdout, and every line of stdin is an order.
@@ -170,7 +170,7 @@ class Visitor(Protocol):
     def close(self) -> None: ...
 
 
-class Attacked:
+class LeaderUnderAttack:
     """A leader with two true hosts that beat five times a second, and room for more."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
