@@ -215,7 +215,10 @@ def _fix_import(raised: str, around: Surroundings) -> str:
         return "the package is installed, but lacks that name: check its version"
     name = missing[1].partition(".")[0]
     if name in _TOOLKITS:
-        thin = "install the wheel muster_compat, which has what scripts use of it (README.md)"
+        thin = (
+            "install the wheel muster_compat, which has what scripts use of it "
+            "(docs/how-to/own-image.md)"
+        )
         if missing[1] != name:
             thin = f"muster_compat has no {missing[1]}"
         return (

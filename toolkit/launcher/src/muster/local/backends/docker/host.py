@@ -170,7 +170,8 @@ class Host(threading.Thread):
     def _without_train(self) -> EngineError:
         return EngineError(
             f"the image {self._wanted.image} has no program `train`",
-            "build it FROM a muster image, or install the wheel muster_training in it (README.md)",
+            "build it FROM a muster image, or install the wheel muster_training in it "
+            "(docs/how-to/own-image.md)",
             ConfigError.exit_code,
         )
 
