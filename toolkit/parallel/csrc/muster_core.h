@@ -35,8 +35,8 @@ enum mc_verb {
 enum mc_code {
   MC_OK,
   MC_EINVAL,        /* this rank's own call is wrong; nothing was sent, the group still works */
-  MC_ETIMEOUT,      /* rank_status say who has not come */
-  MC_EPEER,         /* rank_status say who died or left */
+  MC_ETIMEOUT,      /* rank_status says which ranks have not come */
+  MC_EPEER,         /* rank_status says which died or left */
   MC_EMISMATCH,     /* ranks called different things; `other` is what another rank called */
   MC_EABORT,        /* mc_abort here or on another rank */
   MC_ENET,          /* a connection failed or carried what is not ours; rank_status say to whom */
@@ -102,7 +102,7 @@ MC_API uint64_t mc_segment_bytes(uint32_t local_ranks, const struct mc_tuning *t
 /* Attaches to the segment and waits until all ranks of the node have. */
 MC_API int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm **out, struct mc_failure *failure);
 MC_API int mc_run(struct mc_comm *comm, const struct mc_call *call, struct mc_failure *failure);
-/* Calls in a row that nobody waits for yet: a thread of the core runs them, after what was posted before them and
+/* Calls in a row that no caller waits for yet: a thread of the core runs them, after what was posted before them and
  * grace_s later at the earliest, the first failure ends the row. The memory of `calls`, of all that they point to
  * and of this itself is the core's until `done`. One thread at a time posts; mc_run may come from another, between
  * two calls. */
@@ -146,7 +146,7 @@ struct mc_python {
   void *(*code)(long);            /* PyLong_FromLong */
 };
 struct mc_entry {
-  struct mc_comm *comm; /* NULL: closed; who closes waits then until nobody is inside */
+  struct mc_comm *comm; /* NULL: closed; the close waits until no thread is inside */
   struct mc_failure *failure;
   uint64_t inside; /* threads in mc_post and mc_wait */
 };

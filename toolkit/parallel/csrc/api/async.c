@@ -1,6 +1,6 @@
 /* Calls that their caller does not wait for: a thread of the core runs them in the order in which they were posted,
- * so that they begin and go on whatever the caller's interpreter does. Who waits for one before the thread has
- * begun it runs it himself, which saves the way to the thread and back. */
+ * so that they begin and go on whatever the caller's interpreter does. A caller that waits for one before the thread has
+ * begun it runs it itself, which saves the way to the thread and back. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* One call: checked, numbered, signed, run by the verbs of the node or by those between nodes, logged. */
+/* One call: checked, numbered, fingerprinted, run within the node or between nodes, logged. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
@@ -171,7 +171,7 @@ int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code) {
 static int run(struct mc_comm *c, const struct mc_call *call, struct mc_failure *failure) {
   if (!valid(c, call)) return mc_refused(c, failure, MC_EINVAL);
   if (c->error.code) return mc_failed(c, failure, c->error.code);
-  begin(c, call); /* before a error record of others is read: whom it accuses depends on what this rank calls */
+  begin(c, call); /* before an error of others is read: which rank it names depends on what this rank calls */
   int code = mc_check(c);
   if (!code) code = c->size == 1 ? alone(c) : c->nodes > 1 ? mc_nodes_run(c) : local_run(c);
   end(c, code);

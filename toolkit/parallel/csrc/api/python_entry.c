@@ -35,7 +35,7 @@ void *mc_python_run(void *self, void *const *arguments, intptr_t given) {
 }
 
 /* The group, for as long as the caller is in it; NULL once it is closed. Both sides sequentially consistent: either
- * this sees that it is closed, or who closes it sees this. */
+ * this sees that it is closed, or the close sees this. */
 static struct mc_comm *enter(struct mc_entry *entry) {
   __atomic_fetch_add(&entry->inside, 1, __ATOMIC_SEQ_CST);
   return __atomic_load_n(&entry->comm, __ATOMIC_SEQ_CST);

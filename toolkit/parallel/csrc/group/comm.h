@@ -1,9 +1,9 @@
 /* The group: its state, the node's segment, epochs, failures. Not for callers.
  *
- * Within a node a call is a row of epochs. In an epoch a rank writes what others shall read, raises
- * its flag (mc_publish) and waits until all flags have reached its own (mc_await). What was written
- * for epoch k lies in the places of parity k & 1 and may be written again in epoch k + 2: who
- * publishes epoch k + 1 has read all of epoch k. So no call needs a closing barrier. */
+ * Within a node a call is a sequence of epochs. In each a rank writes what others will read, raises its flag
+ * (mc_publish) and waits until all flags have reached its own (mc_await). Slots are double-buffered by epoch
+ * parity: a rank that publishes epoch k + 1 has read all of epoch k, so epoch k + 2 may overwrite it. No call
+ * needs a closing barrier. */
 #ifndef MUSTER_COMM_H
 #define MUSTER_COMM_H
 #include <pthread.h>
@@ -86,7 +86,7 @@ struct mc_comm {
   uint8_t *error_status;     /* [size] */
   struct mc_region *regions; /* [MC_REGIONS] */
   uint32_t region_count;
-  bool propagated;               /* the error record has been told to the peers of other nodes */
+  bool propagated;               /* the error record has been sent to other nodes */
   bool watched[MC_LOCALS];       /* whose death can be seen (group/segment.c) */
   struct mc_net *net;            /* NULL: one node */
   struct mc_transport transport; /* of the net */
@@ -99,7 +99,7 @@ struct mc_comm {
   uint64_t *peer_wait_ns;    /* [size] */
   struct mc_record *records; /* [MC_RECORDS], at seq % MC_RECORDS */
   uint32_t path;
-  struct mc_signal_check *signals; /* whose signal handlers run in long waits; NULL: nobody's */
+  struct mc_signal_check *signals; /* lets signal handlers run in long waits; NULL: none */
   uint64_t signals_checked_ns;     /* when they last could */
 };
 
@@ -123,7 +123,7 @@ static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint
 }
 static inline uint32_t mc_next(const struct mc_comm *c) { return c->epoch + 1; } /* its parity says which slots */
 /* --- group/epoch.c */
-void mc_publish(struct mc_comm *c); /* raises the flag; what was written before is seen by who awaits */
+void mc_publish(struct mc_comm *c); /* raises the flag: a rank that awaits it sees all that was written before */
 int mc_await(struct mc_comm *c);    /* until all local ranks have published this epoch */
 int mc_epoch(struct mc_comm *c);    /* both; in a call's first epoch it also compares descriptors */
 void mc_futex_wake(_Atomic uint32_t *word);
@@ -132,14 +132,14 @@ static inline struct mc_rank_block *mc_block(const struct mc_comm *c, uint32_t l
 static inline uint32_t mc_rank_of(const struct mc_comm *c, uint32_t local) { return c->members[c->first_of[c->node] + local]; }
 /* --- group/failure.c */
 const struct mc_error_record *mc_error_record(const struct mc_comm *c); /* the node's failure, NULL: none yet */
-/* Ends the group: writes the error record (or takes the one that is there), tells the other nodes, wakes all.
+/* The group fails: writes the error record (or adopts the one that is there), sends it to other nodes, wakes all ranks.
  * rank_status: by world rank, may be NULL. Returns the code that counts. */
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *rank_status, const struct mc_desc *other);
 int mc_fail_loss(struct mc_comm *c, const struct mc_loss *loss); /* the same, of what the transport has found */
 void mc_abort_reported(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
-int mc_check(struct mc_comm *c);             /* MC_OK, or the error record or abort that is there by now; cheap */
-/* One look at what a long wait must not miss: error record, dead local ranks, other nodes' words, the
- * deadline. `missing` (by local rank, NULL: nobody local) is who has not come. Called every 50 ms. */
+int mc_check(struct mc_comm *c);             /* MC_OK, or the code of the error or abort that is there by now; cheap */
+/* One look at what a long wait must not miss: the error record, dead local ranks, messages of other nodes, the
+ * deadline. `missing` (by local rank, NULL: none) marks the ranks that have not come. Called every 50 ms. */
 int mc_look(struct mc_comm *c, const uint8_t *missing_locals);
 /* --- group/signals.c */
 int mc_check_signals(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */

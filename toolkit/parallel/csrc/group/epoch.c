@@ -10,7 +10,7 @@
 #include "group/comm.h"
 #include "group/fault_point.h"
 
-#define LOOK_NS 50000000u /* how long a sleep may overlook a death, a error record, an abort */
+#define LOOK_NS 50000000u /* how long a sleep may overlook a death, an error, an abort */
 #define PAUSE_NS 3000u    /* then others may have the processor: two ranks may share it */
 #define DESCRIBED_TRIES 1000u
 #define YIELDS 20u        /* at least, before the first sleep */
@@ -158,7 +158,7 @@ int mc_await(struct mc_comm *c) {
     if (block->fingerprint[parity] != mine) return differs(c, local, parity);
   }
   MC_FAULT_POINT(epoch_reached);
-  /* Who was waited for last came last; but what it waited for another node is not its own delay. */
+  /* The rank that was waited for last came last; but what it waited for another node is not its own delay. */
   if (last != c->local) {
     uint64_t away = mc_block(c, last)->remote_wait_ns[parity], delay = c->waited_ns - waited;
     c->peer_wait_ns[mc_rank_of(c, last)] += delay > away ? delay - away : 0;

@@ -1,11 +1,11 @@
-/* How a group ends: the first failure is written once per node, told to other nodes, and every rank takes it. */
+/* How a group fails: the first error is recorded once per node, sent to other nodes, and adopted by every rank. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include "group/comm.h"
 #include "group/fault_point.h"
 
-/* The state of the node's error record: 0 while there is none, then who writes which of the places: the number of the
+/* The state of the node's error record: 0 while there is none, then which rank writes which of the slots: the number of the
  * try from 1, the local rank, and whether it is done. A rank that stands still as it writes (dead, or stopped) is
  * not waited for: the next try has a place of its own, so that no two ever write the same one (but the fifth). */
 #define DONE 1u
@@ -37,7 +37,7 @@ static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
          a->root == b->root;
 }
 
-/* Ranks that differ: each names one that called something else than itself, who of the two wrote the error record. */
+/* Ranks that differ: each names one that called something else than itself, whichever of the two wrote the record. */
 static void see_difference(struct mc_comm *c, const struct mc_error_record *record) {
   bool with_other = record->rank == (int)c->rank || same_call(&c->desc, &record->other);
   if (!with_other || record->reported_by < 0 || record->reported_by >= (int)c->size) return;
@@ -47,7 +47,7 @@ static void see_difference(struct mc_comm *c, const struct mc_error_record *reco
   c->error_status[record->reported_by] = MC_DIFFERENT;
 }
 
-/* Makes the error record of the node this rank's own, and tells it on as it was written, once. */
+/* Adopts the node's error record as this rank's own, and sends it to other nodes as it was written, once. */
 static int adopt_error(struct mc_comm *c, const struct mc_error_record *record) {
   struct mc_failure written = {
       .code = record->code, .sys_errno = record->sys_errno, .rank = record->rank, .reported_by = record->reported_by,
@@ -57,7 +57,7 @@ static int adopt_error(struct mc_comm *c, const struct mc_error_record *record) 
   if (c->error.code == MC_OK) {
     c->error = written;
     c->error.mine = c->desc;
-    /* Who gave up a later call may accuse this rank, which is still in the one before: then that call is told, too. */
+    /* A rank that gave up a later call may name this one, which is still in the call before: report that call, too. */
     if (record->code == MC_ETIMEOUT && record->mine.seq > c->desc.seq) c->error.other = record->mine;
     c->error.rank_status = c->error_status;
     memcpy(c->error_status, record->rank_status, marked(c));
@@ -157,7 +157,7 @@ static int check_local_peers(struct mc_comm *c, const uint8_t *missing) {
   return first < 0 ? MC_OK : mc_fail(c, MC_EPEER, 0, first, rank_status, NULL);
 }
 
-/* A rank that is in this call, but waits for another node, will say who is really missing: the net
+/* A rank that is in this call, but waits for another node, will say which rank is really missing: the net
  * gives the other node's error record GRACE_NS to arrive, so here the wait is longer than that. */
 #define GRACE_NS 2000000000u
 

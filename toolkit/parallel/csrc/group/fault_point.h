@@ -48,7 +48,7 @@
   /* connections: net/connector.c, net/listener.c */ \
   POINT(connector_connecting) POINT(connector_hello_sent) POINT(connector_finished_sent) POINT(connector_accepted) \
   POINT(listener_accepted) POINT(listener_answered) POINT(listener_handed_over) POINT(listener_fetched) POINT(abort_heard) \
-  /* frames and words: net/connection.c, net/read.c, net/receives.c, net/control.c, p2p/remote.c */ \
+  /* frames and control messages: net/connection.c, net/read.c, net/receives.c, net/control.c, p2p/remote.c */ \
   POINT(frames_sent) POINT(frames_part_sent) POINT(header_read) POINT(payload_part_read) POINT(frame_landed) \
   POINT(heartbeat_sent) POINT(goodbye_sent) \
   POINT(message_queued) POINT(message_arriving) POINT(message_landed) POINT(message_sent)

@@ -1,6 +1,6 @@
 /* What the verbs between nodes (inter/) are built of.
  *
- * A vector's parts travel as streams: a stream is a row of places in the vector that one local rank owns
+ * A vector's parts travel as streams: a stream is a list of spans of the vector that one local rank owns
  * (it alone talks about them with other nodes). Local rank i of one node talks to local rank i of the
  * others: a rail. Where nodes have different numbers of ranks, the ranks of a larger node share out those
  * of a smaller one (mc_inter_owner), or there are as many rails as the smallest node has ranks. */
@@ -61,7 +61,7 @@ const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint
 
 /* --- inter/progress.c: moves messages; what the transport finds wrong becomes the group's failure here */
 int mc_inter_progress(struct mc_comm *c); /* without waiting */
-int mc_inter_finish(struct mc_comm *c);   /* until all posted is done, or the deadline of the call: names who has not come */
+int mc_inter_finish(struct mc_comm *c);   /* until all posted is done, or the deadline of the call: names the ranks that have not come */
 int mc_inter_await_ticket(struct mc_comm *c, uint64_t ticket);
 /* --- inter/epoch.c: as mc_epoch, but messages under way move on while the node is waited for */
 int mc_inter_epoch(struct mc_comm *c);

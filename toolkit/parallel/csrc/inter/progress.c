@@ -2,8 +2,8 @@
 #include "inter/phases.h"
 
 #define SLICE_NS 50000000u        /* no wait sleeps longer than this without looking up */
-#define UNASKED_NS 1000000000u    /* for an error record that explains the death of a rank of this node */
-#define GRACE_NS 1000000000u      /* beyond the deadline, for the error record of the node that is late */
+#define UNASKED_NS 1000000000u    /* time for another rank to report why a rank of this node died */
+#define GRACE_NS 1000000000u      /* beyond the deadline: time for the late node to report */
 
 static int step(struct mc_comm *c, uint64_t wait_ns, bool *moved) {
   struct mc_loss loss;
@@ -18,8 +18,8 @@ int mc_inter_progress(struct mc_comm *c) {
   return step(c, 0, &moved);
 }
 
-/* Ranks of this node have their part in the call as well. One that has ended without a word may have done it;
- * that becomes a failure only if no other error record comes within a second. */
+/* Ranks of this node have their part in the call as well. One that has ended without a goodbye may have done
+ * it: that becomes a failure only if no other one is reported within a second. */
 static int check_locals(struct mc_comm *c, uint64_t now) {
   struct mc_inter *inter = c->inter;
   if (now - inter->alive_ns < SLICE_NS) return MC_OK;

@@ -1,5 +1,5 @@
 /* An abort told to other nodes by a thread of its own, since the rank that aborts may be in no call and may
- * have no connection. Its hello on the channel MC_NET_ABORT says all: who listens there, for any wait at
+ * have no connection. Its hello on the channel MC_NET_ABORT says all: a rank that polls its listener, in any wait at
  * all, writes the group's failure for its node (net/listener.c). One rank of a node is enough. Ranks that are in
  * no call do not listen: what was sent waits in their sockets until they make their next call. */
 #define _GNU_SOURCE
@@ -10,7 +10,7 @@
 
 #define NEXT_NS 20000000u    /* a node that has not answered for so long: its next rank is asked, too */
 #define AT_ONCE 256u         /* connections: a process has 1,024 descriptors as a rule */
-#define RETURN_NS 250000000u /* how long mc_abort waits for the word to be out: its caller may end the process */
+#define RETURN_NS 250000000u /* how long mc_abort waits for its message to be out: its caller may end the process */
 #define CLOSE_NS 300000000u
 
 static bool has_heard(struct mc_loop *loop, uint32_t node) {
@@ -59,7 +59,7 @@ static void *run_abort(void *of) {
       close_answered(loop);
     }
   }
-  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) mc_conn_lost(conn, 0); /* nobody shall wait for these hellos */
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) mc_conn_lost(conn, 0); /* no listener shall wait for these hellos */
   atomic_store(&abort->done, 1);
   return NULL;
 }

@@ -1,7 +1,7 @@
-/* Inside the net: the listener (listening socket and hellos that are under way), channels, connections.
+/* Inside the net: the listener (a socket, and hellos that are under way), event loops, connections.
  *
- * A channel is driven by one thread at a time; only its handed-over sockets and the listener are shared
- * between channels, under listener.lock. On MC_NET_COLLECTIVE a pair has one connection, made by the higher
+ * An event loop is driven by one thread at a time. Only the listener and the sockets that it hands over are
+ * shared between event loops, under listener.lock. On MC_NET_COLLECTIVE a pair has one connection, made by the higher
  * rank. On MC_NET_P2P connections have a direction: the sender makes its own, so that a receive from
  * any source needs no connections of its own. On MC_NET_ABORT the hello is all. */
 #ifndef MUSTER_CONNECTION_H
@@ -15,11 +15,11 @@
 #define MC_CROWDED_NS 1000000000u  /* the same where others wait for the place */
 #define MC_PENDING 64u             /* accepted sockets whose hello is under way; the oldest gives way */
 #define MC_REFUSED_NS 2000000000u  /* refused for this long: the process is gone, its port closed */
-#define MC_ELSEWHERE_NS 300000000u /* after a loss: for the error record of somebody who knows more */
+#define MC_ELSEWHERE_NS 300000000u /* after a loss: time for another rank to report its cause */
 #define MC_UNASKED_NS 1000000000u  /* the same for a rank that nothing is awaited from at the moment */
-#define MC_GRACE_NS 1000000000u    /* beyond the deadline, for the error record of the node that is late */
-#define MC_HEARTBEAT_NS 200000000u /* between two heartbeat to the same peers */
-#define MC_PROPAGATE_NS 300000000u /* for connections that are being made, so that the error record reaches their ends */
+#define MC_GRACE_NS 1000000000u    /* beyond the deadline: time for the late node to report */
+#define MC_HEARTBEAT_NS 200000000u /* between two heartbeats to the same peers */
+#define MC_PROPAGATE_NS 300000000u /* time for connections that are being made, so that they carry the error, too */
 #define MC_REACH_NS 1000000000u    /* a wait this long is worth connections that the call has no use for */
 #define MC_QUIET_NS 1500000000u    /* a rank that waits in a call speaks more often than that */
 #define MC_SILENT_MS 15000u        /* unacknowledged data, not even probes answered: the host is gone */
@@ -48,7 +48,7 @@ enum mc_phase { MC_HEADER, MC_HELD, MC_PAYLOAD };
 #define MC_READ_BUFFER 16384u
 
 struct mc_conn {
-  struct mc_conn *next; /* of the channel's row of connections */
+  struct mc_conn *next; /* the loop's list of connections */
   uint32_t peer;
   int fd, why;          /* why: errno of the last failure */
   enum mc_conn_state state;
@@ -70,12 +70,12 @@ struct mc_conn {
   struct mc_frame frame;
   uint8_t *to;           /* NULL: dropped */
   uint64_t left;
-  uint8_t *control;         /* payload of a word */
+  uint8_t *control;         /* payload of a control message */
   /* collective */
   struct mc_posted_recv *recv_first, *recv_last;
   uint64_t heard_seq;     /* the last call it was heard in ... */
   uint64_t heard_ns;      /* ... and when */
-  uint64_t heartbeat_seq; /* of its last heartbeat, with whom it misses */
+  uint64_t heartbeat_seq; /* of its last heartbeat, which lists the ranks it misses */
   struct mc_run_of *missing;
   size_t missing_count;
   void *incoming;        /* p2p: the message that is under way */
@@ -115,7 +115,7 @@ struct mc_loop {
   /* tickets: a ring of "done", from base to next */
   uint8_t *done;
   uint64_t done_base, done_next, done_room, open;
-  /* words */
+  /* control messages */
   uint64_t heartbeat_ns, listener_ns, reported_ns;
   bool propagated, has_report;
   struct mc_failure reported;
@@ -157,7 +157,7 @@ bool mc_would_block(int error);
 int mc_listener_open(struct mc_net *n, int listen_fd);
 void mc_listener_close(struct mc_net *n);
 void mc_listener_poll(struct mc_net *n);
-bool mc_listener_is_busy(struct mc_net *n); /* somebody is being let in */
+bool mc_listener_is_busy(struct mc_net *n); /* a hello is under way */
 /* Takes what was handed to the channel into its connections. */
 int mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */

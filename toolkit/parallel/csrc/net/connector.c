@@ -1,6 +1,6 @@
 /* The connecting side of a hello, tried again until the caller's deadline.
  *
- * A rank that is to connect may die before it does. Who waits for it connects to where it listens and says
+ * A rank that is to connect may die before it does. A rank that waits for it connects to its listener and sends
  * nothing: that connection ends with the process, and the next one is refused (MC_CONN_WATCHED). It is
  * kept open, for many short ones would fill the backlog of a rank that is only late. */
 #define _GNU_SOURCE
@@ -127,7 +127,7 @@ static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
   loop->moved = true;
 }
 
-/* Its listener lets nobody stay who says nothing, so an end is not yet a death. */
+/* Its listener closes connections that send nothing, so an end is not yet a death. */
 static void watch(struct mc_conn *conn) {
   uint8_t nothing;
   const ssize_t got = recv(conn->fd, &nothing, 1, MSG_DONTWAIT);

@@ -1,5 +1,5 @@
-/* Words between nodes: who is here and misses whom, errors, goodbyes. They queue behind frames that
- * have begun to go out and never wait for room. */
+/* Control messages between nodes: heartbeats with the ranks that are missing, errors, goodbyes. They queue
+ * after frames that have begun to go out, and never wait for room. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +82,7 @@ static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uin
   loop->has_report = true, loop->reported_ns = mc_now_ns();
 }
 
-/* Whether the call a word speaks of is another one here, now or among the last that have ended. */
+/* Whether the call that a control message names was another one here: the current call, or one of the last. */
 static bool differs(const struct mc_comm *c, const struct mc_frame *frame) {
   if (frame->seq == c->desc.seq) return frame->fingerprint != c->call_fingerprint;
   const struct mc_desc theirs = mc_desc_of(frame), *mine = &c->records[frame->seq % MC_RECORDS].what;

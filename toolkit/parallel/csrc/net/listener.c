@@ -1,4 +1,4 @@
-/* The listening side: who drives a channel also opens the listener. Strangers cost at most MC_PENDING small
+/* The listening side: whichever event loop runs polls the listener, too. Strangers cost at most MC_PENDING small
  * places and MC_HELLO_NS each; a rank that is put out by a crowd tries again. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -84,7 +84,7 @@ static void accept_pending(struct mc_net *n) {
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
     struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - listener->pending)}};
-    /* its greeting is there as a rule: who looks only every 50 ms answers at once */
+    /* its hello is there as a rule: a rank that polls every 50 ms only answers at once */
     if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(n, p)) evict(p);
   }
 }

@@ -1,5 +1,5 @@
 /* Between nodes: authenticated TCP connections to ranks of other nodes, made when first needed; framed
- * messages in order; words about who is here and who failed. Sockets never block; one thread at a
+ * messages in order; control messages: heartbeats, errors, goodbyes. Sockets never block; one thread at a
  * time drives a net (the caller of mc_run), p2p has a net of its own. */
 #ifndef MUSTER_NET_H
 #define MUSTER_NET_H
@@ -14,10 +14,10 @@ struct mc_net_users {
 };
 /* 0 or an errno value; after a failure listen_fd is still the caller's. */
 int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users);
-void mc_net_close(struct mc_comm *c); /* says goodbye where that does not block */
+void mc_net_close(struct mc_comm *c); /* sends goodbyes, where that does not block */
 
 /* Collectives. Posts queue only; memory must stay as it is until done. Messages of a pair match in order;
- * each frame's header carries the call's sign, so that a peer in another call is a mismatch, not garbage. */
+ * each frame's header carries the call's fingerprint, so that a peer in another call is a mismatch, not garbage. */
 int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket);
 int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket);
 bool mc_net_done(struct mc_comm *c, uint64_t ticket);
@@ -29,9 +29,9 @@ int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_loss
  * wait for this rank, where that is due. Neither blocks. */
 int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss);
 void mc_net_heartbeat(struct mc_comm *c, const uint8_t *missing_locals);
-/* The deadline has passed: who has not come, as far as this rank can know. */
+/* The deadline has passed: `loss` names the ranks that have not come, as far as this rank can know. */
 void mc_net_late(struct mc_comm *c, struct mc_loss *loss);
-/* Tells the error record to all connected peers; waits for no more than connections that are being made (300 ms). */
+/* Sends the failure to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure);
 /* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to
  * 250 ms for their answers; nodes whose ranks are all in no call hear it in their next one, also when

@@ -1,7 +1,7 @@
 /* One connection: incoming frames. Small ones come by way of `read_buffer`, large payloads go straight to where
- * they belong. A frame nobody has asked for yet is held: the connection is not read on, and TCP
+ * they belong. A frame without a posted receive is held: the connection is not read on, and TCP
  * makes the sender wait. Once the other end has closed, all that is left is taken into memory (it
- * is no more than a socket's buffer), so that a error record behind a held frame is found. */
+ * is no more than a socket's buffer), so that an error after a held frame is found. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define SCRATCH 65536u
 #define VISIT (8u << 20)
 
-/* Nothing more is read; the error record may still be sent. */
+/* Nothing more is read; an error may still be sent. */
 void mc_conn_fault(struct mc_loop *loop, struct mc_conn *conn, int code) {
   conn->faulty = true;
   if (loop->fault.code == MC_OK)
@@ -132,8 +132,8 @@ void mc_conn_read(struct mc_loop *loop, struct mc_conn *conn) {
   }
 }
 
-/* Is there a error record or a goodbye among what waits behind a held frame? Words are dealt with now; the
- * frames before them stay as they are. */
+/* Looks for an error or a goodbye after a held frame. Those are handled now; the frames before them stay as
+ * they are. */
 static void scan_control(struct mc_loop *loop, struct mc_conn *conn) {
   size_t at = conn->read_at;
   uint64_t skip = conn->phase == MC_HEADER ? 0 : conn->left, index = conn->recv_index;

@@ -11,7 +11,7 @@ static void differs(struct mc_loop *loop, const struct mc_conn *conn) {
                                 .has_other = true, .other = mc_desc_of(&conn->frame)};
 }
 
-/* A frame nobody waits for: of a later call it may be, the peer is ahead. But what belongs to this call must
+/* A frame for which no receive is posted may be of a later call: the peer is ahead. But what belongs to this call must
  * be of the same call, and what is left over from a call that has ended was another call there. */
 static bool is_of_another_call(const struct mc_loop *loop, const struct mc_conn *conn) {
   const struct mc_comm *c = loop->c;
@@ -54,8 +54,8 @@ static int lose(struct mc_loop *loop, const struct mc_conn *conn, int error, uin
   return loss->code;
 }
 
-/* Losses wait a little for the error record of somebody who knows why. A rank that has left, or from which nothing
- * is awaited, may have done its part of the call. */
+/* A loss is held back a little, for a report of its cause. A rank that has left, or from which nothing is awaited,
+ * may have done its part of the call. */
 static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, struct mc_loss *loss) {
   const bool awaited = conn->recv_first || conn->first;
   if (mc_connect_refused(conn, now) && awaited) return lose(loop, conn, ECONNREFUSED, MC_DEAD, loss);
@@ -70,8 +70,8 @@ static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, 
   return lose(loop, conn, conn->why, conn->goodbye ? MC_LEFT : MC_DEAD, loss);
 }
 
-/* A error record on a later call may come in one read with the last data of this one, which is all right: the
- * call has a moment to end. The next finds the error record at its first look. */
+/* A report on a later call may come in one read with the last data of this one, which is fine: this call gets a
+ * moment to end, and the next one finds the report at its first look. */
 static bool may_wait(const struct mc_loop *loop) {
   return loop->reported.code != MC_EABORT && loop->reported.mine.seq > loop->c->desc.seq &&
          mc_now_ns() - loop->reported_ns < MC_ELSEWHERE_NS;

@@ -1,4 +1,4 @@
-/* What long waits on the net say and find: heartbeats, the ranks that have not come, the end of a group. */
+/* Long waits on the net: heartbeats, the ranks that have not come, and how a failure is sent. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,7 @@ static bool is_here(const struct mc_conn *conn, uint64_t seq, uint64_t now) {
   return conn->heard_seq >= seq && now - conn->heard_ns < MC_QUIET_NS;
 }
 
-/* Who has not come, as far as this rank can know: those that ranks which are here miss, and those it awaits
+/* The ranks that have not come, as far as this rank can know: those that ranks which are here miss, and those it awaits
  * and does not hear in this call. Returns the first, or -1. */
 static int missing(struct mc_loop *loop, uint8_t *rank_status) {
   const struct mc_comm *c = loop->c;
@@ -98,7 +98,7 @@ static bool being_made(struct mc_loop *loop) {
   return mc_listener_is_busy(loop->net) || __atomic_load_n(&loop->handed, __ATOMIC_ACQUIRE);
 }
 
-/* Who is just connecting has not heard of the failure: it would wait, or take this rank for the dead one. */
+/* A rank that is just connecting has not heard of the failure: it would wait, or take this rank for the dead one. */
 static void finish_connecting(struct mc_loop *loop) {
   const uint64_t until = mc_now_ns() + MC_PROPAGATE_NS;
   const struct timespec slice = {.tv_nsec = 5000000};

@@ -6,9 +6,9 @@
 
 /* Connecting rank -> CLIENT_HELLO -> accepting rank -> SERVER_HELLO -> connecting -> CLIENT_FINISHED -> accepting -> ACCEPTED.
  * Both prove that they hold the group's key over both nonces before either believes anything. ACCEPTED
- * is there so that nobody sends data into a connection the other end has not taken.
+ * is there so that no rank sends data into a connection that the other end has not accepted.
  * On MC_NET_ABORT there is no SERVER_HELLO: CLIENT_HELLO and CLIENT_FINISHED come at once, over a nonce of the connecting rank alone,
- * so that they are read after that rank has ended, too. Who repeats them aborts a group that has been aborted. */
+ * so that they are read after that rank has ended, too. Replaying them aborts a group that is aborted already. */
 #define MC_HELLO_MAGIC 0x3152455453554dfeu
 struct mc_client_hello {
   uint64_t magic;
@@ -33,7 +33,7 @@ void mc_frame_keys(const struct mc_comm *c, const struct mc_hello *hello, uint8_
 
 enum mc_kind { MC_DATA = 1, MC_HEARTBEAT, MC_ABORT, MC_GOODBYE };
 #define MC_FRAME_MAGIC 0x4d43464du
-#define MC_CONTROL_BYTES 4096u /* payload of heartbeat and abort at most */
+#define MC_CONTROL_BYTES 4096u /* the longest payload of a heartbeat or an abort */
 struct mc_frame {
   uint32_t magic;
   uint8_t kind, verb, dtype, op;
@@ -41,7 +41,7 @@ struct mc_frame {
   uint32_t root;  /* p2p: the tag */
   uint32_t spare;
   uint64_t sum; /* of the payload, 0: not checked */
-  uint64_t mac; /* keyed hash of the header and of its place in the row of frames */
+  uint64_t mac; /* keyed hash of the header and of its place in the sequence of frames */
 };
 void mc_frame_set_mac(struct mc_frame *frame, const uint8_t key[16], uint64_t index);
 bool mc_frame_mac_fits(const struct mc_frame *frame, const uint8_t key[16], uint64_t index);

@@ -1,4 +1,4 @@
-/* The area in the segment, and doorbells: news for a rank that sleeps. */
+/* P2P's part of the segment, and the doorbells that wake ranks which sleep. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <stdlib.h>

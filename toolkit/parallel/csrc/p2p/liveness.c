@@ -44,7 +44,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int
   }
 }
 
-static bool somebody_aborted(const struct mc_p2p *p) {
+static bool is_aborted(const struct mc_p2p *p) {
   const struct mc_comm *c = p->c;
   if (atomic_load(&c->aborted)) return true;
   for (uint32_t i = 0; !p->area.own && i < c->locals; i++)
@@ -76,8 +76,8 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
   const uint64_t now = mc_now_ns();
   if (!at_once && now - p->checked_ns < MC_SLICE_NS) return;
   p->checked_ns = now;
-  if (p->loop) mc_listener_poll(p->loop->net); /* who waits for this node alone polls no sockets: an abort comes there */
-  if (!p->aborted && somebody_aborted(p)) end_all(p);
+  if (p->loop) mc_listener_poll(p->loop->net); /* a rank that waits for its own node polls no sockets, but an abort comes there */
+  if (!p->aborted && is_aborted(p)) end_all(p);
   uint64_t looked[MC_LOCALS / 64] = {0};
   for (uint32_t i = 0; p->pending && i < p->slots; i++) {
     struct mc_request *r = p->requests[i];

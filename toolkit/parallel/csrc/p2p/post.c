@@ -152,7 +152,7 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (code != MC_OK) return code;
   p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
   pthread_mutex_lock(&p->lock);
-  if (p->aborted) { /* while this thread waited for the lock: nobody would end the request any more */
+  if (p->aborted) { /* while this thread waited for the lock: nothing would end the request any more */
     pthread_mutex_unlock(&p->lock);
     return MC_EABORT;
   }

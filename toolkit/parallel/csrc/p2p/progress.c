@@ -1,4 +1,4 @@
-/* The threads of p2p: they move what nobody waits for. One sleeps on the doorbell, one in poll over the sockets; each
+/* The progress threads of p2p: they move what no caller waits for. One sleeps on the doorbell, one in poll over the sockets; each
  * sleeps without end when nothing is pending that concerns it. */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -8,7 +8,7 @@
 #include "group/fault_point.h"
 
 #define LINGER 2u         /* slices before the doorbell's thread sleeps without end: posts in a row need not wake it */
-#define GRACE_NS 1000000u /* who posts may wait at once: until then the sockets are left to him ... */
+#define GRACE_NS 1000000u /* a poster may wait at once: until then the sockets are left to it ... */
 #define GRACES 20u        /* ... and so often before their thread sleeps without end */
 
 void mc_p2p_wake_progress(struct mc_p2p *p) {
@@ -19,8 +19,8 @@ void mc_p2p_wake_progress(struct mc_p2p *p) {
 void mc_p2p_arm_progress(struct mc_p2p *p) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   if (p->pending_near && !p->doorbell_waiters) {
-    /* First the thread listens, then we look: what comes between the two calls it. It was the other way
-     * round once, and news that came between was heard at the next slice only. */
+    /* Arm first, then look: what comes between the two wakes the thread. The other way round it would
+     * be noticed at the next slice only. */
     atomic_store(&doorbell->armed, 1);
     MC_FAULT_POINT(progress_armed);
     mc_rings_move(p);

@@ -77,7 +77,7 @@ static void push(struct mc_p2p *p, uint32_t rank) {
   struct mc_ring *ring = ring_of(p, local, self, &bytes);
   const uint64_t before = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   if (!push_all(p, rank, ring, bytes)) {
-    /* The word first, then a second look: the reader frees, then looks at the word. */
+    /* The flag first, then a second look: the reader frees room, then looks at the flag. */
     atomic_store(&ring->writer_blocked, 1);
     MC_FAULT_POINT(ring_writer_blocked);
     if (push_all(p, rank, ring, bytes)) atomic_store(&ring->writer_blocked, 0);

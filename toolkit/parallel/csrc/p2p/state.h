@@ -1,10 +1,10 @@
 /* Inside p2p. One lock guards all that is not shared with other processes; the rings and doorbells of the segment
- * are shared, each ring with one writer and one reader process. Who holds the lock may move messages: the
+ * are shared, each ring with one writer and one reader process. The holder of the lock may move messages: the
  * poster at once, a waiter while it waits, else a thread.
  *
- * There are two things to sleep on: the doorbell, which other ranks of the node ring, and the sockets. Nobody can
- * sleep on both, so each has a thread of its own, started by the first request that concerns it. Who
- * waits for another node sleeps in poll itself, for a hop through a thread costs as much as the way. */
+ * There are two things to sleep on: the doorbell, which other ranks of the node ring, and the sockets. No thread can
+ * sleep on both, so each has a thread of its own, started by the first request that concerns it. A waiter for
+ * another node sleeps in poll itself, for a hop through a thread costs as much as the transfer. */
 #ifndef MUSTER_P2P_STATE_H
 #define MUSTER_P2P_STATE_H
 #include <pthread.h>
@@ -66,13 +66,13 @@ struct mc_request {
   struct mc_message *message;
   struct mc_sending *sending;
   struct mc_send_desc *out;
-  struct mc_note *note; /* NULL: nobody follows it, or its end has been noted */
+  struct mc_note *note; /* NULL: it is not followed, or its end has been noted */
 };
 struct mc_peer {
   struct mc_sending *first, *last;
   struct mc_message *current; /* of its ring */
   uint64_t buffered, lost_ns;
-  bool held;     /* its ring has a message nobody has asked for */
+  bool held;     /* its ring has a message without a posted receive */
   uint8_t gone;  /* MC_HERE, or why nothing more comes */
   int why, code; /* of what its requests end with */
 };
@@ -84,7 +84,7 @@ struct mc_p2p {
   bool doorbell_started, net_started, stop;
   bool doorbell_idle; /* the doorbell's thread sleeps without end: it is to be called where it is needed */
   bool net_idle;      /* the same of the sockets' */
-  bool polling;       /* somebody sleeps in poll: nobody else may, `kick` wakes it */
+  bool polling;       /* a thread sleeps in poll: no other may; mc_p2p_wake_progress wakes it */
   pthread_cond_t net_rest;
   int pid;
   struct mc_area area;
@@ -149,7 +149,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t status, int code, int
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
 /* --- p2p/progress.c */
 bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r); /* the threads that care for it */
-void mc_p2p_arm_progress(struct mc_p2p *p);                      /* to the threads: what nobody waits for */
+void mc_p2p_arm_progress(struct mc_p2p *p);                      /* to the threads: what no caller waits for */
 void mc_p2p_wake_progress(struct mc_p2p *p);                     /* the sockets are to be looked at anew */
 void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns);    /* at the sockets: moves, else sleeps in poll without the lock */
 void mc_p2p_stop(struct mc_p2p *p);
