@@ -12,7 +12,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels pictures clean
+.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -47,6 +47,9 @@ test-long: $(STAMP) ## fuzz, soak, full matrices
 soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; ONLY=n repeats one
 	@$(BIN)/python -m tests.launcher.soak --runs $(or $(RUNS),200) --seed $(or $(SEED),1) \
 	  --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY),--output .cache/soak.json) $(if $(JSON),--json)
+
+docs: $(STAMP) ## the documents as a site in .cache/docs/site, its links checked; opens offline
+	@$(BIN)/python -m scripts.docs_site
 
 pictures: $(STAMP) ## record docs/pictures/failing-rank.svg anew, from a real run
 	@$(BIN)/python -m scripts.pictures
@@ -83,7 +86,7 @@ wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 
 	@scripts/release-wheels
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release; do \
+	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release docs; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --excludes excluded.txt --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done
