@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,17 @@ HOROVOD = Source(
     },
 )
 
-DEEPSPEED = Source("deepspeed==0.19.8", {"DS_BUILD_OPS": "0"})
+# The operator that it loads on CPUs is compiled now: else every job compiles it at its start.
+# It is compiled for the torch of .venv.
+DEEPSPEED = Source(
+    "deepspeed==0.19.8",
+    {
+        "DS_ACCELERATOR": "cpu",
+        "DS_BUILD_OPS": "0",
+        "DS_BUILD_SHM_COMM": "1",
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+    },
+)
 
 
 class Start(Protocol):
@@ -89,6 +100,8 @@ def horovod_environment() -> Path:
 @functools.cache
 def deepspeed_packages() -> Path:
     """A folder with DeepSpeed and what it needs beside torch and numpy. Raises UnavailableError."""
+    if not shutil.which("c++"):
+        raise UnavailableError("no C++ compiler: apt-get install g++")
     lock = CHECKOUT / "constraints" / "deepspeed.txt"
     place = locked_environment("deepspeed", lock, source=DEEPSPEED)
     return next((place / "lib").glob("python*/site-packages"))

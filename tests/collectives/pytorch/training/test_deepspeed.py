@@ -9,9 +9,9 @@ import pytest
 
 from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks
 from tests.support.frameworks import CHECKOUT, deepspeed_packages
-from tests.support.venvs import CACHE, UnavailableError
+from tests.support.venvs import UnavailableError
 
-# DeepSpeed may have to be built first, and its first run compiles one of its operators
+# DeepSpeed may have to be built first
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(2 * TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_deepspeed.py")
 
@@ -24,23 +24,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         pytest.skip(f"DeepSpeed cannot be built here: {reason}")
     paths = os.pathsep.join([str(CHECKOUT), str(packages)])
     known, folder = tmp_path_factory.mktemp("known"), tmp_path_factory.mktemp("two")
-    environ = {
-        "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "REFERENCE": str(known),
-        "TORCH_EXTENSIONS_DIR": str(_extensions()),
-    }  # fmt: skip
+    environ = {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "REFERENCE": str(known)}
     theirs = run_checks(SCRIPT, 2, known, environ=environ, backend="gloo")
     for name in theirs.names:
         theirs.require(name)
     return run_checks(SCRIPT, 2, folder, environ=environ)
-
-
-def _extensions() -> Path:
-    """Where DeepSpeed keeps what it compiles. A build that was broken off leaves a lock there, for
-    which every later one would wait without end."""
-    folder = CACHE / "deepspeed-extensions"
-    for left in folder.glob("*/lock"):
-        left.unlink()
-    return folder
 
 
 @pytest.mark.parametrize("name", names_of(SCRIPT))
