@@ -150,6 +150,16 @@ def arrows(uses: Mapping[str, Iterable[str]], below: str) -> set[tuple[str, str]
     return {(one, two) for one, two in rooms if one != two}
 
 
+def modules_of_one_name(paths: Iterable[str]) -> list[list[str]]:
+    """Modules of one name in different folders below one and the same package of a wheel."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for path in paths:
+        package, *inner = path.partition("/src/")[2].split("/")[1:] or [""]
+        if inner and path.endswith(".py") and not Path(path).stem.startswith("__"):
+            found.setdefault((package, inner[-1]), []).append(path)
+    return [same for same in found.values() if len(same) > 1]
+
+
 def measure(root: Path, paths: Sequence[str]) -> tuple[dict[str, float], list[str]]:
     """Every figure by name, and a line for each finding that a person would look for."""
     figures: dict[str, float] = {}
@@ -165,6 +175,9 @@ def measure(root: Path, paths: Sequence[str]) -> tuple[dict[str, float], list[st
         twice = [name for name, count in classes.items() if count > 1]
         figures[f"{wheel}: class names used twice"] = len(twice)
         notes += [f"class {name} more than once in {wheel}" for name in twice]
+        same = modules_of_one_name(files)
+        figures[f"{wheel}: module names used twice in a package"] = len(same)
+        notes += [f"modules of one name: {' '.join(paths)}" for paths in same]
         for path, one in files.items():
             others = {unit(other) for other in one.uses} - {unit(path)}
             uses.setdefault(unit(path), set()).update(others)

@@ -80,6 +80,12 @@ def test_a_class_name_that_is_used_twice_is_found_unless_private(tmp_path: Path)
     assert "class A more than once in launcher" in notes
 
 
+def test_modules_of_one_name_in_one_package_are_found(tmp_path: Path) -> None:
+    figures, notes = measured(tmp_path, run_a_x__py="", run_b_x__py="", plan_x__py="", x__py="")
+    assert figures["launcher: module names used twice in a package"] == 1
+    assert f"modules of one name: {LAUNCHER}/run/a/x.py {LAUNCHER}/run/b/x.py" in notes
+
+
 @pytest.mark.parametrize(("count", "found"), [(house.MOST_FILES, False), (21, True)])
 def test_a_big_folder_is_found(tmp_path: Path, count: int, found: bool) -> None:
     figures, _ = house.measure(tmp_path, [f"docs/{n}.md" for n in range(count)])
