@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError, one_of
-from muster.contract.distribution import SMDDP
+from muster.contract.request.distribution import SMDDP
 from muster.sdk.distribution import to_hyperparameters
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.contract.environ import exports
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.job import Program
 from muster.types.machine import Machine
 from tests.launcher.conformance.launchers import LOCK

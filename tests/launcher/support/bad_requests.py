@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.contract.wording import MAX_FAILURE_BYTES, failure_text
 from muster.run.job.context import host_error_of
 from muster.run.job.verdict import from_host_error

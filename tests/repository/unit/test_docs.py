@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from muster.contract.environ import exports
-from muster.contract.read import read_job
-from muster.contract.settings import KNOWN
+from muster.contract.request.read import read_job
+from muster.contract.request.settings import KNOWN
 from muster.local.command import add_options
 from muster.types import errors
 from muster.types.deadlines import RANGES, Deadlines, variable

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.modeltrainer import FIELDS
+from muster.contract.request.modeltrainer import FIELDS
 from muster.sdk import hyperparameters
 from muster.types.errors import ConfigError
 from tests.sdk.local_mode.conftest import Ask

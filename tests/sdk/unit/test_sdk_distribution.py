@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.sdk.distribution import to_hyperparameters
 from muster.types.distribution import MODEL_PARALLEL, Mpi, ParameterServer, Single, Torchrun
 from muster.types.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.sdk import RequestError, hyperparameters
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer, Torchrun
 from tests.support.mltree import PROGRAM, TWO_GROUPS, write_tree

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from muster.contract.modeltrainer import REQUEST_KEYS
-from muster.contract.read import read_cluster, read_job
+from muster.contract.request.modeltrainer import REQUEST_KEYS
+from muster.contract.request.read import read_cluster, read_job
 from muster.sdk import RequestError, hyperparameters
 from muster.sdk.request import distributed_fields
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun

@@ -31,7 +31,7 @@ def give_up_downloads_soon(total_s: float, read_s: float) -> None:
     """A real client of real servers, with shorter times."""
     from functools import partial
 
-    from muster.stage import s3
+    from muster.stage.code import s3
 
     s3.download = partial(s3.download, retries=s3.Retries(3, total_s, 0.1, 1.0, read_s))
 

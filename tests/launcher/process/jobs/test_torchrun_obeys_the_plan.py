@@ -12,7 +12,7 @@ import pytest
 
 from muster.plan import plan
 from muster.plan.script import RANK_SHIM
-from muster.plan.tools import find_tools
+from muster.stage.machine.programs import find_tools
 from muster.types.distribution import Torchrun
 from muster.types.job import Settings
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged

@@ -12,7 +12,7 @@ import pytest
 
 from muster.arguments import UsageError
 from muster.local.memory import make_groups, remove_groups
-from muster.stage.cgroup import Cgroups
+from muster.stage.machine.cgroup import Cgroups
 from tests.launcher.support.local.local_runs import PROCESS, Start, runs
 from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
 

@@ -15,7 +15,7 @@ _FETCH = """
 import os, sys
 sys.path[:0] = sys.argv[3].split(os.pathsep)
 from muster.types.errors import MusterError
-from muster.stage.source import fetch
+from muster.stage.code.source import fetch
 from tests.launcher.support.jobs import make_job
 from tests.launcher.support.steps import LogLines
 try:

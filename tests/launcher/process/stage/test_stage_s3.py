@@ -15,8 +15,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from muster.stage.s3 import Retries, download, redacted
-from muster.stage.source import fetch
+from muster.stage.code.s3 import Retries, download, redacted
+from muster.stage.code.source import fetch
 from muster.types.errors import ConfigError, SourceError
 from tests.launcher.support.archives import code_archive
 from tests.launcher.support.jobs import make_job
@@ -229,6 +229,8 @@ def test_locations_are_redacted(text: str, expected: str) -> None:
 
 
 def test_boto3_is_not_loaded_before_it_is_needed() -> None:
-    code = "import sys, muster.stage.source, muster.stage.s3; print('boto3' in sys.modules)"
+    code = (
+        "import sys, muster.stage.code.source, muster.stage.code.s3; print('boto3' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

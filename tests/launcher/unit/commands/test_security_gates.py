@@ -10,8 +10,8 @@ import pytest
 
 import muster
 from muster.plan import plan
-from muster.plan.tools import Tools
 from muster.types.distribution import Distribution, Single, Torchrun
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
 
 SOURCE = Path(muster.__file__).parent
@@ -90,14 +90,14 @@ def test_json_is_all_that_is_ever_loaded_and_only_here() -> None:
             loads.add(name)
         if calls & BY_NAME:
             imports.add(name)
-    assert {"run/channel/wire.py", "contract/files.py"} <= loads
+    assert {"run/channel/wire.py", "contract/request/files.py"} <= loads
     # what the platform wrote, what the user sends, frames, and what pip and the probe answer;
     # never what a rank left behind
     assert {name for name in loads if name.startswith("stage/")} <= {
-        "stage/packages.py",
-        "stage/pins.py",
-        "stage/probe.py",
-        "stage/target.py",
+        "stage/python/packages.py",
+        "stage/python/pins.py",
+        "stage/machine/probe.py",
+        "stage/python/target.py",
     }
     assert not {name for name in imports if name.startswith(("run/", "stage/", "plan/", "types/"))}
 

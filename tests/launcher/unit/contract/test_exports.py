@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.contract.environ import exports
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.job import Job, Program
 from muster.types.machine import Machine
 from tests.support.mltree import PROGRAM, TWO_HOSTS, write_tree

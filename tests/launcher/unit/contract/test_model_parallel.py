@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from muster.contract.environ import exports
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.sdk.distribution import to_hyperparameters
-from muster.stage.packages import missing_packages, require_packages
+from muster.stage.python.packages import missing_packages, require_packages
 from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Program

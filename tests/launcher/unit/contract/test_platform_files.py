@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.job import Job, Platform
 from tests.support.mltree import write_tree
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.read import read_cluster, read_job
+from muster.contract.request.read import read_cluster, read_job
 from muster.types.distribution import Mpi, Single, Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Job

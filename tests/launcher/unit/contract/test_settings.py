@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.settings import parse_addresses, parse_settings, script_arguments
+from muster.contract.request.settings import parse_addresses, parse_settings, script_arguments
 from muster.types.deadlines import RANGES, Deadlines, parse_deadlines, variable
 from muster.types.job import Settings
 from muster.types.shown import Shown, parse_ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.errors import ConfigError
 from tests.support.mltree import write_tree
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.settings import parse_settings
+from muster.contract.request.settings import parse_settings
 from muster.local import environment, tree
 from muster.local.backends.choice import named
 from muster.local.backends.docker.options import DOCKER, DockerOptions

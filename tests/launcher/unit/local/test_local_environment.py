@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.settings import parse_addresses, parse_settings
+from muster.contract.request.settings import parse_addresses, parse_settings
 from muster.local import environment
 from muster.local.backends.base import Backend
 from muster.local.backends.choice import named

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.arguments import UsageError
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.local import tree
 from muster.local.code import sourcecode
 from muster.local.record.runfolder import (

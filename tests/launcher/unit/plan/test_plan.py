@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from muster.plan import plan
-from muster.plan.tools import Tools, find_tools
+from muster.stage.machine.programs import find_tools
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
 from muster.types.errors import ConfigError
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan
 from muster.plan.script import without_base
-from muster.plan.tools import Tools
 from muster.types.cluster import Cluster, Host
 from muster.types.distribution import Distribution, Single, Torchrun
 from muster.types.job import Job, Settings, Staged
 from muster.types.machine import HostFacts
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
 
 

@@ -10,11 +10,12 @@ import pytest
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.plan.script import PYTHON_MAIN, RANK_SHIM, SPAWN_AGENT
-from muster.plan.tools import Tools, find_mpi, find_tools
 from muster.run.child.rank import rank_environment
+from muster.stage.machine.programs import find_mpi, find_tools
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError
 from muster.types.job import Settings
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 VERSIONS = ("4.1.4", "5.0.11")

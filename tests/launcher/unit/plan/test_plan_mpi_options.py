@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from muster.plan.mpi_options import MpiOptions, read_options
+from muster.plan.openmpi.options import MpiOptions, read_options
 from muster.types import mpi_rules as rules
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from muster.plan.launchplan import LaunchPlan
-from muster.plan.mpi import plan_mpi
-from muster.plan.tools import Tools
+from muster.plan.openmpi.launch import plan_mpi
 from muster.types.distribution import Mpi
 from muster.types.job import Documents
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
 
 OPTIONS = ("mpi", "pytorchddp", "smdistributed.dataparallel", "smdistributed.modelparallel")

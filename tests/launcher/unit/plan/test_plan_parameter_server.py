@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from muster.plan import plan
-from muster.plan.frameworks import Frameworks, find_frameworks, imports
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.plan.script import TENSORFLOW_SERVER
-from muster.plan.tools import Tools
+from muster.stage.machine.frameworks import find_frameworks, imports
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError
 from muster.types.job import Settings
+from muster.types.tools import Frameworks, Tools
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TF, MX, PT = ("tensorflow",), ("mxnet",), ("torch", "muster_parameter_server")

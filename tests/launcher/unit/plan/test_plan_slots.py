@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from muster.plan.launchplan import LaunchPlan
-from muster.plan.mpi import plan_mpi
+from muster.plan.openmpi.launch import plan_mpi
 from muster.plan.slots import mpi_processes
-from muster.plan.tools import Tools
 from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Documents, Job, Settings
 from muster.types.machine import HostFacts
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TOOLS = Tools(mpirun="/bin/mpirun", mpi_daemon="/bin/orted")

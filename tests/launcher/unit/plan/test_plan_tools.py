@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.commands.show_plan import Preview, preview
-from muster.plan import frameworks
+from muster.stage.machine import frameworks
 from muster.types.errors import ConfigError
 from tests.support.mltree import PROGRAM, write_tree
 

@@ -10,10 +10,10 @@ import muster
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.plan.script import RANK_SHIM
-from muster.plan.tools import Tools
 from muster.types.distribution import Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Settings
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
 
 TOOLS = Tools(("/env/bin/torchrun",), "/env/bin/neuron_parallel_compile")

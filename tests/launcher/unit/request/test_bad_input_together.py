@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.read import read_cluster, read_job
+from muster.contract.request.read import read_cluster, read_job
 from muster.contract.wording import MAX_FAILURE_BYTES
 from muster.types.errors import ConfigError
 from tests.launcher.support.bad_requests import MPI, PER_HOST, error_of, hosts, told

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError, Problem
 from muster.types.job import Job

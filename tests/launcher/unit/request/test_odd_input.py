@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.read import read_job
+from muster.contract.request.read import read_job
 from muster.types.job import Job
 from tests.launcher.support.bad_requests import MPI, PER_HOST, hp, nested
 from tests.support.mltree import ONE_HOST, write_tree

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.read import read_job
-from muster.contract.settings import parse_settings
+from muster.contract.request.read import read_job
+from muster.contract.request.settings import parse_settings
 from muster.local.environment import free_ranges
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError

@@ -13,13 +13,13 @@ import pytest
 
 from muster.plan import plan
 from muster.plan.launchplan import Command, Daemon
-from muster.plan.tools import Tools
 from muster.run.channel.messages import StartDaemon, to_wire
 from muster.run.channel.wire import encode
 from muster.run.child.daemon import daemon_command, fits
 from muster.run.job.context import host_error_of
 from muster.types.distribution import Mpi
 from muster.types.errors import LaunchError
+from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
 
 RECORDED = json.loads((Path(__file__).parent / "golden" / "mpi_requests.json").read_text())

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from muster.contract.distribution import MAX_PROCESSES
+from muster.contract.request.distribution import MAX_PROCESSES
 from muster.plan.launchplan import RankSlot
 from muster.run.base.evidence import TAIL_BYTES, Watcher
 from muster.run.base.memory import KillWatch, Memory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.inputs import absent_channels
+from muster.contract.request.inputs import absent_channels
 
 FILE = {"TrainingInputMode": "File"}
 

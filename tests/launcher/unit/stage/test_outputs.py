@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.contract.findings import Findings
-from muster.contract.inputs import prepare_outputs
+from muster.contract.request.inputs import prepare_outputs
 from muster.types.job import Paths
 
 NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root may write but on a read-only disk")

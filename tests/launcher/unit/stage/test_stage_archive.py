@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage.archive import unpack
-from muster.stage.filetype import detect
-from muster.stage.members import Limits
-from muster.stage.source import fetch
+from muster.stage.code.archive import unpack
+from muster.stage.code.filetype import detect
+from muster.stage.code.members import Limits
+from muster.stage.code.source import fetch
 from muster.types.errors import SourceError
 from tests.launcher.support.archives import (
     FORGED,
@@ -338,7 +338,8 @@ def test_the_filters_of_tarfile_are_not_needed(
 
 
 def test_loading_the_module_loads_no_archive_module() -> None:
-    code = "import sys, muster.stage.archive; print(sorted({'tarfile', 'gzip'} & set(sys.modules)))"
+    code = "import sys, muster.stage.code.archive"
+    code += "; print(sorted({'tarfile', 'gzip'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

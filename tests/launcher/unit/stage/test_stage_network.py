@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage.network import (
+from muster.stage.machine.network import (
     can_bind,
     choose_interface,
     job_interface,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage import cgroup, probe
-from muster.stage.cgroup import Cgroups
+from muster.stage.machine import cgroup, probe
+from muster.stage.machine.cgroup import Cgroups
 
 
 class Tree:
@@ -224,14 +224,18 @@ def test_staging_a_plain_script_loads_nothing_heavy(tmp_path: Path) -> None:
     code = f"""if True:
         import sys
         from muster.types.job import Program, Settings
-        from muster.stage import install, network, probe, program, source
+        from muster.stage.python import install
+        from muster.stage.machine import network
+        from muster.stage.machine import probe
+        from muster.stage.code import program
+        from muster.stage.code import source
         made = program.decide({str(tmp_path)!r}, "train.py", (), "", False)
         install.install(made, {{}}, Settings(), None, None)
         probe.probe_machine({{"PATH": {str(tmp_path)!r}}})
         print(sorted(set({(HEAVY + " pathlib inspect json").split()!r}) & set(sys.modules)))
     """
     argv = [sys.executable, "-I", "-S", "-c", "import sys; sys.path[:0] = [sys.argv[1]]\n" + code]
-    source_folder = str(Path(probe.__file__).parents[2])
+    source_folder = str(Path(probe.__file__).parents[3])
     done = subprocess.run(
         [*argv, source_folder], capture_output=True, text=True, check=True, timeout=60
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage.program import decide, is_package
+from muster.stage.code.program import decide, is_package
 from muster.types.errors import ConfigError
 from muster.types.job import Program
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage.fingerprint import fingerprint
-from muster.stage.install import with_target
+from muster.stage.code.fingerprint import fingerprint
 from muster.stage.patience import Patience
-from muster.stage.requirements import check, lines_of, options_of
+from muster.stage.python.install import with_target
+from muster.stage.python.requirements import check, lines_of, options_of
+from muster.stage.python.target import pinned
 from muster.stage.space import shortage, size_text, tree_bytes
-from muster.stage.target import pinned
 from muster.types.errors import InstallError
 from tests.launcher.support.steps import LogLines
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.stage import source
-from muster.stage.source import fetch
+from muster.stage.code import source
+from muster.stage.code.source import fetch
 from muster.types.errors import ConfigError, SourceError
 from muster.types.job import Job
 from tests.launcher.support.archives import GOOD, Entry, code_archive, write_archive

@@ -144,7 +144,7 @@ def find_packages(names: Sequence[str]) -> dict[str, str]:
 
 def find_tools(environ: Mapping[str, str]) -> dict[str, str]:
     """Paths of tools as a job would find them: on PATH, else beside the interpreter."""
-    from muster.stage.probe import find_tool
+    from muster.stage.machine.probe import find_tool
 
     beside = os.path.dirname(sys.executable)
     path = os.pathsep.join([environ.get("PATH", os.defpath), beside, "/usr/sbin", "/sbin"])
@@ -155,7 +155,7 @@ def find_train(environ: Mapping[str, str]) -> TrainCommand:
     """The first on PATH, else the one beside the interpreter."""
     import re
 
-    from muster.stage.probe import find_tool
+    from muster.stage.machine.probe import find_tool
 
     found = find_tool({"PATH": environ.get("PATH", os.defpath)}, "train")
     path = found or find_tool({"PATH": os.path.dirname(sys.executable)}, "train")
@@ -179,13 +179,13 @@ def _own_version() -> str:
 
 
 def _machine(environ: Mapping[str, str]) -> Machine:
-    from muster.stage.probe import probe_machine
+    from muster.stage.machine.probe import probe_machine
 
     return probe_machine(environ)
 
 
 def _limits() -> Limits:
-    from muster.stage.cgroup import Cgroups
+    from muster.stage.machine.cgroup import Cgroups
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -199,7 +199,7 @@ def _finite(limit: int) -> int | None:
 
 
 def _ports() -> tuple[Port, ...]:
-    from muster.stage.network import port_holder
+    from muster.stage.machine.network import port_holder
 
     return tuple(Port(port, name, port_holder("", port)) for port, name in _PORTS.items())
 
@@ -208,7 +208,7 @@ def _names() -> Names:
     """Asks in a thread: a broken resolver takes its time and has no limit."""
     import threading
 
-    from muster.stage.network import resolve
+    from muster.stage.machine.network import resolve
 
     answers: dict[str, tuple[str, ...]] = {}
 

@@ -49,7 +49,7 @@ class MpiFacts(NamedTuple):
 
 def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
     """Asks mpirun and, in another process, mpi4py; 0.3 s when both are there."""
-    from muster.plan.tools import find_mpi
+    from muster.stage.machine.programs import find_mpi
 
     given = environ.get("MUSTER_MPIRUN", "")
     mpirun, _ = find_mpi(environ, sys.executable, given)
@@ -129,7 +129,7 @@ def _library_of(mpirun: str) -> str:
 
 
 def _first_line(argv: list[str], environ: Mapping[str, str]) -> str:
-    from muster.stage.tools import Question
+    from muster.stage.machine.question import Question
 
     answer = Question(argv, environ).answer(time.monotonic() + _TOOL_S)
     return (answer or "").partition("\n")[0].strip()

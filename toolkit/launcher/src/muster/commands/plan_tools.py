@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Mapping
 
-from muster.plan.frameworks import Frameworks
-from muster.plan.tools import Tools, find_tools
+from muster.stage.machine.programs import find_tools
 from muster.types.distribution import Mpi, ParameterServer
 from muster.types.job import Job, Staged
+from muster.types.tools import Frameworks, Tools
 from muster.types.values import NamedTuple
 
 ASSUMED_MPI = "5.0.11"
@@ -34,13 +34,13 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
     """The tools of this machine that the option of `job` needs."""
     tools = find_tools(environ, sys.executable, job.settings.mpirun)
     if isinstance(job.distribution, ParameterServer):
-        from muster.plan.frameworks import find_frameworks
+        from muster.stage.machine.frameworks import find_frameworks
 
         return _with_frameworks(job, tools, find_frameworks(staged))
     if not isinstance(job.distribution, Mpi):
         return Found(tools)
-    from muster.plan.mpi_version import main_version
-    from muster.stage.mpi import mpi_version
+    from muster.plan.openmpi.version import main_version
+    from muster.stage.machine.mpi import mpi_version
     from muster.types.mpi_rules import DAEMONS
 
     version = mpi_version(tools.mpirun, environ)
@@ -62,7 +62,7 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
 
 def _with_frameworks(job: Job, tools: Tools, found: Frameworks) -> Found:
     """What the option or the script asks for is assumed to be in the image."""
-    from muster.plan.frameworks import MODULES
+    from muster.types.tools import MODULES
 
     wanted: tuple[str, ...] = found.imported
     if job.distribution.option == "multi_worker_mirrored_strategy":

@@ -156,8 +156,8 @@ def preview(
     Raises ConfigError as `train` would.
     """
     from muster.contract.environ import exports
-    from muster.contract.read import read_job
-    from muster.stage.probe import probe_machine
+    from muster.contract.request.read import read_job
+    from muster.stage.machine.probe import probe_machine
 
     job = read_job(environ)
     machine = dry.machine(probe_machine(environ)) if dry else probe_machine(environ)
@@ -195,7 +195,7 @@ def assumed_program(job: Job) -> tuple[Program, str]:
 
     Raises ConfigError when the code is here and the program is not in it.
     """
-    from muster.stage.program import decide
+    from muster.stage.code.program import decide
 
     where = job.origins.get("program", "program")
     folder, runs_in = _local_code(job)
@@ -245,7 +245,7 @@ def assumed_facts(
 
 def assumed_interface(job: Job, machine: Machine) -> tuple[str, str]:
     """The interface and its source, without asking any name server: that may take seconds."""
-    from muster.stage.network import choose_interface
+    from muster.stage.machine.network import choose_interface
 
     cluster = job.cluster
     here = any(one.name == cluster.interface for one in machine.interfaces)

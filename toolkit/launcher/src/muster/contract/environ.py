@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from muster.contract.cluster import DEFAULT_GROUP, GROUPS_KEY
-from muster.contract.inputs import collisions
+from muster.contract.request.cluster import DEFAULT_GROUP, GROUPS_KEY
+from muster.contract.request.inputs import collisions
 from muster.types.distribution import Single
 from muster.types.job import Job, Program
 from muster.types.machine import Machine

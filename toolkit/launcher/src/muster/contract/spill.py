@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from muster.contract.findings import Findings
-from muster.contract.hyperparameters import HYPERPARAMETERS
+from muster.contract.request.hyperparameters import HYPERPARAMETERS
 
 # Linux execve: one string with its closing NUL, and the least and most of all strings together.
 MAX_STRING_BYTES = 128 << 10

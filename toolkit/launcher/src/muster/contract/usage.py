@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from muster.contract import report
-from muster.contract.files import BASE_VARIABLE, DEFAULT_BASE
 from muster.contract.findings import short
+from muster.contract.request.files import BASE_VARIABLE, DEFAULT_BASE
 from muster.types.errors import ConfigError
 from muster.types.job import Paths
 from muster.types.masking import Masker

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.arguments import UsageError
 from muster.local.backends.docker.options import size_in_words
-from muster.stage.cgroup import Cgroups
+from muster.stage.machine.cgroup import Cgroups
 
 PREFIX = "muster-"  # then the process that made it, then the host
 MEMBERS = "cgroup.procs"

@@ -60,9 +60,9 @@ def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
 
 def asked_distribution(request: Request, keys: Mapping[str, str]) -> Distribution:
     """The distribution as the hosts will understand it; what is wrong with it they will say."""
-    from muster.contract.distribution import choose_distribution
     from muster.contract.findings import Findings
-    from muster.contract.hyperparameters import decode_hyperparameters
+    from muster.contract.request.distribution import choose_distribution
+    from muster.contract.request.hyperparameters import decode_hyperparameters
 
     findings = Findings()
     document = tree.hyperparameters(request, keys, "", "")

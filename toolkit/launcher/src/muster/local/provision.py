@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from muster.contract.findings import Findings
-from muster.contract.settings import flag
+from muster.contract.request.settings import flag
 from muster.local.hosts import start_hosts
 from muster.local.orders import HostOrder, Orders
 from muster.local.record.runfolder import SOURCE, RunFolder
@@ -38,8 +38,8 @@ def provision_hosts(
     """
     if not any(os.path.isfile(os.path.join(request.source_dir, name)) for name in ASKING):
         return
-    from muster.stage.archive import unpack
-    from muster.stage.install import provision
+    from muster.stage.code.archive import unpack
+    from muster.stage.python.install import provision
 
     code = folder.host("source", "code")
     sites = [folder.host(name, "site") for name in request.host_names]

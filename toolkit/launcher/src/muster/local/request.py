@@ -125,7 +125,7 @@ def read_request(args: argparse.Namespace) -> Request:
 
 def _refuse_misspelt(names: Iterable[str]) -> None:
     """A misspelt key would train in another size than was asked for."""
-    from muster.contract.hyperparameters import intended
+    from muster.contract.request.hyperparameters import intended
 
     for name in names:
         if meant := intended(name):

@@ -16,7 +16,7 @@ from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 
 if TYPE_CHECKING:
-    from muster.plan.tools import Tools
+    from muster.types.tools import Tools
 
 __all__ = ["plan"]
 
@@ -38,14 +38,14 @@ def plan(
 
             return plan_torchrun(job, option, facts, staged, tools)
         case Mpi() as option:
-            from muster.plan.mpi import plan_mpi
-            from muster.plan.tools import Tools
+            from muster.plan.openmpi.launch import plan_mpi
+            from muster.types.tools import Tools
 
             check_ipv4(job.cluster, facts, option.option)
             return plan_mpi(job, option, facts, staged, tools or Tools())
         case ParameterServer() as option:
-            from muster.plan.parameter_server import plan_parameter_server
-            from muster.plan.tools import Tools
+            from muster.plan.servers.parameter_server import plan_parameter_server
+            from muster.types.tools import Tools
 
             check_ipv4(job.cluster, facts, option.option)
             return plan_parameter_server(job, option, facts, staged, tools or Tools())

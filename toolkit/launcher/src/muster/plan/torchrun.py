@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from muster.plan import fabric, notes, script, variables
 from muster.plan.launchplan import Addition, Command, LaunchPlan
 from muster.plan.slots import processes_per_host
-from muster.plan.tools import Tools
 from muster.plan.world import World, build_world, by_host_index
 from muster.types.distribution import Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
+from muster.types.tools import Tools
 from muster.types.values import NamedTuple
 
 # NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.

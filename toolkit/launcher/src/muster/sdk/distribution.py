@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from muster.contract.cluster import GROUPS_KEY
-from muster.contract.distribution import (
+from muster.contract.findings import Findings, short
+from muster.contract.request.cluster import GROUPS_KEY
+from muster.contract.request.distribution import (
     MAX_PROCESSES,
     MPI_OPTIONS,
     PROCESSES_PER_HOST,
     SMDDP,
     SMDDP_OPTIONS,
 )
-from muster.contract.findings import Findings, short
-from muster.contract.model_parallel import KEY, check_parameters
+from muster.contract.request.model_parallel import KEY, check_parameters
 from muster.types.names import did_you_mean, listed
 from muster.types.values import NamedTuple
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from muster.contract.distribution import MPI_OPTIONS, SMDDP_OPTIONS, choose_distribution
 from muster.contract.findings import Findings, short
-from muster.contract.hyperparameters import decode_hyperparameters
-from muster.contract.modeltrainer import OURS, read_keys
+from muster.contract.request.distribution import MPI_OPTIONS, SMDDP_OPTIONS, choose_distribution
+from muster.contract.request.hyperparameters import decode_hyperparameters
+from muster.contract.request.modeltrainer import OURS, read_keys
 from muster.sdk.distribution import to_hyperparameters
 from muster.sdk.refusal import RequestError
 from muster.types.errors import ConfigError

@@ -52,7 +52,7 @@ def run(environ: Mapping[str, str]) -> Outcome:
 
 def _run(environ: Mapping[str, str], pool: ShimPool) -> Outcome:
     # imported while the spare shim starts beside us
-    from muster.contract.read import read_job
+    from muster.contract.request.read import read_job
     from muster.stage.patience import Patience
     from muster.train.output import base_paths, close_output, open_output
 
@@ -102,7 +102,7 @@ def _refuse(
     environ: Mapping[str, str], error: ConfigError, output: Output, pool: ShimPool
 ) -> Outcome:
     """Bad input: reported to the other hosts if there are any and they can be reached."""
-    from muster.contract.read import read_cluster
+    from muster.contract.request.read import read_cluster
 
     for warning in error.warnings:
         output.console("read", warning, level="WARNING")
@@ -171,7 +171,7 @@ def _context(
     network: NetworkIdentity,
 ) -> JobContext:
     from muster.contract.findings import Findings
-    from muster.contract.program import find_job_id
+    from muster.contract.request.program import find_job_id
     from muster.run.channel.identity import Identity
     from muster.run.job.context import JobContext
 
@@ -197,6 +197,6 @@ def _context(
 
 
 def _port_holder(address: str, port: int) -> str | None:
-    from muster.stage.network import port_holder
+    from muster.stage.machine.network import port_holder
 
     return port_holder(address, port)

@@ -28,8 +28,8 @@ def find_network_identity(cluster: Cluster, log: Log) -> NetworkIdentity:
     """Where this host stands on the network; looks nothing up for a job of one host."""
     if len(cluster.hosts) == 1:
         return NetworkIdentity(LOOPBACK, "", lambda _name: (LOOPBACK,))
-    from muster.stage.network import job_interface, resolve
-    from muster.stage.probe import interfaces
+    from muster.stage.machine.network import job_interface, resolve
+    from muster.stage.machine.probe import interfaces
     from muster.types.machine import Machine
 
     # devices are probed later, as a joined host: nvidia-smi may take its time

@@ -45,7 +45,7 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
 
 def _name_beside_bad_input(environ: Mapping[str, str]) -> str:
     """This host's name when at least the list of hosts can be read."""
-    from muster.contract.read import read_cluster
+    from muster.contract.request.read import read_cluster
 
     try:
         return read_cluster(environ)[0].me.name

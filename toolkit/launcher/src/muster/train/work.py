@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from muster.contract import markers, report
 from muster.contract.environ import exports
 from muster.contract.findings import Findings
-from muster.contract.inputs import absent_channels, prepare_outputs
+from muster.contract.request.inputs import absent_channels, prepare_outputs
 from muster.plan import plan as make_plan
 from muster.run.base.background import BackgroundCall
 from muster.run.base.causes import SMALL_SHM_BYTES, Surroundings, more_shared_memory
@@ -30,10 +30,10 @@ from muster.version import __version__
 
 if TYPE_CHECKING:
     from muster.plan.launchplan import LaunchPlan
-    from muster.plan.tools import Tools
     from muster.run.job.context import Ending
     from muster.run.job.supervisor import Output
     from muster.types.steps import StepRunner
+    from muster.types.tools import Tools
 
 
 COMMAND_BYTES = 8192  # of a command line that the log shows
@@ -111,23 +111,23 @@ class JobWork:
 
     def around(self) -> Surroundings:
         """What surrounds the ranks of this host, less what the plan says."""
-        from muster.stage.probe import shm_bytes
+        from muster.stage.machine.probe import shm_bytes
 
         settings = self._job.settings
         return Surroundings(settings.isolation, settings.source, shm_bytes=shm_bytes())
 
     def memory(self) -> Memory:
-        from muster.stage.cgroup import Cgroups
+        from muster.stage.machine.cgroup import Cgroups
 
         cgroups = Cgroups()
         return Memory(cgroups.oom_kills, cgroups.memory_limit_bytes)
 
     def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
         """See `Work`. In this order: code, requirements, facts."""
-        from muster.stage.install import install, target_of, with_target
+        from muster.stage.code.source import code_hash, fetch
+        from muster.stage.machine.probe import probe_machine
         from muster.stage.patience import Patience
-        from muster.stage.probe import probe_machine
-        from muster.stage.source import code_hash, fetch
+        from muster.stage.python.install import install, target_of, with_target
 
         job = self._job
         with Patience(job.paths.base, self._log):
@@ -155,7 +155,7 @@ class JobWork:
                 code = code_hash(program)
         merged = self._rank_environment(environ, machine, program)
         if job.distribution.option == MODEL_PARALLEL and job.cluster.in_distribution:
-            from muster.stage.packages import require_packages
+            from muster.stage.python.packages import require_packages
 
             require_packages(MODEL_PARALLEL, sys.executable, merged)
         self._staged = Staged(program, sys.executable, merged, code)
@@ -196,12 +196,12 @@ class JobWork:
         option = self._job.distribution
         if isinstance(option, Single):
             return None
-        from muster.plan.tools import find_tools
+        from muster.stage.machine.programs import find_tools
 
         mpirun, version = self._job.settings.mpirun, facts[self._job.cluster.current].mpi
         tools = find_tools(staged.environ, staged.python, mpirun, version)
         if isinstance(option, ParameterServer):
-            from muster.plan.frameworks import find_frameworks
+            from muster.stage.machine.frameworks import find_frameworks
 
             tools = tools._replace(frameworks=find_frameworks(staged))
         return tools
@@ -210,7 +210,7 @@ class JobWork:
         """See `Work`: every fixed port of the plan can be bound here."""
         if not plan.ports:
             return  # nothing will listen
-        from muster.stage.network import can_bind, port_holder
+        from muster.stage.machine.network import can_bind, port_holder
 
         for name, port in plan.ports.items():
             if name == "control" or can_bind(port):
@@ -255,7 +255,7 @@ class JobWork:
             return
         import threading
 
-        from muster.stage.workspace import discard
+        from muster.stage.code.workspace import discard
 
         code = self._job.paths.code
         thread = threading.Thread(target=lambda: discard(code), name="tidy", daemon=True)
@@ -274,7 +274,7 @@ class JobWork:
 
     def _warn_of_shared_memory(self, ranks: int) -> None:
         """Where it is an engine's default size, and something here may use it."""
-        from muster.stage.probe import shm_bytes
+        from muster.stage.machine.probe import shm_bytes
 
         size = shm_bytes()
         if size is None or size > SMALL_SHM_BYTES or (ranks == 1 and not _has_torch()):
@@ -312,7 +312,7 @@ class JobWork:
         cluster = self._job.cluster
         resolves = len(cluster.hosts) == 1
         if not resolves:
-            from muster.stage.network import resolve
+            from muster.stage.machine.network import resolve
 
             resolves = leader_address in resolve(cluster.leader.name, {})
         return HostFacts(
@@ -336,8 +336,8 @@ class JobWork:
         cluster = self._job.cluster
         if not isinstance(self._job.distribution, Mpi) or not cluster.in_distribution:
             return ""
-        from muster.plan.tools import find_mpi
-        from muster.stage.mpi import mpi_version
+        from muster.stage.machine.mpi import mpi_version
+        from muster.stage.machine.programs import find_mpi
 
         environ, given = self._staged.environ, self._job.settings.mpirun
         return mpi_version(find_mpi(environ, self._staged.python, given)[0], environ)

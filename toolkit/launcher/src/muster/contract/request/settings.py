@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from muster.contract.findings import ENOUGH, Findings, short
-from muster.contract.hyperparameters import check_argument
+from muster.contract.request.hyperparameters import check_argument
 from muster.types.deadlines import RANGES, variable
 from muster.types.job import Settings
 from muster.types.names import did_you_mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.plan.mpi_version import main_version
+from muster.plan.openmpi.version import main_version
 from muster.plan.variables import MASTER_VARIABLES, RANK_VARIABLES
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError

@@ -6,9 +6,9 @@ number of servers, and that DMLC_INTERFACE is set. Only the scheduler has a fixe
 
 from __future__ import annotations
 
-from muster.plan import ps_layout
 from muster.plan.launchplan import Addition, Service
-from muster.plan.ps_layout import LOOPBACK, Roles, ServerTemplate
+from muster.plan.servers import layout as ps_layout
+from muster.plan.servers.layout import LOOPBACK, Roles, ServerTemplate
 from muster.plan.world import World
 from muster.types.distribution import ParameterServer
 from muster.types.job import Job

@@ -5,10 +5,11 @@ Servers and workers get one list of addresses and a secret of the job, made when
 
 from __future__ import annotations
 
-from muster.plan import ps_layout, variables
+from muster.plan import variables
 from muster.plan.launchplan import Addition
-from muster.plan.ps_framework import LIBRARY
-from muster.plan.ps_layout import Roles, ServerTemplate
+from muster.plan.servers import layout as ps_layout
+from muster.plan.servers.framework import LIBRARY
+from muster.plan.servers.layout import Roles, ServerTemplate
 from muster.plan.world import World
 from muster.types.job import Job
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.plan.frameworks import Frameworks
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError
 from muster.types.job import Job
+from muster.types.tools import Frameworks
 
 VARIABLE = "MUSTER_PS_FRAMEWORK"
 TENSORFLOW, MXNET, PYTORCH = "tensorflow", "mxnet", "pytorch"

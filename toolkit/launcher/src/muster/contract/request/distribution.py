@@ -6,8 +6,8 @@ Promises: B25.
 from __future__ import annotations
 
 from muster.contract.findings import Findings, short
-from muster.contract.hyperparameters import Hyperparameters
-from muster.contract.parameter_server import parameter_server
+from muster.contract.request.hyperparameters import Hyperparameters
+from muster.contract.request.parameter_server import parameter_server
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
 
 MAX_PROCESSES = 1024
@@ -61,7 +61,7 @@ def choose_distribution(
     if model_parallel and option not in ("mpi", "torch_distributed"):
         _lonely_model_parallel(hyperparameters, findings)
     elif model_parallel:
-        from muster.contract.model_parallel import KEY, check_parameters
+        from muster.contract.request.model_parallel import KEY, check_parameters
 
         check_parameters(hyperparameters.user[KEY], KEY, findings)
         findings.origins["distribution"] = f"hyperparameters {KEY} and {_key(option)}"

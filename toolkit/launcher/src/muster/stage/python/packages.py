@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from muster.stage.tools import Question
+from muster.stage.machine.question import Question
 from muster.types.distribution import MODEL_PARALLEL
 from muster.types.errors import ConfigError
 

@@ -11,16 +11,16 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from muster.contract.cluster import GROUPS_KEY
-from muster.contract.distribution import (
+from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.request.cluster import GROUPS_KEY
+from muster.contract.request.distribution import (
     MPI_OPTIONS,
     PROCESSES_PER_HOST,
     SMDDP,
     SMDDP_OPTIONS,
 )
-from muster.contract.findings import ENOUGH, Findings, short
-from muster.contract.hyperparameters import PREFIX
-from muster.contract.model_parallel import KEY
+from muster.contract.request.hyperparameters import PREFIX
+from muster.contract.request.model_parallel import KEY
 from muster.types.names import did_you_mean, listed
 
 VARIABLE = "SM_DISTRIBUTED_CONFIG"

@@ -53,7 +53,7 @@ class Pip:
             self.environ["PIP_USER"] = "0"
         repository = environ.get("CA_REPOSITORY_ARN")
         if repository:
-            from muster.stage.codeartifact import index_variables
+            from muster.stage.python.codeartifact import index_variables
 
             self.environ.update(index_variables(repository, environ))
         self._run = run
@@ -92,7 +92,7 @@ class Pip:
                 f"requirements need pip, and {self.python} has none",
                 f"{self.python} -m ensurepip, or install the packages in the image",
             )
-        from muster.stage.pins import conflict
+        from muster.stage.python.pins import conflict
 
         error = conflict(tail, held)
         if error is not None:

@@ -10,18 +10,10 @@ import re
 from collections.abc import Mapping
 
 from muster.types.job import Program, Staged
-from muster.types.values import NamedTuple
+from muster.types.tools import MODULES, Frameworks
 
-MODULES = ("tensorflow", "mxnet", "torch", "muster_parameter_server")
 SCRIPT_BYTES = 1 << 20  # of a script that are read
 _IMPORT = r"(?m)^[ \t]*(?:import[ \t]+([^#;\n]+)|from[ \t]+([\w.]+)[ \t]+import\b)"
-
-
-class Frameworks(NamedTuple):
-    """Of MODULES, in their order: what is `installed`, what the entry script imports."""
-
-    installed: tuple[str, ...] = ()
-    imported: tuple[str, ...] = ()
 
 
 def find_frameworks(staged: Staged) -> Frameworks:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from muster.stage import pins
-from muster.stage.fingerprint import fingerprint
-from muster.stage.install import SITE
-from muster.stage.pip import Pip
-from muster.stage.requirements import lines_of, options_of
+from muster.stage.code.fingerprint import fingerprint
+from muster.stage.python import pins
+from muster.stage.python.install import SITE
+from muster.stage.python.pip import Pip
+from muster.stage.python.requirements import lines_of, options_of
 from muster.types.errors import InstallError
 from muster.types.job import Settings
 from muster.types.steps import Log

@@ -14,7 +14,7 @@ def mpi_version(mpirun: str, environ: Mapping[str, str]) -> str:
     is another MPI's, or it does not answer within 10 s."""
     if not mpirun:
         return ""
-    from muster.stage.tools import Question
+    from muster.stage.machine.question import Question
 
     answer = Question([mpirun, "--version"], environ).answer(time.monotonic() + ASK_S)
     found = re.search(r"\(Open MPI\) (\d+(?:\.\d+)*)", answer or "")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from muster.plan import fabric, notes, script, variables
 from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
-from muster.plan.mpi_command import (
+from muster.plan.openmpi.command import (
     agreed_line,
     agreed_parameters,
     launch_daemon,
@@ -20,15 +20,15 @@ from muster.plan.mpi_command import (
     scratch,
     transport_parameters,
 )
-from muster.plan.mpi_options import MpiOptions, read_options
-from muster.plan.mpi_version import check_versions
+from muster.plan.openmpi.options import MpiOptions, read_options
+from muster.plan.openmpi.version import check_versions
 from muster.plan.slots import mpi_processes
-from muster.plan.tools import Tools
 from muster.plan.world import World, build_world, by_host_index
 from muster.types.distribution import Mpi
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 from muster.types.mpi_rules import FOREIGN
+from muster.types.tools import Tools
 from muster.types.values import NamedTuple
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.

@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 from muster.plan import script
 from muster.plan.launchplan import Addition, Command, Daemon, Scratch
-from muster.plan.mpi_options import MpiOptions
-from muster.plan.mpi_version import main_version
-from muster.plan.tools import Tools
+from muster.plan.openmpi.options import MpiOptions
+from muster.plan.openmpi.version import main_version
 from muster.plan.world import World
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
+from muster.types.tools import Tools
 from muster.types.values import NamedTuple
 
 _NUMBER = r"[0-9]{1,12}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.contract.findings import Findings, short
-from muster.contract.hyperparameters import Hyperparameters
+from muster.contract.request.hyperparameters import Hyperparameters
 from muster.types.distribution import ParameterServer
 
 PORT = "_ps_port"

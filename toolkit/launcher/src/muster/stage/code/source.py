@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 
+from muster.stage.code.program import decide
+from muster.stage.code.workspace import Workspace, entries
 from muster.stage.patience import Patience
-from muster.stage.program import decide
 from muster.stage.space import DISK_FULL, shortage, tree_bytes
-from muster.stage.workspace import Workspace, entries
 from muster.types.errors import ConfigError, SourceError
 from muster.types.job import Job, Program
 from muster.types.steps import Log
@@ -44,7 +44,7 @@ def fetch(job: Job, log: Log) -> Program:
 
 def code_hash(program: Program) -> str:
     """See stage.fingerprint: equal on two hosts exactly when their code is."""
-    from muster.stage.fingerprint import fingerprint
+    from muster.stage.code.fingerprint import fingerprint
 
     return fingerprint(program.code_dir)
 
@@ -55,7 +55,7 @@ def _bring(job: Job, log: Log) -> _Code:
         occupied = bool(entries(folder))
     if occupied:
         if job.source and not _same(job.source, folder):
-            from muster.stage.s3 import redacted
+            from muster.stage.code.s3 import redacted
 
             log(
                 "stage", "the code folder is not empty: its files run, other code is not fetched",
@@ -83,8 +83,8 @@ def _bring(job: Job, log: Log) -> _Code:
 
 
 def _from_s3(location: str, job: Job, log: Log) -> _Code:
-    from muster.stage.archive import unpack
-    from muster.stage.s3 import download, redacted
+    from muster.stage.code.archive import unpack
+    from muster.stage.code.s3 import download, redacted
 
     with Workspace(job.paths.code) as workspace:
         path = os.path.join(workspace.folder, _ARCHIVE)
@@ -112,7 +112,7 @@ def _from_disk(path: str, channel: str, job: Job, log: Log) -> _Code:
             )
         with Workspace(job.paths.code) as workspace:
             if not is_folder and path.endswith(_SUFFIXES):
-                from muster.stage.archive import unpack
+                from muster.stage.code.archive import unpack
 
                 unpack(path, path, workspace.tree)
             else:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from muster.plan import ps_layout
 from muster.plan.launchplan import Addition, Service
-from muster.plan.ps_layout import Roles, Server, ServerTemplate
 from muster.plan.script import TENSORFLOW_SERVER
+from muster.plan.servers import layout as ps_layout
+from muster.plan.servers.layout import Roles, Server, ServerTemplate
 from muster.plan.world import World
 from muster.types.errors import ConfigError
 from muster.types.job import Job

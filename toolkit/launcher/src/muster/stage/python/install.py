@@ -17,7 +17,7 @@ from muster.types.job import Program, Settings
 from muster.types.steps import Log, StepRunner
 
 if TYPE_CHECKING:
-    from muster.stage.pip import Pip
+    from muster.stage.python.pip import Pip
 
 REQUIREMENTS = "requirements.txt"
 SITE = ".muster-site"
@@ -43,14 +43,14 @@ def install(
         wanted = _wanted(program, network_isolation)
     if not wanted:
         return program
-    from muster.stage.pip import Pip, private_copy
+    from muster.stage.python.pip import Pip, private_copy
 
     package = "." in wanted
     pip = Pip(python or sys.executable, environ, run, settings.install_target)
     with private_copy(program.code_dir if package else "") as copy:
         folder = copy or program.code_dir
         if settings.install_target:
-            from muster.stage.target import install_into
+            from muster.stage.python.target import install_into
 
             install_into(settings, wanted, program.code_dir, folder, pip, log)
         else:
@@ -62,7 +62,7 @@ def _install_here(wanted: list[str], folder: str, pip: Pip, replace_torch: bool,
     """Into the interpreter's own folder. Raises InstallError."""
     import tempfile
 
-    from muster.stage import pins
+    from muster.stage.python import pins
 
     log("install", "installing", what=" ".join(wanted), python=pip.python)
     with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
@@ -105,7 +105,7 @@ def provision(
     `program`: the entry point's name. The host's own `install`, from a folder with the same
     content and into the same target, then finds everything done and starts nothing.
     """
-    from muster.stage.program import is_package
+    from muster.stage.code.program import is_package
 
     package = not program.endswith(".sh") and is_package(code_dir, program)
     staged = Program("module" if package else "script", program, code_dir, ())
@@ -133,7 +133,7 @@ def _wanted(program: Program, network_isolation: bool) -> list[str]:
     wanted = ["."] if program.kind == "module" else []
     path = os.path.join(program.code_dir, REQUIREMENTS)
     if os.path.isfile(path):
-        from muster.stage.requirements import check, lines_of
+        from muster.stage.python.requirements import check, lines_of
 
         try:
             lines = lines_of(path)

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.stage.pip import Pip
+from muster.stage.python.pip import Pip
 from muster.types.errors import InstallError
 from muster.types.steps import Log
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.plan import notes, script, variables
-from muster.plan import ps_mxnet as mxnet
-from muster.plan import ps_pytorch as pytorch
-from muster.plan import ps_tensorflow as tensorflow
 from muster.plan.fabric import plan_fabric
 from muster.plan.launchplan import Addition, Command, LaunchPlan
-from muster.plan.ps_framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
-from muster.plan.ps_layout import Roles, ServerTemplate
+from muster.plan.servers import mxnet, pytorch, tensorflow
+from muster.plan.servers.framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
+from muster.plan.servers.layout import Roles, ServerTemplate
 from muster.plan.slots import KEY, processes_per_host
-from muster.plan.tools import Tools
 from muster.plan.world import World, build_world, by_host_index
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
+from muster.types.tools import Tools
 
 
 def plan_parameter_server(

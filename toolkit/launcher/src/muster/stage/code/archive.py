@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import IO, TYPE_CHECKING
 
-from muster.stage.filetype import detect, is_tar
-from muster.stage.members import BLOCK, PACK, Limits, Member, Stream, accepted, rejected
+from muster.stage.code.filetype import detect, is_tar
+from muster.stage.code.members import BLOCK, PACK, Limits, Member, Stream, accepted, rejected
 from muster.stage.space import DISK_FULL, shortage, size_text
 from muster.types.errors import SourceError
 

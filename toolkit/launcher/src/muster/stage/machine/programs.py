@@ -1,33 +1,12 @@
-"""Where the programs that start ranks are.
-
-It looks at the disk, as `frameworks` does; planning itself does not.
-"""
+"""Where the programs that start ranks are, on the disk of this machine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from muster.plan.frameworks import Frameworks
 from muster.types.files import find_program
-from muster.types.values import NamedTuple
-
-
-class Tools(NamedTuple):
-    """The programs of this machine that start ranks.
-
-    `torchrun`: its command, () for torch's module under the job's own Python.
-
-    `neuron_parallel_compile`, `mpirun`: their paths, "" when they were not found. `mpi_daemon`:
-    that of Open MPI's launch daemon beside that mpirun, of the same version. `frameworks`: as
-    `find_frameworks` of plan.frameworks found them, for the options that need them.
-    """
-
-    torchrun: tuple[str, ...] = ()
-    neuron_parallel_compile: str = ""
-    mpirun: str = ""
-    mpi_daemon: str = ""
-    frameworks: Frameworks = Frameworks()
+from muster.types.tools import Tools
 
 
 def find_tools(

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from muster.stage.cgroup import Cgroups, usable_cpus
+from muster.stage.machine.cgroup import Cgroups, usable_cpus
 from muster.types.files import find_program
 from muster.types.machine import Interface, Machine
 
@@ -48,7 +48,7 @@ def _accelerators(environ: Mapping[str, str], limit_s: float) -> tuple[int | Non
     nvidia, neuron = find_tool(environ, "nvidia-smi"), find_tool(environ, "neuron-ls")
     if not nvidia and not neuron:
         return 0, 0
-    from muster.stage.tools import Question
+    from muster.stage.machine.question import Question
 
     gpus = Question([nvidia, "--list-gpus"], environ) if nvidia else None
     cores = Question([neuron, "-j"], environ) if neuron else None

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from muster.contract.arguments import to_argv
-from muster.contract.cluster import (
+from muster.contract.findings import Findings
+from muster.contract.request.arguments import to_argv
+from muster.contract.request.cluster import (
     GROUPS_KEY,
     RESOURCES,
     Hosts,
     distribution_positions,
     parse_hosts,
 )
-from muster.contract.distribution import choose_distribution
-from muster.contract.files import find_paths, load_object
-from muster.contract.findings import Findings
-from muster.contract.hyperparameters import (
+from muster.contract.request.distribution import choose_distribution
+from muster.contract.request.files import find_paths, load_object
+from muster.contract.request.hyperparameters import (
     HYPERPARAMETERS,
     Hyperparameters,
     check_values,
     decode_hyperparameters,
 )
-from muster.contract.inputs import INPUTS, check_channels
-from muster.contract.program import (
+from muster.contract.request.inputs import INPUTS, check_channels
+from muster.contract.request.program import (
     check_texts,
     find_job_id,
     find_log_level,
@@ -31,7 +31,7 @@ from muster.contract.program import (
     find_source,
     names_program,
 )
-from muster.contract.settings import (
+from muster.contract.request.settings import (
     ALLOW_CONFLICTS,
     KEEP_SPELLING,
     NEEDED_TO_JOIN,
@@ -40,8 +40,8 @@ from muster.contract.settings import (
     parse_settings,
     script_arguments,
 )
+from muster.contract.request.training_module import find_training_function
 from muster.contract.spill import check_total
-from muster.contract.training_module import find_training_function
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines, parse_deadlines
 from muster.types.distribution import Distribution, Single
@@ -174,7 +174,7 @@ def _with_distributed(
 ) -> Mapping[str, object]:
     if "SM_DISTRIBUTED_CONFIG" not in environ:  # only jobs of SDK v3 pay for the import
         return document
-    from muster.contract.modeltrainer import with_distributed
+    from muster.contract.request.modeltrainer import with_distributed
 
     return with_distributed(document, environ, findings)
 
@@ -211,7 +211,7 @@ def _platform(paths: Paths, environ: Mapping[str, str], findings: Findings) -> P
     warm_pool = environ.get(WARM_POOL) or None
     if not found and warm_pool is None:
         return None
-    from muster.contract.platform import read_platform
+    from muster.contract.request.platform import read_platform
 
     platform = read_platform(paths.config, found, findings)
     return platform._replace(warm_pool_dir=warm_pool)

@@ -1,0 +1,1 @@
+"""The request of the job, read from files and variables."""

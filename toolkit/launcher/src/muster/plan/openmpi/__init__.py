@@ -1,0 +1,1 @@
+"""Jobs under mpirun of Open MPI."""

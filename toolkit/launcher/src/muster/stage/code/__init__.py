@@ -1,0 +1,1 @@
+"""The code of the job: fetched, unpacked, checked."""

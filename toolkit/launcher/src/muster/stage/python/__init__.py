@@ -1,0 +1,1 @@
+"""Packages that the code of the job asks for, and pip."""
