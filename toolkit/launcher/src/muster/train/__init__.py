@@ -12,6 +12,7 @@ from muster.train.person import named
 from muster.types.errors import ConfigError, MusterError
 
 if TYPE_CHECKING:
+    from muster.run.channel.identity import Identity
     from muster.run.job.context import JobContext
     from muster.run.job.supervisor import Output
     from muster.train.network_identity import NetworkIdentity
@@ -93,8 +94,8 @@ def _run_job(job: Job, output: Output, pool: ShimPool) -> Outcome:
     network = find_network_identity(job.cluster, output.console)
     work = JobWork(job, output, network, pool.folder)
     work.begin()
-    context = _context(job.cluster, job.settings, job.deadlines, job.environ, network)
-    context = context._replace(identity=work.identity(), around=work.around(), memory=work.memory())
+    context = _context(job.cluster, job.settings, job.deadlines, work.identity(), network)
+    context = context._replace(around=work.around(), memory=work.memory())
     return supervise(context, work, output, pool)
 
 
@@ -112,6 +113,9 @@ def _refuse(
         return _alone(environ, error, output)
     if len(cluster.hosts) == 1:
         return _alone(environ, error, output)
+    from muster.contract.findings import Findings
+    from muster.contract.request.program import find_job_id
+    from muster.run.channel.identity import Identity
     from muster.run.job.context import host_error_of
     from muster.run.job.supervisor import supervise
     from muster.train.network_identity import find_network_identity
@@ -121,7 +125,10 @@ def _refuse(
         network = find_network_identity(cluster, output.console)
     except MusterError:
         return _alone(environ, error, output)  # what is wrong with the request comes first
-    context = _context(cluster, settings, deadlines, environ, network)
+    # the hyperparameters may be what is bad, so only variables say which job this is
+    job_id = find_job_id(environ, {}, Findings())
+    identity = Identity(job_id, cluster.me.name, cluster.current, {}, settings.secret.encode())
+    context = _context(cluster, settings, deadlines, identity, network)
     work = RefusalWork(environ, cluster, output)
     return supervise(context._replace(host_error=host_error_of(error)), work, output, pool)
 
@@ -167,21 +174,11 @@ def _context(
     cluster: Cluster,
     settings: Settings,
     deadlines: Deadlines,
-    environ: Mapping[str, str],
+    identity: Identity,
     network: NetworkIdentity,
 ) -> JobContext:
-    from muster.contract.findings import Findings
-    from muster.contract.request.program import find_job_id
-    from muster.run.channel.identity import Identity
     from muster.run.job.context import JobContext
 
-    identity = Identity(
-        find_job_id(environ, {}, Findings()),
-        cluster.me.name,
-        cluster.current,
-        {},
-        settings.secret.encode(),
-    )
     return JobContext(
         cluster=cluster,
         identity=identity,
