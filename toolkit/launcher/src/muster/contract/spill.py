@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import HYPERPARAMETERS
+from muster.types.names import listed
 
 # Linux execve: one string with its closing NUL, and the least and most of all strings together.
 MAX_STRING_BYTES = 128 << 10
@@ -38,10 +39,9 @@ def spill(
         path = f"{folder}/{_file_name(name)}"
         _write(path, result.pop(name))
         result[name + SUFFIX] = path
-    listed = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
     return result, (
         f"variables too large for the kernel, moved to the files that {SUFFIX[1:]} variables "
-        f"name ({names[0]}{SUFFIX}): {listed}",
+        f"name ({names[0]}{SUFFIX}): {listed(names)}",
     )
 
 

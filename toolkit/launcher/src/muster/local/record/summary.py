@@ -18,6 +18,7 @@ from muster.local.show.screen import describe
 from muster.run.base.record import LOGS
 from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
 from muster.types.files import write_whole
+from muster.types.names import listed
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
@@ -135,8 +136,7 @@ def clashes_in_words(clashes: Sequence[Clash]) -> str:
     if not clashes:
         return ""
     named = [f"{one.path} ({one.taken}'s; also of {', '.join(one.left)})" for one in clashes]
-    more = f", and {len(named) - SHOWN_CLASHES} more" if len(named) > SHOWN_CLASHES else ""
-    return f"several hosts saved a model file of one name: {', '.join(named[:SHOWN_CLASHES])}{more}"
+    return f"several hosts saved a model file of one name: {listed(named, SHOWN_CLASHES)}"
 
 
 def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:

@@ -28,9 +28,11 @@ from muster.run.channel.messages import (
 from muster.run.job.verdict import Loss, decide, placed
 from muster.types.deadlines import Deadlines
 from muster.types.machine import HostFacts
+from muster.types.names import listed
 from muster.types.outcome import Outcome, RankFailure
 from muster.types.values import NamedTuple
 
+NAMED = 5  # hosts that a line names
 PROGRESS_S = 30.0
 HELPERS_S = 60.0
 HANG_UP_S = 5.0
@@ -258,7 +260,7 @@ class Coordinator:
             left = self._left.issuperset(absent)
             what = "left before the start and was not back" if left else "did not join"
             self._cluster_error(
-                f"{_list(absent)} {what} within {self._deadlines.join_s:g} s "
+                f"{listed(absent, NAMED)} {what} within {self._deadlines.join_s:g} s "
                 f"({present} of {len(self.names)} present)",
                 f"look at the log of {absent[0]}: it did not start, or its network cannot reach "
                 "the leader's control port",
@@ -267,7 +269,7 @@ class Coordinator:
         elif not self.running and now >= self._stage_by:
             late = [n for n, p in zip(self.names, self._peers, strict=True) if not p.ready]
             self._cluster_error(
-                f"{_list(late)} not ready within {self._deadlines.stage_s:g} s",
+                f"{listed(late, NAMED)} not ready within {self._deadlines.stage_s:g} s",
                 "look at the log of that host, or raise MUSTER_STAGE_S",
                 now,
             )
@@ -279,7 +281,7 @@ class Coordinator:
                     HostError(
                         "LaunchError",
                         106,
-                        f"{_list(late)}: not all ranks started within "
+                        f"{listed(late, NAMED)}: not all ranks started within "
                         f"{self._deadlines.start_s:g} s",
                         "look at the launcher's lines in the log of that host",
                         "",
@@ -376,10 +378,10 @@ class Coordinator:
     def _say_who_is_missing(self) -> None:
         absent = self.missing()
         if absent:
-            self.notes.append(f"waiting for {_list(absent)} to join")
+            self.notes.append(f"waiting for {listed(absent, NAMED)} to join")
             return
         late = [n for n, p in zip(self.names, self._peers, strict=True) if not p.ready]
-        self.notes.append(f"waiting for {_list(late)} to be ready")
+        self.notes.append(f"waiting for {listed(late, NAMED)} to be ready")
 
     def _say_who_still_helps(self, now: float) -> None:
         if not self.running or not self._helpers or self._stopping:
@@ -389,14 +391,9 @@ class Coordinator:
             return
         if self._helpers_at is None or now >= self._helpers_at:
             self._helpers_at = now + HELPERS_S
-            names = _list([self.names[i] for i in left])
+            names = listed((self.names[i] for i in left), NAMED)
             self.notes.append(f"all ranks have ended; {names} outside the distribution still runs")
 
 
 def _leads_to_the_end(end: RankEnd) -> bool:
     return end.rank == 0 and not end.status and not end.stopped
-
-
-def _list(names: Sequence[str], limit: int = 5) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -35,7 +35,7 @@ from muster.run.job.verdict import from_host_error, placed
 from muster.types.errors import MusterError, StoppedError
 from muster.types.machine import HostFacts
 from muster.types.masking import Masker
-from muster.types.outcome import Outcome, RankFailure, Succeeded
+from muster.types.outcome import Outcome, RankFailure, Succeeded, signal_name
 from muster.types.values import NamedTuple
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -178,7 +178,7 @@ class _Supervisor:
         return before
 
     def _stop_signal(self, number: int, _frame: object) -> None:
-        name = signal.Signals(number).name
+        name = signal_name(number)
         self._loop.post(lambda: self._happen(e.Signalled(name)))
 
     def _tick(self) -> None:

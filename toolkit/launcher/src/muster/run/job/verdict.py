@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from muster.run.base.evidence import frames
 from muster.run.channel.messages import HostError, RankEnd
 from muster.types.errors import PeerError
+from muster.types.names import listed
 from muster.types.outcome import (
     Failed,
     Outcome,
@@ -195,9 +196,7 @@ def _forced_headline(ends: Sequence[tuple[str, RankEnd]], grace_s: float) -> str
     forced = [(host, end) for host, end in ends if end.forced]
     if not forced:
         return ""
-    named = ", ".join(f"{host} rank {end.rank}" for host, end in forced[:NAMED_LIMIT])
-    rest = len(forced) - NAMED_LIMIT
+    named = listed((f"{host} rank {end.rank}" for host, end in forced), NAMED_LIMIT)
     return (
-        f"StoppedError: {len(forced)} of {len(ends)} ranks did not stop in {grace_s:g} s "
-        f"({named}{f' and {rest} more' if rest > 0 else ''})"
+        f"StoppedError: {len(forced)} of {len(ends)} ranks did not stop in {grace_s:g} s ({named})"
     )
