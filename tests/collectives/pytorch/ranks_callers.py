@@ -137,7 +137,7 @@ def transfers_that_were_coalesced_are_waited_for_together(world: World) -> None:
 
 def a_barrier_does_not_wait_for_ranks_without_device_calls(world: World) -> None:
     """One rank has used its GPU (a send, say) and the others have not."""
-    device: Device = dist.group.WORLD._parts.device
+    device: Device = dist.group.WORLD._state.device
 
     class Path:
         groups = None

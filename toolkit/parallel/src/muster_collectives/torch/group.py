@@ -277,7 +277,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:
-            raise RuntimeError(f"group {self._parts.identity.name!r} was destroyed: make it again")
+            raise RuntimeError(f"group {self._state.identity.name!r} was destroyed: make it again")
 
     # --- sends and receives
 
