@@ -25,7 +25,7 @@ CODES: Mapping[str, frozenset[int]] = {  # the class of the first line -> the co
     "LaunchError": frozenset({106}),
     "StoppedError": frozenset({STOPPED}),
 }
-RESERVED = frozenset().union(*CODES.values())
+RESERVED = frozenset({103, 104}).union(*CODES.values())  # two that nothing gives yet
 PASSED = frozenset(range(1, 256)) - RESERVED
 GRAMMAR = re.compile(rf"^({'|'.join([*CODES, 'UserScriptError'])}): \S")
 SAID = re.compile(r"exit code (\d+)(?: of the script, reported as (\d+))?\)(?: and \d+ more)?$")

@@ -47,9 +47,9 @@ READS = {f"{owner}.{name}" for owner, names in WALL.items() for name in names}
 READERS = {  # stamps for people and programs, and what `doctor` says of the clock itself
     ("run/base/record.py", "event"),
     ("run/base/console.py", "format_line"),
-    ("local/runfolder.py", "make_run_folder"),
-    ("local/command_file.py", "write_command"),  # when a run began, for `muster history`
-    ("local/history.py", "started"),
+    ("local/record/runfolder.py", "make_run_folder"),
+    ("local/record/command_file.py", "write_command"),  # when a run began, for `muster history`
+    ("local/record/history.py", "started"),
     ("commands/sbom.py", "_timestamp"),
     ("commands/doctor_facts.py", "look"),
     ("commands/doctor_checks.py", "clock"),
