@@ -200,6 +200,7 @@ def judge(runner: Runner, number: int, one: Mutation, budget_s: float) -> dict[s
             return invalid
         if one.path.endswith(".py"):
             compile(file.read_text(), str(file), "exec")
+        began_s = time.monotonic()  # compiling the core is no part of the budget
         for test in tests:
             left_s = began_s + budget_s - time.monotonic()
             failed = runner.failure(test, left_s) if left_s > 0 else None
