@@ -14,9 +14,9 @@ import pytest
 from muster.commands import doctor, doctor_facts
 from muster.commands.doctor_facts import (
     Facts,
-    Limits,
     Names,
     Port,
+    ProcessLimits,
     TrainCommand,
     default_route,
     find_train,
@@ -45,7 +45,7 @@ GOOD = Facts(
     muster="0.1.0",
     machine=MACHINE,
     default_route="eth0",
-    limits=Limits(1024, 1048576, 90_000, None),
+    limits=ProcessLimits(1024, 1048576, 90_000, None),
     packages={"torch": "2.13.0", "pip": "25.0", "boto3": "1.40.0", "rich": "15.0"},
     tools={"torchrun": "/bin/torchrun", "ip": "/sbin/ip"},
     train=TrainCommand("/venv/bin/train", "muster.cli", True),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.hosts import Stream
+from muster.local.hosts import HostStream
 from muster.local.record.summary import (
     HostEnd,
     RunEnd,
@@ -22,16 +22,16 @@ from muster.local.record.summary import (
     table,
     verdict,
 )
-from muster.local.session import Ending
+from muster.local.session import SessionEnd
 from muster.local.show.outlet import FULL_BYTES, Outlet
 from muster.local.show.progress import Progress, Tail
-from muster.local.show.pump import Pump
+from muster.local.show.pump import HostPump
 from muster.local.show.screen import Screen, describe, fitting, ranks_in_words
 from muster.types.shown import BLOCK_MARK
 
 MARK = BLOCK_MARK.encode()
-OUT_1, ERR_1 = Stream(10, 0, False), Stream(11, 0, True)
-OUT_2, ERR_2 = Stream(12, 1, False), Stream(13, 1, True)
+OUT_1, ERR_1 = HostStream(10, 0, False), HostStream(11, 0, True)
+OUT_2, ERR_2 = HostStream(12, 1, False), HostStream(13, 1, True)
 
 
 class Written:
@@ -39,7 +39,7 @@ class Written:
 
     def __init__(self) -> None:
         self.pieces: list[tuple[bool, bytes]] = []
-        self.pump = Pump(lambda errors, data: self.pieces.append((errors, data)))
+        self.pump = HostPump(lambda errors, data: self.pieces.append((errors, data)))
 
     def text(self, errors: bool) -> bytes:
         return b"".join(data for to, data in self.pieces if to == errors)
@@ -249,9 +249,9 @@ def test_the_first_failure_and_the_outcome_become_the_headline() -> None:
     assert progress.headline() == "ending: failed"
 
 
-def make_end(*statuses: int | None, ending: Ending | None = None, error: str = "") -> RunEnd:
+def make_end(*statuses: int | None, ending: SessionEnd | None = None, error: str = "") -> RunEnd:
     hosts = tuple(HostEnd(f"algo-{place + 1}", status) for place, status in enumerate(statuses))
-    return RunEnd(hosts, ending or Ending(), "process", 1.5, 20.0, error)
+    return RunEnd(hosts, ending or SessionEnd(), "process", 1.5, 20.0, error)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def make_end(*statuses: int | None, ending: Ending | None = None, error: str = "
         (make_end(0, 3), 3),
         (make_end(-9, -9), 137),
         (make_end(None, 0), 137),
-        (make_end(143, 143, ending=Ending("SIGINT")), 143),
-        (make_end(-9, -9, ending=Ending("SIGINT", killed=True)), 143),
-        (make_end(143, 143, ending=Ending("timeout", timed_out=True)), 124),
-        (make_end(0, 0, ending=Ending("timeout", timed_out=True)), 124),
+        (make_end(143, 143, ending=SessionEnd("SIGINT")), 143),
+        (make_end(-9, -9, ending=SessionEnd("SIGINT", killed=True)), 143),
+        (make_end(143, 143, ending=SessionEnd("timeout", timed_out=True)), 124),
+        (make_end(0, 0, ending=SessionEnd("timeout", timed_out=True)), 124),
         (make_end(None, error="mount /proc"), 106),
     ],
 )
@@ -299,7 +299,7 @@ def test_the_table_names_every_host_and_rank() -> None:
 def test_the_leaders_summary_is_kept_and_completed(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text('{"schema": 1, "outcome": {"result": "Stopped"}}')
-    ending = Ending("timeout", timed_out=True)
+    ending = SessionEnd("timeout", timed_out=True)
     document = complete(str(path), make_end(143, 143, ending=ending), "job")
     assert document == json.loads(path.read_text())
     outcome = {"result": "Stopped", "exit_code": 124, "headline": "--timeout 20 s reached"}
@@ -320,7 +320,7 @@ def test_a_job_that_had_ended_by_itself_before_the_timeout_keeps_its_end(
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"outcome": {"result": result, "exit_code": code}}))
     status = 143 if result == "Stopped" else code
-    ending = Ending("timeout", timed_out=True)
+    ending = SessionEnd("timeout", timed_out=True)
     end = settled(str(path), make_end(status, status, ending=ending))
     assert exit_code(end) == code
     assert bool(last_line(end)) == (result == "Stopped")
@@ -334,7 +334,7 @@ def test_a_missing_summary_is_replaced_by_one_that_says_so(
     path = tmp_path / "summary.json"
     if found is not None:
         path.write_text(found)
-    ending = Ending("SIGINT", killed=True)
+    ending = SessionEnd("SIGINT", killed=True)
     complete(str(path), make_end(-9, -9, ending=ending), "job")
     document = json.loads(path.read_text())
     assert document["complete"] is False
@@ -368,10 +368,10 @@ def test_a_status_is_told_in_words(status: int | None, words: str) -> None:
 def test_one_line_says_how_it_ended() -> None:
     assert verdict(make_end(0)) == "succeeded in 1.5 s"
     assert verdict(make_end(3)) == "failed after 1.5 s, exit code 3"
-    timed_out = make_end(143, ending=Ending("timeout", timed_out=True))
+    timed_out = make_end(143, ending=SessionEnd("timeout", timed_out=True))
     assert verdict(timed_out) == "stopped after 1.5 s"
     assert last_line(timed_out) == "Stopped: --timeout 20 s reached (exit code 124)"
-    by_hand = make_end(143, ending=Ending("SIGINT"))
+    by_hand = make_end(143, ending=SessionEnd("SIGINT"))
     assert last_line(by_hand) == "Stopped: Ctrl-C (exit code 143)"
     assert last_line(make_end(3)) == ""
 

@@ -21,7 +21,7 @@ import pytest
 
 from muster.stage.code.archive import unpack
 from muster.stage.code.filetype import detect
-from muster.stage.code.members import Limits
+from muster.stage.code.members import ArchiveLimits
 from muster.stage.code.source import fetch
 from muster.types.errors import SourceError
 from tests.launcher.support.archives import (
@@ -82,9 +82,9 @@ def everything_below(path: Path) -> set[str]:
     return {str(found.relative_to(path)) for found in path.rglob("*")}
 
 
-def refused(path: Path, target: Path, limits: Limits | None = None) -> str:
+def refused(path: Path, target: Path, limits: ArchiveLimits | None = None) -> str:
     with pytest.raises(SourceError) as caught:
-        unpack(str(path), "code.tar.gz", str(target), limits or Limits())
+        unpack(str(path), "code.tar.gz", str(target), limits or ArchiveLimits())
     assert caught.value.fix
     assert caught.value.exit_code == 101
     return caught.value.message
@@ -143,14 +143,14 @@ def test_a_forged_or_cut_tar_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(members=2), "more than 2 members"),
-        (Limits(total_bytes=200_000), "unpacks to more than 195 KiB"),
-        (Limits(ratio=50, ratio_from_bytes=100_000), "more than 50 times as much"),
+        (ArchiveLimits(members=2), "more than 2 members"),
+        (ArchiveLimits(total_bytes=200_000), "unpacks to more than 195 KiB"),
+        (ArchiveLimits(ratio=50, ratio_from_bytes=100_000), "more than 50 times as much"),
     ],
     ids=["members", "total", "ratio"],
 )
 def test_a_bomb_is_refused_by_its_headers(
-    limits: Limits, words: str, tmp_path: Path, target: Path
+    limits: ArchiveLimits, words: str, tmp_path: Path, target: Path
 ) -> None:
     entries = [Entry(f"{number}.py", bytes(100_000)) for number in range(3)]
     path = write_archive(tmp_path / "x.tar.gz", *entries)
@@ -203,7 +203,7 @@ def test_what_follows_the_end_of_a_tar_is_never_unpacked(tmp_path: Path, target:
 def test_padding_without_end_is_refused(tmp_path: Path, target: Path) -> None:
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(tar_bytes([GOOD]) + bytes(50_000_000), mtime=0))
-    assert "no end" in refused(path, target, Limits(members=1000))
+    assert "no end" in refused(path, target, ArchiveLimits(members=1000))
 
 
 def test_files_folders_links_and_modes_arrive(tmp_path: Path, target: Path) -> None:

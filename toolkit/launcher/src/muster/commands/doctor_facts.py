@@ -49,7 +49,7 @@ class Port(NamedTuple):
     holder: str | None
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     """Soft and hard limits as numbers; None: unlimited. `pids`: of the container."""
 
     files: int | None
@@ -84,7 +84,7 @@ class Facts(NamedTuple):
     muster: str
     machine: Machine
     default_route: str
-    limits: Limits
+    limits: ProcessLimits
     packages: Mapping[str, str]
     tools: Mapping[str, str]
     train: TrainCommand
@@ -184,14 +184,14 @@ def _machine(environ: Mapping[str, str]) -> Machine:
     return probe_machine(environ)
 
 
-def _limits() -> Limits:
+def _limits() -> ProcessLimits:
     from muster.stage.machine.cgroup import Cgroups
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
         processes = resource.RLIM_INFINITY  # the kernel does not count root's
-    return Limits(_finite(soft), _finite(hard), _finite(processes), Cgroups().process_limit())
+    return ProcessLimits(_finite(soft), _finite(hard), _finite(processes), Cgroups().process_limit())
 
 
 def _finite(limit: int) -> int | None:

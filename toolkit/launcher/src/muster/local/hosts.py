@@ -15,7 +15,7 @@ from muster.types.values import NamedTuple
 LIMIT_S = 10.0
 
 
-class Stream(NamedTuple):
+class HostStream(NamedTuple):
     """The read end of one host's stdout (`errors` False) or stderr."""
 
     fd: int
@@ -34,7 +34,7 @@ class Hosts:
     """
 
     def __init__(
-        self, orders: Orders, streams: Sequence[Stream], supervisor_up: int, up: int
+        self, orders: Orders, streams: Sequence[HostStream], supervisor_up: int, up: int
     ) -> None:
         import subprocess
 
@@ -133,7 +133,7 @@ def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
     for host_index, host in enumerate(orders.hosts):
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
-        streams += [Stream(out_r, host_index, narration), Stream(err_r, host_index, True)]
+        streams += [HostStream(out_r, host_index, narration), HostStream(err_r, host_index, True)]
         filled.append(host._replace(output=out_w, errors=err_w))
     up, supervisor_up = os.pipe()
     return Hosts(orders._replace(hosts=tuple(filled)), streams, supervisor_up, up)

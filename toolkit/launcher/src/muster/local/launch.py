@@ -16,7 +16,7 @@ from muster.local.preparation import Prepared
 from muster.local.record import runfolder, summary
 from muster.local.record.command_file import write_command
 from muster.local.request import Request
-from muster.local.session import Session, Timeout
+from muster.local.session import HostSession, Timeout
 from muster.local.show import github
 from muster.local.show.progress import Progress, Tail
 from muster.local.show.screen import Screen
@@ -127,7 +127,7 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     hosts = start_hosts(orders._replace(lock=folder.lock))
     progress = Progress(request.host_names)
     tail = Tail([folder.events(name) for name in request.host_names])
-    session = Session(signals, hosts, progress, tail, screen, timeout, stop_limit_s(request))
+    session = HostSession(signals, hosts, progress, tail, screen, timeout, stop_limit_s(request))
     try:
         session.run()
     finally:

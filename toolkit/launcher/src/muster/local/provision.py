@@ -18,7 +18,7 @@ from muster.local.orders import HostOrder, Orders
 from muster.local.record.runfolder import SOURCE, RunFolder
 from muster.local.record.summary import TIMEOUT_EXIT_CODE
 from muster.local.request import Request
-from muster.local.session import Session, Timeout
+from muster.local.session import HostSession, Timeout
 from muster.local.show.progress import Progress, Tail
 from muster.local.show.screen import Screen
 from muster.local.signals import Signals
@@ -83,7 +83,7 @@ class _Steps:
     ) -> StepResult:
         order = HostOrder("install", "", tuple(argv), dict(environ), cwd, cwd, -1, -1)
         hosts = start_hosts(Orders("process", (order,)), narration=True)
-        session = Session(
+        session = HostSession(
             self._signals,
             hosts,
             Progress(()),

@@ -22,7 +22,7 @@ DRAIN_S = 5.0
 PATIENCE_S = 2.0  # so long after SIGKILL another signal is one too many, not a request to give up
 
 
-class Ending(NamedTuple):
+class SessionEnd(NamedTuple):
     """Why the run ended before the job did. `by`: "" when it did not; `killed`: by force.
     `abandoned`: the end of what had been killed was not waited for."""
 
@@ -42,7 +42,7 @@ class Timeout(NamedTuple):
     at: float
 
 
-class Session:
+class HostSession:
     """One run of hosts, from their start to the last exit status.
 
     `stop_limit_s`: from SIGTERM until SIGKILL to a host.
@@ -69,9 +69,9 @@ class Session:
         self._killed_at = 0.0
         self._streams = {stream.fd: stream for stream in hosts.streams}
         self._up_open = True
-        self.ending = Ending()
+        self.ending = SessionEnd()
 
-    def run(self) -> Ending:
+    def run(self) -> SessionEnd:
         """Returns once every host has ended and all its output is out."""
         drain_until: float | None = None
         while (self._up_open or self._streams) and not self.ending.abandoned:
@@ -153,7 +153,7 @@ class Session:
             self._kill(f"hosts did not end within {self._stop_limit_s:g} s")
 
     def _stop(self, by: str, text: str) -> None:
-        self.ending = Ending(by)
+        self.ending = SessionEnd(by)
         self._kill_at = time.monotonic() + self._stop_limit_s
         self._screen.say(f"muster local: {text}")
         self._hosts.stop()

@@ -24,7 +24,7 @@ _OWN_FLAGS = ("--overwrite",)
 _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VALUE
 
 
-class Command(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line as the run folder keeps it.
 
     `argv`: what followed `muster local`, with `***` for secrets. `cwd`: where it was typed.
@@ -48,7 +48,7 @@ def write_command(folder: RunFolder, argv: Sequence[str]) -> None:
         json.dump(document, file, indent=1)
 
 
-def read_command(path: str) -> Command | None:
+def read_command(path: str) -> CommandLine | None:
     """Of the run in that folder; None where it has none that can be read."""
     try:
         with open(os.path.join(path, COMMAND), encoding="utf-8") as file:
@@ -59,7 +59,9 @@ def read_command(path: str) -> Command | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     words = [*argv, cwd] if isinstance(argv, list) else [None]
-    return Command(tuple(argv), cwd, started) if all(isinstance(w, str) for w in words) else None
+    return (
+        CommandLine(tuple(argv), cwd, started) if all(isinstance(w, str) for w in words) else None
+    )
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from muster.arguments import UsageError
 from muster.local.record import runfolder
 from muster.local.record.artifacts import made
-from muster.local.record.command_file import Command, read_command
+from muster.local.record.command_file import CommandLine, read_command
 from muster.types.names import did_you_mean
 from muster.types.values import NamedTuple
 
@@ -33,7 +33,7 @@ class Run(NamedTuple):
     seconds: float | None
     headline: str
     hosts: tuple[str, ...]
-    command: Command | None
+    command: CommandLine | None
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from muster.arguments import USAGE_EXIT_CODE
 from muster.local.record.artifacts import Clash, made
-from muster.local.session import Ending
+from muster.local.session import SessionEnd
 from muster.local.show.progress import Progress
 from muster.local.show.screen import describe
 from muster.run.base.record import LOGS
@@ -40,7 +40,7 @@ class HostEnd(NamedTuple):
 
 class RunEnd(NamedTuple):
     hosts: tuple[HostEnd, ...]
-    ending: Ending
+    ending: SessionEnd
     isolation: str
     seconds: float
     timeout_s: float | None
@@ -207,7 +207,7 @@ def settled(path: str, end: RunEnd) -> RunEnd:
     if not end.ending.by or end.ending.killed or result not in ("Failed", "Succeeded"):
         return end
     note = f"{_stopped_by(end)}, after the job had ended by itself"
-    return end._replace(ending=Ending(), notes=(*end.notes, note))
+    return end._replace(ending=SessionEnd(), notes=(*end.notes, note))
 
 
 def _outcome(document: Mapping[str, object] | None) -> Mapping[str, object]:

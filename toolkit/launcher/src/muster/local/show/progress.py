@@ -59,7 +59,7 @@ def _event(line: bytes) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
-class Rank:
+class RankProgress:
     """One rank: its host, and its exit status once it ended (minus a signal)."""
 
     def __init__(self, number: int, host: str, started: float) -> None:
@@ -82,7 +82,7 @@ class Progress:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.phases = dict.fromkeys(hosts, "start")
         self.joined: set[str] = set()
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankProgress] = {}
         self.planned = 0  # ranks of all hosts
         self.failure = ""
         self.outcome: Mapping[str, object] | None = None
@@ -106,7 +106,7 @@ class Progress:
     def _take_rank(self, ended: bool, number: int, host: str, event: Mapping[str, object]) -> None:
         time = event.get("t")
         at = float(time) if isinstance(time, (int, float)) else 0.0
-        rank = self.ranks.setdefault(number, Rank(number, host, at))
+        rank = self.ranks.setdefault(number, RankProgress(number, host, at))
         size = event.get("world_size")
         self.planned = max(self.planned, size if isinstance(size, int) else 0, len(self.ranks))
         if not ended:
@@ -116,7 +116,7 @@ class Progress:
         rank.status = status if isinstance(status, int) else None
         rank.stopped = event.get("stopped") is True
 
-    def ranks_of(self, host: str) -> list[Rank]:
+    def ranks_of(self, host: str) -> list[RankProgress]:
         """By number."""
         return sorted((r for r in self.ranks.values() if r.host == host), key=lambda r: r.number)
 

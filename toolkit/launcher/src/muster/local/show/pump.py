@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable
 
-from muster.local.hosts import Stream
+from muster.local.hosts import HostStream
 from muster.types.shown import BLOCK_MARK
 from muster.types.values import NamedTuple
 
@@ -33,10 +33,10 @@ class Open(NamedTuple):
     is_new: bool
 
 
-Place = tuple[Stream, bytes]  # a stream of a host, and the prefix of one of its ranks
+Place = tuple[HostStream, bytes]  # a stream of a host, and the prefix of one of its ranks
 
 
-class Pump:
+class HostPump:
     """Passes on whole lines of all hosts.
 
     `write(errors, data)` takes whole lines for stdout (False) or stderr (True).
@@ -44,13 +44,13 @@ class Pump:
 
     def __init__(self, write: Callable[[bool, bytes], None]) -> None:
         self._write = write
-        self._partial: dict[Stream, bytes] = {}
+        self._partial: dict[HostStream, bytes] = {}
         self._held: dict[int, bytes] = {}
         self._open_line = {False: False, True: False}
         self._open: dict[Place, Open] = {}
         self.recent = b""  # the last lines on stderr
 
-    def feed(self, stream: Stream, data: bytes) -> None:
+    def feed(self, stream: HostStream, data: bytes) -> None:
         """Bytes of one host's stream, in order."""
         data = self._partial.pop(stream, b"") + data
         end = data.rfind(b"\n") + 1
@@ -65,7 +65,7 @@ class Pump:
         if lines:
             self._pass_on(stream, lines)
 
-    def end(self, stream: Stream) -> None:
+    def end(self, stream: HostStream) -> None:
         """The stream ended; a last line may lack its end."""
         rest = self._partial.pop(stream, b"").rstrip(b"\r")
         rest = b"" if rest == _prefix(rest) else rest
@@ -103,7 +103,7 @@ class Pump:
             first, end, rest = self._held.pop(host).partition(b"\n")
             self._emit(True, paint(first) + end + rest)
 
-    def _settle(self, stream: Stream, line: bytes) -> bytes:
+    def _settle(self, stream: HostStream, line: bytes) -> bytes:
         """The line as it stands at its end; those before it are over."""
         if not line:
             return line
@@ -114,7 +114,7 @@ class Pump:
         self._open.pop((stream, _prefix(last)), None)
         return last + ending
 
-    def _settle_rest(self, stream: Stream, rest: bytes) -> bytes:
+    def _settle_rest(self, stream: HostStream, rest: bytes) -> bytes:
         """Of what has no line end yet, the part that may become of a line; the last carriage return
         may be the half of a line end."""
         *states, last = rest.split(b"\r")
@@ -122,7 +122,7 @@ class Pump:
             self._note(stream, state)
         return last if last or not states else states[-1] + b"\r"
 
-    def _note(self, stream: Stream, state: bytes) -> None:
+    def _note(self, stream: HostStream, state: bytes) -> None:
         prefix = _prefix(state)
         place = (stream, prefix)
         before = self._open.get(place)
@@ -133,7 +133,7 @@ class Pump:
         elif before.state != state:
             self._open[place] = Open(state, before.passed_at, True)
 
-    def _pass_on(self, stream: Stream, data: bytes) -> None:
+    def _pass_on(self, stream: HostStream, data: bytes) -> None:
         if stream.errors and stream.host in self._held:
             self._held[stream.host] += data
             return

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from muster.local.show.outlet import Outlet
 from muster.local.show.progress import Progress
-from muster.local.show.pump import Pump
+from muster.local.show.pump import HostPump
 from muster.types.outcome import signal_name
 from muster.types.plain import printable, wrapped
 
@@ -38,7 +38,7 @@ class Screen:
         self._err = Outlet(2)
         same = as_json or (os.isatty(1) and os.isatty(2))
         self._out = self._err if same else Outlet(1)
-        self.pump = Pump(self._write)
+        self.pump = HostPump(self._write)
         self._environ = environ
         self._live = os.isatty(2) and environ.get("TERM", "dumb") != "dumb"
         self._colours = self._live and not environ.get("NO_COLOR")

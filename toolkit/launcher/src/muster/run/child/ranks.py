@@ -119,10 +119,10 @@ class HostRanks:
         """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
         if self._plan is None or self._winding:
             return
-        from muster.run.child.wind_down import WindDown  # few jobs need it
+        from muster.run.child.wind_down import IdleRanks  # few jobs need it
 
         self._winding = True
-        WindDown(
+        IdleRanks(
             self._loop,
             [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size],
             not self._plan.script_is_python,

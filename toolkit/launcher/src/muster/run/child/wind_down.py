@@ -31,7 +31,7 @@ REMIND_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class WindDown:
+class IdleRanks:
     """Ends idle ranks after rank 0.
 
     `ranks`: each is ended as soon as it has done nothing for `idle_s` (0: never); those that are

@@ -10,7 +10,15 @@ import os
 from typing import IO, TYPE_CHECKING
 
 from muster.stage.code.filetype import detect, is_tar
-from muster.stage.code.members import BLOCK, PACK, Limits, Member, Stream, accepted, rejected
+from muster.stage.code.members import (
+    BLOCK,
+    PACK,
+    ArchiveLimits,
+    ArchiveStream,
+    Member,
+    accepted,
+    rejected,
+)
 from muster.stage.space import DISK_FULL, shortage, size_text
 from muster.types.errors import SourceError
 
@@ -19,10 +27,10 @@ if TYPE_CHECKING:
 
 _CHUNK = 256 << 10
 _HEADER_BYTES = 4096  # budget per member; a member with extended headers takes 1,536
-_DEFAULT = Limits()
+_DEFAULT = ArchiveLimits()
 
 
-def unpack(path: str, name: str, folder: str, limits: Limits = _DEFAULT) -> int:
+def unpack(path: str, name: str, folder: str, limits: ArchiveLimits = _DEFAULT) -> int:
     """Unpacks the gzipped tar archive at `path` into the fresh, empty `folder`.
 
     Returns the number of files. `name` is what messages call the archive. Owners, times, set-id
@@ -38,7 +46,7 @@ def unpack(path: str, name: str, folder: str, limits: Limits = _DEFAULT) -> int:
 
         broken = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
         forged = (ValueError, LookupError, ArithmeticError, RecursionError)  # out of tarfile
-        stream = Stream(gzip.GzipFile(fileobj=raw), name, limits.members * _HEADER_BYTES)
+        stream = ArchiveStream(gzip.GzipFile(fileobj=raw), name, limits.members * _HEADER_BYTES)
         try:
             tar = _open(stream, name)
             members = accepted(tar, stream, name, size, limits)
@@ -63,7 +71,7 @@ def _require_gzip(raw: IO[bytes], name: str, size: int) -> None:
         raise SourceError(f"the code archive {name} is {found}; expected a gzipped tar", PACK)
 
 
-def _open(stream: Stream, name: str) -> tarfile.TarFile:
+def _open(stream: ArchiveStream, name: str) -> tarfile.TarFile:
     """Raises SourceError when what gzip holds is no tar, tarfile.ReadError when it was one."""
     import tarfile
 

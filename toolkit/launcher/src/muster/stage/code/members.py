@@ -26,7 +26,7 @@ _PATH_LIMIT = 4000  # bytes; the kernel takes 4,095, the folder's own path inclu
 _NAME_LIMIT = 255
 
 
-class Limits(NamedTuple):
+class ArchiveLimits(NamedTuple):
     """What an archive may hold. `ratio` applies once it unpacks to `ratio_from_bytes`."""
 
     members: int = 100_000
@@ -51,7 +51,7 @@ class Readable(Protocol):
     def tell(self) -> int: ...
 
 
-class Stream:
+class ArchiveStream:
     """The unpacked bytes, read in small pieces and only up to a budget.
 
     A header may claim any length and be followed by any number of others; the budgets, of the
@@ -98,7 +98,7 @@ def rejected(name: str, reason: str) -> SourceError:
 
 
 def accepted(
-    tar: tarfile.TarFile, stream: Stream, name: str, size: int, limits: Limits
+    tar: tarfile.TarFile, stream: ArchiveStream, name: str, size: int, limits: ArchiveLimits
 ) -> list[Member]:
     """All members in order, each of them and all together acceptable.
 
@@ -128,12 +128,14 @@ def accepted(
     return members
 
 
-def _next(tar: tarfile.TarFile, stream: Stream) -> tarfile.TarInfo | None:
+def _next(tar: tarfile.TarFile, stream: ArchiveStream) -> tarfile.TarInfo | None:
     stream.begin_member()
     return tar.next()
 
 
-def _accept(info: tarfile.TarInfo, kinds: dict[str, str], name: str, limits: Limits) -> Member:
+def _accept(
+    info: tarfile.TarInfo, kinds: dict[str, str], name: str, limits: ArchiveLimits
+) -> Member:
     """The member of one header; its path is "" for the top folder itself."""
     path = _path(info.name, repr(info.name), name, limits)
     if info.isreg() and info.size >= 0 and path:
@@ -152,7 +154,7 @@ def _accept(info: tarfile.TarInfo, kinds: dict[str, str], name: str, limits: Lim
     raise rejected(name, f"{info.name!r} is a device, a pipe, or of a type that code has not")
 
 
-def _path(text: str, what: str, name: str, limits: Limits) -> str:
+def _path(text: str, what: str, name: str, limits: ArchiveLimits) -> str:
     """`text` without `.` and doubled slashes. Raises SourceError when it may lead elsewhere."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if text.startswith("/"):
@@ -163,7 +165,7 @@ def _path(text: str, what: str, name: str, limits: Limits) -> str:
     return "/".join(parts)
 
 
-def _check_target(folder: str, target: str, what: str, name: str, limits: Limits) -> None:
+def _check_target(folder: str, target: str, what: str, name: str, limits: ArchiveLimits) -> None:
     """A symbolic link may go up, as long as it stays inside by its text.
 
     Where it ends through other links is checked on the disk, before anybody may follow it.
@@ -174,7 +176,7 @@ def _check_target(folder: str, target: str, what: str, name: str, limits: Limits
         raise rejected(name, f"{what} leaves the code folder")
 
 
-def _check_length(text: str, parts: list[str], what: str, name: str, limits: Limits) -> None:
+def _check_length(text: str, parts: list[str], what: str, name: str, limits: ArchiveLimits) -> None:
     sizes = [len(os.fsencode(part)) for part in parts]
     too_long = sum(sizes) + len(sizes) > _PATH_LIMIT or max(sizes, default=0) > _NAME_LIMIT
     if "\0" in text or too_long or len(parts) > limits.depth:
@@ -193,7 +195,7 @@ def _check_parents(kinds: dict[str, str], name: str) -> None:
             parent = os.path.dirname(parent)
 
 
-def _check_total(total: int, size: int, name: str, limits: Limits) -> None:
+def _check_total(total: int, size: int, name: str, limits: ArchiveLimits) -> None:
     if total > limits.total_bytes:
         raise rejected(name, f"it unpacks to more than {size_text(limits.total_bytes)}")
     if total > limits.ratio_from_bytes and total > limits.ratio * size:

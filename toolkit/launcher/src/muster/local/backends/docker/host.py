@@ -21,7 +21,7 @@ NOT_FOUND_CODES = (126, 127)  # what an entrypoint ends with when it cannot star
 NO_PROGRAM = ("executable file not found", "no such file or directory")
 
 
-class Host(threading.Thread):
+class ContainerHost(threading.Thread):
     """Writes its host index to `wake` once it has ended; then `status` (minus SIGKILL if that was
     our doing), or `error`, and `note` are final. `teller`: the client for signals."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from muster.local.backends.docker import names as docker_names
 from muster.local.backends.docker import tidy as docker_tidy
 from muster.local.backends.docker.engine import EngineError, connect, explained
-from muster.local.backends.docker.host import KILLED_CODE, Host
+from muster.local.backends.docker.host import KILLED_CODE, ContainerHost
 from muster.local.backends.docker.options import is_root
 from muster.local.backends.docker.preflight import image_user
 from muster.local.backends.docker.reminders import Reminders
@@ -96,7 +96,7 @@ class _Cluster:
         self._orders = orders
         self.wanted = wanted
         self._up = up
-        self._hosts: list[Host] = []
+        self._hosts: list[ContainerHost] = []
         self._stopped_at: float | None = None
         self._reminders: Reminders | None = None
         self._events = [os.path.join(wanted.folder, host.name, EVENTS) for host in orders.hosts]
@@ -128,7 +128,7 @@ class _Cluster:
         if not is_root(wanted.user):
             docker_tidy.hand_over(self._engine, wanted, CALL_S, self.checkpoint)
         self._hosts = [
-            Host(
+            ContainerHost(
                 self._engine,
                 self._teller,
                 wanted,
@@ -246,7 +246,9 @@ class _Cluster:
         self._listening.update(str(event.get("host")) for event in self._tail.read())
         return self._listening
 
-    def _signal_all(self, number: signal.Signals, hosts: Sequence[Host] | None = None) -> None:
+    def _signal_all(
+        self, number: signal.Signals, hosts: Sequence[ContainerHost] | None = None
+    ) -> None:
         for host in self._hosts if hosts is None else hosts:
             host.send(number, partial(self._failed, host.name, number))
 
@@ -262,7 +264,7 @@ class _Cluster:
             if not any(host.error for host in self._hosts):
                 report(self._up, "note", self._failures[0])
 
-    def _ended(self, host: Host) -> None:
+    def _ended(self, host: ContainerHost) -> None:
         if host.error:
             report(self._up, "error", f"{host.name}: {host.error.in_words()}", host.error.exit_code)
             if self._killed_at is None:
