@@ -27,7 +27,7 @@ _Component = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR",
-        help=f"write sbom.cdx.json and licenses.txt there ({PLACE} is where our images have them) "
+        help=f"write sbom.cdx.json and licenses.txt there ({PLACE} is where images have them) "
         "in place of printing the first",
     )  # fmt: skip
     parser.add_argument("--name", default="", help="what the image is called")

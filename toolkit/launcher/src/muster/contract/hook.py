@@ -1,4 +1,4 @@
-"""`SAGEMAKER_TRAINING_MODULE=muster.contract.hook:main`: our launcher in images that keep the
+"""`SAGEMAKER_TRAINING_MODULE=muster.contract.hook:main`: muster in images that keep the
 incumbent's `train`."""
 
 from __future__ import annotations

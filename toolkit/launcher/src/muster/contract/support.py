@@ -1,4 +1,4 @@
-"""Whether this interpreter can run us at all.
+"""Whether this interpreter can run muster at all.
 
 Asked before anything else is imported, so this file and those that import it must be readable by
 Python 3.6: annotations are neither postponed nor newer than it.

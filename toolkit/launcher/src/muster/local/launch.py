@@ -206,7 +206,7 @@ def _close(
 def _say_last(
     prepared: Prepared, end: summary.RunEnd, document: Mapping[str, object], screen: Screen
 ) -> None:
-    """The block of the failure, with the user's own paths; of a stop one line with our one code."""
+    """The block of the failure, with the user's own paths; of a stop one line with its code."""
     source = prepared.request.source_dir
     said = summary.last_line(end)
     tail = summary.first_tail(document)

@@ -19,7 +19,7 @@ class Signals:
         os.set_blocking(wake_up, False)
         signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
         for number in STOPPING:
-            # what the caller has us ignore (nohup, a shell's background job) stays ignored
+            # what the caller has set to be ignored (nohup, a shell's background job) stays ignored
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda caught, frame: None)
 

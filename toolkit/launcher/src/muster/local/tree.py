@@ -68,7 +68,7 @@ def hyperparameters(
 ) -> dict[str, str]:
     """hyperparameters.json: every value a string. `distribution`: the keys of the option.
 
-    What the user typed wins over what we would send, as in the SDK's generic estimator.
+    What the user typed wins over what muster would send, as in the SDK's generic estimator.
     """
     document = {
         "sagemaker_program": json.dumps(request.program),

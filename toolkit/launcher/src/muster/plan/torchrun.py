@@ -1,4 +1,4 @@
-"""torchrun on every distribution host; it starts our rank shims, and they the script.
+"""torchrun on every distribution host; it starts the rank shims, and they the script.
 
 Static rendezvous: a host's place among the distribution hosts is its node rank, and torchrun sums
 up the hosts' own process counts, so instance groups may hold different numbers of ranks.

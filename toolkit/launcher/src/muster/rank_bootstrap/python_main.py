@@ -63,7 +63,7 @@ def run_module(name: str) -> None:
 
 
 def show(error: BaseException) -> None:
-    """The traceback as Python prints it, without our own frames at its beginning."""
+    """The traceback as Python prints it, without the frames of this file at its beginning."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next

@@ -1,4 +1,5 @@
-"""`Muster`, the `distributed=` of SDK v3's ModelTrainer that starts our `train` on every host."""
+"""`Muster`, the `distributed=` of SDK v3's ModelTrainer that starts muster's `train` on every
+host."""
 
 from __future__ import annotations
 

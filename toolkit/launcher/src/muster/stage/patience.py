@@ -1,4 +1,4 @@
-"""Says which path a slow file system keeps us waiting for (F54)."""
+"""Logs which path a slow file system makes the job wait for (F54)."""
 
 from __future__ import annotations
 

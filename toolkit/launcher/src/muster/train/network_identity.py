@@ -73,7 +73,8 @@ def warn_of_init(log: Log) -> None:
 
 
 def _is_child_of_init(parent: int) -> bool:
-    """Whether only shells stand between PID 1 and us: none, or one, as the script of SDK v3."""
+    """Whether only shells are between PID 1 and this process: none, or one, as the script of SDK
+    v3."""
     if parent == 1:
         return True
     try:

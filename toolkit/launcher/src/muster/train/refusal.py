@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class RefusalWork:
-    """Satisfies `run.job.context.Work`; only `write` and `say` are ever reached."""
+    """The work of a bad request. Satisfies `run.job.context.Work`; only `write` and `say` are ever
+    reached."""
 
     def __init__(self, environ: Mapping[str, str], cluster: Cluster | None, output: Output) -> None:
         self._environ = environ

@@ -51,8 +51,10 @@ def _agreed_option(option: Distribution) -> str:
 
 
 class JobWork:
-    """Satisfies `run.job.context.Work` for a request that was read without a complaint. `folder`: a
-    private one, which goes when the job ends, however it ends."""
+    """The work of a valid request. Satisfies `run.job.context.Work`.
+
+    `folder`: a private one, which is removed when the job ends, however it ends.
+    """
 
     def __init__(self, job: Job, output: Output, network: NetworkIdentity, folder: str) -> None:
         self._job = job

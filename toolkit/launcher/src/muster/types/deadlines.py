@@ -9,6 +9,8 @@ from muster.types.values import NamedTuple
 
 
 class Deadlines(NamedTuple):
+    """The time limits of one run, in seconds."""
+
     join_s: float = 900.0
     stage_s: float = 3600.0
     start_s: float = 120.0

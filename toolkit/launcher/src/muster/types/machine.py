@@ -6,6 +6,8 @@ from muster.types.values import NamedTuple
 
 
 class Interface(NamedTuple):
+    """A network interface that is up."""
+
     name: str
     address: str  # IPv4 or IPv6
 

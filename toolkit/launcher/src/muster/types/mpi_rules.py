@@ -94,7 +94,7 @@ OPTION_OF = {
     "hwloc_base_binding_policy": "bind-to",
     "hwloc_default_binding_policy": "bind-to",
 }
-# Of a launcher around us: mpirun would take itself for a part of it.
+# Of a launcher around this one: mpirun would take itself for a part of it.
 FOREIGN = (
     *("SLURM_", "SLURMD_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "ORTE_", "HYDRA_", "MPIRUN_"),
     *("PBS_", "LSB_", "LSF_", "JSM_", "FLUX_", "COBALT_", "SGE_", "PE_HOSTFILE"),

@@ -17,7 +17,7 @@ class RankFailure(NamedTuple):
     last traceback, else its end) on the leader's monotonic clock. `summary`: the exception of its
     last traceback, or how else it ended, or "". `tail`: the last lines of its error stream.
     `peer_lost`: the error is of the kind that a rank shows when another one went away first.
-    `signalled`: it ended after our own signal, with an error on its screen from before that.
+    `signalled`: it ended after a signal from muster, with an error on its screen from before that.
     """
 
     host: str
@@ -34,6 +34,8 @@ class RankFailure(NamedTuple):
 
 
 class Succeeded(NamedTuple):
+    """All ranks ended well."""
+
     exit_code: int = 0
     headline: str = "all ranks exited 0"
 

@@ -22,7 +22,7 @@ _REPLACED = (
 def find_training_function(environ: Mapping[str, str], findings: Findings) -> str:
     """`module:function` that is to own the job, or "" when this launcher does.
 
-    A known vendor toolkit, or our own hook, is left out with one warning.
+    A known vendor toolkit, or muster's hook, is left out with one warning.
     """
     value = environ.get(VARIABLE, "").strip()
     if not value:

@@ -1,4 +1,4 @@
-"""Our stdout or stderr: every byte in its order; a reader that is blocked never blocks us."""
+"""stdout or stderr: every byte in its order; a reader that is blocked never blocks the writer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Outlet:
 
 
 def _own_terminal(fd: int) -> tuple[int, int]:
-    """(descriptor, bytes of a piece): the terminal once more, under flags of our own, so that
+    """(descriptor, bytes of a piece): the terminal once more, under separate flags, so that
     nothing waits for it; where that is refused, as after `su`, itself, a byte at a time."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:

@@ -76,7 +76,7 @@ class HostPump:
             self._pass_on(stream, b"\n".join([*left, *filter(None, [rest])]))
 
     def say(self, text: str) -> None:
-        """A line of our own, on stderr."""
+        """A line of muster, on stderr."""
         self._emit(True, text.encode("utf-8", "replace") + b"\n")
 
     def states(self, errors: bool) -> list[bytes]:

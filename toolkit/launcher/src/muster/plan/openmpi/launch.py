@@ -1,6 +1,6 @@
-"""mpirun on the leader; it starts our rank shims on every host, and they the script.
+"""mpirun on the leader; it starts the rank shims on every host, and they the script.
 
-mpirun reaches the other hosts through our spawn agent and their supervisors, never by ssh. Ranks
+mpirun reaches the other hosts through the spawn agent and their supervisors, never by ssh. Ranks
 are placed by slot, so host after host holds as many as it was given. What scripts get in their
 environment comes from their own host; mpirun carries none of it.
 """

@@ -1,4 +1,4 @@
-"""Open MPI as the hosts of a job have it: there at all, known to us, and the same on all."""
+"""Open MPI as the hosts of a job have it: there at all, known to muster, and the same on all."""
 
 from __future__ import annotations
 

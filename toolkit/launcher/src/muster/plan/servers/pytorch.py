@@ -1,4 +1,4 @@
-"""PyTorch: our own tensor servers (`muster_parameter_server`), which the vendor has no match for.
+"""PyTorch: muster's tensor servers (`muster_parameter_server`), which the vendor has no match for.
 
 Servers and workers get one list of addresses and a secret of the job, made when they start.
 """

@@ -26,7 +26,8 @@ Cluster = Mapping[str, Sequence[str]]
 
 
 def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles:
-    """The first host's script is the chief, the others' are workers; servers are our own.
+    """The first host's script is the chief, the others' are workers; servers are processes of
+    muster.
 
     Raises ConfigError on a single host: a chief has no worker to give work to.
     """

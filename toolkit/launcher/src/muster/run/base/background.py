@@ -1,4 +1,4 @@
-"""Calls that may block for ever (a mount that does not answer), on threads of their own."""
+"""Calls that may block for ever (a mount that does not answer), each on its own thread."""
 
 from __future__ import annotations
 

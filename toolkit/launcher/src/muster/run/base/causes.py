@@ -61,10 +61,10 @@ _TOOLKITS = ("sagemaker_training", "sagemaker_containers", "sagemaker_mxnet_cont
 
 
 class Surroundings(NamedTuple):
-    """Of the ranks of a host. `isolation`: that of `muster local`, "" elsewhere; `source`: the
-    folder of the user's machine that the code came from, "" when unknown; `code`: where it lies
-    here; `undistributed`: each host runs the script by itself; `addresses`: of the job's hosts;
-    `shm_bytes`: of shared memory."""
+    """What surrounds the ranks of a host. `isolation`: that of `muster local`, "" elsewhere;
+    `source`: the folder of the user's machine that the code came from, "" when unknown; `code`:
+    where it lies here; `undistributed`: each host runs the script by itself; `addresses`: of the
+    job's hosts; `shm_bytes`: of shared memory."""
 
     isolation: str = ""
     source: str = ""

@@ -31,8 +31,11 @@ def _value(value: object) -> str:
 
 
 class Console:
-    """Writes through the log pump, so that it never blocks. `mask` hides secrets. `wraps`: a person
-    reads it on a screen. `mark`: comes before the block of what did not succeed, on the screen."""
+    """The log of this host: writes through the pump, so that it never blocks.
+
+    `mask` hides secrets. `wraps`: a person reads it on a screen. `mark`: comes before the block of
+    a failure or a stop, on the screen.
+    """
 
     def __init__(
         self,

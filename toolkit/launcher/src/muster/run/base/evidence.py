@@ -17,7 +17,7 @@ TAIL_BYTES = 64 << 10
 CHAIN_S = 5.0
 CRASH_LINES = 30
 
-# Cheap to search in a block of 64 KiB; only a hit makes us look at lines.
+# Cheap to search in a block of 64 KiB; only a hit leads to a look at lines.
 MARKS = (
     b"Traceback (most recent call last)",
     b"terminate called",

@@ -1,4 +1,4 @@
-"""Moves what ranks write to our own streams: byte for byte, whole lines, in constant memory.
+"""Passes on what ranks write to stdout and stderr: byte for byte, whole lines, in constant memory.
 
 One thread reads all pipes and writes; the supervisor's own lines pass through the same thread, so
 that nothing the supervisor does can block on a reader that stopped reading (F58, F59). A second
@@ -101,7 +101,7 @@ class Stream:
 
 
 class Pump:
-    """The thread that writes. `say` adds a line of our own; `close` flushes within a limit."""
+    """The thread that writes. `say` adds a line of muster; `close` flushes within a limit."""
 
     def __init__(self, live: bool = False) -> None:
         self._live = live
@@ -126,7 +126,7 @@ class Pump:
         self._wake()
 
     def say(self, target: int, line: bytes) -> None:
-        """Writes one whole line of our own; never blocks."""
+        """Writes one whole line of muster. It never blocks; the queue has no limit."""
         self._ask(lambda: self._write(target, line))
 
     def flush(self, limit_s: float) -> bool:

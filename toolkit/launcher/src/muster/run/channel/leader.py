@@ -43,6 +43,8 @@ class LeaderEvents(Protocol):
 
 
 class _Peer:
+    """One follower, with its session."""
+
     def __init__(self, session: Session) -> None:
         self.session = session
         self.suspect_s: float | None = None

@@ -188,7 +188,7 @@ class Session:
 
     def _take_message(self, number: int, fields: list[object]) -> None:
         if number <= self.received:
-            return  # sent again because our answer was lost
+            return  # sent again because the answer was lost
         if number != self.received + 1:
             raise WireError(f"message {number} after {self.received}")
         self.received = number  # also of what is refused: sent again it would be no better

@@ -48,12 +48,12 @@ class Rank:
 
     @property
     def ended_by_us(self) -> bool:
-        """Whether it ended after our signal."""
+        """Whether it ended after a signal from muster."""
         return self.signalled_s is not None and self.ended_s >= self.signalled_s
 
     @property
     def failed(self) -> bool:
-        """Whether it failed on its own, or was about to when we signalled it."""
+        """Whether it failed by itself, or was about to when muster signalled it."""
         handle = self.handle
         if handle is None or not handle.status or handle.lacked or handle.lost:
             return False

@@ -371,7 +371,8 @@ class HostRanks:
         self._events.ranks_gone(ends, self._failures())
 
     def _failures(self) -> tuple[RankFailure, ...]:
-        """Ranks that failed on their own, and those that were about to when we signalled them."""
+        """Ranks that failed by themselves, and those that were about to when muster signalled
+        them."""
         found = [self._failure(rank) for rank in self._ranks if rank.failed]
         return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_REPORTED])
 

@@ -1,7 +1,7 @@
-"""The one place that takes exit statuses of our children.
+"""The one place that reaps the children of this process.
 
-It looks before it takes: our own shims are taken by pid; a child of a library call (a probe's
-subprocess) shares our session, belongs to that call and gets half a second to be taken by it;
+It looks before it takes: shims are taken by pid; a child of a library call (a probe's subprocess)
+shares this session, belongs to that call and gets half a second to be taken by it;
 whatever is left was adopted from a dead parent and is taken, because PID 1 and subreapers owe
 that to the system.
 """

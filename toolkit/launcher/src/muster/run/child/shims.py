@@ -45,7 +45,7 @@ class ShimPool:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.all: list[ShimHandle] = []
-        self.shims: dict[int, str] = {}  # pid of every shim that we started ourselves -> role
+        self.shims: dict[int, str] = {}  # pid of every shim that was started here -> role
         self._registered: Callable[[ShimHandle, int, int], None] = turn_away
         self._changed: Callable[[ShimHandle], None] = _ignore
         self._asked: Callable[[tuple[str, ...]], str] = _refuse
@@ -84,7 +84,7 @@ class ShimPool:
             pass
 
     def spawn(self, role: str, environ: Mapping[str, str]) -> None:
-        """Starts a shim of our own. Raises LaunchError when the fork fails."""
+        """Starts a shim. Raises LaunchError when the fork fails."""
         pid, self._spare.pid = self._spare.pid, 0
         arrived = self._spare.arrived
         if not pid or (arrived is not None and arrived[0].ended):
@@ -140,7 +140,8 @@ class ShimPool:
         return {one.pid for one in self.all if one.pid and not one.connected and not one.released}
 
     def shim_ended(self, pid: int) -> str:
-        """Forgets a shim of our own; gives back its role when it never said hello, else ""."""
+        """Forgets a shim that was started here; returns its role if it never registered, else
+        ""."""
         role = self.shims.pop(pid, "")
         if pid == self._spare.pid:
             self._spare.pid = 0
@@ -159,7 +160,7 @@ class ShimPool:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left: it stays readable, and would take all our time
+        except OSError:  # no descriptor is left: it stays readable, and would take all the time
             self.loop.forget(self._listener.fileno())
             self.loop.after(REST_S, self._accept_again)
             return

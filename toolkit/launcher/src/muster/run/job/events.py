@@ -23,6 +23,8 @@ class NotJoined(NamedTuple):
 
 
 class StageDone(NamedTuple):
+    """The code of this host is ready and its devices are known."""
+
     facts: HostFacts
 
 
@@ -33,6 +35,8 @@ class HostFailed(NamedTuple):
 
 
 class Planned(NamedTuple):
+    """This host has planned. `ends_with_rank0`: as in its plan."""
+
     digest: str
     ends_with_rank0: bool = False
 
@@ -63,6 +67,8 @@ class Signalled(NamedTuple):
 
 
 class LeaderLost(NamedTuple):
+    """The connection to the leader is gone for good."""
+
     leader: str
     why: str
 
@@ -72,6 +78,8 @@ class FilesWritten(Bare):
 
 
 class FromLeader(NamedTuple):
+    """A message of the leader arrived."""
+
     message: ToHost
 
 
@@ -94,6 +102,8 @@ Event = Union[  # noqa: UP007
 
 
 class Send(NamedTuple):
+    """Sends a message to the leader."""
+
     message: ToLeader
 
 
@@ -106,6 +116,8 @@ class AbortStage(Bare):
 
 
 class MakePlan(NamedTuple):
+    """Plans from the facts of all hosts, on a thread."""
+
     facts: tuple[HostFacts, ...]
 
 
@@ -136,6 +148,8 @@ class GiveUpRanks(Bare):
 
 
 class WriteOutcome(NamedTuple):
+    """Ends all processes of this host, then writes its files."""
+
     outcome: Outcome
 
 
@@ -144,6 +158,8 @@ class Finish(Bare):
 
 
 class Say(NamedTuple):
+    """Writes a line to the log."""
+
     text: str
     level: str = "INFO"
 

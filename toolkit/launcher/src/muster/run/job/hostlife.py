@@ -47,6 +47,8 @@ from muster.types.outcome import Failed, Outcome, Stopped
 
 
 class State(Enum):
+    """Where a host is in its job."""
+
     JOIN = "join"  # not admitted yet
     STAGE = "stage"  # fetching, installing, probing
     PLAN = "plan"  # waiting for the facts of all hosts

@@ -62,6 +62,8 @@ def supervise(context: JobContext, work: Work, output: Output, pool: ShimPool) -
 
 
 class _Supervisor:
+    """One host in one job, from the join to the outcome."""
+
     def __init__(self, context: JobContext, work: Work, output: Output, pool: ShimPool) -> None:
         self._context = context
         self._work = work

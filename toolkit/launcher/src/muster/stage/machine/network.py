@@ -122,7 +122,7 @@ def can_bind(port: int) -> bool:
 
 
 def port_holder(address: str, port: int, proc: str = "/proc") -> str | None:
-    """Who keeps us from binding a TCP port: `PID 12 (python)`, or None when it is free.
+    """What holds a TCP port that is to be bound: `PID 12 (python)`, or None when it is free.
 
     A holder that belongs to somebody else cannot be named; then it is "another user's process".
     """

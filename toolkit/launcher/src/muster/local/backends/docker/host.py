@@ -22,8 +22,8 @@ NO_PROGRAM = ("executable file not found", "no such file or directory")
 
 
 class ContainerHost(threading.Thread):
-    """Writes its host index to `wake` once it has ended; then `status` (minus SIGKILL if that was
-    our doing), or `error`, and `note` are final. `teller`: the client for signals."""
+    """Writes its host index to `wake` once it has ended; then `status` (minus SIGKILL if muster
+    killed it), or `error`, and `note` are final. `teller`: the client for signals."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ def is_dead(folder: str, running: bool) -> bool:
     """Whether no `muster local` holds that run folder, which is locked while a run lives.
 
     One that is not there may be on another machine that shares the engine, as long as something of
-    the run is `running`; one that we may not look into is somebody else's.
+    the run is `running`; one that may not be read belongs to another user.
     """
     try:
         return is_free(folder)
