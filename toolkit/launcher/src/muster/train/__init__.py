@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from muster.run.base.loop import Loop
 from muster.run.child.shims import ShimPool
 from muster.train.limits import check_open_files
-from muster.train.person import named
+from muster.train.person import for_children, named
 from muster.types.errors import ConfigError, MusterError
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
-# `muster local` started by a script is to be a job of its own.
-OURS_ALONE = "MUSTER_"
 FILES_S = 30.0  # how long the files of a host that has no peer to agree with may take
 
 
@@ -42,7 +39,7 @@ def run(environ: Mapping[str, str]) -> Outcome:
         return _mute(environ, error)
     try:
         environ = named(environ, pool.folder)
-        pool.warm_up({k: v for k, v in environ.items() if not k.startswith(OURS_ALONE)})
+        pool.warm_up(for_children(environ))
         return _run(environ, pool)
     except Exception as error:
         return _mute(environ, error)

@@ -1,4 +1,5 @@
-"""A name and a home for a user that the image does not know, such as `docker run --user 4242`."""
+"""The environment that children of `train` get: without muster's variables, and with a name and a
+home for a user that the image does not know, such as `docker run --user 4242`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import os
 import pwd
 from collections.abc import Mapping
 
+# Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
+# `muster local` started by a script is to be a job of its own.
+_OURS_ALONE = "MUSTER_"
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -19,6 +23,11 @@ def named(environ: Mapping[str, str], private: str) -> dict[str, str]:
     except KeyError:
         return {**environ, **_name(environ, uid), **_home(environ, private)}
     return dict(environ)
+
+
+def for_children(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables of muster."""
+    return {k: v for k, v in environ.items() if not k.startswith(_OURS_ALONE)}
 
 
 def _name(environ: Mapping[str, str], uid: int) -> dict[str, str]:

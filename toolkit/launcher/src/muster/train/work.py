@@ -18,10 +18,10 @@ from muster.run.base.memory import Memory
 from muster.run.channel.identity import Identity
 from muster.run.channel.messages import shortened
 from muster.run.child.private_folder import remove_abandoned
-from muster.train import OURS_ALONE
 from muster.train.limits import check_open_files
 from muster.train.network_identity import NetworkIdentity, say_if_key_is_open, warn_of_init
 from muster.train.output import record_folder, say_what_is_missing
+from muster.train.person import for_children
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, ParameterServer, Single
 from muster.types.errors import ClusterError, ConfigError, LaunchError
 from muster.types.job import Job, Program, Staged
@@ -135,7 +135,7 @@ class JobWork:
         with Patience(job.paths.base, self._log):
             self._prepared.result()
         self._staging = True
-        environ = {k: v for k, v in job.environ.items() if not k.startswith(OURS_ALONE)}
+        environ = for_children(job.environ)
         target = job.settings.install_target
         if job.function:  # it fetches, installs and runs whatever it likes
             program = Program("function", job.function, job.paths.code, ())

@@ -10,6 +10,8 @@ from muster.types.distribution import Distribution
 from muster.types.shown import Shown
 from muster.types.values import NamedTuple
 
+SITE = ".muster-site"  # of requirements, where the interpreter cannot be written
+
 
 class Paths(NamedTuple):
     """The folders of the contract; `base` is /opt/ml unless SAGEMAKER_BASE_DIR names another."""

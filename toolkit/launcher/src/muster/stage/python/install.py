@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from muster.stage.patience import Patience
 from muster.types.errors import InstallError
-from muster.types.job import Program, Settings
+from muster.types.job import SITE, Program, Settings
 from muster.types.steps import Log, StepRunner
 
 if TYPE_CHECKING:
     from muster.stage.python.pip import Pip
 
 REQUIREMENTS = "requirements.txt"
-SITE = ".muster-site"
 
 
 def install(
