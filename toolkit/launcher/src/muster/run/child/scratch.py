@@ -14,7 +14,7 @@ from muster.run.child import rank_shim
 MEMORY = "/dev/shm"
 
 
-class Scratch:
+class ScratchFolders:
     """Folders of a job that its end removes.
 
     `home`: a private folder that exists; nothing is made before it is asked for.

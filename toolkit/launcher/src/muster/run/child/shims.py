@@ -18,7 +18,7 @@ from muster.run.base.shortage import not_started
 from muster.run.child import rank_shim
 from muster.run.child.private_folder import open_private_folder
 from muster.run.child.reaper import reap
-from muster.run.child.scratch import Scratch
+from muster.run.child.scratch import ScratchFolders
 from muster.run.child.shim_handle import ShimHandle, open_pidfd
 from muster.types.errors import InternalError, LaunchError
 
@@ -53,7 +53,7 @@ class ShimPool:
         self._token = os.urandom(16).hex()
         self.folder, self._listener = open_private_folder()
         self.path = os.path.join(self.folder, rank_shim.SOCKET)
-        self.scratch = Scratch(self.folder)
+        self.scratch = ScratchFolders(self.folder)
         loop.watch(self._listener.fileno(), self._accept)
 
     def serve(
