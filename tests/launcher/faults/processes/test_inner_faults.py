@@ -21,7 +21,7 @@ PLACES = [
     f"{WORK}._rank_environment",
     "muster.run.child.ranks:HostRanks.start",
     "muster.run.child.ranks:HostRanks.registered",
-    "muster.run.child.ranks:HostRanks.changed",
+    "muster.run.child.child:Child.changed",
     "muster.run.job.hostlife:HostLife.tick",
     "muster.run.job.hostlife:HostLife._all_gone",
     "muster.run.job.supervisor:_Supervisor._wrap_up",
@@ -64,7 +64,7 @@ def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> Non
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 def test_a_defect_on_one_host_is_named_on_all(cluster: Make, host: str) -> None:
     job = cluster("import time\nprint('ran', flush=True)\ntime.sleep(600)\n")
-    broken = train_with_broken("muster.run.child.ranks:HostRanks.changed", "ValueError('x')")
+    broken = train_with_broken("muster.run.child.child:Child.changed", "ValueError('x')")
     job.expect(internal_error=True)
     if host == "algo-1":  # the leader itself broke: nobody is left to decide
         job.expect(apart=frozenset({"algo-1"}))

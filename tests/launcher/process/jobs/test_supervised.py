@@ -60,7 +60,9 @@ class House:
             self.fds += [out_fd, err_fd]
 
     def _changed(self, handle: ShimHandle) -> None:
-        if not self.steps.changed(handle) and handle.ended:
+        if handle.child is not None:
+            handle.child.changed()
+        elif handle.ended:
             self.ended.append(handle)
 
     def _shim_ended(self, pid: int) -> None:
@@ -223,9 +225,7 @@ def test_orders_wait_for_a_stopped_shim_and_reach_it_whole(house: House) -> None
 @pytest.mark.promise("F67")
 def test_a_stopped_shim_is_named_as_long_as_it_is_stopped(house: House) -> None:
     said: list[str] = []
-    shims = StoppedShims(
-        house.loop, lambda: house.pool.all, lambda one: one.role, said.append, after_s=0.4
-    )
+    shims = StoppedShims(house.loop, lambda: house.pool.all, said.append, after_s=0.4)
     house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
     house.until(lambda: bool(house.seen))
     (handle,) = house.seen

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from muster.stage.code.program import decide
-from muster.stage.python.install import SITE, install, provision, target_of, with_target
+from muster.stage.python.install import install, provision, target_of, with_target
 from muster.types.errors import ConfigError, InstallError
-from muster.types.job import Program, Settings
+from muster.types.job import SITE, Program, Settings
 from tests.launcher.support.packages import (
     HATCH,
     SETUP,

@@ -191,7 +191,9 @@ def _limits() -> ProcessLimits:
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
         processes = resource.RLIM_INFINITY  # the kernel does not count root's
-    return ProcessLimits(_finite(soft), _finite(hard), _finite(processes), Cgroups().process_limit())
+    return ProcessLimits(
+        _finite(soft), _finite(hard), _finite(processes), Cgroups().process_limit()
+    )
 
 
 def _finite(limit: int) -> int | None:

@@ -8,7 +8,7 @@ from muster.types.job import Job
 from muster.types.names import listed
 
 
-def what_runs_where(what: str, world: World) -> str:
+def layout(what: str, world: World) -> str:
     """One line: what runs where, as hosts x processes = world."""
     hosts: dict[int, int] = {}
     for processes in world.counts.values():

@@ -71,11 +71,7 @@ def plan_torchrun(
         # the compile tool puts scripts into its trial mode by its own variables
         rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
         agreed=_agreed(job, world, staged, compiles),
-        notes=(
-            notes.what_runs_where("torchrun", world),
-            *map(str, setting.additions),
-            *setting.notes,
-        ),
+        notes=(notes.layout("torchrun", world), *map(str, setting.additions), *setting.notes),
         additions=setting.additions,
         per_rank=variables.each_data_parallel_rank(world, job.cluster.current)
         if option.data_parallel

@@ -16,7 +16,7 @@ GROUPS_KEY = "sagemaker_distribution_instance_groups"
 _EACH_ONCE = f"name every host once in {RESOURCES}"
 
 
-class RequestedHosts(NamedTuple):
+class HostList(NamedTuple):
     """All hosts in the order of the file, and the groups with their hosts' positions."""
 
     hosts: tuple[Host, ...]
@@ -29,7 +29,7 @@ class RequestedHosts(NamedTuple):
 _Group = tuple[str, str, tuple[str, ...]]  # name, instance type, names of hosts
 
 
-def parse_hosts(document: Mapping[str, object], findings: Findings) -> RequestedHosts | None:
+def parse_hosts(document: Mapping[str, object], findings: Findings) -> HostList | None:
     """The hosts, or None after telling what is wrong with them."""
     before = len(findings.problems)
     names = _names(document.get("hosts"), findings)
@@ -50,7 +50,7 @@ def parse_hosts(document: Mapping[str, object], findings: Findings) -> Requested
         for host_index, name in enumerate(names)
     )
     place = {name: host_index for host_index, name in enumerate(names)}
-    return RequestedHosts(
+    return HostList(
         hosts,
         place[current],
         interface,
@@ -155,9 +155,7 @@ def _text(document: Mapping[str, object], key: str, default: str, findings: Find
     return value
 
 
-def distribution_positions(
-    hosts: RequestedHosts, wanted: object, findings: Findings
-) -> tuple[int, ...]:
+def distribution_positions(hosts: HostList, wanted: object, findings: Findings) -> tuple[int, ...]:
     """The hosts that take part in the distribution, group by group in the order of the file.
 
     `wanted`: the value of `sagemaker_distribution_instance_groups`, None when it was not sent.

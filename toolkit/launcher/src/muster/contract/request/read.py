@@ -10,7 +10,7 @@ from muster.contract.request.arguments import to_argv
 from muster.contract.request.cluster import (
     GROUPS_KEY,
     RESOURCES,
-    RequestedHosts,
+    HostList,
     distribution_positions,
     parse_hosts,
 )
@@ -62,7 +62,7 @@ class _Request(NamedTuple):
     """The files as far as they could be read; None stands for one that could not."""
 
     resource: dict[str, object] | None
-    hosts: RequestedHosts | None
+    hosts: HostList | None
     parameters: Hyperparameters | None
     inputs: dict[str, object] | None
 
@@ -181,7 +181,7 @@ def _with_distributed(
 
 def _cluster(
     environ: Mapping[str, str],
-    hosts: RequestedHosts | None,
+    hosts: HostList | None,
     parameters: Hyperparameters,
     distribution: Distribution,
     findings: Findings,
@@ -198,9 +198,7 @@ def _cluster(
     return Cluster(hosts.hosts, hosts.current, positions, hosts.interface, addresses)
 
 
-def _deadlines(
-    environ: Mapping[str, str], hosts: RequestedHosts | None, findings: Findings
-) -> Deadlines:
+def _deadlines(environ: Mapping[str, str], hosts: HostList | None, findings: Findings) -> Deadlines:
     local_mode = hosts is not None and hosts.instance_type.startswith("local")
     deadlines, problems = parse_deadlines(environ, local_mode)
     findings.problems.extend(problems)

@@ -59,9 +59,8 @@ def read_command(path: str) -> CommandLine | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     words = [*argv, cwd] if isinstance(argv, list) else [None]
-    return (
-        CommandLine(tuple(argv), cwd, started) if all(isinstance(w, str) for w in words) else None
-    )
+    valid = all(isinstance(w, str) for w in words)
+    return CommandLine(tuple(argv), cwd, started) if valid else None
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:

@@ -98,7 +98,7 @@ def plan_mpi(
             *agreed_parameters(job, staged.environ),
         ),
         notes=(
-            notes.what_runs_where(f"{option.option}: mpirun of Open MPI {version}", world),
+            notes.layout(f"{option.option}: mpirun of Open MPI {version}", world),
             *map(str, setting.additions),
             *setting.warnings,
         ),

@@ -63,7 +63,7 @@ def plan_parameter_server(
         rank_env=(),
         agreed=(*script.agreed_argv(staged, job.paths.base), world.address, *roles.agreed),
         notes=(
-            notes.what_runs_where(f"{option.option}: {roles.title}", world),
+            notes.layout(f"{option.option}: {roles.title}", world),
             *roles.warnings,
             *map(str, additions),
             *warnings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import Command, LaunchPlan
 from muster.run.base.loop import Loop
@@ -20,20 +20,11 @@ from muster.run.child.shims import ShimPool
 from muster.types.errors import LaunchError
 from muster.types.outcome import said_code
 
+if TYPE_CHECKING:
+    from muster.run.child.ranks import HostRanks
+
 ROLE = "launcher"
 SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
-
-
-class Launched(Protocol):
-    """What is asked about the ranks of this host."""
-
-    @property
-    def all_ran(self) -> bool: ...
-    @property
-    def all_ended(self) -> bool: ...
-    @property
-    def lost_something(self) -> bool: ...
-    def launcher_gone(self) -> None: ...
 
 
 class Launching:
@@ -47,7 +38,7 @@ class Launching:
         host: str,
         loop: Loop,
         pool: ShimPool,
-        ranks: Launched,
+        ranks: HostRanks,
         over: Callable[[], bool],
         report: Callable[[HostError], None],
         mask: Callable[[str], str],
@@ -89,7 +80,7 @@ class Launching:
         if self.shared:  # should this process be killed, the launcher's shim removes it
             own[os.fsdecode(SHARED)] = folders.memory()
         command = command._replace(env={**command.env, **own})
-        self.auxiliary = AuxiliaryProcess(ROLE, kind, command, self._host, self._ended)
+        self.auxiliary = AuxiliaryProcess(self._loop, ROLE, kind, command, self._host, self._ended)
         self._pool.spawn(ROLE, command.env)
 
     @property

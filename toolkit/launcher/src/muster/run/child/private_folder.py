@@ -15,6 +15,7 @@ from muster.run.child.rank_shim import PREFIX, SOCKET
 from muster.types.errors import LaunchError
 
 UNIX_PATH_LIMIT = 100
+MEMORY = "/dev/shm"
 _RANDOM_BYTES = 6
 
 
@@ -72,3 +73,42 @@ def remove_abandoned(parent: str) -> None:
             mine = entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid()
             if mine and rank_shim.is_abandoned(entry.path):
                 rank_shim.remove(os.fsencode(entry.path))
+
+
+class ScratchFolders:
+    """Private folders of a job for what its launcher and ranks leave, removed at its end.
+
+    Open MPI leaves session folders and files of shared memory when it is killed or when its
+    processes end in another order than it likes. `home`: the private folder; nothing is made before
+    it is asked for.
+    """
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._files = ""
+        self._memory = ""
+
+    def files(self) -> str:
+        """A folder for files. Raises OSError."""
+        if not self._files:
+            path = os.path.join(self._home, "launch")
+            os.mkdir(path, 0o700)
+            self._files = path
+        return self._files
+
+    def memory(self) -> str:
+        """A folder in memory, else (no /dev/shm, none that may be written) that for files. Its
+        name says whose it is, in case no process is left to remove it."""
+        if not self._memory:
+            path = os.path.join(MEMORY, f"muster-{os.getpid()}-{os.urandom(6).hex()}")
+            try:
+                os.mkdir(path, 0o700)
+            except OSError:
+                return self.files()
+            self._memory = path
+        return self._memory
+
+    def remove(self) -> None:
+        """Removes the home and all that was made; nothing of the job may run any more."""
+        for path in (self._home, self._memory):
+            rank_shim.remove(os.fsencode(path))

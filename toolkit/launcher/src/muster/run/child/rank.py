@@ -6,21 +6,26 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import LaunchPlan, RankSlot
 from muster.run.base.causes import Cause, Surroundings, find_cause, follows_a_kill
 from muster.run.base.evidence import (
     Evidence,
-    Watcher,
     last_lines,
     last_traceback,
     looks_like_lost_peer,
 )
+from muster.run.base.loop import Loop
 from muster.run.base.memory import KillWatch
 from muster.run.base.record import Recorder
 from muster.run.channel.messages import RankEnd, shortened
+from muster.run.child.child import Child
 from muster.run.child.shim_handle import ShimHandle
 from muster.types.outcome import RankFailure
+
+if TYPE_CHECKING:
+    from muster.run.child.ranks import HostRanks
 
 FAILURE_TEXT_BYTES = 4096
 SUMMARY_BYTES = 600
@@ -30,21 +35,31 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # as itself, or as a shell sa
 _OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own: it was leaving
 
 
-class Rank:
-    """Times are seconds of this host's monotonic clock; `ended_s` 0 until it has ended."""
+class Rank(Child):
+    """One rank of this host."""
 
-    def __init__(self, slot: RankSlot) -> None:
+    def __init__(self, slot: RankSlot, loop: Loop, owner: HostRanks, drain_s: float) -> None:
+        super().__init__(loop, f"rank {slot.rank}", drain_s)
         self.slot = slot
-        self.handle: ShimHandle | None = None
-        self.watcher = Watcher()
-        self.open_streams = 0
-        self.began_s = 0.0
-        self.ended_s = 0.0
         self.signalled_s: float | None = None
         self.killed = False
         self.wound_down = False  # signalled because its work is over
-        self.gone = False  # ended, and its output is read
-        self.reported = False
+        self._owner = owner
+
+    def on_start(self) -> None:
+        self._owner.rank_started(self)
+
+    def on_lost_shim(self) -> None:
+        self._owner.rank_lost_shim(self)
+
+    def on_end(self) -> None:
+        self._owner.rank_ended(self)
+
+    def on_last_words(self) -> None:
+        self._owner.rank_spoke(self)
+
+    def on_gone(self) -> None:
+        self._owner.rank_gone(self)
 
     @property
     def ended_by_us(self) -> bool:
@@ -73,17 +88,15 @@ class Rank:
 
     def only_followed(self, peer_loss_exit_codes: Mapping[int, str]) -> bool:
         """Whether it ended by a status that says no more than that something else went away."""
-        status = (self.handle.status or 0) if self.handle is not None else 0
-        return status in peer_loss_exit_codes and self.watcher.evidence() is None
+        return self.status in peer_loss_exit_codes and self.watcher.evidence() is None
 
     def end(self, now: float) -> RankEnd:
         """How the rank ended; SIGKILL if it was killed and has not reported yet."""
         if not self.ended_s:
             took = round(now - self.began_s, 3)
             return RankEnd(self.slot.rank, -signal.SIGKILL, took, stopped=True, forced=True)
-        status = self.handle.status if self.handle is not None else None
         took = round(self.ended_s - self.began_s, 3)
-        return RankEnd(self.slot.rank, status or 0, took, self.ended_by_us, self.killed)
+        return RankEnd(self.slot.rank, self.status, took, self.ended_by_us, self.killed)
 
     def failure(
         self,
@@ -101,7 +114,7 @@ class Rank:
         Secrets are masked before anything is cut: of one that is cut, a part would stay.
         """
         assert self.handle is not None
-        status = self.handle.status or 0
+        status = self.status
         evidence = self._cause_shown(status)
         at_s = self.ended_s if evidence is None else min(evidence.at_s, self.ended_s)
         lost = peer_loss_exit_codes[status] if self.only_followed(peer_loss_exit_codes) else ""
@@ -155,8 +168,8 @@ def pid_namespace() -> int | None:
 
 def running(ranks: Iterable[Rank], others: Iterable[ShimHandle]) -> list[int]:
     """The pids of those that run."""
-    handle = [*(rank.handle for rank in ranks), *others]
-    return [one.pid for one in handle if one is not None and one.pid and not one.ended]
+    handles = [*(rank.handle for rank in ranks), *others]
+    return [one.pid for one in handles if one is not None and one.pid and not one.ended]
 
 
 def rank_environment(

@@ -18,7 +18,8 @@ from muster.run.base.memory import KillWatch, Memory
 from muster.run.base.record import Recorder
 from muster.run.base.shortage import not_started
 from muster.run.channel.messages import HostError, RankEnd
-from muster.run.child.auxiliary import LAST_WORDS_S, AuxiliaryProcess, launch_error, lost_status
+from muster.run.child.auxiliary import AuxiliaryProcess, launch_error, lost_status
+from muster.run.child.child import LAST_WORDS_S
 from muster.run.child.launching import ROLE, SETTLE_S, Launching
 from muster.run.child.rank import Rank, pid_namespace, rank_environment, running
 from muster.run.child.servers import Servers
@@ -80,7 +81,7 @@ class HostRanks:
         self._shown = shown
         self._clock_offset = clock_offset
         self._around = around
-        self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.handle))
+        self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.handles))
         self._mask = mask
         self._idle_s, self._grace_s = idle_s, grace_s
         self._plan: LaunchPlan | None = None
@@ -89,9 +90,7 @@ class HostRanks:
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
-        self._held: set[int] = (
-            set()
-        )  # ranks whose failure is reported once its cause had time to show
+        self._held: set[int] = set()  # ranks whose failure waits for its cause to show
         self._released = False
         self._started = False
         self._leads = False
@@ -107,7 +106,7 @@ class HostRanks:
         self._addresses = addresses
         self._around = self._around.of_plan(plan, addresses)
         self._kills.begin(self._loop, lambda: self._over)
-        self._ranks = [Rank(slot) for slot in plan.ranks_of(host)]
+        self._ranks = [Rank(slot, self._loop, self, self._drain_s) for slot in plan.ranks_of(host)]
         self._leads = host == plan.leader
         self._servers.start(plan.services)
         self.launching.start(plan)
@@ -159,7 +158,7 @@ class HostRanks:
             if not rank.handle.ended:
                 rank.killed = True
                 rank.signalled_s = rank.signalled_s or now
-            rank.handle.kill()
+            rank.kill()
         self._servers.kill()
         self._loop.after(1.0, self._pump.abandon)
         self._check_gone()
@@ -172,8 +171,7 @@ class HostRanks:
         """The verdict is there: shims end, and with them the launcher."""
         self._over = self._released = True
         for rank in self._ranks:
-            if rank.handle is not None:
-                rank.handle.release()
+            rank.release()
         self._servers.release()
 
     def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
@@ -184,22 +182,18 @@ class HostRanks:
         auxiliary = self._auxiliary_of(handle)
         if auxiliary is not None:
             shims = self._pool.variable if handle.role == ROLE else ""
-            auxiliary.begin(
-                handle, out_fd, err_fd, self._loop, self._pump, self._recorder, self._shown, shims
-            )
+            auxiliary.started = self._report_started
+            auxiliary.start(handle, out_fd, err_fd, self._pump, self._recorder, self._shown, shims)
             return
         rank = None if self._over else self._rank_of(handle)
         if rank is None:
             turn_away(handle, out_fd, err_fd)
             return
-        rank.handle = handle
-        rank.began_s = time.monotonic()
-        for fd, name, target in ((out_fd, "out", 1), (err_fd, "err", 2)):
-            rank.open_streams += 1
-            self._pump.add(self._stream(rank, fd, name, target))
         script = self._plan.script
         environ = rank_environment(self._plan, rank.slot, handle.environ)
-        handle.start(script.argv, {**environ, **self.launching.shared}, script.cwd)
+        environ.update(self.launching.shared)
+        streams = [self._stream(rank, out_fd, "out", 1), self._stream(rank, err_fd, "err", 2)]
+        rank.begin(handle, self._pump, streams, script.argv, environ, script.cwd)
 
     def exited_before_register(self, role: str) -> None:
         """A shim of this host ended before it registered: nothing will ever stand for its rank,
@@ -208,33 +202,50 @@ class HostRanks:
             what, fix = NEVER_STARTED
             self._events.launch_failed(launch_error(f"{what} ({role} on {self._host})", fix))
 
-    def changed(self, handle: ShimHandle) -> None:
-        """A script of this host started or ended, or its shim is gone."""
-        auxiliary = self._auxiliary_of(handle)
-        if auxiliary is not None:
-            auxiliary.changed(self._loop)
-            self._report_started()
-            return
-        rank = next((rank for rank in self._ranks if rank.handle is handle), None)
-        if rank is None:
-            return
-        if handle.pid and not handle.ended and handle.connected:
-            facts = {"pid": handle.pid, "pid_namespace": pid_namespace()}
-            size = 0 if self._plan is None else self._plan.world_size
-            self._recorder.event("rank_started", rank.slot.rank, world_size=size, **facts)
-            self._report_started()
-        elif handle.ended and not rank.ended_s:
-            self._rank_ended(rank, handle)
-        elif handle.lost_shim and self._plan is not None and self._plan.peer_loss_exit_codes:
+    def rank_started(self, rank: Rank) -> None:
+        assert rank.handle is not None
+        facts = {"pid": rank.handle.pid, "pid_namespace": pid_namespace()}
+        size = 0 if self._plan is None else self._plan.world_size
+        self._recorder.event("rank_started", rank.slot.rank, world_size=size, **facts)
+        self._report_started()
+
+    def rank_lost_shim(self, rank: Rank) -> None:
+        lost = rank.handle is not None and rank.handle.lost_shim
+        if lost and self._plan is not None and self._plan.peer_loss_exit_codes:
             self._loop.after(SHIM_S, lambda: self._report_lost_shim(rank))
 
-    def describe(self, handle: ShimHandle) -> str:
-        """What a shim stands for, to a reader."""
-        auxiliary = self._auxiliary_of(handle)
-        if auxiliary is not None:
-            return auxiliary.what
-        ranks = (rank.slot.rank for rank in self._ranks if rank.handle is handle)
-        return next((f"rank {rank}" for rank in ranks), handle.role)
+    def rank_ended(self, rank: Rank) -> None:
+        handle = rank.handle
+        assert handle is not None
+        stopped = rank.ended_by_us
+        self._recorder.event("rank_ended", rank.slot.rank, status=handle.status, stopped=stopped)
+        where = f"rank {rank.slot.rank} on {self._host}"
+        if handle.lacked:  # not the script's fault, so no failure of the rank's
+            error = not_started(where, handle.failed_errno)
+            self._events.launch_failed(launch_error(error.message, error.fix))
+        if handle.lost:
+            self._events.launch_failed(lost_status(where))
+
+    def rank_spoke(self, rank: Rank) -> None:
+        """Reports its failure, if it is one."""
+        handle = rank.handle
+        if handle is None or handle.lacked or handle.lost:
+            return
+        if rank.signalled_s is not None or not rank.status:
+            return
+        if self._plan is not None and rank.only_followed(self._plan.peer_loss_exit_codes):
+            # the report ends the job, and what the rank followed would not be reported any more
+            self._held.add(rank.slot.rank)
+            self._loop.after(FOLLOWED_S, lambda: self._report_held(rank))
+        else:
+            self._events.rank_failed(self._failure(rank))
+
+    def rank_gone(self, rank: Rank) -> None:
+        assert self._plan is not None
+        leads = self._plan.ends_with_rank0 and rank.slot.rank == 0
+        if leads and rank.handle is not None and rank.handle.status == 0:
+            self.wind_down()
+        self._check_gone()
 
     def _report_started(self) -> None:
         """Once everything of this host runs, servers too."""
@@ -285,54 +296,10 @@ class HostRanks:
         if chosen is not None and not chosen.has(number, self._plan.world_size):
             target = -1
         keep = self._recorder.stream_log(f"rank-{rank.slot.rank}.{name}")
-
-        def ended() -> None:
-            self._loop.post(lambda: self._stream_ended(rank))
-
-        return Stream(fd, target, prefix, rank.watcher, keep, ended, is_stderr=name == "err")
-
-    def _stream_ended(self, rank: Rank) -> None:
-        rank.open_streams -= 1
-        if rank.ended_s and rank.open_streams == 0:
-            self._report_failure(rank)
-            self._rank_gone(rank)
-
-    def _rank_ended(self, rank: Rank, handle: ShimHandle) -> None:
-        rank.ended_s = time.monotonic()
-        stopped = rank.ended_by_us
-        self._recorder.event("rank_ended", rank.slot.rank, status=handle.status, stopped=stopped)
-        if handle.lacked:  # not the script's fault, so no failure of the rank's
-            rank.reported = True
-            error = not_started(f"rank {rank.slot.rank} on {self._host}", handle.failed_errno)
-            self._events.launch_failed(launch_error(error.message, error.fix))
-        if handle.lost:
-            rank.reported = True
-            self._events.launch_failed(lost_status(f"rank {rank.slot.rank} on {self._host}"))
-        if rank.open_streams <= 0:
-            self._report_failure(rank)
-            self._rank_gone(rank)
-            return
-        self._loop.after(LAST_WORDS_S, lambda: self._report_failure(rank))
-        self._loop.after(self._drain_s, lambda: self._drained(rank))
-
-    def _drained(self, rank: Rank) -> None:
-        """A process that the script left keeps its output open: kill it."""
-        if not rank.gone and rank.handle is not None:
-            rank.handle.kill()
-            self._loop.after(1.0, lambda: self._rank_gone(rank))
-
-    def _report_failure(self, rank: Rank) -> None:
-        if rank.reported or rank.handle is None or rank.signalled_s is not None:
-            return
-        if not rank.handle.status:
-            return
-        rank.reported = True
-        if self._plan is not None and rank.only_followed(self._plan.peer_loss_exit_codes):
-            # the report ends the job, and what the rank followed would not be reported any more
-            self._held.add(rank.slot.rank)
-            self._loop.after(FOLLOWED_S, lambda: self._report_held(rank))
-        else:
-            self._events.rank_failed(self._failure(rank))
+        is_stderr = name == "err"
+        return Stream(
+            fd, target, prefix, rank.watcher, keep, rank.stream_ended, is_stderr=is_stderr
+        )
 
     def _report_held(self, rank: Rank) -> None:
         """What the rank followed has not been reported."""
@@ -340,21 +307,12 @@ class HostRanks:
         if not self._over:
             self._events.rank_failed(self._failure(rank))
 
-    def _rank_gone(self, rank: Rank) -> None:
-        rank.gone = True
-        assert self._plan is not None
-        leads = self._plan.ends_with_rank0 and rank.slot.rank == 0
-        if leads and rank.handle is not None and rank.handle.status == 0:
-            self.wind_down()
-        self._check_gone()
-
     def _check_gone(self) -> None:
         if self._over or not all(rank.gone for rank in self._ranks):
             return
         if self.launching.works_on and self.launching.has_unreported_end and not self._stopping:
-            for rank in self._ranks:  # it waits for their shims, and we wait for it
-                if rank.handle is not None:
-                    rank.handle.release()
+            for rank in self._ranks:  # it waits for their shims, and is waited for here
+                rank.release()
             return
         if self._held and not self._stopping:
             return
@@ -391,7 +349,7 @@ class HostRanks:
 
     @property
     def all_ran(self) -> bool:
-        return all(rank.handle is not None and rank.handle.pid for rank in self._ranks)
+        return all(rank.ran for rank in self._ranks)
 
     @property
     def all_ended(self) -> bool:

@@ -50,7 +50,8 @@ class Servers:
         """Raises LaunchError when a fork fails."""
         self._endless = {one.name for one in services if not one.may_end}
         for one in services:
-            self._all.append(AuxiliaryProcess(one.name, KIND, one.command, self._host, self._ended))
+            new = AuxiliaryProcess(self._loop, one.name, KIND, one.command, self._host, self._ended)
+            self._all.append(new)
             self._pool.spawn(f"{KIND}:{one.name}", one.command.env)
 
     def find(self, role: str) -> AuxiliaryProcess | None:
@@ -61,14 +62,14 @@ class Servers:
         return next((server for server in self._all if server.name == name), None)
 
     @property
-    def handle(self) -> list[ShimHandle]:
+    def handles(self) -> list[ShimHandle]:
         """Of those whose shims are there."""
         return [server.handle for server in self._all if server.handle is not None]
 
     @property
     def all_ran(self) -> bool:
         """Whether each has been started, and perhaps has ended."""
-        return all(one.handle is not None and bool(one.handle.pid) for one in self._all)
+        return all(one.ran for one in self._all)
 
     def kill(self) -> None:
         for server in self._all:

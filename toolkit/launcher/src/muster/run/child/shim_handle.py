@@ -6,9 +6,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.run.base.shortage import shortage
 from muster.run.child import rank_shim
+
+if TYPE_CHECKING:
+    from muster.run.child.child import Child
 
 REPORT_LIMIT_BYTES = 100
 _REPORTS = {b"started": 1, b"failed": 1, b"ended": 1, b"orphan": 2}
@@ -33,6 +37,7 @@ class ShimHandle:
         self.sock = sock
         self.shim_pid = shim_pid
         self.environ = environ  # what the shim was started with
+        self.child: Child | None = None  # what it stands for, once that has been started
         self.pid = 0
         self.pidfd = -1
         self.status: int | None = None

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping
 from muster.run.base.loop import Loop
 from muster.run.base.shortage import not_started
 from muster.run.child import rank_shim
-from muster.run.child.private_folder import open_private_folder
+from muster.run.child.private_folder import ScratchFolders, open_private_folder
 from muster.run.child.reaper import reap
-from muster.run.child.scratch import ScratchFolders
 from muster.run.child.shim_handle import ShimHandle, open_pidfd
 from muster.types.errors import InternalError, LaunchError
 

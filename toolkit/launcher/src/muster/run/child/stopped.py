@@ -15,19 +15,17 @@ _STOPPED = ("T", "t")  # the second: by a debugger
 
 class StoppedShims:
     """Names a shim of `shims()` once it has been stopped for `after_s`: by `say`, and in `notes`
-    for the last lines as long as it is. `describe`: what a shim stands for."""
+    for the last lines as long as it is."""
 
     def __init__(
         self,
         loop: Loop,
         shims: Callable[[], Sequence[ShimHandle]],
-        describe: Callable[[ShimHandle], str],
         say: Callable[[str], None],
         after_s: float = NAMED_AFTER_S,
     ) -> None:
         self._loop = loop
         self._shims = shims
-        self._describe = describe
         self._say = say
         self._after_s = after_s
         self._since_s: dict[int, float] = {}  # pid of a stopped shim -> when it was seen first
@@ -41,7 +39,8 @@ class StoppedShims:
         self._notes = {pid: text for pid, text in self._notes.items() if pid in stopped}
         for pid, handle in stopped.items():
             if pid not in self._notes and now - self._since_s[pid] >= self._after_s:
-                what = f"the process above {self._describe(handle)} (PID {pid}) is stopped"
+                child = handle.child.what if handle.child is not None else handle.role
+                what = f"the process above {child} (PID {pid}) is stopped"
                 fix = f"continue it: kill -CONT {pid}"
                 self._notes[pid] = f"{what}: its end cannot be heard of; {fix}"
                 self._say(self._notes[pid])

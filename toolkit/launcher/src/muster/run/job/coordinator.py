@@ -48,16 +48,7 @@ class Order(NamedTuple):
 class _Peer:
     """What is known of one host."""
 
-    __slots__ = (
-        "ended",
-        "facts",
-        "had_error",
-        "joined",
-        "lost",
-        "ready",
-        "registered",
-        "suspect_s",
-    )
+    __slots__ = ("ended", "facts", "failed", "joined", "lost", "ready", "registered", "suspect_s")
 
     def __init__(self) -> None:
         self.joined = False
@@ -67,7 +58,7 @@ class _Peer:
         self.ended: HostEnded | None = None
         self.suspect_s: float | None = None
         self.lost = False
-        self.had_error = False
+        self.failed = False
 
     @property
     def awaited(self) -> bool:
@@ -181,7 +172,7 @@ class Coordinator:
         peer.lost = True
         peer.suspect_s = None
         # the loss of a host that reported an error first needs no explanation
-        if not peer.had_error and (not self._stopped_by or missed <= self._stop_s):
+        if not peer.failed and (not self._stopped_by or missed <= self._stop_s):
             self._losses.append(Loss(self.names[host], since, why))
         self._begin_stop(f"lost {self.names[host]}", external=False, now=now)
         self._try_to_decide(now)
@@ -216,7 +207,7 @@ class Coordinator:
         elif isinstance(message, Report):
             self._failures += message.failures
             if message.host_error is not None:
-                peer.had_error = True
+                peer.failed = True
                 self._add_error(placed(message.host_error, self.names[host], len(self.names)), now)
             else:
                 self._begin_stop("a rank failed", external=False, now=now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Union
 
 from muster.run.base.loop import Loop
 from muster.run.base.record import Recorder
@@ -35,25 +35,6 @@ if TYPE_CHECKING:
 
 
 ASKERS = 64  # that claim to be one host while its name is looked up
-
-
-class Endpoint(Protocol):
-    """How the supervisor reaches the leader, wherever that is."""
-
-    @property
-    def clock_offset_s(self) -> float: ...
-    @property
-    def leader_address(self) -> str: ...
-    def begin(self) -> None: ...
-    def send(self, message: ToLeader) -> None: ...
-    def job_secret(self, purpose: str) -> str: ...
-    def start_daemon(self, host: int, asked: tuple[str, ...]) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def files_written(self) -> None: ...
-    def linger(self, done: Callable[[], None]) -> None: ...
-    def close(self) -> None: ...
-    def ranks(self) -> tuple[tuple[str, RankEnd], ...]: ...
-    def phases(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
 class LeaderEndpoint:
@@ -138,7 +119,7 @@ class LeaderEndpoint:
         now, limits = time.monotonic(), self._context.deadlines
         self._leader.expect_closes()
         confirm_by = now + limits.lost_after_s + limits.leave_s
-        self._wait_for_peers(confirm_by, now + limits.leave_s, self._notify_by(now), done)
+        self._wait(confirm_by, now + limits.leave_s, self._notify_by(now), done)
 
     def close(self) -> None:
         if self._leader is not None:
@@ -283,7 +264,7 @@ class LeaderEndpoint:
         if host is None or host == self._me:
             self._happen(e.FromLeader(message))
 
-    def _wait_for_peers(
+    def _wait(
         self, confirm_by: float, close_by: float, notify_by: float, done: Callable[[], None]
     ) -> None:
         now, leader = time.monotonic(), self._leader
@@ -292,9 +273,7 @@ class LeaderEndpoint:
         limit = min(confirm_by, self._stop_by)
         unconfirmed = leader is not None and now < limit and bool(leader.unconfirmed())
         if unnotified or open_ones or unconfirmed:
-            self._loop.after(
-                0.01, lambda: self._wait_for_peers(confirm_by, close_by, notify_by, done)
-            )
+            self._loop.after(0.01, lambda: self._wait(confirm_by, close_by, notify_by, done))
         else:
             done()
 
@@ -398,3 +377,6 @@ class FollowerEndpoint:
         self._happen(e.LeaderLost(self._leader, why))
 
     _limit_s = 0.0
+
+
+Endpoint = Union[LeaderEndpoint, FollowerEndpoint]  # noqa: UP007 - a runtime alias on 3.10

@@ -110,7 +110,6 @@ class _Supervisor:
         self._stopped = StoppedShims(
             self._loop,
             lambda: pool.all,
-            self._ranks.describe,
             lambda text: self._log("rank", text, level="WARNING"),
         )
         self._teardown = Teardown(
@@ -325,8 +324,8 @@ class _Supervisor:
             self._ranks.registered(handle, out_fd, err_fd)
 
     def _changed(self, handle: ShimHandle) -> None:
-        if not self._steps.changed(handle):
-            self._ranks.changed(handle)
+        if handle.child is not None:
+            handle.child.changed()
         if handle.ended:
             self._loop.post(self._teardown.look)
 

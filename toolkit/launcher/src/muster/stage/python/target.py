@@ -16,11 +16,10 @@ from typing import Any
 
 from muster.stage.code.fingerprint import fingerprint
 from muster.stage.python import pins
-from muster.stage.python.install import SITE
 from muster.stage.python.pip import Pip
 from muster.stage.python.requirements import lines_of, options_of
 from muster.types.errors import InstallError
-from muster.types.job import Settings
+from muster.types.job import SITE, Settings
 from muster.types.steps import Log
 
 _MARK = ".muster-installed"
