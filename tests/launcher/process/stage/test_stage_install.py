@@ -161,6 +161,15 @@ def test_requirements_that_need_another_torch_are_refused_with_both_sides(
         assert "torch 2.13.0+cpu by 2.15.0" in with_torch.log.text
 
 
+def test_another_torch_is_refused_with_both_sides_also_beside_a_limit_of_the_users_own(
+    with_torch: Desk,
+) -> None:
+    make_wheel(with_torch.wheels, "torch", "2.15.0")
+    (with_torch.code / "mine.txt").write_text("torch<=2.14.1\n")
+    error = with_torch.put(requirements_txt="-c mine.txt\ntorch==2.15.0\n").failure()
+    assert "needs another torch than the image has: torch==2.15.0" in error.headline
+
+
 @pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
 def test_a_conflict_with_constraints_of_the_users_own_is_not_laid_to_torch(
     target: bool, with_torch: Desk

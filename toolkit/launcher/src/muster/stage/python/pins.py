@@ -82,7 +82,7 @@ def conflict(tail: str, held: Sequence[str]) -> InstallError | None:
     """What pip says when `held` cannot hold; None for another failure, such as a conflict with
     constraints of the user's own."""
     lines = [line.strip() for line in tail.splitlines()]
-    limits = [line.partition("(constraint)")[2].strip() for line in lines]
+    limits = [limit for line in lines for limit in _limits(line.partition("(constraint)")[2])]
     has = next((limit for limit in limits if limit in held), "")
     if not has:
         return None
@@ -93,6 +93,13 @@ def conflict(tail: str, held: Sequence[str]) -> InstallError | None:
         f" {OPT_OUT} to replace it on every host at every start",
         tail,
     )
+
+
+def _limits(constraint: str) -> list[str]:
+    """`torch<=3,==2.13.0` as `torch<=3` and `torch==2.13.0`: pip joins ours and the user's own."""
+    first, *others = constraint.strip().split(",")
+    name = re.split("[=<>!~]", first)[0]
+    return [first, *(name + other for other in others)]
 
 
 def _other_side(lines: Iterable[str]) -> str:
