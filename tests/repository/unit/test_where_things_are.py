@@ -26,7 +26,7 @@ QUESTIONS = {
     "Who makes SM_NUM_GPUS and the other SM_* variables?": f"{MUSTER}/contract/environ.py",
     "What is written to /opt/ml/output/failure?": f"{MUSTER}/contract/wording.py",
     "How long does a host wait for the others?": f"{MUSTER}/types/deadlines.py",
-    "Which packages of requirements.txt are installed, and how?": f"{MUSTER}/stage/python/install.py",
+    "Which packages of requirements.txt are installed, how?": f"{MUSTER}/stage/python/install.py",
     "What decides that a value is a secret?": f"{MUSTER}/types/masking.py",
     "Which tensors does the core reduce, which gloo or NCCL?": f"{COLLECTIVES}/torch/group.py",
     "How does a tensor reach the other node?": "toolkit/parallel/csrc/inter",
