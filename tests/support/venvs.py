@@ -124,7 +124,7 @@ def _run(argv: Sequence[str], check: bool = True, environ: Mapping[str, str] = _
     except subprocess.TimeoutExpired as late:
         raise UnavailableError(f"{Path(argv[0]).name} {argv[1]}: {late}") from late
     if check and done.returncode:
-        last = " / ".join(done.stderr.strip().splitlines()[-3:])
+        last = " / ".join(done.stderr.strip().splitlines()[-8:])
         raise UnavailableError(
             f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {last}"
         )

@@ -148,7 +148,7 @@ def test_the_demo_takes_a_distribution_and_has_torchrun_s_by_default() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--distribution", "smdistributed.dataparalel"], "mean smdistributed.dataparallel?"),
+        (["--distribution", "smdistributed.dataparalel"], "mean 'smdistributed.dataparallel'?"),
         (["--distribution", "none"], "'none' is not one of torch_distributed, "),
         (["--distribution", "parameter_server"], "'parameter_server' is not one of "),
         (["--distribtion", "mpi"], "unknown option --distribtion, did you mean '--distribution'?"),
