@@ -13,7 +13,7 @@ from tests.collectives.core.checks import LIMIT_S, Checker, WrongError
 from tests.collectives.core.reference import MEMORY, Array, ops_of
 from tests.collectives.support.meeting import Meeting
 
-LARGE_BYTES = 9 << 20  # beyond COLD_BYTES of csrc/kernels/dispatch.c
+LARGE_BYTES = 9 << 20  # beyond NONTEMPORAL_BYTES of csrc/kernels/dispatch.c
 CHUNK_BYTES = 4096  # what the test sets COLLECTIVES_CHUNK_BYTES to
 
 

@@ -28,7 +28,7 @@ from tests.collectives.support.jobs import clean, job
 MBIT_PER_S = 200
 SLOWER_MBIT_PER_S = 50
 SLOWEST_MBIT_PER_S = 25
-TOLD_S = 2.5  # MC_GRACE_NS of csrc/net/connection.h, and to spare
+TOLD_S = 2.5  # GRACE_NS of csrc/inter/progress.c, and to spare
 COUNT = str(16 << 20)  # of a sum: pieces of which no socket holds one
 PAIR_COUNT = str(4 << 20)
 LONG_COUNT = str(8 << 20)

@@ -36,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (target / "muster_collectives" / "core" / "pure.py").exists()
+    assert (target / "muster_collectives" / "pure" / "communicator.py").exists()
     assert not (target / "muster_collectives" / "_native").exists()
     return target
 

@@ -17,7 +17,6 @@
 #define MC_REFUSED_NS 2000000000u  /* refused for this long: the process is gone, its port closed */
 #define MC_ELSEWHERE_NS 300000000u /* after a loss: time for another rank to report its cause */
 #define MC_UNASKED_NS 1000000000u  /* the same for a rank that nothing is awaited from at the moment */
-#define MC_GRACE_NS 1000000000u    /* beyond the deadline: time for the late node to report */
 #define MC_HEARTBEAT_NS 200000000u /* between two heartbeats to the same peers */
 #define MC_PROPAGATE_NS 300000000u /* time for connections that are being made, so that they carry the error, too */
 #define MC_REACH_NS 1000000000u    /* a wait this long is worth connections that the call has no use for */

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ParameterServer": "worker",
+    "ParameterServer": "client.worker",
     "ServerOptimizer": "optimizer",
     **dict.fromkeys(("sgd", "adam", "adamw"), "options"),
 }

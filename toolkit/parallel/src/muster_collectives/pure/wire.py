@@ -71,7 +71,7 @@ def read_message(head: bytes) -> Message:
 
 def failure_body(failure: Failure) -> bytes:
     return json.dumps({
-        "code": int(failure.code), "rank": failure.rank, "reported_by": failure.reported_by,
+        "code": int(failure.code), "rank": failure.rank, "told_by": failure.reported_by,
         "waited_s": failure.waited_s, "other": _words(failure.other),
         "marks": {rank: int(mark) for rank, mark in enumerate(failure.rank_status) if mark},
     }).encode()  # fmt: skip
@@ -86,7 +86,7 @@ def read_failure(body: bytes, size: int, mine: Description | None) -> Failure:
             rank_status[int(rank)] = RankStatus(mark)
         other = said["other"]
         return Failure(
-            code=Code(said["code"]), rank=said["rank"], reported_by=said["reported_by"],
+            code=Code(said["code"]), rank=said["rank"], reported_by=said["told_by"],
             waited_s=said["waited_s"], mine=mine, other=_description(other) if other else None,
             rank_status=tuple(rank_status),
         )  # fmt: skip

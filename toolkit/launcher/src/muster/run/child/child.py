@@ -76,6 +76,8 @@ class Child:
         for stream in streams:
             pump.add(stream)
         handle.start(argv, environ, cwd)
+        if handle.ended:  # its shim died after it had registered and before this call
+            self.note_end()
 
     def stream_ended(self) -> None:
         """Called by each stream at its end, on the thread of the pump."""

@@ -148,7 +148,8 @@ def _nearest(name: str, names: list[str]) -> str:
     base = name.rpartition("/")[2]
     if base in by_base:
         return by_base[base]
-    return nearest(name, scripts) or by_base.get(nearest(base, by_base), "")
+    of_path = nearest(name, scripts, likeness=0.6)
+    return of_path or by_base.get(nearest(base, by_base, likeness=0.6), "")
 
 
 def _walk(code_dir: str) -> tuple[list[str], bool]:

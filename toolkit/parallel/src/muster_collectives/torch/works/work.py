@@ -1,9 +1,9 @@
 """What a collective returns: `dist.Work` objects.
 
-Finished   done before it was returned; the usual case
-Pending    queued; the first waiter runs it, else the core's thread
-Posted     a send or a receive under way
-Joined     several works as one
+CompletedWork  done before it was returned; the usual case
+QueuedWork     queued; the first waiter runs it, else the core's thread
+P2PWork        a send or a receive under way
+CoalescedWork  several works as one
 """
 
 from __future__ import annotations
