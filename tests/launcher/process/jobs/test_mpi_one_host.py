@@ -226,7 +226,7 @@ def test_an_option_that_muster_does_not_know_reaches_mpirun(mpi: MakeMpi, option
 
 
 def test_mpirun_s_own_words_name_an_option_that_it_does_not_know(mpi: MakeMpi) -> None:
-    sent = {"sagemaker_mpi_custom_mpi_options": "--bind-too core"}
+    sent = {"sagemaker_mpi_custom_mpi_options": "--bind-too"}
     result = mpi("print('ran')\n", hosts=1, hyperparameters=sent).run(60)[HOST]
     assert result.code == 106, result.err
     assert "bind-too" in result.failure

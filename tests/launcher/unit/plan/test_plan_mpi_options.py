@@ -72,7 +72,7 @@ def test_variables_that_a_rank_gets_from_its_host_are_left_out_with_a_line() -> 
     ("text", "words"),
     [
         ("--timeout 600", "--timeout 600"),
-        ("-timeout=600 --weird --new_option x", "--timeout 600 --weird --new-option x"),
+        ("-timeout=600 --weird --new_option", "--timeout 600 --weird --new-option"),
         ("-mca my_own_thing 1", "--mca my_own_thing 1"),
         ("-mca pml cm -mca pml ucx", "--mca pml ucx"),
         ("-x OMPI_MCA_pml=ucx", "--mca pml ucx"),
@@ -81,7 +81,8 @@ def test_variables_that_a_rank_gets_from_its_host_are_left_out_with_a_line() -> 
         ("--mca rmaps_base_mapping_policy core", "--map-by core --rank-by slot"),
         ("--map-by core:PE=2,oversubscribe", "--map-by core:PE=2 --rank-by slot"),
         ("-map-by ppr:2:node", "--map-by ppr:2:node --rank-by slot"),
-        ("-v --display map -report-bindings", "--verbose --display map --report-bindings"),
+        ("-MCA HWLOC_x -foo", "--mca hwloc_x -foo"),
+        ("-mapby core", "--map-by core --rank-by slot"),
     ],
 )  # fmt: skip
 def test_what_breaks_nothing_is_handed_to_mpirun_with_one_line(
@@ -120,10 +121,80 @@ def test_what_has_no_effect_here_is_left_out_with_a_line(text: str, version: str
     assert " is left out: " in line
 
 
-def test_parameters_of_open_mpi_5_are_left_out_under_4() -> None:
-    assert options("--prtemca a 1 --pmixmca gds hash", V4).arguments == ()
-    assert len(options("--prtemca a 1 --pmixmca gds hash", V4).warnings) == 2
-    assert options("-x PMIX_MCA_gds=hash", V5).arguments == ("--pmixmca", "gds", "hash")
+@pytest.mark.parametrize(
+    ("text", "in_4", "in_5"),
+    [
+        ("--display map", "--display-map", "--display map"),
+        ("--display-map", "--display-map", "--display map"),
+        ("--display-topo -v", "--display-topo --verbose", "--display topo --verbose"),
+        (
+            "--display-map -report-bindings -v --display MAP,bind,allocation",
+            "--verbose --display-map --report-bindings --display-allocation",
+            "--verbose --display map,bindings,allocation",
+        ),
+        ("--bind-to package", "--bind-to socket", "--bind-to package"),
+        ("--bind-to=HWT:overload", "--bind-to hwthread:overload", "--bind-to HWT:overload"),
+        (
+            "--map-by package:PE=2",
+            "--map-by socket:PE=2 --rank-by slot",
+            "--map-by package:PE=2 --rank-by slot",
+        ),
+        (
+            "--mca rmaps_base_schedule_policy package",
+            "--map-by socket --rank-by slot",
+            "--map-by package --rank-by slot",
+        ),
+        ("--prtemca a 1 --pmixmca gds hash", "", "--prtemca a 1 --pmixmca gds hash"),
+        ("-x PMIX_MCA_gds=hash", "", "--pmixmca gds hash"),
+    ],
+)
+def test_one_text_serves_open_mpi_4_and_5(text: str, in_4: str, in_5: str) -> None:
+    assert " ".join(options(text, V4).arguments) == in_4
+    assert " ".join(options(text, V5).arguments) == in_5
+
+
+def test_open_mpi_4_hands_on_what_its_own_words_say() -> None:
+    text = "--display map,bind --bind-to package --map-by package"
+    assert dict(options(text, V4).parameters) == {
+        "rmaps_base_display_map": "1",
+        "orte_display_map": "1",
+        "orte_report_bindings": "1",
+        "hwloc_base_report_bindings": "1",
+        "hwloc_base_binding_policy": "socket",
+        "rmaps_base_mapping_policy": "socket",
+        "rmaps_base_ranking_policy": "slot",
+    }
+
+
+def test_what_open_mpi_4_does_not_know_is_left_out_with_a_line() -> None:
+    line = "is left out: Open MPI 4.1.4 does not know it"
+    assert options("--display cpus", V4).warnings == (f"--display cpus {line}",)
+    assert options("--prtemca a 1", V4).warnings == (f"--prtemca a {line}",)
+
+
+def test_parameters_of_pmix_reach_scripts_as_variables_under_open_mpi_4() -> None:
+    for text in ("--pmixmca GDS hash", "-x PMIX_MCA_gds=hash"):
+        assert options(text, V4) == MpiOptions(variables=(("PMIX_MCA_gds", "hash"),))
+        assert options(text, V5).variables == ()
+
+
+def test_a_parameter_without_a_value_is_left_out_as_any_variable_is() -> None:
+    for name in ("OMPI_MCA_pml", "PRTE_MCA_a", "PMIX_MCA_gds"):
+        (line,) = options(f"-x {name}").warnings
+        assert line.startswith(f"-x {name} carries no value")
+    assert "is not allowed" in problem("-x OMPI_MCA_plm")
+    assert "is not allowed" in problem("-x OMPI_MCA_orte_plm")
+
+
+def test_a_parameter_is_the_same_by_its_name_with_the_project() -> None:
+    """Open MPI reads PROJECT_FRAMEWORK_... before the short name."""
+    assert options("--mca ompi_pml ucx").names == {"ompi_pml", "pml"}
+    assert "btl_tcp_if_include" in options("--mca opal_btl_tcp_if_exclude lo").names
+    assert options("--mca opal_hwloc_base_binding_policy core").arguments == ("--bind-to", "core")
+    assert problem("--mca orte_rmaps_base_mapping_policy node").startswith("--map-by 'node'")
+    for name in ("orte_oob_tcp_if_include", "orte_plm_rsh_no_tree_spawn"):
+        (line,) = options(f"-x OMPI_MCA_{name}=1").warnings
+        assert line.startswith(f"{name} is left out: ")
 
 
 FORBIDDEN = [
@@ -141,6 +212,10 @@ FORBIDDEN = [
     *("orte_daemonize", "orte_do_not_launch", "orte_xterm", "filem", "dfs", "orte_debugger_test"),
     *("orte_local_cpu_type", "orte_remote_tmpdir_base", "plm_rsh_agent\n", "orte_exec_agent"),
     *("rmaps", "rmaps_base_bynode", "rmaps_base_pernode", "rmaps_base_no_schedule_local"),
+    *("rmaps_ppr_pattern", "rmaps_base_pattern", "rmaps_base_bycore", "orte_max_vm_size"),
+    *("ras_base_no_vm", "orte_no_vm", "rmaps_base_novm", "orte_xml_file", "if_do_not_resolve"),
+    *("opal_if_do_not_resolve", "orte_plm", "orte_plm_rsh_agent", "prte_ras", "ompi_rmaps_seq_x"),
+    *("ORTE_odls_base_x", "oshmem_sec", "pmix_psec", "orte_rmaps_base_bynode", "opal_schizo"),
 ]  # fmt: skip
 
 
@@ -160,6 +235,9 @@ def test_parameters_that_change_who_starts_what_are_refused(name: str) -> None:
         *(f"--{name} value" for name in rules.REFUSED),
         *(f"-{name} value" for name, whole in rules.ALIASES.items() if whole in rules.REFUSED),
         *("--np=4", "-hostfile f", "---hostfile f", "--HOSTFILE f", "--launch_agent /x"),
+        *("--tmpdir /x", "--report-events uri", "--stop-in-app", "--file f", "--fwd-environment"),
+        *("--fwd-environment /bin/sh", "--output-proctable", "--output-proctable /bin/sh"),
+        *("--prepend-env A:1", "--append-env A:1", "--unset-env A"),
     ],
 )
 def test_options_that_change_hosts_agents_or_programs_are_refused(text: str) -> None:
@@ -181,11 +259,22 @@ def test_no_beginning_of_a_refused_option_is_handed_on() -> None:
     "text",
     [
         *("/bin/sh", "-- /bin/sh", "--weird 1 /bin/sh", "--timeout 30 /bin/sh", "--timeout=--np"),
+        *("--weird /bin/sh", "--weird=1", "--bind-too core", "--timeou", "--timeout", "--cpu-set"),
         *(f"--{name} /bin/sh" for name in rules.FLAGS),
+        *("--display-comm /bin/sh", "--display-comm-finalize /bin/sh", "--soft /bin/sh"),
+        *("--parseable /bin/sh", "--no-aggregate-help /bin/sh", "--hetero-nodes /bin/sh"),
+        *("--parsable /bin/sh", "--no-app-prefix /bin/sh", "--set-sid /bin/sh"),
     ],
 )
 def test_no_word_is_handed_on_that_mpirun_would_start_as_a_program(text: str) -> None:
     assert request(text).problems
+
+
+def test_an_option_of_unknown_form_may_stand_alone_only() -> None:
+    assert options("--weird -x A=1").arguments == ("--weird",)
+    (one,) = request("--weird 'two words' 3 -x A=1").problems
+    assert one.what == "--weird 'two words' is not allowed: muster does not know its values"
+    assert problem("--timeout -v") == "--timeout lacks its value"
 
 
 @pytest.mark.promise("S06")

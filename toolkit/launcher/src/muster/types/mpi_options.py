@@ -109,21 +109,32 @@ class _Reader:
         elif name in rules.LEFT_OUT:
             self._values(name in rules.WITH_VALUE)
             self._say(f"--{name} is left out: {rules.LEFT_OUT[name]}")
-        elif name in ("x", "NCCL_DEBUG", *rules.MCA, *rules.PLACING):
+        elif name in ("x", "NCCL_DEBUG", *rules.MCA, *rules.PLACING, *rules.VALUED):
             self._take_known(name)
         elif whole := rules.whole_name(name):
             self._values(len(self._words))
             what = f"{_short(switch)[1:-1]} is not allowed: mpirun may take it for --{whole}"
             self._refuse(what, "write options in full")
-        elif (name in rules.FLAGS and equals) or value.startswith("-"):
-            self._refuse(f"{_short(word)[1:-1]} is not allowed", "remove the value")
-            self._words.pop()
         else:
-            self._keep(name, () if name in rules.FLAGS else self._values(1))
+            self._take_alone(name, switch, bool(equals))
+
+    def _take_alone(self, name: str, switch: str, equals: bool) -> None:
+        """An option without a value, or one of which nothing is known."""
+        values: tuple[str, ...] = (self._words.pop(),) if equals else ()
+        if name not in rules.FLAGS:
+            values += self._values(len(self._words))
+        if values:
+            why = "it takes no value" if name in rules.FLAGS else "muster does not know its values"
+            what = f"{_short(switch)[1:-1]} {_short(values[0])} is not allowed: {why}"
+            self._refuse(what, "remove the value")
+        elif name in rules.SHOWN:
+            self._display([rules.SHOWN[name]])
+        else:
+            self._keep(name, ())
 
     def _take_known(self, name: str) -> None:
         count = 2 if name in rules.MCA else 1
-        values = self._values(count)
+        values = self._values(count, "--") if name in rules.MCA else self._values(count)
         if len(values) < count:
             said = " ".join([f"{'-' if name == 'x' else '--'}{name}", *values])
             self._refuse(f"{said} lacks its value", "write the value after it")
@@ -133,8 +144,18 @@ class _Reader:
             self.variables[name] = values[0]
         elif name in rules.MCA:
             self._take_parameter(name, *values)
-        else:
+        elif name in rules.PLACING:
             self._place(name, values[0])
+        elif name == "display":
+            self._display(re.sub(r"\bbind\b", "bindings", values[0].lower()).split(","))
+        else:
+            self._keep(name, values)
+
+    def _display(self, parts: list[str]) -> None:
+        """One option for all of them, since mpirun 5 takes it only once."""
+        before = self.options.pop("display", None)
+        given = [*(before.values[0].split(",") if before else ()), *parts]
+        self._keep("display", (",".join(dict.fromkeys(given)),))
 
     def _place(self, name: str, value: str) -> None:
         if name == "bind-to":
@@ -151,11 +172,12 @@ class _Reader:
                 self._keep(name, (value,))
 
     def _take_parameter(self, switch: str, name: str, value: str) -> None:
-        why = rules.LEFT_OUT_PARAMETERS.get(name.lower())
-        if why:
-            self._say(f"{name} is left out: {why}")
-        elif name.lower() in rules.OPTION_OF:
-            self._place(rules.OPTION_OF[name.lower()], value)
+        name = name.lower()
+        short = rules.short_name(name)
+        if short in rules.LEFT_OUT_PARAMETERS:
+            self._say(f"{name} is left out: {rules.LEFT_OUT_PARAMETERS[short]}")
+        elif short in rules.OPTION_OF:
+            self._place(rules.OPTION_OF[short], value)
         elif rules.parameter_refused(name):
             why = "it changes who starts what, or where"
             self._refuse(f"--{switch} {_short(name)} is not allowed: {why}")
@@ -164,22 +186,24 @@ class _Reader:
 
     def _take_variable(self, name: str, equals: str, value: str) -> None:
         layer, _, parameter = name.partition("_MCA_")
+        switch = _SWITCHES.get(layer, "") if parameter else ""
+        harmless = switch and not rules.parameter_refused(parameter.lower())
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.A):
             what = f"-x {_short(name)}: that is no name of a variable"
             self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
-        elif equals and parameter and layer in _SWITCHES:  # mpirun makes those variables
-            self._take_parameter(_SWITCHES[layer], parameter, value)
-        elif name.startswith(rules.FORBIDDEN_VARIABLES):
+        elif equals and switch:  # mpirun makes those variables
+            self._take_parameter(switch, parameter, value)
+        elif name.startswith(rules.FORBIDDEN_VARIABLES) and not harmless:
             self._refuse(f"-x {name} is not allowed: it would change how mpirun itself works")
         elif equals:
             self.variables[name] = value
         else:
             self._say(f"-x {name} carries no value: scripts have their own host's environment")
 
-    def _values(self, most: int) -> tuple[str, ...]:
-        """The next words that are no options, a number of them at most."""
+    def _values(self, most: int, option: str = r"-\D|-$") -> tuple[str, ...]:
+        """The next words that are no options (do not begin as one), a number of them at most."""
         values: list[str] = []
-        while len(values) < most and self._words and not re.match(r"-\D|-$", self._words[-1]):
+        while len(values) < most and self._words and not re.match(option, self._words[-1]):
             values.append(self._words.pop())
         return tuple(values)
 

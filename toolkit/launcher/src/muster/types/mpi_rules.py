@@ -1,6 +1,7 @@
 """What custom MPI options may not change: hosts, placement, programs, agents, launch daemons.
 
-All else is handed to mpirun. Sources: the manuals of mpirun 4.1 and 5.0, `--help full` of 4.1.4.
+All else is handed to mpirun. Sources: the manuals of mpirun 4.1 and 5.0, `--help full` of 4.1.4,
+the options that 5.0.11 defines.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ ALIASES = {
     "c": "np", "n": "np", "N": "npernode", "H": "host", "machinefile": "hostfile",
     "v": "verbose", "q": "quiet", "h": "help", "V": "version", "d": "debug-devel",
     "wd": "wdir", "am": "tune", "rf": "rankfile", "s": "preload-binary",
-    "oversub": "oversubscribe", "report-pid": "report-uri",
+    "oversub": "oversubscribe", "report-pid": "report-uri", "cf": "cartofile",
+    "mapby": "map-by", "rankby": "rank-by", "bindto": "bind-to",
 }  # fmt: skip
 
 _HOSTS = "the hosts, and how many ranks each holds, are the job's"
 _ORDER = "ranks are numbered host after host"
 _PROGRAM = "what runs, and where, is the job's"
 _AGENT = "hosts are reached through muster alone"
+_ENVIRONMENT = "scripts have their own host's environment; write -x NAME=VALUE"
 _DEBUG = "another program would stand between mpirun and the ranks"
 REFUSED = {
     name: why
@@ -33,12 +36,15 @@ REFUSED = {
         ("prefix pmix-prefix app-prefix app-pmix-prefix noprefix no-prefix launch-agent", _AGENT),
         ("dvm dvm-uri dvm-master-uri ompi-server hnp rtos runtime-options singleton", _AGENT),
         ("daemonize debug-daemons debug-daemons-file leave-session-attached", _AGENT),
-        ("system-server system-server-first system-server-only", _AGENT),
-        ("tune amca", "it takes options from an unchecked file"),
+        ("system-server system-server-first system-server-only report-events", _AGENT),
+        ("fwd-environment prepend-env append-env unset-env", _ENVIRONMENT),
+        ("tmpdir", "muster chooses where Open MPI leaves its files"),
+        ("tune amca file", "it takes options from an unchecked file"),
         ("omca gomca gprtemca gpmixmca", "write --mca, --prtemca or --pmixmca"),
-        ("report-uri xml-file", "logs are written by muster alone"),
+        # 5.0 takes the word after output-proctable for its value, 4.1 for the program to start.
+        ("report-uri xml-file output-proctable", "logs are written by muster alone"),
         ("help version", "mpirun would print a text and start no rank"),
-        ("debug debug-devel tv stop-on-exec stop-in-init", _DEBUG),
+        ("debug debug-devel tv stop-on-exec stop-in-init stop-in-app", _DEBUG),
         ("debugger xterm exec-agent stdin", _DEBUG),
     )
     for name in names.split()
@@ -55,15 +61,28 @@ LEFT_OUT = {
     "quiet": "Open MPI 5 does not know it",
 }
 WITH_VALUE = ("output", "output-filename", "output-directory")
-# Options without a value: mpirun would start the word behind one as the job's program.
-FLAGS = (
-    *("bind-to-core", "bind-to-socket", "continuous", "disable-recovery", "display-allocation"),
-    *("display-devel-allocation", "display-devel-map", "display-diffable-map", "display-map"),
-    *("display-topo", "enable-instant-on-support", "enable-recovery", "fwd-mpirun-port"),
-    *("get-stack-traces", "no-ready-msg", "output-proctable", "report-bindings"),
-    *("report-child-jobs-separately", "report-state-on-timeout", "show-progress"),
-    *("use-hwthread-cpus", "use-regexp", "verbose", "xml"),
+# Options without a value: mpirun would start the word after one as the job's program. An option of
+# neither list may be one of them, so no word may follow it either.
+FLAGS, VALUED = (
+    names.split()
+    for names in (
+        "bind-to-core bind-to-socket continuous disable-recovery display-allocation display-comm "
+        "display-comm-finalize display-devel-allocation display-devel-map display-diffable-map "
+        "display-map display-topo enable-instant-on-support enable-recovery fwd-mpirun-port "
+        "get-stack-traces hetero-nodes no-aggregate-help no-app-prefix no-ready-msg parsable "
+        "parseable report-bindings report-child-jobs-separately report-state-on-timeout set-sid "
+        "show-progress soft use-hwthread-cpus use-regexp verbose xml",
+        "arch cartofile cpu-list cpu-set cpus-per-proc cpus-per-rank display forward-signals "
+        "gpu-support initial-errhandler max-restarts memory-alloc-kinds pset spawn-timeout "
+        "stream-buffering timeout with-ft",
+    )
 )
+SHOWN = {  # -> the word of `--display` for it
+    "display-map": "map",
+    "display-allocation": "allocation",
+    "display-topo": "topo",
+    "report-bindings": "bindings",
+}
 PLACING = ("map-by", "rank-by", "bind-to")
 # mpirun knows a word of these values by its beginning, too.
 PLACEMENTS = ("node", "dist", "seq", "rankfile")
@@ -72,11 +91,12 @@ MODIFIERS = ("nolocal", "file", "qfile", "donotlaunch", "do-not-launch")
 # Who starts what where, what is loaded, who listens, and where trusted files lie.
 _FORBIDDEN = (
     r"(plm|ess|ras|odls|oob|rml|routed|ptl|psec|sec|schizo|filem|dfs|pmix|pnet|plog)(_.*)?|"
-    r"rmaps|rmaps_(rank_file|seq|lsf).*|rmaps_base_(bynode|pernode|n_per.*|no_schedule.*)|"
+    r"rmaps|rmaps_(rank_file|seq|lsf|ppr).*|if_do_not_resolve|"
+    r"rmaps_base_(bynode|bycore|pattern|pernode|n_per.*|no_schedule.*)|"
     r".*(agent|prefix|host_?file|machine_?file|rank_?file).*|"
     r".*(component_path|param_file|param_path|envar_file|override_param|env_list).*|"
     r".*(tmpdir|session_dir|dash_host|node_regex|hnp|_uri|daemon|xterm|fork|preload).*|"
-    r".*(orted|prted|launch|debugger|singleton).*|"
+    r".*(orted|prted|launch|debugger|singleton).*|.*(max_vm_size|no_?vm.*|xml_file)|"
     r"(orte|prte)_(server|local|remote|top|set|exec).*"
 )
 LEFT_OUT_PARAMETERS = {
@@ -89,6 +109,7 @@ LEFT_OUT_PARAMETERS = {
 OPTION_OF = {
     "rmaps_base_mapping_policy": "map-by",
     "rmaps_default_mapping_policy": "map-by",
+    "rmaps_base_schedule_policy": "map-by",
     "rmaps_base_ranking_policy": "rank-by",
     "rmaps_default_ranking_policy": "rank-by",
     "hwloc_base_binding_policy": "bind-to",
@@ -104,13 +125,18 @@ FOREIGN = (
 )
 # -x may not set them either. OPAL_* of an image say where its Open MPI lies; MUSTER_* are muster's.
 FORBIDDEN_VARIABLES = (*FOREIGN, "OPAL_", "OMPI_MCA_", "MUSTER_")
-_KNOWN = (*REFUSED, *LEFT_OUT, *FLAGS, *PLACING, *MCA, *(name for name in ALIASES if len(name) > 1))
+_KNOWN = (*REFUSED, *LEFT_OUT, *FLAGS, *VALUED, *PLACING, *MCA, *(a for a in ALIASES if a[1:]))
+
+
+def short_name(parameter: str) -> str:
+    """The name of an MCA parameter without its project, with which Open MPI knows it, too."""
+    return re.sub("^(ompi|opal|orte|prte|pmix|oshmem)_", "", parameter)
 
 
 def parameter_refused(name: str) -> bool:
-    """Whether the MCA parameter of that name may not be set."""
-    lowered = name.lower()
-    return not re.fullmatch(r"[a-z0-9_.]+", lowered) or bool(re.fullmatch(_FORBIDDEN, lowered))
+    """Whether the MCA parameter of that name, in lower case, may not be set."""
+    names = (name, short_name(name))
+    return not re.fullmatch(r"[a-z0-9_.]+", name) or any(re.fullmatch(_FORBIDDEN, n) for n in names)
 
 
 def placement_refused(value: str) -> bool:
@@ -124,7 +150,7 @@ def placement_refused(value: str) -> bool:
 def whole_name(name: str) -> str:
     """The option above that mpirun 5 would take an unknown `name` for, "" for none: it knows an
     option by any beginning that fits one alone."""
-    if name in FLAGS or name == "display":
+    if name in FLAGS:
         return ""
     return next((one for one in _KNOWN if one.lower().startswith(name)), "")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from muster.plan.openmpi.version import main_version
 from muster.plan.variables import MASTER_VARIABLES, RANK_VARIABLES
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError
-from muster.types.mpi_options import read_request
-from muster.types.mpi_rules import MCA
+from muster.types.mpi_options import Option, read_request
+from muster.types.mpi_rules import MCA, PLACING, SHOWN, short_name
 from muster.types.values import NamedTuple
 
 MPI_KEY = "sagemaker_mpi_custom_mpi_options"
 DATA_PARALLEL_KEY = "sagemaker_distributed_dataparallel_custom_mpi_options"
 # Of two parameters that exclude each other, the user's wins.
 _EXCLUDES = {"btl_tcp_if_exclude": "btl_tcp_if_include"}
+_WORDS_IN_4 = {"package": "socket", "hwt": "hwthread"}
 # As which parameters mpirun 4 hands its own options on to its daemons.
 _HANDED_ON_IN_4 = {
     "bind-to": ("hwloc_base_binding_policy",),
@@ -23,6 +26,7 @@ _HANDED_ON_IN_4 = {
     "report-bindings": ("orte_report_bindings", "hwloc_base_report_bindings"),
     "display-map": ("rmaps_base_display_map", "orte_display_map"),
     "display-allocation": ("ras_base_display_alloc", "orte_display_alloc"),
+    "display-topo": ("rmaps_base_display_topo_with_map",),
 }
 
 
@@ -54,29 +58,33 @@ def read_options(option: Mpi, version: str, *, several: bool = True) -> MpiOptio
         raise ConfigError(request.problems)
     warnings = [*request.warnings]
     variables = dict(request.variables)
+    in_4 = main_version(version) == 4
     words: list[str] = []
     handed: list[str] = []
     names: set[str] = set()
     parameters: dict[str, str] = {}
-    for name, values in request.options:
-        if name in ("prtemca", "pmixmca") and main_version(version) == 4:
-            warnings.append(
-                f"--{name} {values[0]} is left out: Open MPI {version} does not know it"
-            )
+    for name, values in _in_4(request.options) if in_4 else request.options:
+        if in_4 and name == "pmixmca":  # it reads those parameters from the environment alone
+            variables[f"PMIX_MCA_{values[0]}"] = values[1]
+            continue
+        if in_4 and name in ("prtemca", "display"):
+            what = f"--{name} {values[0]} is left out"
+            warnings.append(f"{what}: Open MPI {version} does not know it")
             continue
         words += [f"--{name}", *values]
-        names.add(values[0] if name in MCA else "bind-to" if name.startswith("bind-to") else name)
         if name in MCA:
+            names |= {values[0], short_name(values[0])}
             parameters[values[0]] = values[1]
         else:
-            handed_on = _HANDED_ON_IN_4.get(name, ()) if main_version(version) == 4 else ()
+            names.add("bind-to" if name.startswith("bind-to") else name)
+            handed_on = _HANDED_ON_IN_4.get(name, ()) if in_4 else ()
             parameters.update(dict.fromkeys(handed_on, values[0] if values else "1"))
         handed.append(" ".join([f"--{name}", *values[:-1]]))
     if handed:
         warnings.append(f"handed to mpirun as given: {', '.join(handed)}")
     if "map-by" in names:  # whatever the ranks are mapped by, they are numbered host after host
         words += ["--rank-by", "slot"]
-        if main_version(version) == 4:
+        if in_4:
             parameters["rmaps_base_ranking_policy"] = "slot"
     names |= {_EXCLUDES[name] for name in names & _EXCLUDES.keys()}
     for name in (*RANK_VARIABLES, *MASTER_VARIABLES):  # every rank gets its own
@@ -89,3 +97,17 @@ def read_options(option: Mpi, version: str, *, several: bool = True) -> MpiOptio
         tuple(variables.items()),
         tuple(warnings),
     )
+
+
+def _in_4(options: tuple[Option, ...]) -> Iterator[Option]:
+    """The options in the words of Open MPI 4, those that it does not know among them."""
+    for name, values in options:
+        if name == "display":
+            known = {part: Option(option) for option, part in SHOWN.items()}
+            for part in values[0].split(","):
+                yield known.get(part, Option(name, (part,)))
+        elif name in PLACING:
+            head, colon, modifiers = values[0].partition(":")
+            yield Option(name, (_WORDS_IN_4.get(head.lower(), head) + colon + modifiers,))
+        else:
+            yield Option(name, values)
