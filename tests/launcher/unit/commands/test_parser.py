@@ -151,6 +151,13 @@ def test_a_time_is_a_number_above_0(text: str) -> None:
         seconds(text)
 
 
+def test_a_beginning_of_an_option_names_the_whole_of_it() -> None:
+    parser = Parser("muster try", "")
+    parser.add_argument("--distribution")
+    with pytest.raises(UsageError, match="unknown option --dist, did you mean '--distribution'"):
+        parser.parse(["--dist", "x"])
+
+
 def test_nothing_is_suggested_for_a_word_like_no_other() -> None:
     assert nearest("zzz", COMMANDS) == ""
     assert nearest("LOCAL", COMMANDS) == "local"

@@ -150,6 +150,13 @@ def test_a_rank_without_traceback_is_described_by_its_signal() -> None:
     assert "ExitCode -11" in failure_text(FAILED._replace(first=first), PLAIN)
 
 
+def test_a_signal_without_a_name_is_described_by_its_number_once() -> None:
+    block = failure_block(
+        FAILED._replace(first=RANK._replace(status=-40, summary="", tail="")), PLAIN
+    )
+    assert block.startswith("FAILED algo-2 rank 5: killed by signal 40\n")
+
+
 def test_the_block_of_a_bad_request_lists_every_problem() -> None:
     block = failure_block(Failed(100, "ConfigError: a", "do b", "c: d\n  Fix: e"), PLAIN)
     assert block == "FAILED ConfigError: a\n  c: d\n    Fix: e\nFix: do b\nexit code 100"

@@ -112,6 +112,10 @@ def test_the_first_failure_does_not_depend_on_the_order_of_reports(
             "UserScriptError: killed by signal 11 SIGSEGV (algo-1 rank 0, exit code 139)",
         ),
         (
+            OWN._replace(status=-40, summary=""),
+            "UserScriptError: killed by signal 40 (algo-1 rank 0, exit code 168)",
+        ),
+        (
             OWN._replace(status=-6),
             "UserScriptError: ValueError: x [SIGABRT] (algo-1 rank 0, exit code 134)",
         ),

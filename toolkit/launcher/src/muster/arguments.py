@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from muster.types.names import did_you_mean
+from muster.types.names import TYPED, did_you_mean
 
 USAGE_EXIT_CODE = 2
 
@@ -46,7 +46,7 @@ def one_of(*names: str) -> Callable[[str], str]:
             return text
         known = ", ".join(names)
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not one of {known}{did_you_mean(text, names)}"
+            f"{text!r} is not one of {known}{did_you_mean(text, names, likeness=TYPED)}"
         )
 
     return choose
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
             dashed = name.replace("_", "-")
             if dashed in self.foreign:
                 raise UsageError(f"unknown option {name}", self.foreign[dashed])
-            if guess := did_you_mean(dashed, self.options):
+            if guess := did_you_mean(dashed, self.options, likeness=TYPED):
                 raise UsageError(f"unknown option {name}{guess}")
             following = [text for text in tokens[place : place + 2] if text != ""]
             raise UsageError(f"unknown option {name}", self._behind(following))

@@ -155,14 +155,15 @@ def _hear_interrupts() -> None:
 
 def _unknown(name: str) -> Exception:
     from muster.arguments import UsageError
-    from muster.types.names import did_you_mean
+    from muster.types.names import TYPED, did_you_mean
 
     if name.startswith("-"):
-        text = f"unknown option {name}{did_you_mean(name, ('--help', '--version'))}"
+        guess = did_you_mean(name, ("--help", "--version"), likeness=TYPED)
+        text = f"unknown option {name}{guess}"
         return UsageError(text, "options go after the command: muster COMMAND [OPTIONS]")
     if name.endswith((".py", ".sh")):
         return UsageError(f"{name!r} is not a command", f"to run it here: muster local {name}")
-    suggestion = did_you_mean(name, COMMANDS)
+    suggestion = did_you_mean(name, COMMANDS, likeness=TYPED)
     return UsageError(
         f"{name!r} is not a command{suggestion}", f"the commands are {', '.join(COMMANDS)}"
     )

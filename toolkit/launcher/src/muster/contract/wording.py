@@ -116,7 +116,8 @@ def describe_status(status: int) -> str:
     """An exit code, or minus a signal, in words."""
     if status >= 0:
         return f"exit code {status}"
-    return f"killed by signal {-status} ({signal_name(-status)})"
+    number, name = f"signal {-status}", signal_name(-status)
+    return f"killed by {number}" if name == number else f"killed by {number} ({name})"
 
 
 def _last_traceback(tail: str) -> list[str]:

@@ -12,7 +12,7 @@ from muster.arguments import UsageError
 from muster.local.backends.docker.options import DOCKER, DockerOptions, read_docker
 from muster.local.code.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
-from muster.types.names import nearest
+from muster.types.names import TYPED, nearest
 from muster.types.shown import parse_ranks
 from muster.types.values import NamedTuple
 
@@ -195,7 +195,7 @@ def _script_in(folder: str) -> str:
 def _near_file(path: str) -> str:
     folder, name = os.path.split(path)
     try:
-        close = nearest(name, os.listdir(folder or "."))
+        close = nearest(name, os.listdir(folder or "."), likeness=TYPED)
     except OSError:
         return f"there is not a folder {folder!r}"
     return f"did you mean {os.path.join(folder, close)}?" if close else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+TYPED = 0.6  # likeness of what a person types at a command line, often the beginning of a name
+
 
 def nearest(word: str, known: Iterable[str], prefix: str = "", likeness: float = 0.7) -> str:
     """The known name that `word` most likely means, or "" when none is close.
@@ -22,9 +24,9 @@ def nearest(word: str, known: Iterable[str], prefix: str = "", likeness: float =
     return folded[found[0]] if found else ""
 
 
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "", likeness: float = 0.7) -> str:
     """`, did you mean 'NAME'?`, or "" when nothing known is close."""
-    close = nearest(word, known, prefix)
+    close = nearest(word, known, prefix, likeness)
     return f", did you mean {close!r}?" if close else ""
 
 

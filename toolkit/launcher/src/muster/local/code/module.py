@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
-from muster.types.names import did_you_mean
+from muster.types.names import TYPED, did_you_mean
 
 if TYPE_CHECKING:
     import ast
@@ -44,7 +44,7 @@ def check_module(module: str, folder: str) -> None:
     below = os.path.dirname(path)
     known = [name.removesuffix(".py") for name in os.listdir(below)] if os.path.isdir(below) else []
     raise UsageError(
-        f"-m: no module {module!r} in {folder}{did_you_mean(parts[-1], known)}",
+        f"-m: no module {module!r} in {folder}{did_you_mean(parts[-1], known, likeness=TYPED)}",
         "name it from the folder that holds its package, or give that one as --source-dir DIR",
     )
 

@@ -13,7 +13,7 @@ from muster.arguments import UsageError
 from muster.local.record import runfolder
 from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
-from muster.types.names import did_you_mean
+from muster.types.names import TYPED, did_you_mean
 from muster.types.values import NamedTuple
 
 LATEST = "latest"
@@ -85,7 +85,8 @@ def find_run(name: str) -> Run:
             f"there are no runs in {os.path.realpath(runfolder.RUNS)}",
             "go to the folder that you started `muster local` in, or name a run folder",
         )
-    raise UsageError(f"no run {name!r}{did_you_mean(name, known)}", "muster history lists them")
+    guess = did_you_mean(name, known, likeness=TYPED)
+    raise UsageError(f"no run {name!r}{guess}", "muster history lists them")
 
 
 def _is_run(path: str) -> bool:

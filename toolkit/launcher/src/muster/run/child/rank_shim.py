@@ -68,11 +68,12 @@ def receive_exactly(sock: _socket.socket, size: int) -> "bytes | None":
     return data
 
 
-def become_subreaper() -> None:
+def become_subreaper() -> bool:
+    """Orphans below this process become its children; whether the kernel agreed."""
     from _ctypes import call_function, dlopen, dlsym
 
     prctl = dlsym(dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None: of this program
-    call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    return bool(call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
 
 
 def start(

@@ -141,7 +141,9 @@ def _from_rank(
     what = first.note or first.summary or "it ended without an error message"
     if first.status < 0 and not first.note and not first.signalled:
         name = signal_name(-first.status)
-        what = f"{what} [{name}]" if first.summary else f"killed by signal {-first.status} {name}"
+        number = f"signal {-first.status}"
+        killed = f"killed by {number}" + ("" if name == number else f" {name}")
+        what = f"{what} [{name}]" if first.summary else killed
     headline = f"UserScriptError: {what} ({first.host} rank {first.rank}, {said})"
     if also:
         headline += f" and {also} more"

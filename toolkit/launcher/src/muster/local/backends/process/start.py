@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from muster.local.orders import Orders
@@ -11,7 +12,8 @@ from muster.run.child.rank_shim import become_subreaper
 
 def start(orders: Orders, up: int) -> int:
     """Starts the hosts and holds them until all have ended. Raises OSError."""
-    become_subreaper()
+    if not become_subreaper():
+        raise OSError(errno.EPERM, "orphans would leave their host", "prctl")
     parent = os.getpid()
     hosts = {start_host(order, parent): index for index, order in enumerate(orders.hosts)}
     return hold(orders, up, hosts)
