@@ -27,7 +27,13 @@ STARTED = (
 )
 
 
-@pytest.mark.parametrize("module", IMPORTED)
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=[pytest.mark.torch] * (module == "muster_parameter_server"))
+        for module in IMPORTED
+    ],
+)
 def test_names_that_users_import_are_there(module: str) -> None:
     home = importlib.import_module(module)
     for name in {*IMPORTED[module], *getattr(home, "__all__", ())}:
