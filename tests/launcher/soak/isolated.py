@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from muster.local.hosts import why_not_isolated
-from tests.launcher.soak import scripts
+from tests.launcher.soak import job_scripts
 from tests.launcher.soak.run import SETTINGS, bound_s, expected_codes
 from tests.launcher.soak.scenario import SHORT_S, Fault, Scenario
 from tests.launcher.soak.verdict import Verdict, not_run
@@ -31,7 +31,7 @@ def run(one: Scenario, folder: Path) -> Verdict:
     if reason:
         shutil.rmtree(folder, ignore_errors=True)
         return not_run(one.seed, reason)
-    (folder / "train.py").write_text(scripts.source(one))
+    (folder / "train.py").write_text(job_scripts.source(one))
     argv = ["train.py", "--hosts", str(one.hosts), "--isolation", "netns"]
     landed, wrong, story, codes = False, [], "", (-1,)
     try:
@@ -130,7 +130,7 @@ def _check(one: Scenario, job: LocalRun, landed: bool) -> list[str]:
     """What did not hold beside what `runs` checks after every job."""
     code = job.process.returncode
     wrong = []
-    done = [any((_base(job, n) / "model").glob(scripts.DONE + "*")) for n in one.names]
+    done = [any((_base(job, n) / "model").glob(job_scripts.DONE + "*")) for n in one.names]
     if code == 0 and not all(done):
         wrong.append("exit code 0, but not every rank ended well")
     if not landed and code not in expected_codes(one):

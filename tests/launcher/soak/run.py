@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from muster.types.deadlines import Deadlines, parse_deadlines
-from tests.launcher.soak import scripts
+from tests.launcher.soak import job_scripts
 from tests.launcher.soak.faults import Injector
 from tests.launcher.soak.scenario import EVERYONE, SHORT_S, Fault, Scenario
 from tests.launcher.soak.verdict import NotRunError, Verdict, not_run
@@ -86,7 +86,12 @@ def _make(one: Scenario, folder: Path) -> Cluster:
     """The hosts' files, with what is bad about one of them."""
     options = TORCHRUN if one.torchrun else {}
     cluster = Cluster(
-        folder, scripts.source(one), one.hosts, options, scripts.program(one), _settings(one)
+        folder,
+        job_scripts.source(one),
+        one.hosts,
+        options,
+        job_scripts.program(one),
+        _settings(one),
     )
     base = cluster.base(one.names[one.culprit])
     if one.script == "bad input":
@@ -120,7 +125,7 @@ def _stand_in_for_pip(one: Scenario, cluster: Cluster) -> None:
         tools = cluster.folder / name / "opt" / "tools" / "pip"
         tools.mkdir(parents=True)
         (tools / "__init__.py").touch()
-        (tools / "__main__.py").write_text(scripts.BAD_PIP if bad else scripts.SLOW_PIP)
+        (tools / "__main__.py").write_text(job_scripts.BAD_PIP if bad else job_scripts.SLOW_PIP)
         (cluster.base(name) / "code" / "requirements.txt").write_text("demo\n")
 
 
@@ -221,7 +226,8 @@ def apart(one: Scenario, lefts: list[Left]) -> set[str]:
 def _outcome(one: Scenario, cluster: Cluster, lefts: list[Left], injector: Injector) -> list[str]:
     """Code 0 only when every rank ended well; a job that nothing happened to ends as it must."""
     done = {
-        name: list((cluster.base(name) / "model").glob(scripts.DONE + "*")) for name in one.names
+        name: list((cluster.base(name) / "model").glob(job_scripts.DONE + "*"))
+        for name in one.names
     }
     wrong = [
         f"{left.name}: exit code 0, but no rank of {name} ended well"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.soak import __main__ as command
-from tests.launcher.soak import isolated, run, scripts
+from tests.launcher.soak import isolated, job_scripts, run
 from tests.launcher.soak.scenario import Scenario, scenario, seeds, told
 from tests.launcher.soak.summary import KINDS, planned, summarize, tell
 from tests.launcher.soak.verdict import Verdict
@@ -88,7 +88,7 @@ def test_the_scenarios_hold_every_fault_script_and_launcher() -> None:
     assert {one.hosts for one in many} == {1, 2, 3}
     assert {one.torchrun for one in many} == {one.netns for one in many} == {True, False}
     assert {len(one.faults) for one in many} == {0, 1, 2}
-    assert {one.script for one in many} >= set(scripts.BODIES) | {"shell", "bad input"}
+    assert {one.script for one in many} >= set(job_scripts.BODIES) | {"shell", "bad input"}
 
 
 PLAIN = Scenario(0, 1, False, False, "quick", 0, 0, 0.0, False, ())
@@ -106,7 +106,7 @@ PLAIN = Scenario(0, 1, False, False, "quick", 0, 0, 0.0, False, ())
 def test_the_soak_notices_what_does_not_hold(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, told_of: str
 ) -> None:
-    monkeypatch.setitem(scripts.BODIES, "quick", line)
+    monkeypatch.setitem(job_scripts.BODIES, "quick", line)
     verdict = run.run(PLAIN, tmp_path / "job")
     assert [what for what in verdict.wrong if told_of in what], verdict
     assert (tmp_path / "job").exists()
@@ -116,7 +116,7 @@ def test_the_soak_notices_what_does_not_hold(
 def test_the_soak_notices_a_job_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(scripts.BODIES, "quick", "time.sleep(600)\n")
+    monkeypatch.setitem(job_scripts.BODIES, "quick", "time.sleep(600)\n")
     monkeypatch.setattr(run, "bound_s", lambda one: 1.5)
     verdict = run.run(PLAIN, tmp_path / "job")
     assert verdict.wrong[0] == "not ended 2 s after the start: ['algo-1']"

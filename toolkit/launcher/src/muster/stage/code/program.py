@@ -7,7 +7,7 @@ import re
 
 from muster.types.errors import ConfigError
 from muster.types.job import Program
-from muster.types.names import listed, nearest
+from muster.types.names import TYPED, listed, nearest
 
 _LISTED = 8  # names in a message
 _WALKED = 2000  # entries looked at for a message
@@ -148,8 +148,8 @@ def _nearest(name: str, names: list[str]) -> str:
     base = name.rpartition("/")[2]
     if base in by_base:
         return by_base[base]
-    of_path = nearest(name, scripts, likeness=0.6)
-    return of_path or by_base.get(nearest(base, by_base, likeness=0.6), "")
+    of_path = nearest(name, scripts, likeness=TYPED)
+    return of_path or by_base.get(nearest(base, by_base, likeness=TYPED), "")
 
 
 def _walk(code_dir: str) -> tuple[list[str], bool]:
