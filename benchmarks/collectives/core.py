@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from muster_collectives.binding import library
+from muster_collectives.runtime.errors import CoreError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VARIABLE = "COLLECTIVES_CORE"
@@ -45,6 +46,6 @@ def _release(folder: Path) -> Path:
 def _isa(path: str) -> str:
     try:
         found: bytes = library.load(path).mc_isa()
-    except library.NoCore as error:
+    except CoreError as error:
         return f"none ({error})"
     return found.decode()

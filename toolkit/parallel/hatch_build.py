@@ -1,4 +1,5 @@
-"""Compiles csrc/ into the wheel where there is a C compiler; without one the wheel is pure Python.
+"""Compiles csrc/ into the wheel where there is a C compiler; without one the wheel has no core, and
+torch's CPU tensors go to gloo.
 
 | Variable | Meaning |
 | MUSTER_CC, CC | the compiler, such as `python -m ziglang cc`; else cc, gcc, clang |
@@ -86,7 +87,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         if mode == "required":
             raise RuntimeError(f"muster-parallel: {why}\n  Fix: install a C compiler (gcc), or "
                                "unset MUSTER_CORE")  # fmt: skip
-        self._note(f"without the compiled core, collectives will be slow: {why}")
+        self._note(f"without the compiled core, so torch goes to gloo and all else fails: {why}")
 
     def _note(self, text: str) -> None:
         print(f"muster-parallel: {text}", file=sys.stderr)

@@ -153,10 +153,9 @@ def main(steps: int, seed: int) -> None:
         count for stats in every for path, count in stats.paths.items() if path.name == "DIRECT"
     )
     messages = sum(stats.receives for stats in every)
-    transport = next(iter(groups.values())).comm.transport
     for group in groups.values():
         group.end(draws)
-    meeting.say(calls=calls, direct=direct, messages=messages, transport=transport)
+    meeting.say(calls=calls, direct=direct, messages=messages)
 
 
 def _step(group: Group, what: float, chance: random.Random, step: int) -> None:

@@ -22,7 +22,7 @@ def main() -> None:
     reduced(comm, data)
     stats = comm.stats()
     meeting.say(
-        right=bool((data == comm.size).all()), transport=comm.transport, nodes=list(comm.nodes),
+        right=bool((data == comm.size).all()), nodes=list(comm.nodes),
         why=list(comm.why), sent_bytes=stats.sent_bytes,
         paths=sorted(path.name for path, count in stats.paths.items() if count),
     )  # fmt: skip

@@ -34,7 +34,7 @@ def main(what: str, seed: int = 1) -> None:
         "wire": lambda: wire(comm, seed),
     }[what]()
     paths = {path.name.lower(): count for path, count in comm.stats().paths.items()}
-    meeting.say(transport=comm.transport, paths=paths, nodes=list(comm.nodes), **words)
+    meeting.say(paths=paths, nodes=list(comm.nodes), **words)
     comm.close()
 
 

@@ -28,7 +28,7 @@ def main(what: str, steps: int = 0, seed: int = 1) -> None:
         "large": lambda: large(comm),
     }[what]()
     paths = {path.name.lower(): count for path, count in comm.stats().paths.items()}
-    meeting.say(transport=comm.transport, paths=paths, **words)
+    meeting.say(paths=paths, **words)
     comm.close()
 
 

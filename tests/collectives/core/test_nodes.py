@@ -36,15 +36,13 @@ def assert_alike(said: list[dict[str, Any]]) -> None:
 def test_every_verb_is_right_at_every_border_of_sizes(nodes: str) -> None:
     said = run(nodes, "edges")
     assert_alike(said)
-    if said[0]["transport"] == "native":
-        assert said[0]["paths"]["leaders"] and said[0]["paths"]["rails"], said[0]["paths"]
+    assert said[0]["paths"]["leaders"] and said[0]["paths"]["rails"], said[0]["paths"]
 
 
 def test_leaders_of_many_nodes_are_right_when_they_double_mesh_or_take_two_phases() -> None:
     said = run("abcdeff", "edges", COLLECTIVES_LEADER_BYTES=str(1 << 20))
     assert_alike(said)
-    if said[0]["transport"] == "native":
-        assert said[0]["paths"]["leaders"], said[0]["paths"]
+    assert said[0]["paths"]["leaders"], said[0]["paths"]
 
 
 def test_defaults_are_right_too() -> None:
@@ -71,8 +69,6 @@ def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most
     wire: str, nodes: str
 ) -> None:
     said = run(nodes, "wire", COLLECTIVES_WIRE=wire)
-    if said[0]["transport"] != "native":
-        pytest.skip("the pure core does not compress")
     assert len({each["digest"] for each in said}) == 1, "ranks hold other bits"
     for each in said:
         assert each["off"][wire] <= 1, each
@@ -84,8 +80,6 @@ def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most
 
 def test_error_feedback_makes_the_mean_of_compressed_sums_come_near_the_ideal() -> None:
     said = run("aabb", "wire", COLLECTIVES_WIRE="int8", COLLECTIVES_ERROR_FEEDBACK="1")
-    if said[0]["transport"] != "native":
-        pytest.skip("the pure core does not compress")
     assert len({each["digest"] for each in said}) == 1, "ranks hold other bits"
     for each in said:
         assert each["mean"] < each["single"] / 4, each

@@ -36,10 +36,9 @@ def run(
 def test_all_types_operations_and_sizes_are_right_and_alike_on_all_ranks(ranks: int) -> None:
     said = run(ranks, "matrix")
     assert len({each["same"] for each in said}) == 1, "ranks hold other bits"
-    if said[0]["transport"] == "native":
-        taken = said[0]["paths"]
-        expected = ("alone",) if ranks == 1 else ("one_shot", "staged")
-        assert all(taken[name] for name in expected), taken
+    taken = said[0]["paths"]
+    expected = ("alone",) if ranks == 1 else ("one_shot", "staged")
+    assert all(taken[name] for name in expected), taken
 
 
 def test_results_are_the_same_bits_from_run_to_run_and_on_every_instruction_set() -> None:
@@ -60,8 +59,6 @@ def test_between_nodes_all_types_and_operations_are_right_and_alike(nodes: str) 
 
 def test_registered_memory_takes_the_direct_path_and_gives_the_same_bits() -> None:
     said = run(3, "direct")
-    if said[0]["transport"] != "native":
-        pytest.skip("the pure core has no direct path")
     assert all(each["paths"]["direct"] >= 3 for each in said)
 
 
@@ -69,8 +66,7 @@ def test_registered_memory_takes_the_direct_path_and_gives_the_same_bits() -> No
 def test_results_larger_than_the_cache_are_right_at_odd_places(ranks: int, isa: str) -> None:
     with job("core.ops_worker", ranks, "large", environ={"COLLECTIVES_ISA": isa}) as started:
         said = clean(started.ends())
-    if said[0]["transport"] == "native":
-        assert said[0]["paths"]["staged"], said[0]["paths"]
+    assert said[0]["paths"]["staged"], said[0]["paths"]
 
 
 @pytest.mark.effort
@@ -84,7 +80,7 @@ def test_random_calls_messages_and_registered_memory_of_overlapping_groups_are_r
     said = run(5, *given, nodes=list(nodes), worker="core.fuzz_worker", limit_s=500)
     assert sum(each["calls"] for each in said) > steps
     assert all(each["messages"] for each in said), said
-    if not nodes and said[0]["transport"] == "native":
+    if not nodes:
         assert sum(each["direct"] for each in said) > steps / 10, said
 
 
@@ -95,8 +91,7 @@ def test_very_many_small_calls_never_mix_their_rounds() -> None:
     with job("core.ops_worker", 2, "small", str(calls), environ=TUNED) as started:
         said = clean(started.ends(1700))
     assert [each["calls"] for each in said] == [calls, calls]
-    if said[0]["transport"] == "native":
-        assert said[0]["paths"]["one_shot"] >= calls
+    assert said[0]["paths"]["one_shot"] >= calls
 
 
 def test_many_small_calls_of_more_ranks_than_processors_never_mix_their_rounds() -> None:

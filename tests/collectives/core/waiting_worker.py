@@ -102,7 +102,7 @@ def main(play: str) -> None:
     meeting = Meeting()
     comm = meeting.world()
     said = PLAYS[play](meeting, comm)
-    meeting.say(transport=comm.transport, **said)
+    meeting.say(**said)
     comm.close()
 
 

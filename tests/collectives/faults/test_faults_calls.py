@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -18,10 +17,6 @@ from tests.collectives.support.jobs import clean, job
 HANDLED_S = 2.0
 # An abort is heard within 0.5 s (bench-collectives measures it); here a machine may be slow.
 HEARD_S = 3.0
-PLACES = [
-    *NODES,
-    pytest.param("pure", id="pure Python"),
-]
 # between nodes a root may be done before the others have come: then the next operation tells
 ROOTED = ("root", "scatter against gather")
 # what the text must say of the two sides
@@ -128,12 +123,11 @@ def test_a_forked_child_is_refused_and_the_group_goes_on(nodes: str) -> None:
             assert each["right"], "the group gives a wrong sum after its child has ended"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("nodes", NODES)
 def test_control_c_ends_a_rank_that_waits_for_another_and_the_others_learn_of_it(
-    place: str,
+    nodes: str,
 ) -> None:
-    nodes, environ = placed(place)
-    with job("faults.fault_worker", 3, "interrupted", "2", nodes=nodes, environ=environ) as started:
+    with job("faults.fault_worker", 3, "interrupted", "2", nodes=names(nodes)) as started:
         for rank in (0, 1):
             started.wait_for(f"waits-{rank}")
         began = time.monotonic()
@@ -147,10 +141,9 @@ def test_control_c_ends_a_rank_that_waits_for_another_and_the_others_learn_of_it
     assert ends[1].said["again"] == "AbortedError", "the group goes on after half a call"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(place: str) -> None:
-    nodes, environ = placed(place)
-    with job("faults.fault_worker", 3, "handled", "2", nodes=nodes, environ=environ) as started:
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(nodes: str) -> None:
+    with job("faults.fault_worker", 3, "handled", "2", nodes=names(nodes)) as started:
         for rank in (0, 1):
             started.wait_for(f"waits-{rank}")
         began = time.monotonic()
@@ -164,7 +157,3 @@ def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(place: st
     assert told["at_s"] - began < HANDLED_S
     assert (told["kind"], told["group"]) == ("UsageError", "world"), told
     assert "group 'world', rank 1 of 3: a signal handler" in told["text"], told
-
-
-def placed(place: str) -> tuple[Sequence[str], Mapping[str, str]]:
-    return ((), {"COLLECTIVES_PURE": "1"}) if place == "pure" else (names(place), {})

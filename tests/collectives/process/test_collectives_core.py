@@ -7,7 +7,9 @@ import itertools
 import json
 import math
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,21 +32,21 @@ from muster_collectives.binding import abi, library  # noqa: E402
 from muster_collectives.binding.native_create import raw_tuning  # noqa: E402
 from muster_collectives.bootstrap import frames as f  # noqa: E402
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join, secret_of  # noqa: E402
-from muster_collectives.core import CollectiveError, RendezvousError, SettingsError  # noqa: E402
+from muster_collectives.core import CollectiveError, CoreError, RendezvousError, SettingsError  # noqa: E402
 from muster_collectives.runtime.tuning import Tuning  # noqa: E402
 from muster_collectives.runtime.types import Code  # noqa: E402
 
-PURE = {"COLLECTIVES_PURE": "1"}
-TRANSPORTS = [pytest.param({}, id="native"), pytest.param(PURE, id="pure")]
+# of what all verbs make of all types, as a second implementation in Python's own numbers gave it
+DIGEST = "9fd76ccd53663b372f1b2250b142d187b633e072a03d95d3e54cb396aed508c0"
+FIX = "  Fix: install muster-parallel from its wheel, or where there is a C compiler"
 
 
-def _needs_core(env: Mapping[str, str]) -> None:
-    if env:
-        return
+@pytest.fixture(scope="module")
+def core() -> ctypes.CDLL:
     try:
-        library.load(os.environ.get("COLLECTIVES_CORE", ""))
-    except library.NoCore as error:
-        pytest.skip(f"no compiled core: {error}")
+        return library.load(os.environ.get("COLLECTIVES_CORE", ""))
+    except CoreError as error:
+        pytest.skip(f"no compiled core: {error.message}")
 
 
 def _said(ended: list[ranks.Ended]) -> list[list[dict[str, Any]]]:
@@ -57,17 +59,15 @@ def _said(ended: list[ranks.Ended]) -> list[list[dict[str, Any]]]:
 
 
 def _run(
-    scenario: str, size: int, env: Mapping[str, str], **more: Any
+    scenario: str, size: int, env: Mapping[str, str] | None = None
 ) -> list[list[dict[str, Any]]]:
     """`-I -S`: without the site's packages, so that nothing but the standard library is there."""
     argv = ["-I", "-S", str(WORKER), str(SOURCES), scenario]
-    return _said(ranks.run(size, argv, env=env, timeout_s=90, **more))
+    return _said(ranks.run(size, argv, env=env, timeout_s=90))
 
 
-def test_the_core_takes_the_sizes_that_settings_take_and_no_others() -> None:
+def test_the_core_takes_the_sizes_that_settings_take_and_no_others(core: ctypes.CDLL) -> None:
     """The core refuses without a name, so what a person may set is refused before."""
-    _needs_core({})
-    core = library.load(os.environ.get("COLLECTIVES_CORE", ""))
     for slot, chunk, spin_s in itertools.product(
         (4096, 8192, 10_000, 1 << 20), (64, 4096, 4097, 8192, 100_000, 102_400),
         (-0.1, 0.0, 20e-6, math.nextafter(1, 0), 1.0, math.nan),
@@ -97,44 +97,51 @@ def _is_taken(core: ctypes.CDLL, slot: int, chunk: int, spin_s: float) -> bool:
     return True
 
 
-def test_ranks_without_torch_agree_to_the_bit_natively_and_in_pure_python() -> None:
-    """All verbs, types and operations: the same bits on every way."""
-    found = {"pure": _run("agree", 3, PURE)}
-    try:
-        library.load(os.environ.get("COLLECTIVES_CORE", ""))
-    except library.NoCore:
-        pass
-    else:
-        found["native"] = _run("agree", 3, {})
-    for transport, said in found.items():
-        lasts = [words[-1] for words in said]
-        assert {words["transport"] for words in lasts} == {transport}
-        assert {words["modules"] == [] for words in lasts} == {True}
-        assert lasts[0]["checks"] > 200
-    digests = {words[-1]["digest"] for said in found.values() for words in said}
-    assert len(digests) == 1, found
-    if "native" not in found:
-        pytest.skip("no compiled core: the pure way alone was tried")
+@pytest.mark.usefixtures("core")
+def test_ranks_without_torch_or_numpy_agree_on_the_bits_of_every_verb_type_and_operation() -> None:
+    lasts = [words[-1] for words in _run("agree", 3)]
+    assert all(words["modules"] == [] and words["checks"] > 200 for words in lasts)
+    assert {words["digest"] for words in lasts} == {DIGEST}
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
-def test_sub_groups_registered_memory_and_messages_work_without_torch(
-    env: Mapping[str, str],
-) -> None:
-    _needs_core(env)
-    for words in _run("groups", 3, env):
+def test_a_rank_without_a_core_ends_every_rank_and_says_why_and_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "core.so"
+    path.write_text("text")
+    ended = ranks.run(
+        2, ["-I", "-S", str(WORKER), str(SOURCES), "forked"], timeout_s=60,
+        each_env=[{}, {"COLLECTIVES_CORE": str(path)}],
+    )  # fmt: skip
+    for each in ended:
+        *_, error, fix = each.output.splitlines()
+        assert each.code == 1 and fix == FIX, each
+        assert "CoreError: group 'world': rank 1 cannot take part: the compiled core " in error
+        assert f"{path} cannot be loaded: " in error
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_a_core_of_another_interface_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "core.so"
+    (tmp_path / "core.c").write_text("unsigned mc_abi(void) { return 7; }")
+    compiling = ["cc", "-shared", "-fPIC", "-o", path, tmp_path / "core.c"]
+    subprocess.run(compiling, check=True, timeout=60)
+    with pytest.raises(CoreError, match=f"{path} has interface 7, and {abi.ABI} is due"):
+        library.load(str(path))
+
+
+@pytest.mark.usefixtures("core")
+def test_sub_groups_registered_memory_and_messages_work_without_torch() -> None:
+    for words in _run("groups", 3):
         assert words[-1] == {"rank": words[-1]["rank"], "done": True}
         assert any("refused" in each for each in words) and not any("error" in e for e in words)
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
+@pytest.mark.usefixtures("core")
 @pytest.mark.promise("F40", "F42")
 def test_each_fault_is_told_on_all_ranks_with_the_rank_that_caused_it(
-    env: Mapping[str, str], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    _needs_core(env)
-    more = {"MARK": str(tmp_path / "mark"), "COLLECTIVES_FLIGHT_DIR": str(tmp_path / "flight")}
-    said = _run("faults", 3, {**env, **more})
+    env = {"MARK": str(tmp_path / "mark"), "COLLECTIVES_FLIGHT_DIR": str(tmp_path / "flight")}
+    said = _run("faults", 3, env)
     for rank, words in enumerate(said):
         errors = [(each["error"], each["ranks"]) for each in words if "error" in each]
         assert errors[:2] == [("UsageError", []), ("UsageError", [])]
@@ -149,12 +156,11 @@ def test_each_fault_is_told_on_all_ranks_with_the_rank_that_caused_it(
     assert log["schema"] == 1 and log["operations"] and log["error"]["kind"]
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
+@pytest.mark.usefixtures("core")
 @pytest.mark.promise("F41")
-def test_a_killed_rank_is_named_by_the_survivors(env: Mapping[str, str]) -> None:
-    _needs_core(env)
+def test_a_killed_rank_is_named_by_the_survivors() -> None:
     argv = ["-I", "-S", str(WORKER), str(SOURCES), "dies"]
-    with ranks.started(3, argv, env=env) as job:
+    with ranks.started(3, argv) as job:
         job.wait_for("ready", timeout_s=60)
         job.kill(1)
         ended = job.wait(60)
@@ -163,32 +169,27 @@ def test_a_killed_rank_is_named_by_the_survivors(env: Mapping[str, str]) -> None
         assert (words[-1]["error"], words[-1]["ranks"]) == ("PeerError", [1])
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
-def test_a_forked_child_is_told_and_does_no_harm(env: Mapping[str, str]) -> None:
-    _needs_core(env)
-    assert [words[-1]["child"] for words in _run("forked", 2, env)] == [7, 7]
+@pytest.mark.usefixtures("core")
+def test_a_forked_child_is_told_and_does_no_harm() -> None:
+    assert [words[-1]["child"] for words in _run("forked", 2)] == [7, 7]
 
 
+@pytest.mark.usefixtures("core")
 def test_an_argument_that_is_no_number_is_refused_and_the_group_goes_on() -> None:
-    _needs_core({})
     told = ["TypeError"] * 3 + ["OverflowError"] * 2 + ["UsageError"] * 3
-    assert [words[-1]["told"] for words in _run("odd", 2, {})] == [told, told]
+    assert [words[-1]["told"] for words in _run("odd", 2)] == [told, told]
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
-def test_one_rank_alone_is_refused_what_does_not_fit_and_its_bytes_are_counted(
-    env: Mapping[str, str],
-) -> None:
-    _needs_core(env)
-    (((said,)),) = _run("alone", 1, env)
+@pytest.mark.usefixtures("core")
+def test_one_rank_alone_is_refused_what_does_not_fit_and_its_bytes_are_counted() -> None:
+    (((said,)),) = _run("alone", 1)
     assert (said["out"], said["bytes"]) == ("1234", 4)
 
 
-@pytest.mark.parametrize("env", TRANSPORTS)
-def test_nothing_is_left_after_many_worlds(env: Mapping[str, str]) -> None:
-    _needs_core(env)
+@pytest.mark.usefixtures("core")
+def test_nothing_is_left_after_many_worlds() -> None:
     files = set(os.listdir("/dev/shm"))
-    for words in _run("again", 2, env):
+    for words in _run("again", 2):
         assert words[-1]["after"] == words[-1]["before"]
     # a file of another program that lives for a moment is no leftover of these ranks
     left = set(os.listdir("/dev/shm")) - files
@@ -199,10 +200,12 @@ def test_nothing_is_left_after_many_worlds(env: Mapping[str, str]) -> None:
     assert not [name for name in left if name.startswith("muster")]
 
 
-def test_a_misspelt_variable_is_named_once_with_the_near_one() -> None:
+@pytest.mark.usefixtures("core")
+def test_a_variable_without_effect_is_named_once_with_the_near_one_or_its_successor() -> None:
     ended = ranks.run(
         2, ["-I", "-S", str(WORKER), str(SOURCES), "forked"],
-        env={**PURE, "COLLECTIVES_CHUNK_BYTE": "4096", "SMDATAPARALLEL_USE_SINGLENODE": "1"},
+        env={"COLLECTIVES_CHUNK_BYTE": "4096", "SMDATAPARALLEL_USE_SINGLENODE": "1",
+             "COLLECTIVES_PURE": "1"},
         each_env=[{}, {"COLLECTIVES_LEADER_BYTES": "4096"}], timeout_s=60,
     )  # fmt: skip
     _said(ended)
@@ -210,6 +213,7 @@ def test_a_misspelt_variable_is_named_once_with_the_near_one() -> None:
     assert both.count("COLLECTIVES_CHUNK_BYTE is no variable") == 1
     assert both.count("did you mean COLLECTIVES_CHUNK_BYTES?") == 1
     assert both.count("SMDATAPARALLEL_USE_SINGLENODE: accepted") == 1
+    assert both.count("COLLECTIVES_PURE has no effect any more: ") == 1
     # rank 0's sizes count, and who had others says so once
     assert both.count("rank 1 had other sizes than rank 0") == 1
     assert "COLLECTIVES_LEADER_BYTES is 262144 and not 4096" in ended[1].output
@@ -337,9 +341,9 @@ def test_the_wrappers_run_their_arguments_in_their_place() -> None:
         assert ended.code == expected, ended
 
 
+@pytest.mark.usefixtures("core")
 def test_a_group_finds_shared_memory_in_dev_shm_where_proc_does_not_help() -> None:
     """The second rung: no memfd (as where /proc/PID/fd cannot be opened)."""
-    _needs_core({})
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from array import array\n"

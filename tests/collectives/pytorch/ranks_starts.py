@@ -88,12 +88,6 @@ def one_rank_without_a_core_brings_all_to_gloo(world: World) -> None:
         assert "rank 1: COLLECTIVES_GLOO=1" in stats().why
 
 
-def it_starts_on_the_standard_library_alone_when_asked(world: World) -> None:
-    with started(world, COLLECTIVES_PURE="1"):
-        verbs_work(world.size, world.rank)
-        assert stats().transport == "pure"
-
-
 def it_starts_between_nodes(world: World) -> None:
     """Ranks that may not share memory: the last is a node of its own."""
     node = "far" if world.rank == world.size - 1 else "near"
@@ -153,7 +147,6 @@ def an_interface_that_one_host_lacks_is_an_error_on_every_rank(world: World) -> 
 CHECKS = (
     it_starts_without_a_core_on_gloo_and_says_why,
     one_rank_without_a_core_brings_all_to_gloo,
-    it_starts_on_the_standard_library_alone_when_asked,
     it_starts_between_nodes,
     it_starts_with_one_rank,
     it_lives_beside_other_backends,

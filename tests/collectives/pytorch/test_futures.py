@@ -14,7 +14,6 @@ LIMIT_S = 120.0
 WAYS = {
     "within a node": {},
     "between nodes": {"RANKS_APART": "1"},
-    "without a core": {"COLLECTIVES_PURE": "1"},
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks
+from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks, run_script
 from tests.support.traces import left_in_shared_memory, shared_memory
 from tests.support.waiting import wait_until
 
@@ -42,6 +42,36 @@ def test_a_failure_of_a_later_call_and_those_in_an_earlier_one(job: Job, name: s
 @pytest.mark.parametrize("name", names_of(STARTS))
 def test_groups_are_made_in_poor_places(job: Job, name: str) -> None:
     job.require(name)
+
+
+ONE_SUM = """
+import torch
+import torch.distributed as dist
+import muster_collectives.torch
+dist.init_process_group("muster")
+for group in (dist.group.WORLD, dist.new_group()):
+    one = torch.ones(1)
+    dist.all_reduce(one, group=group)
+    assert one.item() == dist.get_world_size()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("core", ["missing", "no library"])
+def test_without_a_core_on_one_rank_all_use_gloo_and_one_line_says_why_and_the_fix(
+    core: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "core.so"
+    if core == "no library":
+        path.write_text("text")
+    ends = run_script(
+        ["-c", ONE_SUM], 2, environ_of=({}, {"COLLECTIVES_CORE": str(path)}), limit_s=TEST_S / 2
+    )
+    assert [end.code for end in ends] == [0, 0], ends
+    [line] = [line for end in ends for line in end.err.splitlines() if "core" in line]
+    assert line.startswith("the core cannot be used: rank 1: "), line
+    assert str(path) in line and line.endswith("; CPU tensors go to gloo"), line
+    assert "(fix: install muster-parallel from its wheel" in line
 
 
 def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for_it() -> None:

@@ -28,7 +28,6 @@ from tests.support.ports import free_port
 _POLL_S = 0.01
 _GOING_S = 10.0
 _SCRUBBED = ("COLLECTIVES_", "OMPI_", "PMIX_", "PMI_", "TORCHELASTIC_", "SMDDP_", "SMDATAPARALLEL_")
-_KEPT = ("COLLECTIVES_CORE", "COLLECTIVES_PURE")
 LATE = -999  # the code of a rank that had to be killed because time was up
 
 
@@ -186,7 +185,7 @@ def _environs(
     base = {
         name: value
         for name, value in os.environ.items()
-        if name in _KEPT or not name.startswith(_SCRUBBED)
+        if name == "COLLECTIVES_CORE" or not name.startswith(_SCRUBBED)
     }
     base.update(
         WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from muster_collectives.core import Communicator
-from muster_collectives.pure.communicator import PureCommunicator
 
 _LOOK_S = 0.005
 
@@ -44,17 +42,5 @@ def once(is_so: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
 
 def _looking(comm: Communicator) -> Callable[[], bool]:
     """Tells any thread whether the one that asks here has begun to wait since."""
-    if not isinstance(comm, PureCommunicator):
-        before = comm.stats().sleeps
-        return lambda: comm.stats().sleeps > before
-    caller = threading.get_ident()
-    return lambda: _is_in_await(caller)
-
-
-def _is_in_await(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code is PureCommunicator._await.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    before = comm.stats().sleeps
+    return lambda: comm.stats().sleeps > before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from tests.collectives.support.jobs import clean, job
 from tests.collectives.tools.summary_worker import FLOATS, LATE_S, SENT_BYTES, STEPS
 from tests.collectives.tools.test_tools import tool
 
-PURE = {"COLLECTIVES_PURE": "1"}
 
-
-def given(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    named = {"COLLECTIVES_SUMMARY_DIR": str(folder), "TRAINING_JOB_NAME": "job-7"}
-    return {**named, **(more or {})}
+def given(folder: Path) -> dict[str, str]:
+    return {"COLLECTIVES_SUMMARY_DIR": str(folder), "TRAINING_JOB_NAME": "job-7"}
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
@@ -28,19 +24,10 @@ def documents(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "more"),
-    [
-        pytest.param("aab", {}, id="2 nodes"),
-        pytest.param("", PURE, id="standard library"),
-    ],
-)
-def test_every_group_leaves_one_summary_on_each_rank_closed_or_not(
-    tmp_path: Path, nodes: str, more: Mapping[str, str]
-) -> None:
+def test_every_group_leaves_one_summary_on_each_rank_closed_or_not(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    environ = given(folder, more)
-    with job("tools.summary_worker", 3, "counts", nodes=names(nodes), environ=environ) as started:
+    environ = given(folder)
+    with job("tools.summary_worker", 3, "counts", nodes=names("aab"), environ=environ) as started:
         clean(started.ends())
     found = documents(folder)
     world = [each for each in found if each["group"] == "world"]
@@ -71,11 +58,8 @@ def test_a_killed_rank_leaves_nothing_and_the_reader_names_it(tmp_path: Path) ->
     assert words["runs"][0]["groups"][0]["missing"] == [2]
 
 
-@pytest.mark.parametrize("more", [{}, PURE], ids=["core", "standard library"])
-def test_a_forked_child_writes_no_summary_of_its_parents_group(
-    tmp_path: Path, more: Mapping[str, str]
-) -> None:
-    with job("tools.summary_worker", 2, "forks", environ=given(tmp_path, more)) as started:
+def test_a_forked_child_writes_no_summary_of_its_parents_group(tmp_path: Path) -> None:
+    with job("tools.summary_worker", 2, "forks", environ=given(tmp_path)) as started:
         said = clean(started.ends())
     assert [each["left"] for each in said] == [[], []]
     assert len(documents(tmp_path)) == 2
@@ -94,20 +78,19 @@ def test_a_folder_that_cannot_be_used_is_one_warning_and_no_failure(tmp_path: Pa
 
 @pytest.mark.promise("F36")
 @pytest.mark.parametrize(
-    ("nodes", "late", "more"),
+    ("nodes", "late"),
     [
-        pytest.param("aabb", "1", {}, id="no leader"),
-        pytest.param("aabb", "2", {}, id="the leader of another node"),
-        pytest.param("aab", "2", {}, id="alone in its node"),
-        pytest.param("aabb", "2,3", {}, id="a whole node"),
-        pytest.param("", "0", PURE, id="standard library"),
+        pytest.param("aabb", "1", id="no leader"),
+        pytest.param("aabb", "2", id="the leader of another node"),
+        pytest.param("aab", "2", id="alone in its node"),
+        pytest.param("aabb", "2,3", id="a whole node"),
     ],
 )
 def test_who_was_waited_for_is_named_whatever_the_nodes(
-    tmp_path: Path, nodes: str, late: str, more: Mapping[str, str]
+    tmp_path: Path, nodes: str, late: str
 ) -> None:
-    ranks = len(nodes) or 3
-    environ = given(tmp_path, more)
+    ranks = len(nodes)
+    environ = given(tmp_path)
     with job(
         "tools.summary_worker", ranks, "late", late, nodes=names(nodes), environ=environ
     ) as started:

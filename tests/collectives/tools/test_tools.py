@@ -31,6 +31,7 @@ from tests.collectives.support.jobs import CHECKOUT, SOURCES
 
 LIMIT_S = 110.0
 _NOTHING: Mapping[str, str] = {}
+FIX = "  Fix: install muster-parallel from its wheel, or where there is a C compiler"
 
 
 def series(*seconds: float) -> Series:
@@ -123,19 +124,26 @@ def test_the_interval_of_a_median_leaves_out_what_chance_may_misplace() -> None:
     assert (middle, low, high) == (14.0, 8.0, 20.0)
 
 
-def test_doctor_names_ranks_without_a_core_and_neighbours_that_share_no_memory() -> None:
-    good = {"transport": "native", "no_core": "", "boot": "b", "name": "", "nodes": [0, 0],
+def test_doctor_names_neighbours_that_share_no_memory() -> None:
+    good = {"boot": "b", "name": "", "nodes": [0, 0],
             "why": ["itself", "shared memory"]}  # fmt: skip
     assert troubles([good, good]) == []
     apart = {**good, "nodes": [0, 1], "why": ["itself", "TCP"]}
     assert "ranks 0 and 1 are on one machine" in troubles([apart, apart])[0]
     named = [{**apart, "name": "a"}, {**apart, "name": "b"}]
     assert troubles(named) == []
-    pure = {**good, "transport": "pure"}  # one rank without a core makes it that of all
-    [only] = troubles([pure, {**pure, "no_core": "no compiler"}])
-    assert "rank 1 has no compiled core, so no rank uses one: no compiler" in only
-    [asked] = troubles([pure, pure])
-    assert "unset COLLECTIVES_PURE" in asked
+
+
+@pytest.mark.parametrize("name", ["bench", "doctor", "autotune"])
+def test_without_a_compiled_core_a_tool_says_why_and_the_fix_and_measures_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    path, home = tmp_path / "no.so", tmp_path / "home"
+    environ = {"COLLECTIVES_CORE": str(path), "XDG_CONFIG_HOME": str(home)}
+    assert tool(name, environ=environ, code=1).splitlines() == [
+        f"{name}: there is no compiled core at {path}", FIX
+    ]  # fmt: skip
+    assert not home.exists()
 
 
 def test_a_recorded_run_is_shown_and_drawn_again_without_measuring(tmp_path: Path) -> None:

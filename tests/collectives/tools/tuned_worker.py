@@ -29,7 +29,7 @@ def main(sizes: list[str]) -> None:
         ways.append(path.name if path is not None else "")
         if size.startswith("+"):
             region.release()
-    meeting.say(transport=comm.transport, ways=ways)
+    meeting.say(ways=ways)
     comm.close()
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parall
 
 from muster_collectives.bootstrap import node_info as c
 from muster_collectives.runtime import environment, machine, variables
-from muster_collectives.runtime.errors import SettingsError
+from muster_collectives.runtime.errors import CoreError, SettingsError
 from muster_collectives.runtime.layout import ShmMethod, numbered
 from muster_collectives.runtime.settings import from_variables
 from muster_collectives.runtime.tuning import (
@@ -137,7 +137,7 @@ def test_a_quota_of_processors_is_read() -> None:
 
 def info(**given: object) -> c.NodeInfo:
     base = c.NodeInfo(
-        abi=1, no_core="", boot="b", pid_namespace="p", net_namespace="n", shm="s", memfd=True,
+        abi=1, boot="b", pid_namespace="p", net_namespace="n", shm="s", memfd=True,
         user=0, node="", host="h", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000,
         is_spin_given=False, tuning=Tuning(),
     )  # fmt: skip
@@ -188,10 +188,10 @@ def test_rank_0_s_sizes_count_and_who_shares_processors_does_not_spin() -> None:
         c.plan([info(tuning=least)] * 65)
 
 
-def test_one_rank_without_a_core_makes_all_pure_and_says_why() -> None:
-    plan = c.plan([info(), info(abi=0, no_core="no compiler")])
-    assert not plan.native and "rank 1" in plan.note and "no compiler" in plan.note
-    assert not c.plan([info(abi=1), info(abi=2)]).native
+def test_cores_of_two_interfaces_make_no_group_and_the_ranks_are_named() -> None:
+    with pytest.raises(CoreError, match="core of rank 1 has another interface than") as found:
+        c.plan([info(abi=1), info(abi=2)])
+    assert found.value.ranks == (1,) and "install the same" in found.value.fix
 
 
 def test_loopback_addresses_are_used_within_one_network_alone() -> None:

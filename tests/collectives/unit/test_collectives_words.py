@@ -1,12 +1,8 @@
-"""What the collectives say when something is wrong, and their arithmetic without a core (pure)."""
+"""What the collectives say when something is wrong (pure)."""
 
 from __future__ import annotations
 
-import math
-import struct
 import sys
-from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +10,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
-from muster_collectives.pure.math import reduce_bytes
 from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError, PeerError
 from muster_collectives.runtime.messages import error_of, ranks_text
 from muster_collectives.runtime.stragglers import Straggler, Stragglers, find
@@ -95,46 +90,3 @@ def test_one_rank_of_a_node_speaks_of_a_straggler_once_a_minute(
                     assert f"rank {slow}: steps take 2.00 times" in caplog.text
                     said.append((rank, slow))
     assert said == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 0)] * 2
-
-
-# --- arithmetic without a core
-
-
-def reduced(dtype: DType, op: Op, *parts: Sequence[float], divisor: int = 1) -> list[float]:
-    code = {DType.F32: "f", DType.F64: "d", DType.I8: "b", DType.I64: "q", DType.U8: "B"}[dtype]
-    views = [memoryview(array(code, part)).cast("B") for part in parts]
-    return list(array(code, reduce_bytes(views, dtype, op, divisor)))
-
-
-def test_integers_wrap_and_bits_are_bits() -> None:
-    assert reduced(DType.U8, Op.SUM, [200, 1], [100, 2]) == [44, 3]
-    assert reduced(DType.I8, Op.SUM, [100], [100]) == [-56]
-    assert reduced(DType.I64, Op.PROD, [1 << 62], [3]) == [-(1 << 62)]
-    assert reduced(DType.I8, Op.BAND, [-1, 6], [5, 3]) == [5, 2]
-    assert reduced(DType.I8, Op.BXOR, [-1], [-1]) == [0]
-
-
-def test_fp32_rounds_after_every_step_in_the_order_of_the_ranks() -> None:
-    assert reduced(DType.F32, Op.SUM, [1e8], [1.0], [-1e8]) == [0.0]
-    assert reduced(DType.F32, Op.SUM, [1e8], [-1e8], [1.0]) == [1.0]
-    assert reduced(DType.F32, Op.AVG, [1.0], [2.0], divisor=2) == [1.5]
-
-
-def test_minima_know_the_sign_of_zero_and_hand_on_nan() -> None:
-    low = reduced(DType.F64, Op.MIN, [0.0, 1.0, math.nan], [-0.0, math.nan, 2.0])
-    assert math.copysign(1, low[0]) == -1 and math.isnan(low[1]) and math.isnan(low[2])
-    high = reduced(DType.F64, Op.MAX, [-0.0], [0.0])
-    assert math.copysign(1, high[0]) == 1
-
-
-def test_16_bit_floats_are_summed_in_fp32_and_rounded_once() -> None:
-    halves = [memoryview(struct.pack("=e", value)) for value in (2048.0, 1.0, 1.0)]
-    assert struct.unpack("=e", reduce_bytes(halves, DType.F16, Op.SUM, 1)) == (2050.0,)
-    large = [memoryview(struct.pack("=e", 60000.0))] * 2
-    assert struct.unpack("=e", reduce_bytes(large, DType.F16, Op.SUM, 1)) == (math.inf,)
-    one = memoryview(struct.pack("=H", 0x3F80))  # 1.0
-    tiny = memoryview(struct.pack("=H", 0x3B80))  # 2 ** -8: half of the last place
-    total = reduce_bytes([one, tiny, tiny], DType.BF16, Op.SUM, 1)
-    assert struct.unpack("=H", total) == (0x3F81,)
-    nan = memoryview(struct.pack("=H", 0x7F81))
-    assert struct.unpack("=H", reduce_bytes([nan], DType.BF16, Op.SUM, 1)) == (0x7FC1,)

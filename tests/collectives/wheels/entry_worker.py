@@ -40,7 +40,7 @@ def main() -> None:
         with meeting.world(f"turn-{turn}") as other:
             other.barrier()
     meeting.say(
-        python=platform.python_version(), transport=comm.transport, right=right,
+        python=platform.python_version(), right=right,
         refused=refused(comm), interrupted=interrupted(meeting), kept=kept(comm),
     )  # fmt: skip
     comm.close()
@@ -53,8 +53,6 @@ def main() -> None:
 
 def refused(comm: Any) -> list[str]:
     """What becomes of wrong arguments: an exception or a code; the group goes on."""
-    if comm.transport != "native":
-        return []
     run = comm._run_core
     fine = (Verb.BARRIER, DType.U8, Op.SUM, 0, 0, 0, 0, 0, 0, 60.0)
     found = []

@@ -1,4 +1,4 @@
-"""A machine without a C compiler: the package can be installed, works without its core, says so."""
+"""A machine without a C compiler: the package can be installed, and says what it lacks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.support.jobs import CHECKOUT, clean, job
+from tests.collectives.support.jobs import CHECKOUT, job
 from tests.collectives.tools.test_tools import tool
 
 pytestmark = pytest.mark.dev
 PROJECT = CHECKOUT / "toolkit" / "parallel"
+CORE = "muster_collectives/_native/libmuster_core.so"
 _OURS = ("MUSTER_CC", "MUSTER_CORE", "MUSTER_TARGET", "MUSTER_PLATFORM", "CC", "CXX")
 
 
@@ -36,25 +37,26 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (target / "muster_collectives" / "pure" / "communicator.py").exists()
+    assert (target / "muster_collectives" / "core.py").exists()
     assert not (target / "muster_collectives" / "_native").exists()
     return target
 
 
-def test_what_was_installed_without_a_compiler_works_and_says_so_once(installed: Path) -> None:
+def test_every_rank_of_what_was_installed_without_a_compiler_says_what_is_missing_and_the_fix(
+    installed: Path,
+) -> None:
     environ = {"PYTHONPATH": f"{installed}{os.pathsep}{CHECKOUT}", "COLLECTIVES_CORE": ""}
-    with job("core.plain_worker", 3, environ=environ) as started:
+    with job("core.locality_worker", 3, environ=environ) as started:
         ends = started.ends()
-    said = clean(ends)
-    assert all(each["right"] and each["transport"] == "pure" for each in said)
-    assert all(Path(each["place"]).is_relative_to(installed) for each in said)
-    lines = [line for end in ends for line in end.err.splitlines() if line.strip()]
-    assert len(lines) == 1, lines  # of three groups on three ranks
-    assert "without the compiled core, slowly" in lines[0] and "C compiler" in lines[0]
+    for end in ends:
+        assert end.code == 1
+        *_, last, fix = end.err.splitlines()
+        assert last.endswith(f"there is no compiled core at {installed / CORE}"), end.err
+        assert "CoreError: group 'world': rank 0 cannot take part (ranks 0, 1 and 2" in last
+        assert fix.startswith("  Fix: install muster-parallel") and "C compiler" in fix
 
 
-def test_doctor_says_what_is_missing_and_the_cure(installed: Path) -> None:
+def test_doctor_says_what_is_missing_and_the_fix(installed: Path) -> None:
     environ = {"PYTHONPATH": str(installed), "COLLECTIVES_CORE": ""}
     said = tool("doctor", environ=environ, code=1)
-    assert "rank 0 has no compiled core" in said
-    assert "Fix: install muster-parallel where there is a C compiler" in said
+    assert f"doctor: there is no compiled core at {installed / CORE}\n  Fix: install" in said

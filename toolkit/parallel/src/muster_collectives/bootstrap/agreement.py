@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from muster_collectives.runtime.errors import (
     CollectiveError,
     CollectiveTimeout,
+    CoreError,
     RendezvousError,
     ResourceError,
     SettingsError,
@@ -28,7 +29,7 @@ Decide = Callable[[Sequence[Said]], Said]
 _GRACE_S = 2.0  # for rank 0 to say who is missing, after its own deadline, and for all to hear it
 _LAST_LOOK_S = 0.01
 _KINDS: dict[str, type[CollectiveError]] = {
-    each.__name__: each for each in (CollectiveTimeout, ResourceError, SettingsError)
+    each.__name__: each for each in (CollectiveTimeout, CoreError, ResourceError, SettingsError)
 }
 
 

@@ -1,4 +1,4 @@
-"""Makes a group: claims, one plan for all, locality by proof, then the core (or the hub)."""
+"""Makes a group: claims, one plan for all, locality by proof, then the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster_collectives.binding import library, shared_memory
 from muster_collectives.bootstrap import node_info
 from muster_collectives.bootstrap.addresses import open_listener
 from muster_collectives.bootstrap.agreement import Agreement, Said
-from muster_collectives.bootstrap.locality import Locality, alone, find_locality
+from muster_collectives.bootstrap.locality import find_locality
 from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
 from muster_collectives.runtime import machine
 from muster_collectives.runtime.communicator import Communicator
@@ -57,7 +57,8 @@ def connect(
     theirs, and rank 0's counts for all. `timeout_s` bounds this call and is the deadline of calls
     that give none. `global_ranks` (its own numbers without it) and `layer` are for the summary of
     the run; `layer` None: the caller writes that itself. Raises CollectiveTimeout that names who
-    has not come, SettingsError, RendezvousError, ResourceError.
+    has not come, SettingsError, RendezvousError, ResourceError, and CoreError where a rank cannot
+    use the compiled core.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} of {size} cannot be", "a rank from 0 to the size less one")
@@ -89,10 +90,7 @@ def connect(
         answer = agreement.decide("who", mine, lambda said: _decide(said, settings))
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
-        if plan.native:
-            made = _native(agreement, plan, key, rank, size, name, limit_s, settings, listener)
-        else:
-            made = _pure(agreement, plan, key, rank, size, name, limit_s, settings, listener)
+        made = _communicator(agreement, plan, key, rank, size, name, limit_s, settings, listener)
         listener = None
         members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         made.global_ranks = members
@@ -110,16 +108,9 @@ def connect(
 def _node_info(
     settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
 ) -> NodeInfo:
-    no_core = "COLLECTIVES_PURE is set" if settings.pure else ""
-    abi = 0
-    if not no_core:
-        try:
-            abi = int(library.load(settings.core).mc_abi())
-        except library.NoCore as error:
-            no_core = str(error)
+    """Raises CoreError."""
     return NodeInfo(
-        abi=abi,
-        no_core=no_core,
+        abi=int(library.load(settings.core).mc_abi()),
         boot=machine.boot_id(),
         pid_namespace=machine.namespace("pid"),
         net_namespace=machine.namespace("net"),
@@ -174,8 +165,6 @@ def _say(answer: Said, settings: Settings, plan: GroupPlan, rank: int) -> None:
     for note in settings.notes:
         if note not in known:
             say_once(note)
-    if rank == 0 and plan.note:
-        say_once(f"the group runs without the compiled core, slowly: {plan.note}")
     asked = replace(plan.tuning, spin_s=float(answer["asked"]["spin_s"]))
     mine = settings.tuning if settings.is_spin_given else replace(
         settings.tuning, spin_s=asked.spin_s
@@ -191,7 +180,7 @@ def say_once(note: str) -> None:
     _log.warning("%s", note)
 
 
-def _native(
+def _communicator(
     agreement: Agreement,
     plan: GroupPlan,
     key: bytes,
@@ -227,33 +216,9 @@ def _native(
         create_s=agreement.left_s,
         shm_method=place.shm_method,
         why=place.why,
-        flight=_flight(settings, name, rank, size),
+        flight=Flight(settings.flight_dir, name, rank, size) if settings.flight_dir else None,
         straggler_s=settings.straggler_s,
     )
-
-
-def _pure(
-    agreement: Agreement,
-    plan: GroupPlan,
-    key: bytes,
-    rank: int,
-    size: int,
-    name: str,
-    limit_s: float,
-    settings: Settings,
-    listener: socket.socket | None,
-) -> Communicator:
-    from muster_collectives.pure.communicator import PureCommunicator
-
-    place: Locality = alone(plan, size)
-    layout = Layout(
-        rank=rank, size=size, nodes=place.nodes, segment_fd=-1, listen_fd=-1,
-        addresses=plan.addresses, key=key, tuning=plan.tuning,
-    )  # fmt: skip
-    return PureCommunicator(
-        layout, listener, name=name, timeout_s=limit_s, create_s=agreement.left_s, why=place.why,
-        flight=_flight(settings, name, rank, size),
-    )  # fmt: skip
 
 
 def _listen_fd(listener: socket.socket | None, between: bool) -> int:
@@ -264,7 +229,3 @@ def _listen_fd(listener: socket.socket | None, between: bool) -> int:
         return listener.detach()
     listener.close()
     return -1
-
-
-def _flight(settings: Settings, name: str, rank: int, size: int) -> Flight | None:
-    return Flight(settings.flight_dir, name, rank, size) if settings.flight_dir else None

@@ -1,4 +1,4 @@
-"""Frames of our own TCP services: the store of the ranks, and the hub of groups without a core.
+"""Frames of our own TCP service, the store of the ranks.
 
 A frame is a header (magic, kind, length of head, length of body), a short head and a body. A reader
 has bounds: what is longer is refused before a byte of it is kept.
@@ -56,11 +56,6 @@ class Parser:
 
     def room(self) -> memoryview:
         return memoryview(self._part)[self._filled :]
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether a frame has begun and is not whole."""
-        return self._stage > 0 or self._filled > 0
 
     def took(self, count: int) -> Frame | None:
         """The frame that is whole now, if any. Raises FrameError."""

@@ -168,10 +168,3 @@ def _why(
         f"TCP to {plan.addresses[other]}: another machine or COLLECTIVES_NODE, or neither "
         "processes nor /dev/shm in common"
     )
-
-
-def alone(plan: GroupPlan, size: int) -> Locality:
-    """Without a core: nodes by what the ranks say, for nothing is shared."""
-    leaders = [plan.of(rank).leader for rank in range(size)]
-    why = tuple(f"TCP through rank 0 ({plan.addresses[0]}), no compiled core" for _ in range(size))
-    return Locality(numbered(leaders), ShmMethod.ALONE, -1, why)

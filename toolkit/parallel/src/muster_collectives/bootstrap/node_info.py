@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from muster_collectives.runtime.errors import SettingsError
+from muster_collectives.runtime.errors import CoreError, SettingsError
 from muster_collectives.runtime.layout import Address, ShmMethod
 from muster_collectives.runtime.messages import ranks_text
 from muster_collectives.runtime.tuning import Tuning, decode, encode
@@ -18,12 +18,11 @@ _LEAST_PART_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a rank says of itself and its machine. `abi` 0: it has no core and `no_core`
-    says why. `shm` is which file system /dev/shm is, "" where the rank cannot write there; `memfd`
-    whether it can make one."""
+    """What a rank says of itself and its machine. `abi` is its core's interface. `shm` is which
+    file system /dev/shm is, "" where the rank cannot write there; `memfd` whether it can make
+    one."""
 
     abi: int
-    no_core: str
     boot: str
     pid_namespace: str
     net_namespace: str
@@ -53,11 +52,9 @@ class ProbeGroup:
 class GroupPlan:
     """What rank 0 decides from what all ranks say."""
 
-    native: bool
     probe_groups: tuple[ProbeGroup, ...]
     addresses: tuple[Address, ...]
     tuning: Tuning
-    note: str
 
     def of(self, rank: int) -> ProbeGroup:
         return next(each for each in self.probe_groups if rank in each.members)
@@ -65,9 +62,9 @@ class GroupPlan:
 
 def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     """Raises SettingsError for sizes that do not fit the number of ranks, and for other keys than
-    rank 0's."""
+    rank 0's; CoreError for another core than rank 0's."""
     _one_key(infos)
-    native = all(info.abi == infos[0].abi and info.abi for info in infos)
+    _one_core(infos)
     probe_groups = _probe_groups(infos)
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
     addresses = tuple(Address(_host_of(info, one_network), info.port) for info in infos)
@@ -79,7 +76,7 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
             f"bytes for each of {most} ranks of a node",
             f"at least {-(-most * _LEAST_PART_BYTES // 4096) * 4096}",
         )
-    return GroupPlan(native, probe_groups, addresses, tuning, "" if native else _note(infos))
+    return GroupPlan(probe_groups, addresses, tuning)
 
 
 def key_mark(key: bytes, group: str) -> str:
@@ -94,6 +91,16 @@ def _one_key(infos: Sequence[NodeInfo]) -> None:
         raise SettingsError(
             f"COLLECTIVES_KEY of {ranks_text(other)} is not that of rank 0",
             "set the same on all ranks (openssl rand -hex 32), or on none",
+            ranks=other,
+        )
+
+
+def _one_core(infos: Sequence[NodeInfo]) -> None:
+    other = [rank for rank, info in enumerate(infos) if info.abi != infos[0].abi]
+    if other:
+        raise CoreError(
+            f"the compiled core of {ranks_text(other)} has another interface than that of rank 0",
+            "install the same muster-parallel everywhere",
             ranks=other,
         )
 
@@ -160,13 +167,6 @@ def _tuning(infos: Sequence[NodeInfo], probe_groups: Sequence[ProbeGroup]) -> Tu
     return tuning
 
 
-def _note(infos: Sequence[NodeInfo]) -> str:
-    rank = next((rank for rank, info in enumerate(infos) if not info.abi), -1)
-    if rank >= 0:
-        return f"rank {rank} has no compiled core: {infos[rank].no_core}"
-    return "ranks have cores of different interfaces: install the same muster-parallel everywhere"
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What a rank has found: whether it has the leader's memory in hand by `shm_method`."""
@@ -216,27 +216,23 @@ def decode_node_info(said: Mapping[str, Any]) -> NodeInfo:
 
 def encode_plan(plan: GroupPlan) -> dict[str, Any]:
     return {
-        "native": plan.native,
         "candidates": [
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
         "addresses": [[each.host, each.port, each.scope] for each in plan.addresses],
         "tuning": encode(plan.tuning),
-        "note": plan.note,
     }
 
 
 def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
     return GroupPlan(
-        native=bool(said["native"]),
         probe_groups=tuple(
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
         addresses=tuple(Address(host, port, scope) for host, port, scope in said["addresses"]),
         tuning=decode(said["tuning"]),
-        note=str(said["note"]),
     )
 
 

@@ -42,7 +42,6 @@ class Peer:
         self.since = now
         self.parser = Parser(_ANSWER_BYTES)
         self.out: deque[memoryview] = deque()
-        self.is_closing = False
 
     def queue(self, kind: int, head: bytes = b"", *bodies: bytes | bytearray | memoryview) -> None:
         size = sum(memoryview(body).nbytes for body in bodies)
@@ -52,8 +51,6 @@ class Peer:
 
 class Handler:
     """What a service does with frames; called in the service's thread alone."""
-
-    def joined(self, peer: Peer) -> None: ...
 
     def frame(self, peer: Peer, frame: Frame) -> None:
         """Raises FrameError to end the connection."""
@@ -145,7 +142,7 @@ class Service:
         for peer in list(self._peers):
             if peer.rank < 0 and now - peer.since > _HELLO_S:
                 self._drop(peer)
-            elif peer.out or peer.is_closing:
+            elif peer.out:
                 self._flush(peer)
 
     def _drain(self) -> None:
@@ -241,7 +238,6 @@ class Service:
         peer.parser.max_body_bytes = self._max_body_bytes
         welcome = frames.proof(self._secret, b"service", peer.nonce, nonce, rank)
         peer.queue(frames.WELCOME, b"", welcome)
-        self._handler.joined(peer)
 
     def _replace(self, rank: int) -> None:
         """A rank that has not spoken yet may have given its first connection up and dialled again.
@@ -265,9 +261,6 @@ class Service:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._drop(peer)
-            return
-        if peer.is_closing and not peer.out:
             self._drop(peer)
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)

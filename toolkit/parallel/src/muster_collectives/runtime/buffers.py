@@ -51,13 +51,6 @@ def span_of(buffer: Buffer, dtype: DType | None, writable: bool, only_moved: boo
     return Span(ctypes.addressof(keep), count, kind, keep)
 
 
-def memory_at(address: int, size: int) -> memoryview:
-    """The bytes at an address, writable. The caller keeps them alive."""
-    if not size:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-
-
 def _dtype_of(view: memoryview, only_moved: bool) -> DType:
     text = view.format.lstrip("@=<")
     if text in ("l", "L"):

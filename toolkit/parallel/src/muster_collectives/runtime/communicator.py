@@ -1,8 +1,8 @@
 """One group as one rank sees it: what every part above the core may use.
 
-Two classes keep these promises: NativeCommunicator (the C core) and PureCommunicator (the standard
-library alone, slow). Calls at the pointer level take addresses, for callers that own the memory;
-calls at the buffer level take any object with the buffer protocol (bytearray, array, numpy).
+NativeCommunicator, over the C core, keeps these promises. Calls at the pointer level take
+addresses, for callers that own the memory; calls at the buffer level take any object with the
+buffer protocol (bytearray, array, numpy).
 
 All ranks of a group make the same calls in the same order. Sums have the same bits on all ranks.
 Every call raises a subclass of CollectiveError: CollectiveTimeout after its deadline, PeerError
@@ -22,7 +22,6 @@ from muster_collectives.runtime.errors import UsageError
 from muster_collectives.runtime.store import Store
 from muster_collectives.runtime.summary import Figures, Summary
 from muster_collectives.runtime.types import (
-    DTYPE_BYTES,
     DTYPE_NAMES,
     DType,
     Op,
@@ -119,7 +118,7 @@ class Region(Protocol):
 
 
 class Communicator(abc.ABC):
-    """A group. `nodes[r]` is the number of rank r's node, `transport` "native" or "pure",
+    """A group. `nodes[r]` is the number of rank r's node, `transport` "native",
     `why[r]` in words how rank r is reached, `timeout_s` the deadline of calls that give none."""
 
     rank: int
@@ -426,7 +425,3 @@ class Communicator(abc.ABC):
             f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
             group=self.name, rank=self.rank,
         )  # fmt: skip
-
-
-def bytes_of(count: int, dtype: DType) -> int:
-    return count * DTYPE_BYTES[dtype]

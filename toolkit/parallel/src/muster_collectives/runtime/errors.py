@@ -11,6 +11,7 @@ CollectiveError
  |- ResourceError      memory or a system call failed
  |- ForkError          called in a child of the process that made the group
  |- ClosedError        the group is closed
+ |- CoreError          this process cannot use the compiled core
  |- SettingsError      a variable or an argument cannot be used: the user fixes it
  `- RendezvousError    the ranks did not find each other
 """
@@ -108,6 +109,11 @@ class ForkError(CollectiveError):
 
 class ClosedError(CollectiveError):
     """The group is closed."""
+
+
+class CoreError(CollectiveError, ImportError):
+    """The compiled core is missing, cannot be loaded or has another interface; the text says why.
+    Without it there are no collectives of ours: torch's CPU tensors go to gloo."""
 
 
 class SettingsError(CollectiveError, ValueError):

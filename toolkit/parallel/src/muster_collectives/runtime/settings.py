@@ -36,7 +36,6 @@ class Settings:
 
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False
-    pure: bool = False
     gloo: bool = False
     asynchronous: str = ""
     core: str = ""
@@ -68,7 +67,6 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
     return Settings(
         tuning=read_tuning(variables, base),
         is_spin_given=bool(variables.get("SPIN_US") or variables.get("SPIN_S")),
-        pure=_switch(variables, "PURE"),
         gloo=_switch(variables, "GLOO"),
         asynchronous=_choice(variables, "ASYNC", _ASYNC),
         core=variables.get("CORE"),

@@ -34,7 +34,6 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_LEADER_BYTES": "between nodes, at most this: one rank of each node talks",
     "COLLECTIVES_NODE": "name of this rank's node; ranks of other names are in other nodes",
     "COLLECTIVES_ONE_SHOT_BYTES": "ranks of the node x bytes at most this: one-shot",
-    "COLLECTIVES_PURE": "1: the standard library alone, without the compiled core",
     "COLLECTIVES_SEGMENT_BYTES": "between nodes, larger calls are cut into pieces of this",
     "COLLECTIVES_SLOT_BYTES": "one staging place in the node's segment; a rank has four",
     "COLLECTIVES_SPIN_S": "busy waiting in seconds (COLLECTIVES_SPIN_US in microseconds)",
@@ -43,6 +42,11 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_SUMMARY_DIR": "folder for a summary of each group when it ends",
     "COLLECTIVES_TIMEOUT_S": "deadline of a call in seconds",
     "COLLECTIVES_WIRE": "same, fp16, bf16 or int8: form of fp32 sums between nodes",
+}
+# what takes the place of each variable that has no effect any more
+GONE: Mapping[str, str] = {
+    "COLLECTIVES_PURE": "collectives need the compiled core; COLLECTIVES_GLOO=1 does without in "
+    "torch",
 }
 ALIASES: Mapping[str, str] = {"SMDDP_INTER_DTYPE": "COLLECTIVES_WIRE"}
 WITHOUT_MEANING = (
@@ -70,7 +74,7 @@ def read(environ: Mapping[str, str]) -> Variables:
     """All of ours in `environ`; never raises."""
     values = {name: environ[name].strip() for name in KNOWN if environ.get(name, "").strip()}
     unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in KNOWN]
-    notes = [_misspelt(name) for name in unknown]
+    notes = [_unknown(name) for name in unknown]
     for alias, name in ALIASES.items():
         value = environ.get(alias, "").strip()
         if value and name not in values:
@@ -81,7 +85,9 @@ def read(environ: Mapping[str, str]) -> Variables:
     return Variables(values, tuple(notes))
 
 
-def _misspelt(name: str) -> str:
+def _unknown(name: str) -> str:
+    if name in GONE:
+        return f"{name} has no effect any more: {GONE[name]}"
     near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(KNOWN)}"
     return f"{name} is no variable of ours and is ignored{hint}"

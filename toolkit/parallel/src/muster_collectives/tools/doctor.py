@@ -1,8 +1,9 @@
 """`python -m muster_collectives.doctor`: which way each pair of ranks takes, and why.
 
 In a job (RANK and WORLD_SIZE set, or below mpirun) it is run once per rank and rank 0 prints; by
-itself it starts `--ranks` processes on this machine. Ends with 1 where ranks are slower than they
-could be: a rank without the compiled core, or ranks of one machine that share no memory.
+itself it starts `--ranks` processes on this machine. Ends with 1 where a rank cannot use the
+compiled core, and where ranks are slower than they could be: those of one machine that share no
+memory.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ from muster_collectives.tools.bench.team import Team
 _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
                "/sys/kernel/mm/transparent_hugepage/shmem_enabled")  # fmt: skip
 _LIMIT_S = 60.0
-_NO_CORE = "  Fix: install muster-parallel where there is a C compiler, or its wheel"
-_PURE = "every rank has a compiled core and none uses it\n  Fix: unset COLLECTIVES_PURE everywhere"
 _APART = (
     "  Fix: one user for the ranks of a machine, and one process namespace or one /dev/shm for all"
 )
@@ -45,7 +44,7 @@ def main() -> int:
             texts = start(["-m", "muster_collectives.doctor"], options.ranks, Path(folder))
         except RunError as error:
             # what a rank found wrong is in its text as well
-            print(str(error), file=sys.stderr)
+            print(f"doctor: {error}", file=sys.stderr)
             return 1
     print(texts[0], end="")
     return 0
@@ -72,7 +71,7 @@ def pairs(said: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for rank, facts in enumerate(said):
         lines.append(f"rank {rank}: node {facts['nodes'][rank]}, host {facts['host']}, "
-                     f"{facts['transport']} core, {facts['isa']}")  # fmt: skip
+                     f"{facts['isa']} core")  # fmt: skip
     for rank, facts in enumerate(said):
         lines += [f"ranks {rank} and {other}: {facts['why'][other]}"
                   for other in range(rank + 1, len(said))]  # fmt: skip
@@ -81,13 +80,7 @@ def pairs(said: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def troubles(said: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes the group slower than it could be (pure)."""
-    found = [
-        f"rank {rank} has no compiled core, so no rank uses one: {facts['no_core']}\n{_NO_CORE}"
-        for rank, facts in enumerate(said)
-        if facts["no_core"]
-    ]
-    if not found and any(facts["transport"] != "native" for facts in said):
-        found.append(_PURE)
+    found = []
     for rank, facts in enumerate(said):
         for other in range(rank + 1, len(said)):
             same = facts["boot"] and facts["boot"] == said[other]["boot"]
@@ -101,21 +94,12 @@ def troubles(said: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _facts(team: Team) -> dict[str, Any]:
-    reason, isa = _core()
+    isa: bytes = library.load(current().core).mc_isa()
     return {
         "host": os.uname().nodename, "boot": machine.boot_id(), "nodes": list(team.core.nodes),
-        "transport": team.core.transport, "why": list(team.core.why), "isa": isa,
-        "no_core": reason, "name": os.environ.get("COLLECTIVES_NODE", ""),
+        "why": list(team.core.why), "isa": isa.decode(),
+        "name": os.environ.get("COLLECTIVES_NODE", ""),
     }  # fmt: skip
-
-
-def _core() -> tuple[str, str]:
-    """Why there is no core ("" with one), and its instruction set."""
-    try:
-        isa: bytes = library.load(current().core).mc_isa()
-    except library.NoCore as error:
-        return str(error), "none"
-    return "", isa.decode()
 
 
 def _own(notes: Sequence[str]) -> list[str]:

@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from muster_collectives.binding import library
+from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.settings import current
 from muster_collectives.tools.bench.cases import Result, Spec, decode_result, encode_spec
 
 _POLL_S = 0.02
@@ -63,8 +66,12 @@ def start(
 ) -> list[str]:  # fmt: skip
     """Runs this Python with `argv` once per rank to the end; what each process wrote.
 
-    With `mpirun` there is one process to wait for. Raises RunError.
+    With `mpirun` there is one process to wait for. Raises RunError, also where there is no core.
     """
+    try:
+        library.load(current().core)
+    except CollectiveError as error:
+        raise RunError(str(error)) from error
     base = {
         **os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()), **environ,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from muster_collectives.binding import library
 from muster_collectives.runtime import settings
+from muster_collectives.runtime.errors import CoreError
 from muster_collectives.runtime.types import Wire
 from muster_collectives.torch.compress import blocks
 
@@ -51,13 +52,10 @@ class CoreBlocks:
 
 
 def of_this_process() -> CoreBlocks | None:
-    """None where there is no core, or where it is not to be used."""
-    chosen = settings.current()
-    if chosen.pure:
-        return None
+    """None where there is no core."""
     try:
-        return CoreBlocks(library.load(chosen.core))
-    except library.NoCore:
+        return CoreBlocks(library.load(settings.current().core))
+    except CoreError:
         return None
 
 

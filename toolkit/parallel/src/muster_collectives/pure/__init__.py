@@ -1,1 +1,0 @@
-"""The communicator of a machine without the compiled core."""
