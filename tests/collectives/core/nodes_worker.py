@@ -174,7 +174,7 @@ def _exact_stays_exact(comm: Communicator) -> None:
 
 
 def _repeated(comm: Communicator, given: Floats, ideal: NDArray[np.float64]) -> dict[str, Any]:
-    """The mean of many sums of the same values: with error feedback it comes near the ideal."""
+    """How far a sum, and the mean of many sums of the same values, are from the ideal."""
     total = np.zeros(WIRE_COUNT, np.float64)
     out: Floats = np.zeros(WIRE_COUNT, np.float32)
     for _ in range(REPEATS):

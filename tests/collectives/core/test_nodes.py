@@ -74,12 +74,5 @@ def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most
         assert each["off"][wire] <= 1, each
         assert each["scatter_off"][wire] <= 1, each
         assert each["single"] > 1e-5, "nothing was compressed"
-        # without feedback the same values are rounded the same way each time
+        # nothing is kept from call to call: the same values are rounded the same way each time
         assert each["mean"] == pytest.approx(each["single"], rel=1e-6)
-
-
-def test_error_feedback_makes_the_mean_of_compressed_sums_come_near_the_ideal() -> None:
-    said = run("aabb", "wire", COLLECTIVES_WIRE="int8", COLLECTIVES_ERROR_FEEDBACK="1")
-    assert len({each["digest"] for each in said}) == 1, "ranks hold other bits"
-    for each in said:
-        assert each["mean"] < each["single"] / 4, each

@@ -59,7 +59,7 @@ def reduce(
     read = [Memory(source, (shift * (i + 1)) % 64) for i, source in enumerate(sources)]
     target = Memory(b"\x5a" * len(sources[0]), shift) if into is None else read[into]
     second = Memory(b"\x5a" * len(sources[0]), shift) if twice else None
-    code = core.mc_kernel_reduce_to(
+    code = core.mc_kernel_reduce(
         ctypes.c_uint32(DTYPES.index(dtype)),
         ctypes.c_uint32(OPS.index(op)),
         ctypes.c_void_p(target.at),

@@ -48,6 +48,14 @@ def test_a_misspelt_variable_is_named_with_the_near_one_and_others_variables_are
     assert found.values == {"COLLECTIVES_WIRE": "bf16"}
 
 
+def test_a_removed_variable_is_answered_with_what_to_use_instead() -> None:
+    found = variables.read({"COLLECTIVES_ERROR_FEEDBACK": "1"})
+    [note] = found.notes
+    assert note.startswith("COLLECTIVES_ERROR_FEEDBACK has no effect any more: ")
+    assert "Int8State and int8_hook of muster_collectives.torch.hooks" in note
+    assert not found.values
+
+
 def test_the_vendor_s_name_of_the_wire_is_taken_unless_ours_is_set() -> None:
     assert variables.read({"SMDDP_INTER_DTYPE": "fp16"}).get("WIRE") == "fp16"
     both = variables.read({"SMDDP_INTER_DTYPE": "fp16", "COLLECTIVES_WIRE": "int8"})
@@ -60,12 +68,11 @@ def test_every_size_and_switch_can_be_set() -> None:
     tuning = read_tuning(
         read(
             ONE_SHOT_BYTES="64KiB", CHUNK_BYTES="65536", SLOT_BYTES="2M", DIRECT_BYTES="0",
-            LEADER_BYTES="1", SEGMENT_BYTES="1MiB", WIRE="int8", ERROR_FEEDBACK="1", CHECKED="yes",
-            SPIN_US="5",
+            LEADER_BYTES="1", SEGMENT_BYTES="1MiB", WIRE="int8", CHECKED="yes", SPIN_US="5",
         ),
         Tuning(),
     )  # fmt: skip
-    assert tuning == Tuning(2 * MIB, 65536, 65536, 0, 1, MIB, True, Wire.I8, True, 5 / 1e6)
+    assert tuning == Tuning(2 * MIB, 65536, 65536, 0, 1, MIB, Wire.I8, True, 5 / 1e6)
     assert read_tuning(read(), Tuning()) == Tuning()
 
 

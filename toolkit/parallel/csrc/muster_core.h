@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 8u
+#define MC_ABI 9u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -80,7 +80,6 @@ struct mc_tuning {
   uint64_t direct_bytes;   /* registered buffers of at least this: direct */
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
-  uint64_t error_feedback; /* MC_WIRE_I8: 1 keeps the rounding error for the next call of that size */
   uint32_t wire;           /* enum mc_wire */
   uint32_t checked;        /* 1: every frame between nodes carries a checksum */
   double spin_s;           /* busy wait before the processor is given away */
@@ -203,17 +202,18 @@ struct mc_record { struct mc_desc what; double began_s, took_s; int32_t code; ui
 #define MC_RECORDS 128u
 MC_API uint32_t mc_records_read(struct mc_comm *comm, struct mc_record *records, uint32_t room);
 
-/* For tests and tools: the kernels themselves. */
-MC_API int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, const void *const *src, uint32_t n,
-                            uint64_t count);
-MC_API int mc_kernel_pack(uint32_t wire, void *dst, float *src, uint64_t count, float *error);
+/* The kernels themselves, for DDP's hooks and for tests. n >= 1; dst2 (NULL: none) receives the same as dst; an average is
+ * divided by divisor. */
+MC_API int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src, uint32_t n, uint64_t count,
+                            double divisor);
+/* fp32 to a packed form (not MC_WIRE_SAME) and back. */
+MC_API int mc_kernel_pack(uint32_t wire, void *dst, const float *src, uint64_t count);
 MC_API int mc_kernel_unpack(uint32_t wire, float *dst, const void *src, uint64_t count);
 MC_API uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count);
+/* MC_WIRE_I8 with error feedback: `error` [count] is added to src first, and receives what rounding lost. */
+MC_API void mc_kernel_pack_i8_keeping(void *dst, const float *src, uint64_t count, float *error);
+MC_API void mc_kernel_unpack_add_i8(float *dst, const void *src, uint64_t count); /* dst += */
 MC_API void mc_kernel_copy(void *dst, const void *src, uint64_t bytes);
-/* As mc_kernel_reduce, which divides an average by n; here dst2 (NULL: none) receives the same and an average is divided by divisor. */
-MC_API int mc_kernel_reduce_to(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src,
-                               uint32_t n, uint64_t count, double divisor);
-MC_API int mc_kernel_unpack_add(uint32_t wire, float *dst, const void *src, uint64_t count);
 MC_API void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes);
 MC_API uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes);
 #endif

@@ -68,12 +68,11 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
             "COLLECTIVES_DEVICE_ALL_REDUCE": "hierarchical",
             "COLLECTIVES_DEVICE_LEAST_BYTES": "64K",
             "SMDDP_INTER_DTYPE": "BF16",
-            "COLLECTIVES_ERROR_FEEDBACK": "yes",
         },
         60.0,
     )
     assert (read.all_reduce, read.least_bytes, read.wire) == ("hierarchical", 65536, "bf16")
-    assert (read.error_feedback, read.timeout_s) == (True, 60.0)
+    assert read.timeout_s == 60.0
     assert read_settings({"COLLECTIVES_WIRE": "bfloat16"}).wire == "bf16"  # as the core reads it
     for name, value in (
         ("COLLECTIVES_DEVICE_SEGMENT_BYTES", "many"),
@@ -90,7 +89,7 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
 
 
 def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
-    from muster_collectives.runtime.tuning import Tuning, parse_bytes
+    from muster_collectives.runtime.tuning import parse_bytes
     from muster_collectives.torch.cuda import DeviceSettings
 
     rows: dict[str, str] = {}
@@ -107,9 +106,6 @@ def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
         said = parse_bytes(rows[f"DEVICE_{name.upper()}"].replace(" ", ""), name)
         assert said == getattr(defaults, name)
     assert rows["WIRE"] == defaults.wire
-    # one variable has both: the core's must be the same
-    assert rows["ERROR_FEEDBACK"] == str(int(defaults.error_feedback)) == "0"
-    assert Tuning().error_feedback == defaults.error_feedback
 
 
 def test_only_what_may_be_reduced_level_by_level_is() -> None:
@@ -156,30 +152,6 @@ def test_what_an_average_sums_is_never_larger_than_its_largest_value() -> None:
             assert 65504 * (1 - 3 * 2**-11) <= mean <= 65504  # rounded three times
 
 
-def test_rounding_errors_are_of_a_tensor_and_not_of_an_address() -> None:
-    import torch
-
-    from muster_collectives.torch.cuda.feedback import Feedback
-
-    kept, made = Feedback(), []
-
-    def make() -> torch.Tensor:
-        made.append(torch.zeros(8))
-        return made[-1]
-
-    memory = torch.zeros(16)
-    first = kept.of(memory[:8], make)
-    assert kept.of(memory[:8].view(2, 4), make) is first
-    assert kept.of(memory[8:], make) is not first and kept.of(memory[:7], make) is not first
-    assert len(made) == len(kept) == 3
-    for _ in range(20):  # temporaries, which the allocator puts in the same place
-        kept.of(torch.zeros(16)[:8], make)
-    assert len(made) == 23  # none got the error of one before
-    del memory
-    kept.of(torch.zeros(3), make)
-    assert len(kept) == 1  # and none is kept longer than its tensor
-
-
 def test_two_levels_are_chosen_from_where_they_gain() -> None:
     from muster_collectives.torch.cuda.choice import decided
 
@@ -196,9 +168,7 @@ def test_variables_of_the_device_path_are_known_to_the_core() -> None:
     from muster_collectives.runtime.variables import KNOWN
     from muster_collectives.torch.cuda import DeviceSettings
 
-    names = {field.name for field in fields(DeviceSettings)} - {
-        "wire", "error_feedback", "timeout_s",
-    }  # fmt: skip
+    names = {field.name for field in fields(DeviceSettings)} - {"wire", "timeout_s"}
     assert {f"COLLECTIVES_DEVICE_{name.upper()}" for name in names} <= set(KNOWN)
 
 

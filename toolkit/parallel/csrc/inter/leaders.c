@@ -68,8 +68,7 @@ static int two_phases(struct mc_comm *c, struct job *job) {
   if (!rail.data) return mc_check(c);
   int code = mc_local_reduce(c, call->in, rail.data, call->count, call->dtype, job->op, job->leader);
   if (code || !job->leads) return code;
-  if (job->plan.wire != MC_WIRE_SAME) code = mc_inter_errors(c, call->count, &rail.error);
-  if (!code) code = mc_rail_room(c, &job->plan, call->count);
+  code = mc_rail_room(c, &job->plan, call->count);
   MC_FAULT_POINT(leaders_halved);
   if (!code) code = mc_rail_rs_start(c, &job->plan, &rail);
   if (!code) code = mc_rail_ag_start(c, &job->plan, &rail);

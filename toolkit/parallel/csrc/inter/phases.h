@@ -19,22 +19,16 @@ enum mc_scratch {
   MC_SCRATCH_SUM, MC_SCRATCH_RECEIVED, MC_SCRATCH_SENT, MC_SCRATCH_LISTS, MC_SCRATCH_STRIDED, MC_SCRATCH_SOURCES, MC_SCRATCH_WIRE,
   MC_SCRATCHES
 };
-#define MC_INTER_ERRORS 16u /* sizes of vectors whose rounding errors are kept */
-struct mc_inter_error { uint64_t count, used; uint32_t verb, op; size_t values; float *at; };
 struct mc_inter { /* kept from call to call, made by the first */
   struct { void *at; size_t bytes; } scratch[MC_SCRATCHES];
   struct { struct mc_posts sends, receives; } slots[MC_INTER_SLOTS];
-  struct mc_inter_error errors[MC_INTER_ERRORS];
   uint32_t rails; /* ranks of the smallest node */
-  uint64_t used;
   uint64_t alive_ns, dead_ns; /* when the ranks of this node were looked at, when one was found dead */
 };
 
 /* --- inter/scratch.c. NULL: there is no memory, and that has been declared (mc_check says it). */
 int mc_inter_open(struct mc_comm *c);
 void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes);
-/* The rounding errors of the last call of this verb, operation and size: zeros at first; *error NULL where the tuning wants none. */
-int mc_inter_errors(struct mc_comm *c, size_t values, float **error);
 /* Posts, and waits for, messages of a list. */
 int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes);
 int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes);
@@ -91,7 +85,6 @@ struct mc_rail_plan {
 struct mc_rail {
   uint8_t *data;  /* the node's sum, then that of all (MC_AVG: divided) */
   size_t count;
-  float *error;  /* [count], NULL: rounding errors are dropped */
   uint32_t slot; /* of MC_INTER_SLOTS; used by one piece after another */
   uint8_t *received, *sent;
 };

@@ -37,8 +37,7 @@ static const uint8_t *wire_form(struct mc_comm *c, const struct mc_rail_plan *pl
   struct mc_span part = part_of(c, plan, rail, node);
   if (plan->wire == MC_WIRE_SAME) return at(plan, rail, part.begin);
   uint8_t *packed = rail->sent + node * plan->step;
-  float *values = (float *)(void *)at(plan, rail, part.begin);
-  mc_pack(plan->wire, packed, values, part.count, rail->error ? rail->error + part.begin : NULL);
+  mc_pack(plan->wire, packed, (const float *)(const void *)at(plan, rail, part.begin), part.count);
   return packed;
 }
 

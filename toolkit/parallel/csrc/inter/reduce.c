@@ -13,10 +13,9 @@ struct job {
   struct mc_rail_plan plan;
   const uint8_t *in;
   uint8_t *out, *scratch; /* out: where this rank takes the result, else pieces are summed in scratch */
-  size_t size, piece, longest;
+  size_t size, piece;
   uint32_t pieces;
   bool on_rail;
-  float *error;
   struct mc_rail rails[MC_INTER_SLOTS];
 };
 
@@ -64,8 +63,7 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   MC_FAULT_POINT(segment_reduced);
   if (code || !job->on_rail) return code;
   struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
-  *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_INTER_SLOTS,
-                           .error = job->error ? job->error + k * job->longest : NULL};
+  *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_INTER_SLOTS};
   return mc_rail_rs_start(c, &job->plan, rail);
 }
 
@@ -101,11 +99,9 @@ static int large(struct mc_comm *c, int root) {
       .on_rail = c->local < c->inter->rails};
   job.piece = piece_of(c, call->count, job.size);
   job.pieces = (uint32_t)((call->count + job.piece - 1) / job.piece);
-  job.longest = mc_rail_longest(job.piece, job.size, c->inter->rails);
   if (!is_receiver) job.scratch = mc_inter_scratch(c, MC_SCRATCH_SUM, MC_INTER_SLOTS * job.piece * job.size);
   if (!is_receiver && !job.scratch) return mc_check(c);
-  int code = job.on_rail ? mc_rail_room(c, &job.plan, job.longest) : MC_OK;
-  if (!code && packs && job.on_rail) code = mc_inter_errors(c, job.pieces * job.longest, &job.error);
+  int code = job.on_rail ? mc_rail_room(c, &job.plan, mc_rail_longest(job.piece, job.size, c->inter->rails)) : MC_OK;
   return code ? code : over_rails(c, &job);
 }
 

@@ -14,7 +14,6 @@ struct job {
   size_t size, bytes, piece; /* of a block */
   uint32_t pieces, blocks, *ranks;
   uint8_t *sums, *received, *packed;
-  float *error; /* [blocks][count] */
 };
 
 static size_t piece_of(const struct mc_comm *c, size_t bytes) {
@@ -29,12 +28,11 @@ static uint8_t *sums_of(const struct job *job, uint32_t k) { return job->sums + 
 
 /* The sum of block `which`, as it travels. */
 static const uint8_t *wire_form(const struct job *job, uint32_t k, uint32_t which) {
-  size_t length = length_of(job, k), values = length / job->size;
+  size_t length = length_of(job, k);
   uint8_t *sum = sums_of(job, k) + which * length;
   if (job->plan.wire == MC_WIRE_SAME) return sum;
   uint8_t *packed = job->packed + ((k & 1) * (size_t)job->blocks + which) * job->plan.step;
-  float *error = job->error ? job->error + (which * job->bytes + k * job->piece) / job->size : NULL;
-  mc_pack(job->plan.wire, packed, (float *)(void *)sum, values, error);
+  mc_pack(job->plan.wire, packed, (const float *)(const void *)sum, length / job->size);
   return packed;
 }
 
@@ -79,7 +77,7 @@ static int make_room(struct mc_comm *c, struct job *job) {
   if (!job->sums || !job->received) return mc_check(c);
   if (!packs) return MC_OK;
   job->packed = mc_inter_scratch(c, MC_SCRATCH_SENT, 2 * (size_t)job->blocks * job->plan.step);
-  return job->packed ? mc_inter_errors(c, job->blocks * c->call.count, &job->error) : mc_check(c);
+  return job->packed ? MC_OK : mc_check(c);
 }
 
 int mc_nodes_reduce_scatter(struct mc_comm *c) {

@@ -32,7 +32,6 @@ void mc_inter_close(struct mc_comm *c) {
   struct mc_inter *b = c->inter;
   if (!b) return;
   for (unsigned i = 0; i < MC_SCRATCHES; i++) free(b->scratch[i].at);
-  for (unsigned i = 0; i < MC_INTER_ERRORS; i++) free(b->errors[i].at);
   for (unsigned i = 0; i < MC_INTER_SLOTS; i++) {
     free(b->slots[i].sends.tickets);
     free(b->slots[i].receives.tickets);
@@ -51,32 +50,6 @@ void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {
     if (!b->scratch[which].at) no_memory(c);
   }
   return b->scratch[which].at;
-}
-
-static bool is_of(const struct mc_inter_error *error, const struct mc_call *call, size_t values) {
-  return error->at && error->values == values && error->count == call->count && error->verb == call->verb && error->op == call->op;
-}
-
-int mc_inter_errors(struct mc_comm *c, size_t values, float **error) {
-  struct mc_inter *b = c->inter;
-  const struct mc_call *call = &c->call;
-  *error = NULL;
-  if (!c->tuning.error_feedback || c->tuning.wire != MC_WIRE_I8 || !values) return MC_OK;
-  struct mc_inter_error *oldest = &b->errors[0], *found = NULL;
-  for (unsigned i = 0; i < MC_INTER_ERRORS; i++) {
-    if (is_of(&b->errors[i], call, values)) found = &b->errors[i];
-    if (b->errors[i].used < oldest->used) oldest = &b->errors[i];
-  }
-  if (!found) {
-    free(oldest->at);
-    *oldest = (struct mc_inter_error){.count = call->count, .verb = call->verb, .op = call->op, .values = values,
-                                    .at = calloc(values, sizeof *oldest->at)};
-    if (!oldest->at) return no_memory(c);
-    found = oldest;
-  }
-  found->used = ++b->used;
-  *error = found->at;
-  return MC_OK;
 }
 
 static int room_for_one(struct mc_comm *c, struct mc_posts *posts) {

@@ -1,4 +1,4 @@
-/* The doors to the kernels: what does not depend on the instruction set, and the exports for tests. */
+/* The kernels as the rest of the core calls them: what does not depend on the instruction set, and the exports for tests. */
 #include <string.h>
 #include "kernels/isa_kernels.h"
 
@@ -47,86 +47,47 @@ void mc_copy_piece(void *dst, const void *src, size_t bytes, size_t whole) {
 
 size_t mc_packed_bytes(uint32_t wire, size_t count) {
   size_t blocks = count / MC_I8_BLOCK + (count % MC_I8_BLOCK != 0);
-  if (wire == MC_WIRE_I8) return blocks * sizeof(float) + count;
-  return count * (wire == MC_WIRE_SAME ? sizeof(float) : sizeof(uint16_t));
+  return wire == MC_WIRE_I8 ? blocks * sizeof(float) + count : count * sizeof(uint16_t);
 }
 
-/* Nothing is lost where the form stays the same; an error from before is still sent. */
-static void pack_same(void *dst, const float *src, size_t count, float *error) {
-  const void *both[2] = {src, error};
-  if (!error) {
-    mc_copy(dst, src, count * sizeof *src);
-    return;
-  }
-  mc_reducer(MC_F32, MC_SUM)(dst, NULL, both, 2, count, 1.0);
-  memset(error, 0, count * sizeof *error);
-}
+void mc_pack(uint32_t wire, void *dst, const float *src, size_t count) { mc_kernels_chosen()->pack[wire](dst, src, count); }
 
-void mc_pack(uint32_t wire, void *dst, const float *src, size_t count, float *error) {
-  if (count == 0 || wire >= MC_WIRES) return;
-  if (wire == MC_WIRE_SAME)
-    pack_same(dst, src, count, error);
-  else
-    mc_kernels_chosen()->pack[wire](dst, src, count, error);
-}
+void mc_unpack(uint32_t wire, float *dst, const void *src, size_t count) { mc_kernels_chosen()->unpack[wire](dst, src, count); }
 
-void mc_unpack(uint32_t wire, float *dst, const void *src, size_t count) {
-  if (count == 0 || wire >= MC_WIRES) return;
-  if (wire == MC_WIRE_SAME)
-    mc_copy(dst, src, count * sizeof *dst);
-  else
-    mc_kernels_chosen()->unpack[wire](dst, src, count);
-}
+/* --- for other users of the kernels, and tests: muster_core.h ----------------------------------------- */
 
-void mc_unpack_add(uint32_t wire, float *dst, const void *src, size_t count) {
-  const void *both[2] = {dst, src};
-  if (count == 0 || wire >= MC_WIRES) return;
-  if (wire == MC_WIRE_SAME)
-    mc_reducer(MC_F32, MC_SUM)(dst, NULL, both, 2, count, 1.0);
-  else
-    mc_kernels_chosen()->unpack_add[wire](dst, src, count);
-}
-
-/* --- for tests and tools ------------------------------------------------------------------------ */
-
-int mc_kernel_reduce_to(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src, uint32_t n,
-                        uint64_t count, double divisor) {
+int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src, uint32_t n, uint64_t count,
+                     double divisor) {
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
   if (!reduce || n == 0) return MC_EINVAL;
   reduce(dst, dst2, src, n, (size_t)count, divisor);
   return MC_OK;
 }
 
-int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, const void *const *src, uint32_t n, uint64_t count) {
-  return mc_kernel_reduce_to(dtype, op, dst, NULL, src, n, count, n);
-}
+static bool is_packed(uint32_t wire) { return wire > MC_WIRE_SAME && wire < MC_WIRES; }
 
-int mc_kernel_pack(uint32_t wire, void *dst, float *src, uint64_t count, float *error) {
-  if (wire >= MC_WIRES) return MC_EINVAL;
-  mc_pack(wire, dst, src, (size_t)count, error);
+int mc_kernel_pack(uint32_t wire, void *dst, const float *src, uint64_t count) {
+  if (!is_packed(wire)) return MC_EINVAL;
+  mc_pack(wire, dst, src, count);
   return MC_OK;
 }
 
 int mc_kernel_unpack(uint32_t wire, float *dst, const void *src, uint64_t count) {
-  if (wire >= MC_WIRES) return MC_EINVAL;
-  mc_unpack(wire, dst, src, (size_t)count);
+  if (!is_packed(wire)) return MC_EINVAL;
+  mc_unpack(wire, dst, src, count);
   return MC_OK;
 }
 
-int mc_kernel_unpack_add(uint32_t wire, float *dst, const void *src, uint64_t count) {
-  if (wire >= MC_WIRES) return MC_EINVAL;
-  mc_unpack_add(wire, dst, src, (size_t)count);
-  return MC_OK;
+void mc_kernel_pack_i8_keeping(void *dst, const float *src, uint64_t count, float *error) {
+  mc_kernels_chosen()->pack_i8_keeping(dst, src, count, error);
 }
 
-uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count) {
-  return wire < MC_WIRES ? mc_packed_bytes(wire, (size_t)count) : 0;
-}
+void mc_kernel_unpack_add_i8(float *dst, const void *src, uint64_t count) { mc_kernels_chosen()->unpack_add_i8(dst, src, count); }
 
-void mc_kernel_copy(void *dst, const void *src, uint64_t bytes) { mc_copy(dst, src, (size_t)bytes); }
+uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count) { return mc_packed_bytes(wire, count); }
 
-void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes) { mc_copy_out(dst, src, (size_t)bytes); }
+void mc_kernel_copy(void *dst, const void *src, uint64_t bytes) { mc_copy(dst, src, bytes); }
 
-uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes) {
-  return mc_checksum(seed, data, (size_t)bytes);
-}
+void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes) { mc_copy_out(dst, src, bytes); }
+
+uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes) { return mc_checksum(seed, data, bytes); }

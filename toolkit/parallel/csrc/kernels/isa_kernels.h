@@ -18,15 +18,17 @@
 #define MC_WIRES 4 /* enum mc_wire */
 
 typedef void mc_copy_fn(void *dst, const void *src, size_t bytes);
-typedef void mc_pack_fn(void *dst, const float *src, size_t count, float *error);
+typedef void mc_pack_fn(void *dst, const float *src, size_t count);
+typedef void mc_keep_fn(void *dst, const float *src, size_t count, float *error);
 typedef void mc_unpack_fn(float *dst, const void *src, size_t count);
 
 struct mc_kernels {
   const char *name; /* what mc_isa says */
   mc_reduce_fn *reduce[MC_DTYPES][MC_OPS];
   mc_copy_fn *copy, *copy_out; /* 1 KiB and more, no overlap */
-  mc_pack_fn *pack[MC_WIRES]; /* these three: NULL for MC_WIRE_SAME */
-  mc_unpack_fn *unpack[MC_WIRES], *unpack_add[MC_WIRES];
+  mc_pack_fn *pack[MC_WIRES]; /* NULL for MC_WIRE_SAME, as unpack */
+  mc_unpack_fn *unpack[MC_WIRES], *unpack_add_i8;
+  mc_keep_fn *pack_i8_keeping;
 };
 
 extern const struct mc_kernels mc_kernels_plain;

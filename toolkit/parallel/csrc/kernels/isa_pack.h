@@ -1,64 +1,49 @@
-/* fp32 to the wire's form and back, once for all instruction sets. Included after kernels/isa_reduce.h.
- * With error feedback the value packed is src + error, and error becomes what of it was lost; where
- * that is no finite number (an infinity went out, or 127 steps of int8 are one next to the largest float)
- * nothing is kept: it would poison every later sum. */
+/* fp32 to the wire's form and back, once for all instruction sets. Included after kernels/isa_reduce.h. */
 #define LANES (sizeof(v_f32) / sizeof(float))
-
-MC_INLINE v_f32 finite_or_0(v_f32 v) { return float_of(bits_f32(v) & MASK(v_u32, v - v == 0)); }
 
 /* --- fp16, bf16: the same loops ------------------------------------------------------------------ */
 
 #define MC_HALF(T)                                                                              \
-  MC_INLINE void pack_lanes_##T(char *to, const char *from, char *error) {                      \
-    v_f32 v = load_v_f32(from);                                                                 \
-    if (error) v = v + load_v_f32(error);                                                       \
-    v_half packed = T##_of(v);                                                                  \
-    store_v_half(to, packed);                                                                   \
-    if (error) store_v_f32(error, finite_or_0(v - f32_of_##T(packed)));                         \
-  }                                                                                             \
-  static void pack_##T(void *dst, const float *src, size_t count, float *error) {               \
+  static void pack_##T(void *dst, const float *src, size_t count) {                             \
     char *to = dst;                                                                             \
     size_t at = 0;                                                                              \
     for (; count - at >= LANES; at += LANES) {                                                  \
       prefetch((const char *)(src + at) + SOON(0, (count - at) * 4), sizeof(v_f32));            \
-      pack_lanes_##T(to + 2 * at, (const char *)(src + at), (char *)(error ? error + at : NULL)); \
+      store_v_half(to + 2 * at, T##_of(load_v_f32((const char *)(src + at))));                  \
     }                                                                                           \
     if (at < count) {                                                                           \
       size_t rest = count - at;                                                                 \
-      char from[sizeof(v_f32)] = {0}, lost[sizeof(v_f32)] = {0}, packed[sizeof(v_half)];        \
+      char from[sizeof(v_f32)] = {0}, packed[sizeof(v_half)];                                   \
       __builtin_memcpy(from, src + at, 4 * rest);                                               \
-      if (error) __builtin_memcpy(lost, error + at, 4 * rest);                                  \
-      pack_lanes_##T(packed, from, error ? lost : NULL);                                        \
+      store_v_half(packed, T##_of(load_v_f32(from)));                                           \
       __builtin_memcpy(to + 2 * at, packed, 2 * rest);                                          \
-      if (error) __builtin_memcpy(error + at, lost, 4 * rest);                                  \
     }                                                                                           \
   }                                                                                             \
-  MC_INLINE void unpack_lanes_##T(char *to, const char *from, int add) {                        \
-    v_f32 v = f32_of_##T(load_v_half(from));                                                    \
-    store_v_f32(to, add ? load_v_f32(to) + v : v);                                              \
-  }                                                                                             \
-  MC_INLINE void unpack_all_##T(float *dst, const char *from, size_t count, int add) {          \
+  static void unpack_##T(float *dst, const void *src, size_t count) {                           \
+    const char *from = src;                                                                     \
     size_t at = 0;                                                                              \
     for (; count - at >= LANES; at += LANES) {                                                  \
       prefetch(from + 2 * at + SOON(0, (count - at) * 2), sizeof(v_half));                      \
-      unpack_lanes_##T((char *)(dst + at), from + 2 * at, add);                                 \
+      store_v_f32((char *)(dst + at), f32_of_##T(load_v_half(from + 2 * at)));                  \
     }                                                                                           \
     if (at < count) {                                                                           \
       size_t rest = count - at;                                                                 \
-      char packed[sizeof(v_half)] = {0}, to[sizeof(v_f32)] = {0};                               \
+      char packed[sizeof(v_half)] = {0}, to[sizeof(v_f32)];                                     \
       __builtin_memcpy(packed, from + 2 * at, 2 * rest);                                        \
-      __builtin_memcpy(to, dst + at, add ? 4 * rest : 0);                                       \
-      unpack_lanes_##T(to, packed, add);                                                        \
+      store_v_f32(to, f32_of_##T(load_v_half(packed)));                                         \
       __builtin_memcpy(dst + at, to, 4 * rest);                                                 \
     }                                                                                           \
-  }                                                                                             \
-  static void unpack_##T(float *dst, const void *src, size_t count) { unpack_all_##T(dst, src, count, 0); } \
-  static void unpack_add_##T(float *dst, const void *src, size_t count) { unpack_all_##T(dst, src, count, 1); }
+  }
 MC_HALF(f16)
 MC_HALF(bf16)
 #undef MC_HALF
 
-/* --- int8 in blocks: a scale, then a byte for each value ------------------------------------------ */
+/* --- int8 in blocks: a scale, then a byte for each value ------------------------------------------
+ * With error feedback the value packed is src + error, and error becomes what of it was lost; where
+ * that is no finite number (an infinity went out, or 127 steps of int8 are one next to the largest float)
+ * nothing is kept: it would poison every later sum. */
+
+MC_INLINE v_f32 finite_or_0(v_f32 v) { return float_of(bits_f32(v) & MASK(v_u32, v - v == 0)); }
 
 #define BLOCK_FLOATS MC_I8_BLOCK
 #define BLOCK_BYTES (sizeof(float) + BLOCK_FLOATS)
@@ -110,7 +95,7 @@ MC_INLINE void pack_block(char *to, const char *from, char *error) {
   }
 }
 
-static void pack_i8(void *dst, const float *src, size_t count, float *error) {
+static void pack_i8_keeping(void *dst, const float *src, size_t count, float *error) {
   char *to = dst;
   for (; count >= BLOCK_FLOATS; count -= BLOCK_FLOATS, to += BLOCK_BYTES, src += BLOCK_FLOATS) {
     if (error)
@@ -129,6 +114,7 @@ static void pack_i8(void *dst, const float *src, size_t count, float *error) {
     if (error) __builtin_memcpy(error, lost, count * sizeof *error);
   }
 }
+static void pack_i8(void *dst, const float *src, size_t count) { pack_i8_keeping(dst, src, count, NULL); }
 
 /* `count` values of one block; a multiple of LANES. */
 MC_INLINE void unpack_lanes_i8(char *to, const char *from, float scale, size_t count, int add) {

@@ -57,5 +57,6 @@ const struct mc_kernels MC_TABLE = {
   .copy_out = copy_out,
   .pack = {NULL, pack_f16, pack_bf16, pack_i8},
   .unpack = {NULL, unpack_f16, unpack_bf16, unpack_i8},
-  .unpack_add = {NULL, unpack_add_f16, unpack_add_bf16, unpack_add_i8},
+  .pack_i8_keeping = pack_i8_keeping,
+  .unpack_add_i8 = unpack_add_i8,
 };

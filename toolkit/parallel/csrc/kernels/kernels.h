@@ -22,13 +22,12 @@ void mc_copy_out(void *dst, const void *src, size_t bytes);
 bool mc_is_nontemporal(size_t whole); /* whether that is so of a result this long */
 void mc_copy_piece(void *dst, const void *src, size_t bytes, size_t whole); /* of a result: the one or the other */
 
-/* fp32 <-> the wire's form. MC_WIRE_I8: blocks of MC_I8_BLOCK values, a float scale (max|x|/127) before each.
- * `error` (NULL: none), [count]: is added to src first and receives what rounding lost. */
+/* fp32 <-> a packed form (not MC_WIRE_SAME, which is neither packed nor unpacked). MC_WIRE_I8: blocks of
+ * MC_I8_BLOCK values, a float scale (max|x|/127) before each. */
 #define MC_I8_BLOCK 256u
 size_t mc_packed_bytes(uint32_t wire, size_t count);
-void mc_pack(uint32_t wire, void *dst, const float *src, size_t count, float *error);
-void mc_unpack(uint32_t wire, float *dst, const void *src, size_t count);     /* dst = */
-void mc_unpack_add(uint32_t wire, float *dst, const void *src, size_t count); /* dst += */
+void mc_pack(uint32_t wire, void *dst, const float *src, size_t count);
+void mc_unpack(uint32_t wire, float *dst, const void *src, size_t count);
 
 uint64_t mc_checksum(uint64_t seed, const void *data, size_t bytes); /* may be fed in pieces of multiples of 64 bytes */
 #endif

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 8
+ABI = 9
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -51,8 +51,8 @@ class McTuning(ctypes.Structure):
 
     _fields_ = (
         ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
-        ("leader_bytes", u64), ("segment_bytes", u64), ("error_feedback", u64),
-        ("wire", u32), ("checked", u32), ("spin_s", f64),
+        ("leader_bytes", u64), ("segment_bytes", u64), ("wire", u32), ("checked", u32),
+        ("spin_s", f64),
     )  # fmt: skip
 
 
@@ -168,12 +168,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_stats_read": (None, (ptr, ptr)),
     "mc_waits_read": (None, (ptr, ptr)),
     "mc_records_read": (u32, (ptr, ptr, u32)),
-    "mc_kernel_reduce": (ctypes.c_int, (u32, u32, ptr, ptr, u32, u64)),
-    "mc_kernel_pack": (ctypes.c_int, (u32, ptr, ptr, u64, ptr)),
+    "mc_kernel_pack": (ctypes.c_int, (u32, ptr, ptr, u64)),
+    "mc_kernel_pack_i8_keeping": (None, (ptr, ptr, u64, ptr)),
     "mc_kernel_unpack": (ctypes.c_int, (u32, ptr, ptr, u64)),
-    "mc_kernel_unpack_add": (ctypes.c_int, (u32, ptr, ptr, u64)),
-    "mc_kernel_packed_bytes": (u64, (u32, u64)),
-    "mc_kernel_copy": (None, (ptr, ptr, u64)),
+    "mc_kernel_unpack_add_i8": (None, (ptr, ptr, u64)),
 }
 
 

@@ -41,6 +41,5 @@ def raw_tuning(tuning: Tuning) -> abi.McTuning:
         slot_bytes=tuning.slot_bytes, one_shot_bytes=tuning.one_shot_bytes,
         chunk_bytes=tuning.chunk_bytes, direct_bytes=tuning.direct_bytes,
         leader_bytes=tuning.leader_bytes, segment_bytes=tuning.segment_bytes,
-        error_feedback=int(tuning.error_feedback), wire=int(tuning.wire),
-        checked=int(tuning.checked), spin_s=tuning.spin_s,
+        wire=int(tuning.wire), checked=int(tuning.checked), spin_s=tuning.spin_s,
     )  # fmt: skip

@@ -65,7 +65,7 @@ def read(
 
 def _number(name: str, value: object) -> object:
     """Sizes are whole numbers, switches true or false, spin_s seconds."""
-    kinds = {"spin_s": (int, float), "checked": (bool,), "error_feedback": (bool,)}
+    kinds = {"spin_s": (int, float), "checked": (bool,)}
     if type(value) not in kinds.get(name, (int,)):
         raise ValueError(f"{name} is {json.dumps(value)}")
     return value

@@ -31,7 +31,6 @@ class Tuning:
     direct_bytes: int = 32 * KIB
     leader_bytes: int = 256 * KIB
     segment_bytes: int = 4 * MIB
-    error_feedback: bool = False
     wire: Wire = Wire.SAME
     checked: bool = False
     spin_s: float = 20e-6
@@ -93,10 +92,9 @@ def read_tuning(variables: Variables, base: Tuning) -> Tuning:
     if "slot_bytes" in changes and "chunk_bytes" not in changes:
         # a smaller slot alone is a wish for smaller chunks as well
         changes["chunk_bytes"] = min(base.chunk_bytes, parse_bytes(variables.get("SLOT_BYTES"), ""))
-    for name in ("error_feedback", "checked"):
-        text = variables.get(name.upper())
-        if text:
-            changes[name] = parse_switch(text, _variable(name))
+    checked = variables.get("CHECKED")
+    if checked:
+        changes["checked"] = parse_switch(checked, _variable("checked"))
     wire = variables.get("WIRE")
     if wire:
         changes["wire"] = _WIRES[parse_wire(wire, _variable("wire"))]

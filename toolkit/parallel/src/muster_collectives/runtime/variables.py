@@ -1,8 +1,9 @@
 """The variables that are ours: COLLECTIVES_*, read once from an environment (pure).
 
-A name that begins with COLLECTIVES_ and is not known is named once, with the near one. Variables of
-the library whose scripts run here unchanged (SMDATAPARALLEL_*, SMDDP_*) are accepted: what has a
-meaning here is taken, the rest is said once to have none.
+A name that begins with COLLECTIVES_ and is not known is named once, with the near one; one that was
+removed, with what to use instead. Variables of the library whose scripts run here unchanged
+(SMDATAPARALLEL_*, SMDDP_*) are accepted: what has a meaning here is taken, the rest is said once to
+have none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_DEVICE_REDUCE_SCATTER": "auto, world or hierarchical: how they are scattered",
     "COLLECTIVES_DEVICE_SEGMENT_BYTES": "hierarchical and host-staged calls are cut into these",
     "COLLECTIVES_DIRECT_BYTES": "registered buffers of at least this are reduced in place",
-    "COLLECTIVES_ERROR_FEEDBACK": "1: int8 between nodes keeps the rounding error for later",
     "COLLECTIVES_FLIGHT_DIR": "folder for the last operations of each rank when a call fails",
     "COLLECTIVES_GLOO": "1: CPU tensors of torch go to gloo, without the core",
     "COLLECTIVES_INTERFACE": "the network interface on which this rank listens",
@@ -45,6 +45,8 @@ KNOWN: Mapping[str, str] = {
 }
 # what takes the place of each variable that has no effect any more
 GONE: Mapping[str, str] = {
+    "COLLECTIVES_ERROR_FEEDBACK": "int8 sums keep no rounding errors; Int8State and int8_hook of "
+    "muster_collectives.torch.hooks keep them for each gradient",
     "COLLECTIVES_PURE": "collectives need the compiled core; COLLECTIVES_GLOO=1 does without in "
     "torch",
 }

@@ -32,9 +32,12 @@ class CoreBlocks:
         count, values = rows.shape
         blocks.require_whole(values, blocks.BLOCK)
         packed = torch.empty(count, blocks.packed_bytes(values), dtype=torch.uint8)
-        lost = error.data_ptr() if error is not None else None
         # rows are whole blocks: all of them are one long row
-        self.core.mc_kernel_pack(Wire.I8, packed.data_ptr(), rows.data_ptr(), rows.numel(), lost)
+        places = packed.data_ptr(), rows.data_ptr(), rows.numel()
+        if error is None:
+            self.core.mc_kernel_pack(Wire.I8, *places)
+        else:
+            self.core.mc_kernel_pack_i8_keeping(*places, error.data_ptr())
         return packed
 
     def unpack(self, packed: Tensor, values: int) -> Tensor:
@@ -47,7 +50,7 @@ class CoreBlocks:
         """float32 [values]: of all rows, in their order."""
         total = self.unpack(packed[:1], values)[0]
         for row in packed[1:]:
-            self.core.mc_kernel_unpack_add(Wire.I8, total.data_ptr(), row.data_ptr(), values)
+            self.core.mc_kernel_unpack_add_i8(total.data_ptr(), row.data_ptr(), values)
         return total
 
 

@@ -43,13 +43,12 @@ def is_of_levels(tensor: Tensor, op: Any) -> bool:
 
 def all_reduce(
     groups: InnerGroups, side_streams: SideStreams, tensor: Tensor, op: Any, segment_bytes: int,
-    wire: Wire | None = None, error: Tensor | None = None,
+    wire: Wire | None = None,
 ) -> None:  # fmt: skip
     """In place, contiguous. Each segment: reduce-scatter in the node, all-reduce on the rail,
     all-gather in the node; the rail's leg of one overlaps the node's legs of its neighbours.
 
-    `wire` is for float32 sums alone; `error`, as long as all of shard_counts(...), is what
-    int8 keeps between calls.
+    `wire` is for float32 sums alone.
     """
     layout, intra = groups.layout, groups.intra
     average = op == dist.ReduceOp.AVG
@@ -57,7 +56,7 @@ def all_reduce(
     factors = factors_of(layout, tensor.dtype, average, wire is not None)
     flat = tensor.view(-1)
     previous: tuple[Tensor, Tensor, Tensor] | None = None
-    begin = error_begin = 0
+    begin = 0
     for shard_count in shard_counts(tensor, layout.locals, segment_bytes):
         piece = flat[begin : begin + shard_count * layout.locals]
         with side_streams.near.on():
@@ -70,13 +69,11 @@ def all_reduce(
             _gather_back(groups, side_streams, *previous)
         side_streams.far.follow(side_streams.near)
         with side_streams.far.on():
-            kept = error[error_begin : error_begin + shard_count] if error is not None else None
-            _over_rail(groups, shard, inner_op, factors, wire, kept)
+            _over_rail(groups, shard, inner_op, factors, wire)
         previous = (piece, whole, shard)
         # the rail reads it in a lane other than the one that has its memory
         side_streams.far.uses((shard,))
         begin += shard_count * layout.locals
-        error_begin += shard_count
     if previous is not None:
         _gather_back(groups, side_streams, *previous)
 
@@ -154,9 +151,8 @@ def reduce_scatter(
 
 
 def _over_rail(
-    groups: InnerGroups, shard: Tensor, op: Any, factors: Factors, wire: Wire | None,
-    error: Tensor | None,
-) -> None:  # fmt: skip
+    groups: InnerGroups, shard: Tensor, op: Any, factors: Factors, wire: Wire | None
+) -> None:
     layout = groups.layout
     if factors.rail != 1.0:
         shard.mul_(factors.rail)
@@ -166,7 +162,7 @@ def _over_rail(
             shard.div_(factors.divisor)
     else:
         scale = 1.0 / factors.divisor
-        exchange.sum_over(groups.inter, layout.node, layout.nodes, shard, wire, error, scale)
+        exchange.sum_over(groups.inter, layout.node, layout.nodes, shard, wire, scale=scale)
 
 
 def _gather_back(

@@ -14,7 +14,6 @@ from muster_collectives.torch.compress import verbs
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
 from muster_collectives.torch.cuda.batch import Batch, calling_batch
-from muster_collectives.torch.cuda.feedback import Feedback
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.settings import DeviceSettings
 from muster_collectives.torch.cuda.side_streams import SideStreams
@@ -46,7 +45,6 @@ class DevicePath:
         self.calls: Counter[str] = Counter()
         self._wire = wire_of(settings.wire)
         self._side_streams: dict[torch.device, SideStreams] = {}
-        self._feedback = Feedback()
         self._batch: Batch | None = None
         self._staging: HostStaging | None = None
         if host_sum is not None:
@@ -97,10 +95,9 @@ class DevicePath:
             return self.groups.world.allreduce([tensor], options)
         side_streams = self._begin(tensor)
         wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
-        error = self._error_of(tensor, side_streams) if wire is not None else None
         segment_bytes = self.settings.segment_bytes
         with torch.no_grad():  # a parameter may be written, as c10d does
-            hierarchy.all_reduce(self.groups, side_streams, tensor, op, segment_bytes, wire, error)
+            hierarchy.all_reduce(self.groups, side_streams, tensor, op, segment_bytes, wire)
         return SideStreamWork(side_streams.end(), [tensor])
 
     def all_gather_single(self, output: Tensor, source: Tensor) -> Work:
@@ -144,7 +141,6 @@ class DevicePath:
         """Ends what runs beside the caller. The inner groups are the caller's."""
         if self._staging is not None:
             self._staging.close()
-        self._feedback.clear()
 
     def _issue(self, row: Row, arguments: Arguments) -> Work:
         tensors, options = arguments.tensors, arguments.options
@@ -213,15 +209,3 @@ class DevicePath:
         if found is None:
             found = self._side_streams[tensor.device] = SideStreams(tensor.device)
         return found
-
-    def _error_of(self, tensor: Tensor, side_streams: SideStreams) -> Tensor | None:
-        if self.settings.wire != "int8" or not self.settings.error_feedback:
-            return None
-
-        def zeros() -> Tensor:
-            locals_ = self.groups.layout.locals
-            count = sum(hierarchy.shard_counts(tensor, locals_, self.settings.segment_bytes))
-            with side_streams.far.on():  # where it is used
-                return torch.zeros(count, dtype=torch.float32, device=tensor.device)
-
-        return self._feedback.of(tensor, zeros)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from muster_collectives.runtime import variables
 from muster_collectives.runtime.errors import SettingsError
-from muster_collectives.runtime.tuning import parse_bytes, parse_choice, parse_switch, parse_wire
+from muster_collectives.runtime.tuning import parse_bytes, parse_choice, parse_wire
 from muster_collectives.torch.compress import wires
 
 _MIB = 1 << 20
@@ -29,14 +29,12 @@ class DeviceSettings:
     hierarchical ones, calls below `least_bytes` and layouts without two levels take the world.
     `segment_bytes`: pieces whose legs overlap. `wire`: form of float32 sums between nodes, one of
     compress.wires.NAMES; other than "same" it makes large float32 sums hierarchical.
-    `error_feedback`: int8 keeps what rounding lost for the next all-reduce of the same memory.
     `timeout_s`: of a host-staged call."""
 
     all_reduce: str = "world"
     all_gather: str = "world"
     reduce_scatter: str = "world"
     wire: str = "same"
-    error_feedback: bool = False
     least_bytes: int = _MIB
     segment_bytes: int = 32 * _MIB
     timeout_s: float = 1800.0
@@ -54,13 +52,11 @@ class DeviceSettings:
 
 def read_settings(environ: Mapping[str, str], timeout_s: float = 1800.0) -> DeviceSettings:
     """COLLECTIVES_DEVICE_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _LEAST_BYTES and _SEGMENT_BYTES,
-    COLLECTIVES_WIRE and _ERROR_FEEDBACK, written as for the core. Raises SettingsError that names
-    the variable."""
+    and COLLECTIVES_WIRE, written as for the core. Raises SettingsError that names the variable."""
     said = variables.read(environ)
     values: dict[str, object] = {"timeout_s": timeout_s}
     for field in fields(DeviceSettings):
-        own = field.name in ("wire", "error_feedback")
-        name = f"{'' if own else 'DEVICE_'}{field.name.upper()}"
+        name = "WIRE" if field.name == "wire" else f"DEVICE_{field.name.upper()}"
         text = said.get(name)
         if text and field.name != "timeout_s":
             values[field.name] = _value(variables.PREFIX + name, field.name, text)
@@ -73,8 +69,6 @@ def _value(variable: str, name: str, text: str) -> object:
         if value < _LEAST[name]:
             raise SettingsError(f"{variable}={text!r} is too small", f"{_LEAST[name]} at least")
         return value
-    if name == "error_feedback":
-        return parse_switch(text, variable)
     return (
         parse_wire(text, variable) if name == "wire" else parse_choice(text, variable, _WAYS[name])
     )
