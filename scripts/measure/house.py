@@ -40,6 +40,8 @@ _LAYOUT = {
     tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
 }  # fmt: skip
 _C = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+# A backend of `muster local` is a folder with these two modules: it is imported by these names.
+_INTERFACE = re.compile(r"/muster/local/backends/\w+/(backend|start)\.py$")
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -151,9 +153,12 @@ def arrows(uses: Mapping[str, Iterable[str]], below: str) -> set[tuple[str, str]
 
 
 def modules_of_one_name(paths: Iterable[str]) -> list[list[str]]:
-    """Modules of one name in different folders below one and the same package of a wheel."""
+    """Modules of one name in different folders below one and the same package of a wheel, except
+    those whose name is an interface."""
     found: dict[tuple[str, ...], list[str]] = {}
     for path in paths:
+        if _INTERFACE.search(path):
+            continue
         package, *inner = path.partition("/src/")[2].split("/")[1:] or [""]
         if inner and path.endswith(".py") and not Path(path).stem.startswith("__"):
             found.setdefault((package, inner[-1]), []).append(path)

@@ -9,18 +9,18 @@ import pytest
 
 from muster.contract.findings import Findings
 from muster.contract.request.settings import parse_settings
-from muster.local import environment, tree
+from muster.local import tree
+from muster.local.backends.base import Backend
 from muster.local.backends.choice import named
 from muster.local.backends.docker.options import DOCKER, DockerOptions
 from muster.local.differences import differences
 from muster.local.orders import Orders, orders_from_line, to_line
-from muster.local.preparation import Prepared, make_orders
+from muster.local.preparation import make_orders
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)
-BACKEND = named(DOCKER)
 OPTIONS = DockerOptions("x:1", 1 << 30, 64 << 20, 1.5, True)
 
 
@@ -28,10 +28,12 @@ def request(**changes: object) -> Request:
     return make_request(**{"isolation": DOCKER, "docker": OPTIONS, **changes})
 
 
+def backend(**changes: object) -> Backend:
+    return named(DOCKER)(request(**changes), FOLDER)
+
+
 def orders(caller: dict[str, str], **changes: object) -> Orders:
-    wanted = request(**changes)
-    shared = environment.run_variables(wanted, FOLDER, BACKEND, {})
-    return make_orders(Prepared(wanted, FOLDER, BACKEND, {}, shared), caller)
+    return make_orders(backend(**changes), caller)
 
 
 def environ(caller: dict[str, str], **changes: object) -> dict[str, str]:
@@ -65,10 +67,10 @@ def test_of_the_caller_only_what_is_meant_for_train_reaches_a_container() -> Non
 
 
 def test_hosts_are_found_by_their_names_on_ports_of_their_own() -> None:
-    assert BACKEND.addresses(["algo-1"]) == {}
+    assert backend().addresses(["algo-1"]) == {}
     names = {"MUSTER_HOST_ADDRESSES", "MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT"}
     assert not names & environ({}).keys()
-    assert BACKEND.interface == "eth0"
+    assert backend().interface == "eth0"
 
 
 def test_variables_of_the_command_line_win() -> None:
@@ -90,9 +92,9 @@ def test_runs_have_ids_of_their_own() -> None:
 
 @pytest.mark.parametrize(("cpus", "processes"), [(0.5, None), (1.0, None), (2.0, 2), (3.0, 2)])
 def test_ranks_share_the_processors_of_their_container(cpus: float, processes: int | None) -> None:
-    wanted = request(docker=OPTIONS._replace(cpus=cpus), processes_per_host=processes, hosts=1)
+    made = backend(docker=OPTIONS._replace(cpus=cpus), processes_per_host=processes, hosts=1)
     share = len(os.sched_getaffinity(0)) // (processes or 1)
-    assert environment.threads_per_rank(wanted) == max(1, min(share, int(cpus / (processes or 1))))
+    assert made.threads_per_rank() == max(1, min(share, int(cpus / (processes or 1))))
 
 
 def test_channels_are_mounted_over_folders_not_links(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_channels_are_mounted_over_folders_not_links(tmp_path: Path) -> None:
     ],
 )
 def test_the_differences_name_the_limits(options: DockerOptions, words: str) -> None:
-    said = "\n".join(differences(request(docker=options, channels={"train": "/data"}), BACKEND))
+    said = "\n".join(differences(backend(docker=options, channels={"train": "/data"})))
     assert words in said
     assert "channels are read-only" in said
     assert "no internet" not in said

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.arguments import Parser, UsageError
-from muster.local.backends.docker.options import DockerOptions, processors, size, size_in_words
+from muster.arguments import Parser, UsageError, size, size_in_words
+from muster.local.backends.docker.options import DockerOptions, processors
 from muster.local.command import add_arguments
 from muster.local.request import Request, read_request
 

@@ -10,7 +10,8 @@ import pytest
 from muster.arguments import UsageError
 from muster.local.code import sourcecode
 from muster.local.record.artifacts import Clash, Made, gather, made
-from muster.local.record.runfolder import FRESH_SOURCE, MARK, clear, leave, make_run_folder
+from muster.local.record.layout import FRESH_SOURCE, MARK
+from muster.local.record.runfolder import clear, leave, make_run_folder
 from muster.local.record.summary import clashes_in_words, places
 
 HOSTS = ["algo-1", "algo-2"]

@@ -18,7 +18,7 @@ from muster.local.differences import differences
 from muster.local.launch import stop_limit_s
 from muster.local.orders import HostOrder, Orders, orders_from_line, to_line
 from muster.local.paths import is_below, outermost, unsuitable
-from muster.local.preparation import Prepared, distribution_keys, make_orders
+from muster.local.preparation import distribution_keys, make_orders
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import MAX_HOSTS, Group
 from tests.launcher.support.local.local_runs import make_request
@@ -27,15 +27,18 @@ FOLDER = RunFolder("/runs/x", "job-x", -1)
 NETNS, PROCESS = named("netns"), named("process")
 
 
-def host_environ(backend: Backend, caller: dict[str, str], **changes: object) -> dict[str, str]:
-    request = make_request(**changes)
-    hosts = backend.addresses(request.host_names)
-    shared = environment.run_variables(request, FOLDER, backend, hosts)
-    return environment.host_environ(caller, request, FOLDER, "algo-2", shared, backend)
+def host_environ(kind: type[Backend], caller: dict[str, str], **changes: object) -> dict[str, str]:
+    backend = made(kind, **changes)
+    shared = environment.run_variables(backend, backend.addresses(backend.request.host_names))
+    return environment.host_environ(caller, "algo-2", shared, backend)
+
+
+def made(kind: type[Backend], **changes: object) -> Backend:
+    return kind(make_request(**changes), FOLDER)
 
 
 @pytest.mark.parametrize("backend", [NETNS, PROCESS])
-def test_train_understands_every_variable_of_the_run(backend: Backend) -> None:
+def test_train_understands_every_variable_of_the_run(backend: type[Backend]) -> None:
     environ = host_environ(backend, {})
     findings = Findings()
     settings = parse_settings(environ, findings)
@@ -110,8 +113,8 @@ def test_the_scripts_arguments_travel_whole() -> None:
 
 def test_every_host_has_an_address_of_its_own() -> None:
     names = [f"algo-{number}" for number in range(1, MAX_HOSTS + 1)]
-    for backend in (NETNS, PROCESS):
-        found = backend.addresses(names)
+    for kind in (NETNS, PROCESS):
+        found = made(kind).addresses(names)
         assert len(set(found.values())) == MAX_HOSTS
     assert all(address.startswith("127.") for address in found.values())
     assert not {"127.0.0.1", "127.0.1.1"} & set(found.values())
@@ -128,11 +131,9 @@ def test_orders_survive_the_way_to_the_holder() -> None:
 
 @pytest.mark.parametrize(("backend", "cwd"), [(NETNS, "/"), (PROCESS, "/runs/x/algo-1")])
 def test_train_starts_where_no_file_of_the_user_can_shadow_a_module(
-    backend: Backend, cwd: str
+    backend: type[Backend], cwd: str
 ) -> None:
-    request = make_request(channels={"train": "/data"})
-    hosts = backend.addresses(request.host_names)
-    orders = make_orders(Prepared(request, FOLDER, backend, hosts, {}), {})
+    orders = make_orders(made(backend, channels={"train": "/data"}), {})
     assert orders.hosts[0].cwd == cwd
     assert orders.backend == backend.name
     assert orders.writable == (("/runs/x",) if backend is NETNS else ())
@@ -174,17 +175,17 @@ def test_hosts_get_the_time_to_stop_that_train_takes(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("word", ["/tmp", "resolve", "/opt/ml", "links"])
 def test_differences_of_plain_processes_are_named(word: str) -> None:
-    request = make_request(channels={"train": "/data"})
-    assert any(word in sentence for sentence in differences(request, PROCESS))
-    assert not any("/tmp" in sentence for sentence in differences(request, NETNS))
+    shared, isolated = (made(kind, channels={"train": "/data"}) for kind in (PROCESS, NETNS))
+    assert any(word in sentence for sentence in differences(shared))
+    assert not any("/tmp" in sentence for sentence in differences(isolated))
 
 
 def test_of_checkpoints_of_plain_processes_is_said_where_they_are() -> None:
     """The literal /opt/ml/checkpoints is this machine's there: what a script keeps is not kept."""
-    kept = make_request(checkpoint="/ck")
-    assert any("beside the one that SM_MODEL_DIR names" in s for s in differences(kept, PROCESS))
-    for request, backend in ((kept, NETNS), (make_request(), PROCESS)):
-        assert not any("checkpoint" in sentence for sentence in differences(request, backend))
+    said = differences(made(PROCESS, checkpoint="/ck"))
+    assert any("beside the one that SM_MODEL_DIR names" in sentence for sentence in said)
+    for backend in (made(NETNS, checkpoint="/ck"), made(PROCESS)):
+        assert not any("checkpoint" in sentence for sentence in differences(backend))
 
 
 def test_ranks_share_the_processors_unless_the_user_says_otherwise() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from muster.arguments import UsageError
-from muster.local.preparation import choose_backend, distribution_keys
+from muster.local.backends.choice import choose as choose_backend
+from muster.local.preparation import distribution_keys
 from muster.local.record.runfolder import RunFolder
 from tests.launcher.support.local.local_runs import make_request
 

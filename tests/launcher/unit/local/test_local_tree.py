@@ -13,15 +13,8 @@ from muster.arguments import UsageError
 from muster.contract.request.read import read_job
 from muster.local import tree
 from muster.local.code import sourcecode
-from muster.local.record.runfolder import (
-    FRESH_SOURCE,
-    MARK,
-    clear,
-    discard,
-    job_name,
-    link_latest,
-    make_run_folder,
-)
+from muster.local.record.layout import FRESH_SOURCE, MARK
+from muster.local.record.runfolder import clear, discard, job_name, link_latest, make_run_folder
 from muster.local.request import Group
 from muster.types.distribution import Torchrun
 from tests.launcher.support.local.local_runs import make_request
@@ -194,7 +187,6 @@ def test_a_job_name_is_one_that_sagemaker_takes(text: str, name: str) -> None:
 
 def test_earlier_runs_inside_the_source_folder_are_not_packed(tmp_path: Path) -> None:
     from muster.local.code.sourcecode import find_files
-    from muster.local.record.runfolder import MARK
 
     (tmp_path / "train.py").write_text("pass")
     (tmp_path / "out1" / "algo-1").mkdir(parents=True)

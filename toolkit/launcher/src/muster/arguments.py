@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
@@ -15,6 +16,9 @@ from typing import NoReturn
 from muster.types.names import TYPED, did_you_mean
 
 USAGE_EXIT_CODE = 2
+MOST_BYTES = 1 << 50
+_SIZE = r"(?i:([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?)"
+_UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def tell(text: str) -> None:
@@ -74,6 +78,34 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return value
+
+
+def size(least_bytes: int) -> Callable[[str], int]:
+    """An option's type: a number of bytes as the docker command takes it; k, m, g are 1024's."""
+
+    def convert(text: str) -> int:
+        match = re.fullmatch(_SIZE, text.strip())
+        if not match:
+            raise argparse.ArgumentTypeError(
+                f"expected a number and b, k, m, g or t, such as 512m or 1.5g, got {text!r}"
+            )
+        found = int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+        if least_bytes <= found <= MOST_BYTES:
+            return found
+        least, most = size_in_words(least_bytes), size_in_words(MOST_BYTES)
+        raise argparse.ArgumentTypeError(
+            f"{text} is {found} bytes: not from {least} to {most}; units are k, m, g, t"
+        )
+
+    return convert
+
+
+def size_in_words(size_bytes: int) -> str:
+    """`512 MiB`, exact: the largest unit that divides it."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes and size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift} {unit}"
+    return f"{size_bytes} bytes"
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,12 +15,14 @@ from muster.arguments import UsageError
 from muster.commands.show_plan import Row
 from muster.local import environment, preparation, tree
 from muster.local.backends.base import Backend
+from muster.local.backends.choice import choose
 from muster.local.code import sourcecode
 from muster.local.code.module import entry_point
-from muster.local.record import runfolder
+from muster.local.record import layout, runfolder
 from muster.local.record.runfolder import RunFolder
-from muster.local.request import Request, read_request
+from muster.local.request import read_request
 from muster.types.machine import Machine
+from muster.types.names import counted
 from muster.types.values import NamedTuple
 
 CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
@@ -54,23 +56,22 @@ def dry_run(args: argparse.Namespace) -> Iterator[DryRun]:
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as temp:
         stem = os.path.splitext(os.path.basename(request.program))[0]
         folder = RunFolder(os.path.realpath(temp), runfolder.job_name(f"TIME-{stem}"), -1)
-        backend = preparation.choose_backend(request, folder, keys, _say)
+        backend = choose(request, folder, keys, _say)
         try:
-            environ = _with_tree(request, folder, backend, keys)
+            environ = _with_tree(backend, keys)
         except OSError as error:
             fix = "make room there, or set TMPDIR to another folder"
             raise UsageError(f"{temp} cannot be written: {error.strerror}", fix) from None
-        yield _dry(request, folder, backend, environ)
+        yield _dry(backend, environ)
 
 
 def _say(text: str) -> None:
     sys.stderr.write(text.replace("muster local:", "muster plan:", 1) + "\n")
 
 
-def _with_tree(
-    request: Request, folder: RunFolder, backend: Backend, keys: dict[str, str]
-) -> dict[str, str]:
+def _with_tree(backend: Backend, keys: dict[str, str]) -> dict[str, str]:
     """The first host's environment, after its tree was written."""
+    request, folder = backend.request, backend.folder
     host = request.host_names[0]
     source = request.source_dir
     if request.module:  # its entry point is made when the code is packed
@@ -79,31 +80,32 @@ def _with_tree(
         name, content = entry_point(request.module)
         with open(os.path.join(source, name), "wb") as file:
             file.write(content)
-    documents = preparation.documents(request, keys, host, backend.interface, folder.job, source)
+    documents = preparation.documents(backend, keys, host, source)
     tree.write_tree(folder.base(host), documents, request.channels)
     addresses = backend.addresses(request.host_names)
-    shared = environment.run_variables(request, folder, backend, addresses)
+    shared = environment.run_variables(backend, addresses)
     shared = {name: value for name, value in shared.items() if name not in NEVER_SHOWN}
-    environ = environment.host_environ(os.environ, request, folder, host, shared, backend)
+    environ = environment.host_environ(os.environ, host, shared, backend)
     return {**environ, "SAGEMAKER_BASE_DIR": folder.base(host)}
 
 
-def _dry(request: Request, folder: RunFolder, backend: Backend, environ: dict[str, str]) -> DryRun:
-    run = request.output or os.path.join(os.path.realpath(runfolder.RUNS), folder.job)
+def _dry(backend: Backend, environ: dict[str, str]) -> DryRun:
+    request, folder = backend.request, backend.folder
+    run = request.output or os.path.join(os.path.realpath(layout.RUNS), folder.job)
     base = folder.base(request.host_names[0])
-    there = backend.base(folder, request.host_names[0]).replace(folder.path, run, 1)
+    there = backend.base(request.host_names[0]).replace(folder.path, run, 1)
     size, count = sourcecode.measure(
         request.source_dir, (run, request.checkpoint or run), request.ignored
     )
-    code = f"{request.source_dir} ({count} file{'s' * (count != 1)}, {-(-size // 1024):,} KiB)"
+    code = f"{request.source_dir} ({counted(count, 'file')}, {-(-size // 1024):,} KiB)"
     if left_out := request.ignored.in_words(sourcecode.LEFT_OUT):
         _say(f"muster local: {left_out}")
     assumed = ["free ports are chosen when the hosts start: those shown are the defaults"]
-    if request.docker:
-        assumed.append("programs are the image's: those of this machine are shown")
+    if backend.assumption:
+        assumed.append(backend.assumption)
     return DryRun(
         environ=environ,
-        machine=lambda machine: backend.seen(machine, request.host_names),
+        machine=backend.seen,
         rows=(
             Row("base folder", there, f"isolation {backend.name}"),
             Row("code", code, "packed for every host"),

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from muster.arguments import Parser, UsageError, one_of, seconds, whole_number
-from muster.local.backends.docker.options import (
-    DOCKER,
-    LEAST_MEMORY_BYTES,
-    LEAST_SHM_BYTES,
-    processors,
-    size,
-    user,
-)
+from muster.arguments import Parser, UsageError, one_of, seconds, size, whole_number
+from muster.local.backends.choice import NAMES
+from muster.local.backends.docker import options
 from muster.local.request import MAX_HOSTS, read_request
 
+LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
 _RANKS = "the number of ranks on each host is --processes-per-host"
 _HOSTS = "the number of hosts is --hosts"
@@ -93,8 +88,8 @@ def add_options(parser: Parser) -> None:
     add("--checkpoint", metavar="DIR", help="/opt/ml/checkpoints of all hosts, kept between runs")
     add(
         "--isolation",
-        metavar="netns|process|docker",
-        type=one_of("netns", "process", DOCKER),
+        metavar="|".join(NAMES),
+        type=one_of(*NAMES),
         help="hosts in namespaces of their own, as plain processes, or as containers (netns where "
         "possible)",
     )
@@ -106,7 +101,7 @@ def add_options(parser: Parser) -> None:
     )
     add("--internet", action="store_true", help="a way out for hosts in namespaces, by pasta")
     add("--timeout", metavar="SECONDS", type=seconds, help="stop the job after this time")
-    _add_docker_arguments(parser)
+    options.add_arguments(parser)
 
 
 def options_given(args: argparse.Namespace) -> list[str]:
@@ -118,24 +113,6 @@ def options_given(args: argparse.Namespace) -> list[str]:
         for action in parser._actions
         if action.dest != "help" and getattr(args, action.dest) != action.default
     ]
-
-
-def _add_docker_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "with --isolation docker",
-        "Limits are for each host. Sizes: a number and k, m or g. Nothing is ever pulled.",
-    )
-    add = group.add_argument
-    add("--image", metavar="IMAGE", help="what hosts are containers of; has a `train` (required)")
-    add(
-        "--shm-size",
-        metavar="SIZE",
-        type=size(LEAST_SHM_BYTES),
-        help="size of /dev/shm (half of the memory)",
-    )
-    add("--cpus", metavar="N", type=processors, help="processors, such as 1.5 (all)")
-    add("--user", metavar="UID[:GID]", type=user, help="who runs the ranks (the image's USER)")
-    add("--keep", action="store_true", help="leave containers and network, and say how to look")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.local.backends.base import Backend
-from muster.local.environment import threads_per_rank
 from muster.local.paths import TEMPORARY, is_below
 from muster.local.request import Request
+from muster.types.names import counted
 
 
-def differences(request: Request, backend: Backend) -> list[str]:
+def differences(backend: Backend) -> list[str]:
     """One sentence each."""
-    found = backend.differences(request)
-    threads = threads_per_rank(request)
-    found.append(
+    threads = counted(backend.threads_per_rank(), "thread")
+    found = [
+        *backend.differences(),
         "all hosts share this machine's processors, memory and devices: "
-        f"{threads} thread{'s' * (threads > 1)} for each rank (OMP_NUM_THREADS)"
-    )
-    found += backend.limits(request)
-    if request.arguments:
+        f"{threads} for each rank (OMP_NUM_THREADS)",
+        *backend.limits(),
+    ]
+    if backend.request.arguments:
         found.append("arguments after -- do not exist there: use hyperparameters")
     return found
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
-from muster.local.record.runfolder import RunFolder
-from muster.local.request import Request
 
 if TYPE_CHECKING:
     from muster.local.backends.base import Backend
@@ -79,10 +77,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _ports(request: Request, backend: Backend) -> dict[str, str]:
+def _ports(backend: Backend) -> dict[str, str]:
     """Hosts of one machine share its ports: the leader's two, and as plain processes one for each
     worker and parameter server. None that a connection is given before it is used, if possible."""
-    sizes = {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
+    request, sizes = backend.request, {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
     if backend.shares_network:
         asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
         servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
@@ -92,10 +90,9 @@ def _ports(request: Request, backend: Backend) -> dict[str, str]:
     return dict(zip(sizes, map(str, found), strict=False))
 
 
-def run_variables(
-    request: Request, folder: RunFolder, backend: Backend, hosts: Mapping[str, str]
-) -> dict[str, str]:
+def run_variables(backend: Backend, hosts: Mapping[str, str]) -> dict[str, str]:
     """What all hosts of the run share: one secret, the ports, the addresses, the folder."""
+    request, folder = backend.request, backend.folder
     variables = {
         "TRAINING_JOB_NAME": folder.job,
         "MUSTER_RUN_DIR": folder.path,
@@ -108,7 +105,7 @@ def run_variables(
     }
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
-        variables.update(_ports(request, backend), MUSTER_HOST_ADDRESSES=listed)
+        variables.update(_ports(backend), MUSTER_HOST_ADDRESSES=listed)
     if request.hyperparameters:
         variables["MUSTER_KEEP_SPELLING"] = "1"
     if request.ranks:
@@ -119,50 +116,21 @@ def run_variables(
 
 
 def host_environ(
-    caller: Mapping[str, str],
-    request: Request,
-    folder: RunFolder,
-    host: str,
-    shared: Mapping[str, str],
-    backend: Backend,
+    caller: Mapping[str, str], host: str, shared: Mapping[str, str], backend: Backend
 ) -> dict[str, str]:
     """The whole environment of one host's `train`; --env wins over the caller's."""
-    inherited = backend.inherited(caller)
+    request, inherited = backend.request, backend.inherited(caller)
     environ = {name: value for name, value in inherited.items() if not _is_leftover(name)}
     environ.update(shared)
-    environ = backend.environ(environ, caller, folder, host)
-    environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(request)))
-    if ranks(request) > len(os.sched_getaffinity(0)):
+    environ = backend.environ(environ, caller, host)
+    environ.setdefault("OMP_NUM_THREADS", str(backend.threads_per_rank()))
+    if request.ranks_at_least > len(os.sched_getaffinity(0)):
         # ranks that wait inside MPI would take the processors from those that work: twice the time
         environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if request.oversubscribe:
         environ["MUSTER_OVERSUBSCRIBE"] = "1"
     environ.update(request.environ)
     return environ
-
-
-def on_this_machine(
-    environ: Mapping[str, str], caller: Mapping[str, str], site: str
-) -> dict[str, str]:
-    """With the caller's interpreter and packages, and the host's own packages before them."""
-    return {
-        **environ,
-        "MUSTER_INSTALL_TARGET": site,
-        "PYTHONPATH": _join(site, caller.get("PYTHONPATH", "")),
-        "PATH": _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath)),
-    }
-
-
-def threads_per_rank(request: Request) -> int:
-    """Processors for each rank: all hosts share this machine's, and each would take all of them."""
-    share = len(os.sched_getaffinity(0)) // ranks(request)
-    if request.docker and request.docker.cpus is not None:
-        share = min(share, int(request.docker.cpus / (request.processes_per_host or 1)))
-    return max(1, share)
-
-
-def ranks(request: Request) -> int:
-    return request.hosts * (request.processes_per_host or 1)
 
 
 def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:
@@ -177,8 +145,3 @@ def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:
 
 def _is_leftover(name: str) -> bool:
     return name in _LEFTOVERS or name in _RUN_VARIABLES or name.startswith(_LEFTOVER_PREFIXES)
-
-
-def _join(first: str, rest: str) -> str:
-    """A search path with `first` in front; an empty rest would mean the current folder."""
-    return f"{first}{os.pathsep}{rest}" if rest else first

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from muster.arguments import UsageError
 from muster.local import caches, memory, preparation
+from muster.local.backends.base import Backend
+from muster.local.backends.choice import choose
 from muster.local.code.module import imports_from_here
 from muster.local.code.sourcecode import LEFT_OUT
 from muster.local.hosts import LIMIT_S, start_hosts
-from muster.local.preparation import Prepared
-from muster.local.record import runfolder, summary
+from muster.local.record import layout, runfolder, summary
 from muster.local.record.command_file import write_command
 from muster.local.request import Request
 from muster.local.session import HostSession, Timeout
@@ -23,8 +24,18 @@ from muster.local.show.screen import Screen
 from muster.local.show.user_files import failing_place, with_own_paths
 from muster.local.signals import Signals
 from muster.types.errors import InstallError, MusterError, StoppedError
+from muster.types.names import counted
+from muster.types.values import NamedTuple
 
 STOP_MARGIN_S = 1.0
+
+
+class _Ready(NamedTuple):
+    """A run whose trees are written and whose hosts can be started, in the control groups of
+    `--memory` if there are any."""
+
+    backend: Backend
+    groups: tuple[str, ...]
 
 
 def launch(request: Request, argv: Sequence[str] = ()) -> int:
@@ -35,37 +46,36 @@ def launch(request: Request, argv: Sequence[str] = ()) -> int:
     signals = Signals()
     screen = Screen(request.as_json, os.environ)
     try:
-        prepared = _prepare(request, argv, screen, signals)
+        ready = _prepare(request, argv, screen, signals)
     except StoppedError as error:
         screen.say(f"muster local: {error.message}")
         return error.exit_code
     try:
-        return _launch(prepared, screen, signals)
+        return _launch(ready, screen, signals)
     finally:
-        if prepared.groups:
-            memory.remove_groups(prepared.groups)
+        memory.remove_groups(ready.groups)
 
 
-def _launch(prepared: Prepared, screen: Screen, signals: Signals) -> int:
-    request = prepared.request
+def _launch(ready: _Ready, screen: Screen, signals: Signals) -> int:
+    request = ready.backend.request
     timeout = None
     if request.timeout_s is not None:
         timeout = Timeout(request.timeout_s, time.monotonic() + request.timeout_s)
-    _tell_differences(prepared, screen)
+    _tell_differences(ready.backend, screen)
     try:
-        if prepared.backend.is_offline:
+        if ready.backend.is_offline:
             from muster.local.provision import provision_hosts
 
-            provision_hosts(request, prepared.folder, screen, signals, timeout)
+            provision_hosts(request, ready.backend.folder, screen, signals, timeout)
     except MusterError as error:
-        return _close_unstarted(prepared, error, screen)
+        return _close_unstarted(ready.backend, error, screen)
     except OSError as error:
         why = f"the packages cannot be put into the run folder: {runfolder.in_words(error)}"
-        return _close_unstarted(prepared, InstallError(why, runfolder.OTHER_PLACE), screen)
-    return _run(prepared, screen, signals, timeout)
+        return _close_unstarted(ready.backend, InstallError(why, runfolder.OTHER_PLACE), screen)
+    return _run(ready, screen, signals, timeout)
 
 
-def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Signals) -> Prepared:
+def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Signals) -> _Ready:
     """Makes the run folder and fills it; what cannot be run leaves none behind, and an earlier run
     as it was."""
     keys = preparation.checked_keys(request)
@@ -80,14 +90,13 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     give_up = runfolder.leave
     groups: tuple[str, ...] = ()
     try:
-        backend = preparation.choose_backend(request, folder, keys, screen.say)
+        backend = choose(request, folder, keys, screen.say)
         preparation.pack_source(request, folder, signals.check)
-        if request.memory_bytes:
-            groups = memory.make_groups(request.host_names, request.memory_bytes)
+        groups = backend.groups()
         signals.check()
         give_up = runfolder.discard  # an earlier run gives way only to one that can begin
         runfolder.clear(folder)
-        prepared = preparation.prepare(request, folder, backend, keys, signals.check)
+        preparation.write_trees(backend, keys, signals.check)
         write_command(folder, argv)
     except (UsageError, StoppedError, OSError) as error:
         memory.remove_groups(groups)
@@ -96,31 +105,31 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
             raise
         why = f"the run cannot be prepared: {runfolder.in_words(error)}"
         raise UsageError(why, runfolder.OTHER_PLACE) from None
-    prepared = prepared._replace(groups=groups)
     runfolder.link_latest(folder)
-    hosts = f"{request.hosts} host{'' if request.hosts == 1 else 's'}"
     where = summary.shown(folder.path)
+    hosts = counted(request.hosts, "host")
     screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
-    return prepared
+    return _Ready(backend, groups)
 
 
-def _tell_differences(prepared: Prepared, screen: Screen) -> None:
+def _tell_differences(backend: Backend, screen: Screen) -> None:
     from muster.local.differences import differences, vanishing
 
-    screen.say(f"muster local: isolation {prepared.backend.name}, which differs from SageMaker in:")
-    for sentence in differences(prepared.request, prepared.backend):
+    screen.say(f"muster local: isolation {backend.name}, which differs from SageMaker in:")
+    for sentence in differences(backend):
         screen.say(f"  - {sentence}")
-    visible = prepared.backend.visible(prepared.folder, os.environ)
+    visible = backend.visible(os.environ)
     if visible is None:
         return
-    for warning in vanishing(prepared.request, visible):
+    for warning in vanishing(backend.request, visible):
         screen.say(f"muster local: WARNING {warning}")
 
 
-def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout | None) -> int:
-    request, folder = prepared.request, prepared.folder
+def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | None) -> int:
+    backend, groups = ready
+    request, folder = backend.request, backend.folder
     began = time.monotonic()
-    orders = preparation.make_orders(prepared, os.environ)
+    orders = preparation.make_orders(backend, os.environ, groups)
     in_use = caches.use(orders.caches)
     if github.in_actions(os.environ):
         screen.pump.say(github.group(f"muster local: output of {request.program}"))
@@ -141,21 +150,16 @@ def _run(prepared: Prepared, screen: Screen, signals: Signals, timeout: Timeout 
     end = summary.RunEnd(
         hosts=ends,
         ending=session.ending,
-        isolation=prepared.backend.name,
+        isolation=backend.name,
         seconds=time.monotonic() - began,
         timeout_s=request.timeout_s,
         error=hosts.error,
         error_code=hosts.error_code,
-        notes=(*hosts.notes, *_memory_notes(prepared)),
+        notes=(*hosts.notes, *memory.kill_notes(groups, request.memory_bytes or 0)),
         facts=hosts.facts,
-        hints=prepared.backend.hints(orders, hosts.facts),
+        hints=backend.hints(orders, hosts.facts),
     )
-    return _close(prepared, end, progress, screen, hosts.ready)
-
-
-def _memory_notes(prepared: Prepared) -> list[str]:
-    limit_bytes = prepared.request.memory_bytes
-    return memory.kill_notes(prepared.groups, limit_bytes) if limit_bytes else []
+    return _close(backend, end, progress, screen, hosts.ready)
 
 
 def stop_limit_s(request: Request) -> float:
@@ -168,11 +172,12 @@ def stop_limit_s(request: Request) -> float:
 
 
 def _close(
-    prepared: Prepared, end: summary.RunEnd, progress: Progress, screen: Screen, were_ready: bool
+    backend: Backend, end: summary.RunEnd, progress: Progress, screen: Screen, were_ready: bool
 ) -> int:
     """Completes the record and tells where everything lies; a failure's own block comes last."""
-    folder, names = prepared.folder, prepared.request.host_names
-    path = os.path.join(folder.path, runfolder.SUMMARY)
+    request, folder = backend.request, backend.folder
+    names = request.host_names
+    path = os.path.join(folder.path, layout.SUMMARY)
     end = summary.settled(path, end)
     end = _gather_models(end, folder.path, summary.leader_first(path, names))
     try:
@@ -190,24 +195,27 @@ def _close(
         screen.say(f"muster local: {note}")
     if disagreement := summary.disagreement(end):
         screen.say(f"muster local: {disagreement}")
-    places = summary.places(folder.path, names, prepared.request.checkpoint)
+    places = summary.places(folder.path, names, request.checkpoint)
     lines = [*summary.table(end, progress), *places]
     screen.say_verdict(f"muster local: {summary.verdict(end)}", summary.exit_code(end) == 0)
     screen.say("\n".join(lines))
     for command in end.hints:  # to be copied, so in one piece
         screen.pump.say(command)
-    _say_last(prepared, end, document, screen)
-    screen.flush()
-    if prepared.request.as_json:
-        screen.give_result(json.dumps(document) + "\n")
+    _say_last(request.source_dir, end, document, screen)
+    _flush(request, document, screen)
     return summary.exit_code(end)
 
 
+def _flush(request: Request, document: Mapping[str, object], screen: Screen) -> None:
+    screen.flush()
+    if request.as_json:
+        screen.give_result(json.dumps(document) + "\n")
+
+
 def _say_last(
-    prepared: Prepared, end: summary.RunEnd, document: Mapping[str, object], screen: Screen
+    source: str, end: summary.RunEnd, document: Mapping[str, object], screen: Screen
 ) -> None:
     """The block of the failure, with the user's own paths; of a stop one line with its code."""
-    source = prepared.request.source_dir
     said = summary.last_line(end)
     tail = summary.first_tail(document)
     if github.in_actions(os.environ) and summary.exit_code(end):
@@ -234,7 +242,7 @@ def _gather_models(end: summary.RunEnd, run: str, hosts: Sequence[str]) -> summa
         clashes = gather(run, hosts)
     except OSError as error:
         where = summary.shown(os.path.join(run, "algo-*/opt/ml/model"))
-        why = f"the model cannot be gathered in {runfolder.MODEL}/: {runfolder.in_words(error)}"
+        why = f"the model cannot be gathered in {layout.MODEL}/: {runfolder.in_words(error)}"
         return _lacking(end, f"{why}; what hosts saved lies in {where}")
     note = summary.clashes_in_words(clashes)
     return end._replace(notes=(*end.notes, note)) if note else end
@@ -251,12 +259,12 @@ def _unwritten(path: str, error: OSError) -> str:
     return f"the record cannot be completed: {error.filename or path}: {error.strerror or error}"
 
 
-def _close_unstarted(prepared: Prepared, error: MusterError, screen: Screen) -> int:
+def _close_unstarted(backend: Backend, error: MusterError, screen: Screen) -> int:
     """The end of a run whose hosts were never made."""
     result = "Stopped" if isinstance(error, StoppedError) else "Failed"
-    job, folder = prepared.folder.job, prepared.folder.path
+    job, folder = backend.folder.job, backend.folder.path
     document = summary.incomplete(job, result, error.exit_code, error.headline)
-    path = os.path.join(folder, runfolder.SUMMARY)
+    path = os.path.join(folder, layout.SUMMARY)
     try:
         summary.write(path, document)
     except OSError as unwritten:
@@ -266,7 +274,5 @@ def _close_unstarted(prepared: Prepared, error: MusterError, screen: Screen) -> 
     screen.say(f"FAILED {error.headline}" if result == "Failed" else stopped)
     if error.fix:
         screen.say(f"Fix: {error.fix}")
-    screen.flush()
-    if prepared.request.as_json:
-        screen.give_result(json.dumps(document) + "\n")
+    _flush(backend.request, document, screen)
     return error.exit_code

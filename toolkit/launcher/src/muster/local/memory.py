@@ -11,8 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from muster.arguments import UsageError
-from muster.local.backends.docker.options import size_in_words
+from muster.arguments import UsageError, size_in_words
 from muster.stage.machine.cgroup import Cgroups
 
 PREFIX = "muster-"  # then the process that made it, then the host

@@ -5,41 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 
 from muster.arguments import UsageError
 from muster.local import environment, tree
 from muster.local.backends.base import Backend
 from muster.local.orders import HostOrder, Orders
-from muster.local.record import runfolder
+from muster.local.record import layout, runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from muster.run.base.record import LOGS
 from muster.types.distribution import Distribution
 from muster.types.errors import ConfigError
-from muster.types.values import NamedTuple
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
-
-
-class Prepared(NamedTuple):
-    """A run whose trees are written and whose hosts can be started."""
-
-    request: Request
-    folder: RunFolder
-    backend: Backend
-    addresses: Mapping[str, str]
-    shared: Mapping[str, str]
-    groups: tuple[str, ...] = ()  # control groups of the hosts, with --memory
-
-
-def choose_backend(
-    request: Request, folder: RunFolder, keys: Mapping[str, str], say: Callable[[str], None]
-) -> Backend:
-    """What the hosts of the run are made of. Raises UsageError where it cannot hold the job."""
-    from muster.local.backends.choice import choose
-
-    apart = "" if request.hosts == 1 else needs_hosts_apart(request, keys)
-    return choose(request, folder, apart, say)
 
 
 def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
@@ -94,7 +73,7 @@ def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) 
     from muster.local.code import sourcecode
     from muster.local.code.module import entry_point
 
-    archive = os.path.join(folder.path, runfolder.FRESH_SOURCE)
+    archive = os.path.join(folder.path, layout.FRESH_SOURCE)
     checkpoint = request.checkpoint or folder.path
     more = dict([entry_point(request.module)]) if request.module else {}
     left_out = (folder.path, checkpoint)
@@ -102,35 +81,27 @@ def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) 
     os.makedirs(checkpoint, exist_ok=True)
 
 
-def prepare(
-    request: Request,
-    folder: RunFolder,
-    backend: Backend,
-    keys: Mapping[str, str],
-    check: Callable[[], None],
-) -> Prepared:
+def write_trees(backend: Backend, keys: Mapping[str, str], check: Callable[[], None]) -> None:
     """Writes every host's tree; `keys` switch the distribution on.
 
     `check` may raise to end it. Raises OSError.
     """
     check()
-    archive = os.path.join(folder.path, runfolder.SOURCE)
-    for host in request.host_names:
+    folder = backend.folder
+    for host in backend.request.host_names:
         for path in (folder.host(host), folder.host(host, LOGS)):
             os.mkdir(path, runfolder.PRIVATE)
-        files = documents(request, keys, host, backend.interface, folder.job, archive)
-        backend.tree(request, folder, host, files)
-    addresses = backend.addresses(request.host_names)
-    shared = environment.run_variables(request, folder, backend, addresses)
-    return Prepared(request, folder, backend, addresses, shared)
+        source = os.path.join(folder.path, layout.SOURCE)
+        backend.tree(host, documents(backend, keys, host, source))
 
 
 def documents(
-    request: Request, keys: Mapping[str, str], host: str, interface: str, job: str, source: str
+    backend: Backend, keys: Mapping[str, str], host: str, source: str
 ) -> dict[str, Mapping[str, object]]:
-    """One host's files of input/config, by name."""
+    """One host's files of input/config, by name. `source`: where the code is."""
+    request, job = backend.request, backend.folder.job
     return {
-        "resourceconfig.json": tree.resource_config(request, host, interface),
+        "resourceconfig.json": tree.resource_config(request, host, backend.interface),
         "inputdataconfig.json": tree.input_data_config(tuple(request.channels)),
         "hyperparameters.json": tree.hyperparameters(request, keys, job, source),
     }
@@ -164,24 +135,25 @@ def distribution_keys(request: Request) -> dict[str, str]:
     return keys
 
 
-def make_orders(prepared: Prepared, caller: Mapping[str, str]) -> Orders:
-    """What the host supervisor is to start."""
-    request, folder, backend = prepared.request, prepared.folder, prepared.backend
-    groups = prepared.groups or ("",) * request.hosts
+def make_orders(
+    backend: Backend, caller: Mapping[str, str], groups: tuple[str, ...] = ()
+) -> Orders:
+    """What the host supervisor is to start. `groups`: control groups of the hosts, () for none."""
+    request, folder = backend.request, backend.folder
+    addresses = backend.addresses(request.host_names)
+    shared = environment.run_variables(backend, addresses)
     hosts = tuple(
         HostOrder(
             name=name,
-            address=prepared.addresses.get(name, ""),
+            address=addresses.get(name, ""),
             argv=backend.train,
-            environ=environment.host_environ(
-                caller, request, folder, name, prepared.shared, backend
-            ),
-            cwd=backend.place(folder, name),
+            environ=environment.host_environ(caller, name, shared, backend),
+            cwd=backend.place(name),
             base=folder.base(name),
             output=-1,
             errors=-1,
             group=group,
         )
-        for name, group in zip(request.host_names, groups, strict=True)
+        for name, group in zip_longest(request.host_names, groups, fillvalue="")
     )
-    return backend.orders(request, folder, hosts, caller)
+    return backend.orders(hosts, caller)

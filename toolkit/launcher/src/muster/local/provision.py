@@ -15,7 +15,8 @@ from muster.contract.findings import Findings
 from muster.contract.request.settings import flag
 from muster.local.hosts import start_hosts
 from muster.local.orders import HostOrder, Orders
-from muster.local.record.runfolder import SOURCE, RunFolder
+from muster.local.record.layout import SOURCE
+from muster.local.record.runfolder import RunFolder
 from muster.local.record.summary import TIMEOUT_EXIT_CODE
 from muster.local.request import Request
 from muster.local.session import HostSession, Timeout

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from muster.arguments import UsageError
-from muster.local.backends.docker.options import DOCKER, DockerOptions, read_docker
+from muster.local.backends.docker.options import DockerOptions, read_docker
 from muster.local.code.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
 from muster.types.names import TYPED, nearest
@@ -57,7 +57,7 @@ class Request(NamedTuple):
     verbose: bool = False
     ranks: str = ""  # whose output reaches the screen, see `types.shown`; "" for all
     checkpoint: str | None = None  # a folder for the checkpoints of all hosts, kept; may be missing
-    memory_bytes: int | None = None  # of each host, without docker
+    memory_bytes: int | None = None  # of each host
     ignored: Ignored = NOTHING  # of the source folder; the program is packed all the same
     internet: bool = False
     module: str = ""  # which `program` starts; that file is not in the source folder
@@ -65,6 +65,11 @@ class Request(NamedTuple):
     @property
     def host_names(self) -> tuple[str, ...]:
         return tuple(f"algo-{number}" for number in range(1, self.hosts + 1))
+
+    @property
+    def ranks_at_least(self) -> int:
+        """As many as were asked for; a distribution may start one for each device."""
+        return self.hosts * (self.processes_per_host or 1)
 
 
 def read_request(args: argparse.Namespace) -> Request:
@@ -114,7 +119,7 @@ def read_request(args: argparse.Namespace) -> Request:
         oversubscribe=args.oversubscribe,
         overwrite=args.overwrite,
         checkpoint=parse_checkpoint(args.checkpoint, args.output),
-        memory_bytes=None if args.isolation == DOCKER else args.memory,
+        memory_bytes=args.memory,
         ignored=find_ignored(source_dir).but_for(program),
         internet=args.internet,
         module=args.module or "",

@@ -30,6 +30,11 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "", likeness: fl
     return f", did you mean {close!r}?" if close else ""
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def listed(names: Iterable[str], most: int = 8) -> str:
     """`a, b, c and 5 more`: names for a line that must stay readable."""
     shown = tuple(names)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
+from muster.arguments import size_in_words
+from muster.local import memory
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import ML
 from muster.local.record.runfolder import RunFolder
@@ -16,15 +19,17 @@ from muster.types.machine import Machine
 LOOPBACK = "lo"
 
 
-class Backend(Protocol):
-    """One way to make hosts, as the desk sees it: a folder here and its name in `choice`.
+class Backend(ABC):
+    """The hosts of one run, as the desk sees them: a folder here and its name in `choice`.
 
     Beside it lies `start.py`, whose `start(orders, up)` makes the hosts and holds them until all
-    have ended. It runs in the host supervisor, which imports nothing else of a backend.
+    have ended. It runs in the host supervisor, which imports nothing else of a backend. What is
+    not abstract here is that of hosts which run this machine's programs.
 
     `name`: as --isolation has it. `interface`: the network interface of its hosts. `has_own_ml`:
     hosts have an /opt/ml of their own. `shares_network`: they share the ports of this machine.
-    `is_offline`: what they need is installed before they start.
+    `is_offline`: what they need is installed before they start, unless they get a way out.
+    `assumption`: what `muster plan` cannot know of its hosts.
     """
 
     name: str
@@ -32,16 +37,21 @@ class Backend(Protocol):
     has_own_ml: bool = True
     shares_network: bool = False
     is_offline: bool = False
+    assumption: str = ""
     train: tuple[str, ...] = (sys.executable, "-m", "muster", "train")  # PID 1 of a host
 
-    def refuses(
-        self, request: Request, folder: RunFolder, apart: str, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, request: Request, folder: RunFolder) -> None:
+        self.request = request
+        self.folder = folder
+
+    @abstractmethod
+    def refuses(self, apart: str, say: Callable[[str], None]) -> None:
         """Raises UsageError where hosts of this kind cannot hold the job.
 
         `apart`: why several hosts must have a network of their own each, or "".
         """
 
+    @abstractmethod
     def addresses(self, names: Iterable[str]) -> dict[str, str]:
         """Host name -> address; {} where hosts are found by their names."""
 
@@ -50,52 +60,66 @@ class Backend(Protocol):
         return caller
 
     def environ(
-        self, environ: Mapping[str, str], caller: Mapping[str, str], folder: RunFolder, host: str
+        self, environ: Mapping[str, str], caller: Mapping[str, str], host: str
     ) -> dict[str, str]:
-        """The environment of one host, with what this kind of host adds to it or leaves out."""
+        """The environment of one host, with what this kind of host adds to it or leaves out: the
+        caller's interpreter and packages, and the host's own packages before them."""
+        site = self.folder.host(host, "site")
+        return {
+            **environ,
+            "MUSTER_INSTALL_TARGET": site,
+            "PYTHONPATH": _join(site, caller.get("PYTHONPATH", "")),
+            "PATH": _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath)),
+        }
 
-    def tree(
-        self, request: Request, folder: RunFolder, host: str, documents: Mapping[str, object]
-    ) -> None:
+    def tree(self, host: str, documents: Mapping[str, object]) -> None:
         """Writes one host's opt/ml. Raises OSError."""
-        write_tree(folder.base(host), documents, request.channels)
+        write_tree(self.folder.base(host), documents, self.request.channels)
+        os.makedirs(self.folder.host(host, "site"), exist_ok=True)
 
-    def place(self, folder: RunFolder, host: str) -> str:
+    def place(self, host: str) -> str:
         """Where a host's `train` starts."""
-        return folder.host(host)
+        return self.folder.host(host)
 
-    def orders(
-        self,
-        request: Request,
-        folder: RunFolder,
-        hosts: tuple[HostOrder, ...],
-        caller: Mapping[str, str],
-    ) -> Orders:
+    def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
         """What the host supervisor is to start. May raise UsageError."""
+        return Orders(self.name, hosts)
 
-    def differences(self, request: Request) -> list[str]:
+    @abstractmethod
+    def differences(self) -> list[str]:
         """What its hosts do not share with SageMaker, one sentence each."""
 
-    def limits(self, request: Request) -> list[str]:
+    def limits(self) -> list[str]:
         """What each host may take of this machine, in a sentence if there is a limit."""
-        if not request.memory_bytes:
-            return []
-        from muster.local.backends.docker.options import size_in_words
+        limit = self.request.memory_bytes
+        return [f"each host may take {size_in_words(limit)} of memory"] if limit else []
 
-        return [f"each host may take {size_in_words(request.memory_bytes)} of memory"]
+    def groups(self) -> tuple[str, ...]:
+        """Control groups for the hosts, made now; () where none are needed. Raises UsageError."""
+        limit = self.request.memory_bytes
+        return memory.make_groups(self.request.host_names, limit) if limit else ()
 
-    def visible(self, folder: RunFolder, caller: Mapping[str, str]) -> Sequence[str] | None:
+    def threads_per_rank(self) -> int:
+        """Processors for each rank: all hosts share this machine's, and each would take all."""
+        return max(1, len(os.sched_getaffinity(0)) // self.request.ranks_at_least)
+
+    def visible(self, caller: Mapping[str, str]) -> Sequence[str] | None:
         """Folders that hosts see below temporary ones of their own; None where they have none."""
         return None
 
-    def seen(self, machine: Machine, names: tuple[str, ...]) -> Machine:
+    def seen(self, machine: Machine) -> Machine:
         """This machine as a host sees it."""
         return machine
 
-    def base(self, folder: RunFolder, host: str) -> str:
+    def base(self, host: str) -> str:
         """A host's opt/ml as it sees it."""
-        return ML if self.has_own_ml else folder.base(host)
+        return ML if self.has_own_ml else self.folder.base(host)
 
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
         """Commands for what is still there after the run."""
         return ()
+
+
+def _join(first: str, rest: str) -> str:
+    """A search path with `first` in front; an empty rest would mean the current folder."""
+    return f"{first}{os.pathsep}{rest}" if rest else first

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from muster.arguments import UsageError
 from muster.local.code.ignored import NOTHING, OWN, Ignored
-from muster.local.record.runfolder import MARK, RUNS
+from muster.local.record.layout import MARK, RUNS
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 50_000

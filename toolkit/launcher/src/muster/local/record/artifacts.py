@@ -12,13 +12,21 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from muster.local.record.runfolder import FRESH_MODEL, FRESH_SOURCE, MARK, MODEL, SOURCE, SUMMARY
+from muster.local.record.layout import (
+    COMMAND,
+    FRESH_MODEL,
+    FRESH_SOURCE,
+    MARK,
+    MODEL,
+    SOURCE,
+    SUMMARY,
+)
 from muster.run.base.record import EVENTS, LOGS
 from muster.types.values import NamedTuple
 
 RECORD = "muster"  # below output/data, where `train` keeps its record on the platform
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
-_OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", "command.json",
+_OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", COMMAND,
             os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL)  # fmt: skip
 _OWN_HOST = (EVENTS, LOGS, "opt", "site")
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")

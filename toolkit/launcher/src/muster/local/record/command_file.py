@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from muster.arguments import UsageError
+from muster.local.record.layout import COMMAND
 from muster.local.record.runfolder import RunFolder
 from muster.types.masking import MASK, Masker, is_secret_name
 from muster.types.values import NamedTuple
 
-COMMAND = "command.json"
 SCHEMA = 1
 MOST_S = 1e11  # since 1970: a later time is invalid
 _OWN_FOLDER = ("--output",)  # of the earlier run: a run gets a folder of its own

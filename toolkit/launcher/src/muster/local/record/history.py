@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from muster.arguments import UsageError
-from muster.local.record import runfolder
+from muster.local.record import layout, runfolder
 from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
 from muster.types.names import TYPED, did_you_mean
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 def runs() -> list[Run]:
     """All runs below `muster-runs`, the newest first. Raises UsageError."""
-    root = os.path.realpath(runfolder.RUNS)
+    root = os.path.realpath(layout.RUNS)
     try:
         paths = [os.path.join(root, name) for name in os.listdir(root) if name != LATEST]
     except FileNotFoundError:
@@ -74,15 +74,15 @@ def _started(run: Run) -> float:
 
 def find_run(name: str) -> Run:
     """By its name below `muster-runs`, by a path, or `latest`. Raises UsageError."""
-    for path in (os.path.join(runfolder.RUNS, name), name):
+    for path in (os.path.join(layout.RUNS, name), name):
         if name and _is_run(path):
             return read_run(os.path.realpath(path))
     known = [run.name for run in runs()]
     if name == LATEST and known:
-        return read_run(os.path.realpath(os.path.join(runfolder.RUNS, known[0])))
+        return read_run(os.path.realpath(os.path.join(layout.RUNS, known[0])))
     if not known:
         raise UsageError(
-            f"there are no runs in {os.path.realpath(runfolder.RUNS)}",
+            f"there are no runs in {os.path.realpath(layout.RUNS)}",
             "go to the folder that you started `muster local` in, or name a run folder",
         )
     guess = did_you_mean(name, known, likeness=TYPED)
@@ -90,7 +90,7 @@ def find_run(name: str) -> Run:
 
 
 def _is_run(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, runfolder.MARK))
+    return os.path.isfile(os.path.join(path, layout.MARK))
 
 
 def read_run(path: str) -> Run:
@@ -138,7 +138,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _summary(path: str) -> dict[str, Any]:
     try:
-        with open(os.path.join(path, runfolder.SUMMARY), encoding="utf-8") as file:
+        with open(os.path.join(path, layout.SUMMARY), encoding="utf-8") as file:
             document = json.load(file)
     except (OSError, ValueError, RecursionError):
         return {}

@@ -10,7 +10,7 @@ from muster.arguments import Parser, UsageError, one_of, tell
 from muster.local.record import history
 from muster.local.record.command_file import for_a_new_run, with_secrets
 from muster.local.record.history import LATEST, Run
-from muster.local.record.runfolder import RUNS
+from muster.local.record.layout import RUNS
 
 LIST, SHOW, REMOVE, AGAIN = ACTIONS = ("list", "show", "remove", "again")
 USAGE = """muster history [list] [--json]

@@ -13,16 +13,11 @@ import time
 from collections.abc import Sequence
 
 from muster.arguments import UsageError
+from muster.local.record.artifacts import made
+from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE
 from muster.run.base.record import EVENTS
 from muster.types.values import NamedTuple
 
-RUNS = "muster-runs"
-MARK = ".muster-run"
-SOURCE = "source/sourcedir.tar.gz"
-FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
-SUMMARY = "summary.json"
-MODEL = "model"
-FRESH_MODEL = ".model.new"  # while it is gathered
 OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"
 _NAMES = {
     "model": "a model",
@@ -206,8 +201,6 @@ def hold(path: str) -> int:
 
 def _refuse_what_was_made(path: str) -> None:
     """Raises UsageError where a job left something that is not to be had again."""
-    from muster.local.record.artifacts import made
-
     found = list(dict.fromkeys(_NAMES[one.kind] for one in made(path)))
     if found:
         raise UsageError(

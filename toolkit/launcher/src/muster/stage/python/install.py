@@ -65,10 +65,10 @@ def _install_here(wanted: list[str], folder: str, pip: Pip, replace_torch: bool,
 
     log("install", "installing", what=" ".join(wanted), python=pip.python)
     with tempfile.TemporaryDirectory(prefix="muster-pip-") as private:
-        before = pins.installed(pip, private)
+        before = pip.installed(private)
         held = () if replace_torch else pins.constrained(before)
         pip.call(["install", *wanted], folder, held=held)
-        after = pins.installed(pip, private)
+        after = pip.installed(private)
     pins.warn_of_replaced(before, after, log)
     if not replace_torch:
         pins.check(before, after)

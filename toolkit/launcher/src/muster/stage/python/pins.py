@@ -8,12 +8,10 @@ constraints, and the job ends before it trains when they cannot hold.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.stage.python.pip import Pip
 from muster.types.errors import InstallError
 from muster.types.steps import Log
 
@@ -23,23 +21,8 @@ FAMILY = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx", "t
 EXTENSIONS = ("torchvision", "torchaudio")
 OPT_OUT = "MUSTER_REPLACE_TORCH=1"
 SHOWN = 6
-_LIST = (
-    "import importlib.metadata as m, json, sys;"
-    " found = [(d.metadata['Name'], d.version) for d in m.distributions()];"
-    " json.dump(dict(reversed(found)), open(sys.argv[1], 'w'))"  # the first on the path counts
-)
 
 Versions = Mapping[str, str]
-
-
-def installed(pip: Pip, private: str) -> dict[str, str]:
-    """Version by normalized name of all that the interpreter sees. `private`: a folder for the
-    answer. Raises InstallError when the interpreter does not say."""
-    path = os.path.join(private, "installed.json")
-    pip.python_call(["-c", _LIST, path], private)
-    with open(path, encoding="utf-8") as file:
-        found: dict[str | None, str] = json.load(file)
-    return {normalized(name): version for name, version in found.items() if name}
 
 
 def normalized(name: str) -> str:
@@ -48,7 +31,7 @@ def normalized(name: str) -> str:
 
 
 def constrained(before: Versions) -> tuple[str, ...]:
-    """What holds torch's family as it is, for `Pip.call`; () without torch."""
+    """What holds torch's family as it is, for pip; () without torch."""
     names = FAMILY if FAMILY[0] in before else ()
     return tuple(f"{name}=={before[name]}" for name in names if name in before)
 

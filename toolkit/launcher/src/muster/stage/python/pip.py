@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from shutil import which
 
+from muster.stage.python.pins import conflict, normalized
 from muster.stage.space import DISK_FULL, free_bytes, shortage, size_text, tree_bytes
 from muster.types.errors import InstallError
 from muster.types.masking import Masker
@@ -27,8 +29,11 @@ _NO_NETWORK = (
     "ConnectTimeoutError",
     "Connection refused",
 )
-
-
+_LIST = (
+    "import importlib.metadata as m, json, sys;"
+    " found = [(d.metadata['Name'], d.version) for d in m.distributions()];"
+    " json.dump(dict(reversed(found)), open(sys.argv[1], 'w'))"  # the first on the path counts
+)
 _COMPILERS = ("cc", "gcc", "clang")
 # setuptools, CMake, Meson, cffi, cargo
 _NO_COMPILER = (
@@ -63,7 +68,6 @@ class Pip:
         self,
         arguments: Sequence[str],
         folder: str,
-        show: bool = True,
         held: Sequence[str] = (),
     ) -> None:
         """Runs pip in `folder`. `held`: `pins.constrained`'s. Raises InstallError with pip's last
@@ -71,19 +75,24 @@ class Pip:
         command, *rest = arguments
         with _constraints(held) as options:
             argv = (self.python, "-m", "pip", command, *options, *rest)
-            result = self._run(argv, self.environ, folder, show)
+            result = self._run(argv, self.environ, folder, True)
         if result.status:
             raise self._failure(result, held)
 
-    def python_call(self, arguments: Sequence[str], folder: str) -> None:
-        """Runs the interpreter itself, unseen. Raises InstallError with its last lines."""
-        result = self._run((self.python, *arguments), self.environ, folder, False)
+    def installed(self, private: str) -> dict[str, str]:
+        """Version by normalized name of all that the interpreter sees. `private`: a folder for the
+        answer. Raises InstallError, with its last lines, when the interpreter does not say."""
+        path = os.path.join(private, "installed.json")
+        result = self._run((self.python, "-c", _LIST, path), self.environ, private, False)
         if result.status:
             raise InstallError(
                 f"{self.python} does not say which packages it has (exit code {result.status})",
                 "see its last lines above, and whether it runs in this image",
                 result.tail,
             )
+        with open(path, encoding="utf-8") as file:
+            found: dict[str | None, str] = json.load(file)
+        return {normalized(name): version for name, version in found.items() if name}
 
     def _failure(self, result: StepResult, held: Sequence[str]) -> InstallError:
         tail = Masker.of(self.environ).mask(result.tail)
@@ -92,8 +101,6 @@ class Pip:
                 f"requirements need pip, and {self.python} has none",
                 f"{self.python} -m ensurepip, or install the packages in the image",
             )
-        from muster.stage.python.pins import conflict
-
         error = conflict(tail, held)
         if error is not None:
             return error

@@ -49,7 +49,7 @@ def install_into(
         _anew(target) if is_ours else nullcontext(),
     ):
         os.makedirs(target, exist_ok=True)
-        before = pins.installed(pip, private)
+        before = pip.installed(private)
         held = () if settings.replace_torch else pins.constrained(before)
         report = os.path.join(private, "report.json")
         missing = _missing(wanted, held, report, folder, pip)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from muster.arguments import UsageError
+from muster.arguments import UsageError, size_in_words
 from muster.local.backends.base import Backend
-from muster.local.backends.docker.options import DOCKER, DockerOptions, size_in_words
+from muster.local.backends.docker.options import DOCKER, DockerOptions
 from muster.local.backends.netns.network import INTERFACE
 from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.paths import unsuitable
-from muster.local.record.runfolder import RunFolder
-from muster.local.request import Request
 from muster.local.tree import write_tree
 from muster.types.machine import Machine
 
@@ -22,16 +20,20 @@ class Docker(Backend):
 
     name = DOCKER
     interface = INTERFACE
+    assumption = "programs are the image's: those of this machine are shown"
     train = ("train",)  # the image's, behind its entrypoint
 
-    def refuses(
-        self, request: Request, folder: RunFolder, apart: str, say: Callable[[str], None]
-    ) -> None:
-        if clash := unsuitable(folder.path):
+    @property
+    def options(self) -> DockerOptions:
+        assert self.request.docker is not None
+        return self.request.docker
+
+    def refuses(self, apart: str, say: Callable[[str], None]) -> None:
+        if clash := unsuitable(self.folder.path):
             raise UsageError(clash, "name another one with --output")
         from muster.local.backends.docker.preflight import preflight
 
-        preflight(_options(request), say)
+        preflight(self.options, say)
 
     def addresses(self, names: Iterable[str]) -> dict[str, str]:
         return {}
@@ -43,56 +45,49 @@ class Docker(Backend):
         return {name: caller[name] for name in caller if name in names}
 
     def environ(
-        self, environ: Mapping[str, str], caller: Mapping[str, str], folder: RunFolder, host: str
+        self, environ: Mapping[str, str], caller: Mapping[str, str], host: str
     ) -> dict[str, str]:
         return dict(environ)
 
-    def tree(
-        self, request: Request, folder: RunFolder, host: str, documents: Mapping[str, object]
-    ) -> None:
-        write_tree(folder.base(host), documents, request.channels, mounted=True)
+    def tree(self, host: str, documents: Mapping[str, object]) -> None:
+        write_tree(self.folder.base(host), documents, self.request.channels, mounted=True)
 
-    def orders(
-        self,
-        request: Request,
-        folder: RunFolder,
-        hosts: tuple[HostOrder, ...],
-        caller: Mapping[str, str],
-    ) -> Orders:
-        made_of = Containers(os.urandom(4).hex(), folder.path, **_options(request)._asdict())
-        checkpoint = request.checkpoint or ""
+    def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
         return Orders(
             self.name,
             hosts,
-            channels=request.channels,
-            containers=made_of,
-            checkpoint=checkpoint,
+            channels=self.request.channels,
+            containers=Containers(os.urandom(4).hex(), self.folder.path, *self.options),
+            checkpoint=self.request.checkpoint or "",
         )
 
-    def differences(self, request: Request) -> list[str]:
+    def differences(self) -> list[str]:
         found = [
             "hosts reach what this machine's containers reach, without a role: S3 needs --env; "
             "they see no accelerator of this machine"
         ]
-        return [*found, *(["channels are read-only"] if request.channels else [])]
+        return [*found, *(["channels are read-only"] if self.request.channels else [])]
 
-    def limits(self, request: Request) -> list[str]:
-        options = _options(request)
-        memory = "all memory"
-        if options.memory_bytes is not None:
-            memory = size_in_words(options.memory_bytes)
-        cpus = "all processors"
-        if options.cpus is not None:
-            cpus = f"{options.cpus:g} processor{'s' * (options.cpus != 1)}"
-        shm = "half of the memory"
-        if options.shm_bytes is not None:
-            shm = size_in_words(options.shm_bytes)
-        return [f"each host may take {memory}, {cpus}, {shm} in /dev/shm"]
+    def limits(self) -> list[str]:
+        _, memory_bytes, shm_bytes, cpus, *_ = self.options
+        memory = "all memory" if memory_bytes is None else size_in_words(memory_bytes)
+        processors = "all processors" if cpus is None else f"{cpus:g} processor{'s' * (cpus != 1)}"
+        shm = "half of the memory" if shm_bytes is None else size_in_words(shm_bytes)
+        return [f"each host may take {memory}, {processors}, {shm} in /dev/shm"]
 
-    def visible(self, folder: RunFolder, caller: Mapping[str, str]) -> Sequence[str] | None:
-        return [folder.path]
+    def groups(self) -> tuple[str, ...]:
+        return ()  # the engine makes its own
 
-    def seen(self, machine: Machine, names: tuple[str, ...]) -> Machine:
+    def threads_per_rank(self) -> int:
+        share, cpus = super().threads_per_rank(), self.options.cpus
+        if cpus is None:
+            return share
+        return max(1, min(share, int(cpus / (self.request.processes_per_host or 1))))
+
+    def visible(self, caller: Mapping[str, str]) -> Sequence[str] | None:
+        return [self.folder.path]
+
+    def seen(self, machine: Machine) -> Machine:
         return machine._replace(gpus=0, neurons=0, efa=False)
 
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
@@ -112,8 +107,3 @@ class Docker(Backend):
         if left == LEFT_NOTHING:
             return ()
         return ("containers of this run may be left; to remove them:", f"  {remove_command(run)}")
-
-
-def _options(request: Request) -> DockerOptions:
-    assert request.docker is not None
-    return request.docker

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from muster.arguments import size_in_words
 from muster.local.backends.docker import names as docker_names
 from muster.local.backends.docker.engine import EngineError, explain
-from muster.local.backends.docker.options import size_in_words
 from muster.local.orders import Containers, HostOrder
 from muster.local.paths import CHECKPOINTS, ML
 from muster.types.errors import STOPPED_EXIT_CODE, ConfigError, InternalError

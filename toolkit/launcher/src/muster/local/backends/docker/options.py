@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 
-from muster.arguments import UsageError
+from muster.arguments import UsageError, size, size_in_words
 from muster.types.values import NamedTuple
 
 DOCKER = "docker"
-LEAST_MEMORY_BYTES = 6 << 20  # the engine takes no less
 LEAST_SHM_BYTES = 4 << 10  # one page
-MOST_BYTES = 1 << 50
 LEAST_CPUS = 0.01
-_SIZE = r"(?i:([0-9]{1,18}(?:\.[0-9]{1,9})?) *([bkmgt]?)(?:i?b)?)"
 # source: the reference grammar of the Distribution project, without its length of a name
 _DOMAIN = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _PART = r"[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
@@ -22,7 +18,6 @@ _IMAGE = (
     rf"(?a:(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
     r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,})?)"
 )
-_UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class DockerOptions(NamedTuple):
@@ -35,6 +30,25 @@ class DockerOptions(NamedTuple):
     cpus: float | None = None
     keep: bool = False
     user: str = ""  # of the ranks, UID or UID:GID; "" for the image's own
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what only containers have."""
+    group = parser.add_argument_group(
+        "with --isolation docker",
+        "Limits are for each host. Sizes: a number and k, m or g. Nothing is ever pulled.",
+    )
+    add = group.add_argument
+    add("--image", metavar="IMAGE", help="what hosts are containers of; has a `train` (required)")
+    add(
+        "--shm-size",
+        metavar="SIZE",
+        type=size(LEAST_SHM_BYTES),
+        help="size of /dev/shm (half of the memory)",
+    )
+    add("--cpus", metavar="N", type=processors, help="processors, such as 1.5 (all)")
+    add("--user", metavar="UID[:GID]", type=user, help="who runs the ranks (the image's USER)")
+    add("--keep", action="store_true", help="leave containers and network, and say how to look")
 
 
 def user(text: str) -> str:
@@ -51,26 +65,6 @@ def is_root(user: str) -> bool:
     return user.partition(":")[0] in ("", "0", "root")
 
 
-def size(least_bytes: int) -> Callable[[str], int]:
-    """An option's type: a number of bytes as the docker command takes it; k, m, g are 1024's."""
-
-    def convert(text: str) -> int:
-        match = re.fullmatch(_SIZE, text.strip())
-        if not match:
-            raise argparse.ArgumentTypeError(
-                f"expected a number and b, k, m, g or t, such as 512m or 1.5g, got {text!r}"
-            )
-        found = int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
-        if least_bytes <= found <= MOST_BYTES:
-            return found
-        least, most = size_in_words(least_bytes), size_in_words(MOST_BYTES)
-        raise argparse.ArgumentTypeError(
-            f"{text} is {found} bytes: not from {least} to {most}; units are k, m, g, t"
-        )
-
-    return convert
-
-
 def processors(text: str) -> float:
     """An option's type: how many processors, 0.01 and more."""
     try:
@@ -82,14 +76,6 @@ def processors(text: str) -> float:
             f"expected a number of processors from {LEAST_CPUS} up, such as 0.5 or 2, got {text!r}"
         )
     return value
-
-
-def size_in_words(size_bytes: int) -> str:
-    """`512 MiB`, exact: the largest unit that divides it."""
-    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes and size_bytes % (1 << shift) == 0:
-            return f"{size_bytes >> shift} {unit}"
-    return f"{size_bytes} bytes"
 
 
 def read_docker(args: argparse.Namespace) -> DockerOptions | None:

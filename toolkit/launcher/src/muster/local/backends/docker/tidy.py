@@ -11,7 +11,7 @@ from typing import Any
 from muster.local.backends.docker import names as docker_names
 from muster.local.backends.docker.engine import EngineError, explain, explained
 from muster.local.orders import Containers
-from muster.local.record.runfolder import MARK
+from muster.local.record.layout import MARK
 from muster.types.errors import ConfigError
 from muster.types.values import NamedTuple
 

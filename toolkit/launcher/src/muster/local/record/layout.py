@@ -1,0 +1,12 @@
+"""What muster calls the files and folders of a run folder, and where runs lie."""
+
+from __future__ import annotations
+
+RUNS = "muster-runs"
+MARK = ".muster-run"
+SOURCE = "source/sourcedir.tar.gz"
+FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
+SUMMARY = "summary.json"
+COMMAND = "command.json"
+MODEL = "model"
+FRESH_MODEL = ".model.new"  # while it is gathered
