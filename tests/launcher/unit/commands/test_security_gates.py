@@ -95,7 +95,7 @@ def test_json_is_all_that_is_ever_loaded_and_only_here() -> None:
     # never what a rank left behind
     assert {name for name in loads if name.startswith("stage/")} <= {
         "stage/python/packages.py",
-        "stage/python/pins.py",
+        "stage/python/pip.py",
         "stage/machine/probe.py",
         "stage/python/target.py",
     }

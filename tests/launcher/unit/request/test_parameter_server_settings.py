@@ -53,7 +53,7 @@ def test_a_number_of_servers_that_no_job_can_have_is_refused_with_the_rule(text:
     ("name", "value", "told"),
     [
         ("MUSTER_PS_FRAMEWORK", "tensorflw", "did you mean 'tensorflow'?"),
-        ("MUSTER_PS_FRAMEWORK", "jax", "expected tensorflow or mxnet or pytorch, got 'jax'"),
+        ("MUSTER_PS_FRAMEWORK", "jax", "expected tensorflow, mxnet or pytorch, got 'jax'"),
         ("MUSTER_TF_CHIEF", "boss", "expected chief or master, got 'boss'"),
         ("MUSTER_PS_PORT", "0", "expected a port from 1 to 65535, got '0'"),
         ("MUSTER_WORKER_PORT", "http", "expected a port from 1 to 65535, got 'http'"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from muster.types.names import counted
 
 if TYPE_CHECKING:
     from muster.commands.doctor_facts import Facts
@@ -51,31 +53,28 @@ def examine(facts: Facts) -> list[Finding]:
     from muster.commands import doctor_mpi as mpi
     from muster.commands import doctor_software as software
 
-    if facts.system != "Linux":
-        return [checks.system(facts)]
-    return [
-        check(facts)
-        for check in (
-            checks.system,
-            checks.interface,
-            checks.names,
-            checks.ports,
-            checks.shared_memory,
-            checks.open_files,
-            checks.processes,
-            checks.memory,
-            checks.clock,
-            software.train,
-            software.torch,
-            software.frameworks,
-            lambda facts: mpi.mpirun(facts.mpi),
-            lambda facts: mpi.mpi4py(facts.mpi, facts.executable),
-            software.packages,
-            software.accelerators,
-            software.fabric,
-            software.isolation,
-        )
-    ]
+    table: dict[str, Callable[[Facts], Finding]] = {"system": checks.system}
+    if facts.system == "Linux":
+        table |= {
+            "interface": checks.interface,
+            "names": checks.names,
+            "ports": checks.ports,
+            "/dev/shm": checks.shared_memory,
+            "open files": checks.open_files,
+            "processes": checks.processes,
+            "memory": checks.memory,
+            "clock": checks.clock,
+            "train": software.train,
+            "torch": software.torch,
+            "frameworks": software.frameworks,
+            "mpirun": lambda facts: mpi.mpirun(facts.mpi),
+            "mpi4py": lambda facts: mpi.mpi4py(facts.mpi, facts.executable),
+            "packages": software.packages,
+            "accelerators": software.accelerators,
+            "fabric": software.fabric,
+            "namespaces": software.isolation,
+        }
+    return [check(facts)._replace(name=name) for name, check in table.items()]
 
 
 def as_text(findings: Sequence[Finding], colours: bool) -> str:
@@ -94,8 +93,7 @@ def as_text(findings: Sequence[Finding], colours: bool) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     """`16 checks: 14 ok, 2 warnings, 0 failures`."""
     counts = [sum(one.level == level for one in findings) for level in ("OK", "WARN", "FAIL")]
-    warnings = f"{counts[1]} warning" + "s" * (counts[1] != 1)
-    failures = f"{counts[2]} failure" + "s" * (counts[2] != 1)
+    warnings, failures = counted(counts[1], "warning"), counted(counts[2], "failure")
     return f"{len(findings)} checks: {counts[0]} ok, {warnings}, {failures}"
 
 

@@ -19,72 +19,68 @@ _ENOUGH = 1024  # open files, processes
 
 
 def system(facts: Facts) -> Finding:
-    name = "system"
     python = ".".join(map(str, facts.python))
     machine = f"{facts.system} {facts.release} {facts.architecture}"
     found = f"muster {facts.muster}, Python {python}, {machine}"
     if facts.system != "Linux":
         breaks = "`train` and `muster local` need Linux; `muster plan` works here"
-        return fail(name, found, breaks, "docker run --rm -it -v $PWD:/code -w /code python bash")
+        return fail(found, breaks, "docker run --rm -it -v $PWD:/code -w /code python bash")
     if facts.python < OLDEST_PYTHON:
         breaks = "everything: Python 3.10 is the oldest that is supported"
-        return fail(name, found, breaks, "sudo apt-get install -y python3.12-venv")
+        return fail(found, breaks, "sudo apt-get install -y python3.12-venv")
     if facts.architecture not in ("x86_64", "aarch64"):
-        return warn(name, found, "what was tested on x86_64 and arm64 only", "uname -m")
-    return fine(name, found)
+        return warn(found, "what was tested on x86_64 and arm64 only", "uname -m")
+    return fine(found)
 
 
 def interface(facts: Facts) -> Finding:
-    name = "interface"
     have = facts.machine.interfaces
     found = ", ".join(f"{one.name} {one.address}" for one in have) or "none has an address"
     if not any(one.address.startswith("127.") for one in have):
         breaks = "hosts of `muster local`, torch's store"
-        return fail(name, found, breaks, "sudo ip link set lo up")
+        return fail(found, breaks, "sudo ip link set lo up")
     real = [one.name for one in have if not one.address.startswith("127.")]
     if not real:
         breaks = "jobs of several machines: no other can reach this one"
-        return warn(name, found, breaks, "sudo ip link set eth0 up && sudo dhclient eth0")
+        return warn(found, breaks, "sudo ip link set eth0 up && sudo dhclient eth0")
     if not facts.default_route:
         breaks = "code in S3, packages from an index"
         fix = f"sudo ip route add default via GATEWAY dev {real[0]}"
-        return warn(name, f"{found}; no default route", breaks, fix)
-    return fine(name, f"{found}; default route by {facts.default_route}")
+        return warn(f"{found}; no default route", breaks, fix)
+    return fine(f"{found}; default route by {facts.default_route}")
 
 
 def names(facts: Facts) -> Finding:
-    name = "names"
     own, localhost, took_s = facts.names
     if localhost is None or own is None:
         fix = "cat /etc/resolv.conf, and take out name servers that do not answer"
-        return fail(name, "the resolver does not answer", "every job of several hosts", fix)
+        return fail("the resolver does not answer", "every job of several hosts", fix)
     if not localhost or not all(address.startswith("127.") for address in localhost):
         found = f"localhost is {', '.join(localhost) or 'unknown'}"
         fix = "echo '127.0.0.1 localhost' | sudo tee -a /etc/hosts"
-        return fail(name, found, "torchrun, gloo and most tests", fix)
+        return fail(found, "torchrun, gloo and most tests", fix)
     if not own:
         breaks = "gloo and MPI outside of muster, which tells them the interface"
         fix = 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'
-        return warn(name, "this machine's own name is unknown", breaks, fix)
+        return warn("this machine's own name is unknown", breaks, fix)
     if took_s > _SLOW_S:
         fix = "cat /etc/resolv.conf, and put a name server that answers first"
-        return warn(name, f"resolving took {took_s:.1f} s", "the start of every job", fix)
-    return fine(name, f"localhost and this machine's name resolve to {', '.join(own)}")
+        return warn(f"resolving took {took_s:.1f} s", "the start of every job", fix)
+    return fine(f"localhost and this machine's name resolve to {', '.join(own)}")
 
 
 def ports(facts: Facts) -> Finding:
-    name = "ports"
     held = [port for port in facts.ports if port.holder]
     if not held:
         listed = ", ".join(str(port.number) for port in facts.ports)
-        return fine(name, f"{listed} are free")
+        return fine(f"{listed} are free")
     found = ", ".join(f"{port.number} is in use by {port.holder}" for port in held)
     for port in held:
         if port.variable:
             fix = f"export {port.variable}={port.number + 10_000} on every host, or else "
             fix += _release(port.holder)
-            return fail(name, found, "jobs of several hosts", fix)
-    return warn(name, found, "parameter servers", _release(held[0].holder))
+            return fail(found, "jobs of several hosts", fix)
+    return warn(found, "parameter servers", _release(held[0].holder))
 
 
 def _release(holder: str | None) -> str:
@@ -93,64 +89,64 @@ def _release(holder: str | None) -> str:
 
 
 def shared_memory(facts: Facts) -> Finding:
-    name, size = "/dev/shm", facts.machine.shm_bytes
+    size = facts.machine.shm_bytes
     if size is None:
         fix = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm"
-        return fail(name, "missing", "multiprocessing, DataLoader workers, NCCL", fix)
+        return fail("missing", "multiprocessing, DataLoader workers, NCCL", fix)
     if size <= _SMALL_SHM_BYTES:
         breaks = "DataLoader workers and NCCL die with a bus error"
         fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm;"
         fix += " in SDK local mode container_config: {shm_size: 8g}"
-        return warn(name, size_text(size), breaks, fix)
-    return fine(name, size_text(size))
+        return warn(size_text(size), breaks, fix)
+    return fine(size_text(size))
 
 
 def open_files(facts: Facts) -> Finding:
-    name, soft, hard = "open files", facts.limits.files, facts.limits.files_hard
+    soft, hard = facts.limits.files, facts.limits.files_hard
     if soft is None or soft >= _ENOUGH:
-        return fine(name, "unlimited" if soft is None else str(soft))
+        return fine("unlimited" if soft is None else str(soft))
     fix = "ulimit -n 65536"
     if hard is not None and hard < 65536:
         fix = "docker run --ulimit nofile=65536:65536 ..., or sudo prlimit --nofile=65536 --pid $$"
     if soft < 64:
         breaks = "every job: muster needs 20, and 4 for each rank"
-        return fail(name, str(soft), breaks, fix)
-    return warn(name, str(soft), "DataLoader workers that share tensors as files", fix)
+        return fail(str(soft), breaks, fix)
+    return warn(str(soft), "DataLoader workers that share tensors as files", fix)
 
 
 def processes(facts: Facts) -> Finding:
-    name, limits = "processes", facts.limits
+    limits = facts.limits
     known = [limit for limit in (limits.processes, limits.pids) if limit is not None]
     least = min(known, default=_ENOUGH)
     if least >= _ENOUGH:
-        return fine(name, str(least) if known else "unlimited")
+        return fine(str(least) if known else "unlimited")
     found, fix = str(least), "ulimit -u 65536"
     if least == limits.pids:
         found += " (the container's limit)"
         fix = "docker run --pids-limit=-1 ..., or docker update --pids-limit=-1 CONTAINER"
     if least < 64:
         breaks = "every job: threads count too, and torch starts dozens"
-        return fail(name, found, breaks, fix)
-    return warn(name, found, "many ranks or DataLoader workers: threads count too", fix)
+        return fail(found, breaks, fix)
+    return warn(found, "many ranks or DataLoader workers: threads count too", fix)
 
 
 def memory(facts: Facts) -> Finding:
     limit = facts.machine.memory_limit_bytes
     if limit is None:
-        return fine("memory", "no limit")
+        return fine("no limit")
     found = f"limited to {size_text(limit)}"
     if limit < _SMALL_MEMORY_BYTES:
         breaks = "the kernel kills ranks: torch alone takes 300 MiB"
-        return warn("memory", found, breaks, "docker run --memory=8g ...")
-    return fine("memory", found)
+        return warn(found, breaks, "docker run --memory=8g ...")
+    return fine(found)
 
 
 def clock(facts: Facts) -> Finding:
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.wall_s))
     fix = "sudo timedatectl set-ntp true"
     if not _2024_S <= facts.wall_s <= _2100_S:
-        return fail("clock", found, "TLS and S3, which refuse a machine of another year", fix)
+        return fail(found, "TLS and S3, which refuse a machine of another year", fix)
     if abs(facts.drift_s) > _DRIFT_S:
         found += f"; it jumped by {facts.drift_s:+.1f} s while looking"
-        return warn("clock", found, "times in logs and traces", fix)
-    return fine("clock", found)
+        return warn(found, "times in logs and traces", fix)
+    return fine(found)

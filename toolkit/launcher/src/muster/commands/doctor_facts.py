@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import socket
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from muster.commands.doctor_mpi import MpiFacts, look_for_mpi
+from muster.local.hosts import why_not_isolated
+from muster.stage.machine.cgroup import Cgroups
+from muster.stage.machine.network import port_holder, resolve
+from muster.stage.machine.probe import find_tool, probe_machine
+from muster.types.files import read_text
 from muster.types.job import Settings
 from muster.types.machine import Machine
 from muster.types.values import NamedTuple
+from muster.version import __version__
 
 FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "mxnet", "horovod")
 PACKAGES = (*FRAMEWORKS, "mpi4py", "pip", "boto3", "rich")
@@ -110,9 +120,9 @@ def look(environ: Mapping[str, str]) -> Facts:
         architecture=platform.machine(),
         python=sys.version_info[:2],
         executable=sys.executable,
-        muster=_own_version(),
-        machine=_machine(environ) if linux else Machine(1, 0, 0, False, (), None, None),
-        default_route=default_route(_text("/proc/net/route")),
+        muster=__version__,
+        machine=probe_machine(environ) if linux else Machine(1, 0, 0, False, (), None, None),
+        default_route=default_route(read_text("/proc/net/route")),
         limits=_limits(),
         packages=packages,
         tools=tools,
@@ -121,7 +131,7 @@ def look(environ: Mapping[str, str]) -> Facts:
         ports=_ports() if linux else (),
         names=_names(),
         isolation=_isolation(tools["ip"]) if linux else "not Linux",
-        sysctls={name: _text(f"/proc/sys/{name}").strip() for name in _SYSCTLS},
+        sysctls={name: read_text(f"/proc/sys/{name}").strip() for name in _SYSCTLS},
         nvidia_devices=sum(os.path.exists(f"/dev/nvidia{number}") for number in range(16)),
         fabric=_fabric(environ),
         wall_s=time.time(),
@@ -131,8 +141,6 @@ def look(environ: Mapping[str, str]) -> Facts:
 
 def find_packages(names: Sequence[str]) -> dict[str, str]:
     """Versions of installed packages, which are not imported; "" for what is missing."""
-    from importlib.metadata import PackageNotFoundError, version
-
     found = {}
     for name in names:
         try:
@@ -144,8 +152,6 @@ def find_packages(names: Sequence[str]) -> dict[str, str]:
 
 def find_tools(environ: Mapping[str, str]) -> dict[str, str]:
     """Paths of tools as a job would find them: on PATH, else beside the interpreter."""
-    from muster.stage.machine.probe import find_tool
-
     beside = os.path.dirname(sys.executable)
     path = os.pathsep.join([environ.get("PATH", os.defpath), beside, "/usr/sbin", "/sbin"])
     return {name: find_tool({"PATH": path}, name) for name in TOOLS}
@@ -153,13 +159,9 @@ def find_tools(environ: Mapping[str, str]) -> dict[str, str]:
 
 def find_train(environ: Mapping[str, str]) -> TrainCommand:
     """The first on PATH, else the one beside the interpreter."""
-    import re
-
-    from muster.stage.machine.probe import find_tool
-
     found = find_tool({"PATH": environ.get("PATH", os.defpath)}, "train")
     path = found or find_tool({"PATH": os.path.dirname(sys.executable)}, "train")
-    module = re.search(r"^(?:from|import) (?!sys\b|re\b)([\w.]+)", _text(path), re.MULTILINE)
+    module = re.search(r"^(?:from|import) (?!sys\b|re\b)([\w.]+)", read_text(path), re.MULTILINE)
     return TrainCommand(path, module[1] if module else "", bool(found))
 
 
@@ -172,21 +174,7 @@ def default_route(table: str) -> str:
     return ""
 
 
-def _own_version() -> str:
-    from muster.version import __version__
-
-    return __version__
-
-
-def _machine(environ: Mapping[str, str]) -> Machine:
-    from muster.stage.machine.probe import probe_machine
-
-    return probe_machine(environ)
-
-
 def _limits() -> ProcessLimits:
-    from muster.stage.machine.cgroup import Cgroups
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
@@ -201,17 +189,11 @@ def _finite(limit: int) -> int | None:
 
 
 def _ports() -> tuple[Port, ...]:
-    from muster.stage.machine.network import port_holder
-
     return tuple(Port(port, name, port_holder("", port)) for port, name in _PORTS.items())
 
 
 def _names() -> Names:
     """Asks in a thread: a broken resolver takes its time and has no limit."""
-    import threading
-
-    from muster.stage.machine.network import resolve
-
     answers: dict[str, tuple[str, ...]] = {}
 
     def ask() -> None:
@@ -230,10 +212,6 @@ def _isolation(ip: str) -> str:
     """Makes and ends one empty host, exactly as `muster local --isolation netns` does."""
     if not ip:
         return "ip is not installed"
-    import tempfile
-
-    from muster.local.hosts import why_not_isolated
-
     with tempfile.TemporaryDirectory(prefix="muster-doctor-") as folder:
         return why_not_isolated(folder)
 
@@ -242,16 +220,8 @@ def _fabric(environ: Mapping[str, str]) -> dict[str, str]:
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     found = {name: environ[name] for name in names if environ.get(name)}
     for path in _NCCL_FILES:
-        lines = [line.strip() for line in _text(os.path.expanduser(path)).splitlines()]
+        lines = [line.strip() for line in read_text(os.path.expanduser(path)).splitlines()]
         settings = [line for line in lines if line and not line.startswith("#")]
         if settings:
             found[path] = " ".join(settings)
     return found
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

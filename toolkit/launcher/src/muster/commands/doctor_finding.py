@@ -8,7 +8,8 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 
 
 class Finding(NamedTuple):
-    """What was found, and unless all is well what it breaks and the command that fixes it."""
+    """What was found, and unless all is well what it breaks and the command that fixes it. `name`:
+    of the check, which `doctor.examine` puts in."""
 
     name: str
     level: str
@@ -17,15 +18,15 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def fine(name: str, found: str) -> Finding:
-    return Finding(name, OK, found)
+def fine(found: str) -> Finding:
+    return Finding("", OK, found)
 
 
-def warn(name: str, found: str, breaks: str, fix: str) -> Finding:
+def warn(found: str, breaks: str, fix: str) -> Finding:
     """Something that some jobs would run into."""
-    return Finding(name, WARN, found, breaks, fix)
+    return Finding("", WARN, found, breaks, fix)
 
 
-def fail(name: str, found: str, breaks: str, fix: str) -> Finding:
+def fail(found: str, breaks: str, fix: str) -> Finding:
     """Something that breaks jobs of a common kind."""
-    return Finding(name, FAIL, found, breaks, fix)
+    return Finding("", FAIL, found, breaks, fix)

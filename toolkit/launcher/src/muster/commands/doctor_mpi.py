@@ -68,34 +68,33 @@ def look_for_mpi(environ: Mapping[str, str], mpi4py: str) -> MpiFacts:
 
 def mpirun(facts: MpiFacts) -> Finding:
     """Whether jobs can be started with the mpirun that they would take."""
-    name, breaks = "mpirun", "mpi, pytorchddp and smdistributed"
+    breaks = "mpi, pytorchddp and smdistributed"
     fix = "sudo apt-get install -y openmpi-bin"
     if not facts.mpirun:
-        return warn(name, "not installed", breaks, fix)
+        return warn("not installed", breaks, fix)
     where = f"at {facts.mpirun}"
     if facts.given and not os.access(facts.mpirun, os.X_OK):
-        return fail(name, f"MUSTER_MPIRUN: no program {where}", breaks, "unset MUSTER_MPIRUN")
+        return fail(f"MUSTER_MPIRUN: no program {where}", breaks, "unset MUSTER_MPIRUN")
     version = _VERSION.search(facts.says)
     if version is None:
-        return warn(name, f"{facts.says or 'does not say its version'} {where}", breaks, fix)
+        return warn(f"{facts.says or 'does not say its version'} {where}", breaks, fix)
     found = f"{version[0].removeprefix('(').replace(')', '')} {where}"
     if int(version[1]) not in DAEMONS:
         spoken = " and ".join(f"{number}.x" for number in DAEMONS)
-        return warn(name, found, f"{breaks}: only {spoken} can be started", fix)
+        return warn(found, f"{breaks}: only {spoken} can be started", fix)
     if not facts.daemon:
         missing = f"{found}, without {DAEMONS[int(version[1])]} beside it"
-        return warn(name, missing, "the same on several hosts", f"{fix} --reinstall")
-    return fine(name, f"{found}, {os.path.basename(facts.daemon)} beside it")
+        return warn(missing, "the same on several hosts", f"{fix} --reinstall")
+    return fine(f"{found}, {os.path.basename(facts.daemon)} beside it")
 
 
 def mpi4py(facts: MpiFacts, executable: str) -> Finding:
     """Whether mpi4py and mpirun are of one Open MPI."""
-    name = "mpi4py"
     if not facts.mpi4py:
-        return fine(name, "not installed; only scripts that import it need it")
+        return fine("not installed; only scripts that import it need it")
     if not facts.loads:
         found = f"{facts.mpi4py} finds no MPI library"
-        return warn(name, found, "scripts that import mpi4py", _choose_library(facts, executable))
+        return warn(found, "scripts that import mpi4py", _choose_library(facts, executable))
     library = facts.loads.partition(",")[0]
     found = f"{facts.mpi4py} loads {library}"
     loaded = re.search(r"Open MPI v(\d+)", facts.loads)
@@ -103,8 +102,8 @@ def mpi4py(facts: MpiFacts, executable: str) -> Finding:
     if runs is not None and (loaded is None or loaded[1] != runs[1]):
         found += f", but {facts.mpirun} is of Open MPI {runs[1]}"
         breaks = "scripts that import mpi4py: every rank would be rank 0 of 1"
-        return fail(name, found, breaks, _choose_library(facts, executable))
-    return fine(name, found)
+        return fail(found, breaks, _choose_library(facts, executable))
+    return fine(found)
 
 
 def _choose_library(facts: MpiFacts, executable: str) -> str:

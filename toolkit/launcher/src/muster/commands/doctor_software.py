@@ -20,15 +20,15 @@ _NAMESPACE_SWITCHES = (  # the value that forbids, and the command that allows
 
 def train(facts: Facts) -> Finding:
     """Two packages have a `train`, and the one that was installed last wins."""
-    name, (path, module, on_path) = "train", facts.train
+    path, module, on_path = facts.train
     fix = f"{facts.executable} -m pip install --force-reinstall --no-deps muster_training-*.whl"
     if not path:
-        return warn(name, "not on PATH", "images: SageMaker starts the command `train`", fix)
+        return warn("not on PATH", "images: SageMaker starts the command `train`", fix)
     if module.partition(".")[0] == "muster":
-        return fine(name, f"muster's, {path}" + ("" if on_path else ", which is not on PATH"))
+        return fine(f"muster's, {path}" + ("" if on_path else ", which is not on PATH"))
     whose = f"of {module.partition('.')[0]}, not muster's" if module else "not muster's"
     breaks = "images: jobs run under the other toolkit"
-    return warn(name, f"{path} is {whose}", breaks, fix)
+    return warn(f"{path} is {whose}", breaks, fix)
 
 
 def torch(facts: Facts) -> Finding:
@@ -36,18 +36,16 @@ def torch(facts: Facts) -> Finding:
     install = f"{facts.executable} -m pip install torch"
     others = [name for name in FRAMEWORKS if name != "torch" and facts.packages.get(name)]
     if not version and others:
-        return fine("torch", f"not installed; here is {' and '.join(others)}")
+        return fine(f"not installed; here is {' and '.join(others)}")
     if not version:
-        return warn(
-            "torch", "not installed", "torch_distributed, and scripts that train with it", install
-        )
+        return warn("not installed", "torch_distributed, and scripts that train with it", install)
     if not facts.tools.get("torchrun"):
         found = f"{version}, without the program torchrun"
-        return warn("torch", found, "scripts that call torchrun", f"{install} --force-reinstall")
+        return warn(found, "scripts that call torchrun", f"{install} --force-reinstall")
     if facts.machine.gpus and "+cpu" in version:
         found = f"{version}, on a machine with {facts.machine.gpus} GPUs"
-        return warn("torch", found, "training on GPUs", f"{install} --force-reinstall")
-    return fine("torch", version)
+        return warn(found, "training on GPUs", f"{install} --force-reinstall")
+    return fine(version)
 
 
 def frameworks(facts: Facts) -> Finding:
@@ -56,8 +54,8 @@ def frameworks(facts: Facts) -> Finding:
     found = ", ".join(f"{name} {version}" for name, version in have.items() if version)
     if not found:
         fix = f"{facts.executable} -m pip install torch"
-        return warn("frameworks", "none is installed", "scripts that train with one", fix)
-    return fine("frameworks", found)
+        return warn("none is installed", "scripts that train with one", fix)
+    return fine(found)
 
 
 def packages(facts: Facts) -> Finding:
@@ -65,30 +63,30 @@ def packages(facts: Facts) -> Finding:
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in have.items())
     if not have["pip"]:
         fix = f"{facts.executable} -m ensurepip --upgrade"
-        return warn("packages", found, "requirements.txt, and packages of the user's code", fix)
+        return warn(found, "requirements.txt, and packages of the user's code", fix)
     if not have["boto3"]:
         fix = f"{facts.executable} -m pip install boto3"
-        return warn("packages", found, "code at s3:// addresses", fix)
-    return fine("packages", found)
+        return warn(found, "code at s3:// addresses", fix)
+    return fine(found)
 
 
 def accelerators(facts: Facts) -> Finding:
-    name, machine = "accelerators", facts.machine
+    machine = facts.machine
     breaks = "the number of processes per host"
     if machine.gpus is None:
         fix = "sudo nvidia-smi -pm 1; if that hangs too, restart the machine"
-        return warn(name, "nvidia-smi does not answer", breaks, fix)
+        return warn("nvidia-smi does not answer", breaks, fix)
     if machine.neurons is None:
         fix = "sudo modprobe -r neuron && sudo modprobe neuron"
-        return warn(name, "neuron-ls does not answer", breaks, fix)
+        return warn("neuron-ls does not answer", breaks, fix)
     if facts.nvidia_devices and not machine.gpus:
         found = f"{facts.nvidia_devices} NVIDIA devices, but nvidia-smi shows none"
-        return warn(name, found, "training on GPUs", "docker run --gpus all ...")
+        return warn(found, "training on GPUs", "docker run --gpus all ...")
     parts = [f"{machine.gpus} GPUs"] if machine.gpus else []
     parts += [f"{machine.neurons} Neuron cores"] if machine.neurons else []
     parts += ["EFA"] if machine.efa else []
     found = ", ".join(parts) or "nothing else: ranks run on the CPU"
-    return fine(name, f"{machine.cpus} CPUs, {found}")
+    return fine(f"{machine.cpus} CPUs, {found}")
 
 
 def fabric(facts: Facts) -> Finding:
@@ -98,12 +96,12 @@ def fabric(facts: Facts) -> Finding:
         if name.endswith("_IFNAME") and not _meets(name, value, here):
             found = f"{name}={value}, but here are {', '.join(here) or 'none'}"
             breaks = "every job of several ranks: muster never overrides your setting"
-            return fail("fabric", found, breaks, f"unset {name}")
+            return fail(found, breaks, f"unset {name}")
         if not name.endswith("_IFNAME"):
             found = f"{name} says {value}"
-            return warn("fabric", found, "NCCL in every job", f"sudo mv {name} {name}.off")
+            return warn(found, "NCCL in every job", f"sudo mv {name} {name}.off")
     settings = ", ".join(f"{name}={value}" for name, value in facts.fabric.items())
-    return fine("fabric", settings or "no setting of yours for NCCL or gloo")
+    return fine(settings or "no setting of yours for NCCL or gloo")
 
 
 def _meets(variable: str, value: str, here: Sequence[str]) -> bool:
@@ -118,13 +116,13 @@ def _meets(variable: str, value: str, here: Sequence[str]) -> bool:
 
 
 def isolation(facts: Facts) -> Finding:
-    name, reason = "namespaces", facts.isolation
+    reason = facts.isolation
     if not reason:
-        return fine(name, "hosts of `muster local` can be isolated")
+        return fine("hosts of `muster local` can be isolated")
     fix = "muster local --isolation process, or docker run --privileged ..."
     for switch, forbids, command in _NAMESPACE_SWITCHES:
         if facts.sysctls.get(switch) == forbids:
             fix = command
     if not facts.tools.get("ip"):
         fix = "sudo apt-get install -y iproute2"
-    return warn(name, reason, "`muster local --isolation netns`", fix)
+    return warn(reason, "`muster local --isolation netns`", fix)

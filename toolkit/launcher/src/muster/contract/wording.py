@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.types.masking import Masker
+from muster.types.names import counted
 from muster.types.outcome import Failed, Outcome, RankFailure, Stopped, Succeeded, signal_name
 from muster.types.plain import printable, shortened, wrapped
 
@@ -101,15 +102,11 @@ def _of_rank(first: RankFailure, clean: Callable[[str], str]) -> list[str]:
 def _others(outcome: Failed) -> list[str]:
     lines = []
     if outcome.also_failed:
-        lines.append(f"{_count(outcome.also_failed, 'more rank')} failed after it")
+        lines.append(f"{counted(outcome.also_failed, 'more rank')} failed after it")
     if outcome.stopped_ranks:
         were = "was" if outcome.stopped_ranks == 1 else "were"
-        lines.append(f"{_count(outcome.stopped_ranks, 'rank')} {were} stopped by muster")
+        lines.append(f"{counted(outcome.stopped_ranks, 'rank')} {were} stopped by muster")
     return lines
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def describe_status(status: int) -> str:

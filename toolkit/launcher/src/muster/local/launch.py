@@ -14,6 +14,7 @@ from muster.local.backends.choice import choose
 from muster.local.code.module import imports_from_here
 from muster.local.code.sourcecode import LEFT_OUT
 from muster.local.hosts import LIMIT_S, start_hosts
+from muster.local.paths import shown
 from muster.local.record import layout, runfolder, summary
 from muster.local.record.command_file import write_command
 from muster.local.request import Request
@@ -106,7 +107,7 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
         why = f"the run cannot be prepared: {runfolder.in_words(error)}"
         raise UsageError(why, runfolder.OTHER_PLACE) from None
     runfolder.link_latest(folder)
-    where = summary.shown(folder.path)
+    where = shown(folder.path)
     hosts = counted(request.hosts, "host")
     screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
     return _Ready(backend, groups)
@@ -241,7 +242,7 @@ def _gather_models(end: summary.RunEnd, run: str, hosts: Sequence[str]) -> summa
     try:
         clashes = gather(run, hosts)
     except OSError as error:
-        where = summary.shown(os.path.join(run, "algo-*/opt/ml/model"))
+        where = shown(os.path.join(run, "algo-*/opt/ml/model"))
         why = f"the model cannot be gathered in {layout.MODEL}/: {runfolder.in_words(error)}"
         return _lacking(end, f"{why}; what hosts saved lies in {where}")
     note = summary.clashes_in_words(clashes)

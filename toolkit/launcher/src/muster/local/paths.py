@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 HOME = "/tmp/home"
@@ -29,3 +30,9 @@ def unsuitable(run_folder: str) -> str:
     if is_below(run_folder, [ML]):
         return f"the run folder {run_folder} lies below {ML}, which each host has of its own"
     return ""
+
+
+def shown(path: str) -> str:
+    """The shorter of the absolute path and the one from here."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -183,12 +183,7 @@ class _Holder:
 
 def catches_sigterm(pid: int) -> bool:
     """Whether the process has a handler for SIGTERM by now."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
-    except OSError:
-        return False
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return bool(kernel.bits_of(pid, "SigCgt") >> (signal.SIGTERM - 1) & 1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Files: programs that are found, and documents that are written whole or not at all."""
+"""Files: programs that are found, texts that may be absent, and documents that are written whole or
+not at all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 
 def find_program(folders: Iterable[str], name: str) -> str:
@@ -13,6 +15,26 @@ def find_program(folders: Iterable[str], name: str) -> str:
         if folder and os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     return ""
+
+
+def read_text(path: str, limit: int = 1 << 20) -> str:
+    """The first `limit` characters, -1 for all; "" where the file cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(limit)
+    except (OSError, ValueError):
+        return ""
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """The JSON object in a file; {} where there is none that can be read."""
+    import json
+
+    try:
+        document = json.loads(read_text(path, -1))
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def write_whole(path: str, text: str) -> None:

@@ -5,6 +5,8 @@ What ranks write is another matter: it is passed on byte for byte.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 WIDTH = 200  # characters of a line
 
 # C0 but for line ends and tabs, DEL, C1; line and paragraph separators; what has no width or turns
@@ -51,3 +53,15 @@ def _pieces(line: str, width: int) -> list[str]:
         pieces.append(line[:cut].rstrip())
         line = indent + line[cut:].lstrip()
     return [*pieces, line]
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows as lines with their texts below one another; columns of `right` end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if place in right else str.ljust for place in range(len(widths))]
+    return [
+        "  ".join(
+            side(text, width) for side, text, width in zip(sides, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

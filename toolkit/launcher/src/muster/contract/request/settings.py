@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from muster.contract.findings import ENOUGH, Findings, short
 from muster.contract.request.hyperparameters import check_argument
@@ -19,41 +20,7 @@ ALLOW_CONFLICTS = "MUSTER_ALLOW_CONFLICTS"
 ADDRESSES = "MUSTER_HOST_ADDRESSES"
 SCRIPT_ARGUMENTS = "MUSTER_SCRIPT_ARGUMENTS"
 KEEP_SPELLING = "MUSTER_KEEP_SPELLING"
-ISOLATION = "MUSTER_ISOLATION"
-SOURCE = "MUSTER_SOURCE_DIR"
-PS_SERVERS = "MUSTER_PS_SERVERS"
-SHOW_RANKS = "MUSTER_SHOW_RANKS"
 MAX_SERVERS = 1024
-KNOWN = (
-    "MUSTER_CONTROL_PORT",
-    "MUSTER_STORE_PORT",
-    "MUSTER_JOB_SECRET",
-    "MUSTER_INSECURE_JOIN",
-    ADDRESSES,
-    "MUSTER_LOG_PREFIX",
-    "MUSTER_QUIET",
-    "MUSTER_LIVE",
-    SHOW_RANKS,
-    "MUSTER_RUN_DIR",
-    "MUSTER_RECORD",
-    "MUSTER_LOG_LIMIT",
-    "MUSTER_INSTALL_TARGET",
-    "MUSTER_REPLACE_TORCH",
-    ALLOW_CONFLICTS,
-    "MUSTER_OVERSUBSCRIBE",
-    "MUSTER_MPIRUN",
-    "MUSTER_PS_FRAMEWORK",
-    PS_SERVERS,
-    "MUSTER_PS_PORT",
-    "MUSTER_WORKER_PORT",
-    "MUSTER_TF_CHIEF",
-    SCRIPT_ARGUMENTS,
-    KEEP_SPELLING,
-    ISOLATION,
-    SOURCE,
-    "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
-    *map(variable, RANGES),
-)
 # Without these, hosts do not find or believe one another.
 NEEDED_TO_JOIN = ("MUSTER_CONTROL_PORT", "MUSTER_JOB_SECRET", ADDRESSES)
 # Names of earlier versions -> what to do instead of setting them.
@@ -63,9 +30,8 @@ GONE = {
 # Between parts of muster: a `train` that is started by a script of another one sees them.
 _INTERNAL = ("MUSTER_RUN_ID", "MUSTER_SHIM")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-_RECORDS = ("off", "tail", "full")
-_ISOLATIONS = ("netns", "process", "docker")
-_FRAMEWORKS = ("tensorflow", "mxnet", "pytorch")
+# (environment, name, default, findings) -> the value; one that cannot be used becomes a problem
+_Reader = Callable[[Mapping[str, str], str, Any, Findings], Any]
 
 
 def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
@@ -74,25 +40,10 @@ def parse_settings(environ: Mapping[str, str], findings: Findings) -> Settings:
     findings.warn_of_each(unknown, _say_unknown, f"unknown {PREFIX}* variables")
     default = Settings()
     settings = Settings(
-        control_port=_port(environ, "MUSTER_CONTROL_PORT", default.control_port, findings),
-        store_port=_port(environ, "MUSTER_STORE_PORT", default.store_port, findings),
-        secret=_secret(environ, findings),
-        insecure_join=flag(environ, "MUSTER_INSECURE_JOIN", findings),
-        shown=_shown(environ, findings),
-        run_dir=_folder(environ, "MUSTER_RUN_DIR", findings),
-        record=_record(environ, default.record, findings),
-        log_limit_bytes=_bytes(environ, "MUSTER_LOG_LIMIT", default.log_limit_bytes, findings),
-        install_target=_folder(environ, "MUSTER_INSTALL_TARGET", findings),
-        replace_torch=flag(environ, "MUSTER_REPLACE_TORCH", findings),
-        oversubscribe=flag(environ, "MUSTER_OVERSUBSCRIBE", findings),
-        mpirun=_program(environ, "MUSTER_MPIRUN", findings),
-        ps_framework=_choice(environ, "MUSTER_PS_FRAMEWORK", "", _FRAMEWORKS, findings),
-        ps_servers=_servers(environ, findings),
-        ps_port=_port_or_none(environ, "MUSTER_PS_PORT", findings),
-        worker_port=_port_or_none(environ, "MUSTER_WORKER_PORT", findings),
-        isolation=_choice(environ, ISOLATION, "", _ISOLATIONS, findings),
-        source=_folder(environ, SOURCE, findings),
-        tf_chief=_choice(environ, "MUSTER_TF_CHIEF", "chief", ("chief", "master"), findings),
+        **{
+            field: read(environ, name, getattr(default, field), findings)
+            for field, (name, read) in _SETTINGS.items()
+        }
     )
     if settings.control_port == settings.store_port:
         what = f"the store port is {settings.store_port} too"
@@ -136,13 +87,17 @@ def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:
     return bool(truth)
 
 
-def _shown(environ: Mapping[str, str], findings: Findings) -> Shown:
-    """What reaches the screen of this host."""
-    text, ranks = environ.get(SHOW_RANKS), None
+def _flag(environ: Mapping[str, str], name: str, default: bool, findings: Findings) -> bool:
+    return flag(environ, name, findings)
+
+
+def _shown(environ: Mapping[str, str], name: str, default: Shown, findings: Findings) -> Shown:
+    """What reaches the screen of this host. `name`: the variable with the ranks."""
+    text, ranks = environ.get(name), default.ranks
     try:
-        ranks = parse_ranks(text) if text else None
+        ranks = parse_ranks(text) if text else ranks
     except ValueError as error:
-        findings.problem(SHOW_RANKS, str(error), f"set it such as 0,last or unset {SHOW_RANKS}")
+        findings.problem(name, str(error), f"set it such as 0,last or unset {name}")
     return Shown(
         prefix=flag(environ, "MUSTER_LOG_PREFIX", findings),
         quiet=flag(environ, "MUSTER_QUIET", findings),
@@ -151,90 +106,101 @@ def _shown(environ: Mapping[str, str], findings: Findings) -> Shown:
     )
 
 
-def _port(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
-    return _integer(environ, name, default, 65_535, "a port", findings)
+def _integer(rule: str, high: int, fix: str = "unset it or set it inside the range") -> _Reader:
+    """Of a number from 1 to `high`."""
+
+    def read(environ: Mapping[str, str], name: str, default: Any, findings: Findings) -> Any:
+        text = environ.get(name)
+        if text is None:
+            return default
+        if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= high:
+            return int(text)
+        findings.problem(name, f"{rule}, got {short(text)}", fix)
+        return default
+
+    return read
 
 
-def _port_or_none(environ: Mapping[str, str], name: str, findings: Findings) -> int | None:
-    return _port(environ, name, 0, findings) or None
-
-
-def _servers(environ: Mapping[str, str], findings: Findings) -> int | None:
-    """The number of parameter servers of the job (B48)."""
-    text = environ.get(PS_SERVERS)
-    if text is None:
-        return None
-    if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= MAX_SERVERS:
-        return int(text)
-    what = f"a job has 1 to {MAX_SERVERS:,} parameter servers, got {short(text)}"
-    findings.problem(PS_SERVERS, what, f"unset {PS_SERVERS} for one per host, or set it in range")
-    return None
-
-
-def _choice(
-    environ: Mapping[str, str], name: str, default: str, known: tuple[str, ...], findings: Findings
-) -> str:
-    value = environ.get(name) or default
-    if value not in (default, *known):
-        what = f"expected {' or '.join(known)}, got {short(value)}{did_you_mean(value, known)}"
+def _choice(*known: str) -> _Reader:
+    def read(environ: Mapping[str, str], name: str, default: str, findings: Findings) -> str:
+        value = environ.get(name) or default
+        if value in (default, *known):
+            return value
+        words = f"{', '.join(known[:-1])} or {known[-1]}"
+        what = f"expected {words}, got {short(value)}{did_you_mean(value, known)}"
         findings.problem(name, what, f"unset {name} or choose one of these")
         return default
-    return value
+
+    return read
 
 
-def _bytes(environ: Mapping[str, str], name: str, default: int, findings: Findings) -> int:
-    return _integer(environ, name, default, 1 << 40, "a number of bytes", findings)
+def _path(what: str, is_good: Callable[[str], bool] = lambda path: True) -> _Reader:
+    """Of an absolute path, "" for none."""
 
-
-def _integer(
-    environ: Mapping[str, str], name: str, default: int, high: int, what: str, findings: Findings
-) -> int:
-    text = environ.get(name)
-    if text is None:
+    def read(environ: Mapping[str, str], name: str, default: str, findings: Findings) -> str:
+        path = environ.get(name, default)
+        if not path or (path.startswith("/") and is_good(path)):
+            return path
+        what_else = f"expected {what}, got {short(path)}"
+        findings.problem(name, what_else, f"set {name} to one or unset it")
         return default
-    if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= high:
-        return int(text)
-    expected = f"expected {what} from 1 to {high}, got {short(text)}"
-    findings.problem(name, expected, f"unset {name} or set it inside the range")
-    return default
+
+    return read
 
 
-def _secret(environ: Mapping[str, str], findings: Findings) -> str:
-    secret = environ.get("MUSTER_JOB_SECRET", "")
+def _secret(environ: Mapping[str, str], name: str, default: str, findings: Findings) -> str:
+    secret = environ.get(name, default)
     size = len(secret.encode(errors="surrogateescape"))
-    if "MUSTER_JOB_SECRET" in environ and size < MIN_SECRET_BYTES:
+    if name in environ and size < MIN_SECRET_BYTES:
         what = f"the secret has {size} bytes, at least {MIN_SECRET_BYTES} are needed"
-        findings.problem("MUSTER_JOB_SECRET", what, "use the output of `openssl rand -hex 32`")
-        return ""
+        findings.problem(name, what, "use the output of `openssl rand -hex 32`")
+        return default
     return secret
 
 
-def _folder(environ: Mapping[str, str], name: str, findings: Findings) -> str:
-    path = environ.get(name, "")
-    if path and not path.startswith("/"):
-        what = f"expected an absolute path, got {short(path)}"
-        findings.problem(name, what, f"set {name} to an absolute path or unset it")
-        return ""
-    return path
-
-
-def _program(environ: Mapping[str, str], name: str, findings: Findings) -> str:
-    """The path of a program, "" when it is to be searched for."""
-    path = environ.get(name, "")
-    if path and not (path.startswith("/") and os.access(path, os.X_OK)):
-        what = f"expected the absolute path of a program, got {short(path)}"
-        findings.problem(name, what, f"set {name} to one that is there, or unset it")
-        return ""
-    return path
-
-
-def _record(environ: Mapping[str, str], default: str, findings: Findings) -> str:
-    value = environ.get("MUSTER_RECORD") or default
-    if value not in _RECORDS:
-        what = f"expected off, tail or full, got {short(value)}{did_you_mean(value, _RECORDS)}"
-        findings.problem("MUSTER_RECORD", what, "unset it or choose one of the three")
-        return default
-    return value
+_port = _integer("expected a port from 1 to 65535", 65_535)
+_folder = _path("an absolute path")
+_SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
+    "control_port": ("MUSTER_CONTROL_PORT", _port),
+    "store_port": ("MUSTER_STORE_PORT", _port),
+    "secret": ("MUSTER_JOB_SECRET", _secret),
+    "insecure_join": ("MUSTER_INSECURE_JOIN", _flag),
+    "shown": ("MUSTER_SHOW_RANKS", _shown),
+    "run_dir": ("MUSTER_RUN_DIR", _folder),
+    "record": ("MUSTER_RECORD", _choice("off", "tail", "full")),
+    "log_limit_bytes": (
+        "MUSTER_LOG_LIMIT",
+        _integer(f"expected a number of bytes from 1 to {1 << 40}", 1 << 40),
+    ),
+    "install_target": ("MUSTER_INSTALL_TARGET", _folder),
+    "replace_torch": ("MUSTER_REPLACE_TORCH", _flag),
+    "oversubscribe": ("MUSTER_OVERSUBSCRIBE", _flag),
+    "mpirun": (
+        "MUSTER_MPIRUN",
+        _path("the absolute path of a program", lambda path: os.access(path, os.X_OK)),
+    ),
+    "ps_framework": ("MUSTER_PS_FRAMEWORK", _choice("tensorflow", "mxnet", "pytorch")),
+    "ps_servers": (
+        "MUSTER_PS_SERVERS",
+        _integer(
+            f"a job has 1 to {MAX_SERVERS:,} parameter servers",
+            MAX_SERVERS,
+            "unset it for one per host, or set it in range",
+        ),
+    ),
+    "ps_port": ("MUSTER_PS_PORT", _port),
+    "worker_port": ("MUSTER_WORKER_PORT", _port),
+    "isolation": ("MUSTER_ISOLATION", _choice("netns", "process", "docker")),
+    "source": ("MUSTER_SOURCE_DIR", _folder),
+    "tf_chief": ("MUSTER_TF_CHIEF", _choice("chief", "master")),
+}
+KNOWN = (
+    *(name for name, _ in _SETTINGS.values()),
+    *("MUSTER_LOG_PREFIX", "MUSTER_QUIET", "MUSTER_LIVE"),
+    *(ADDRESSES, ALLOW_CONFLICTS, SCRIPT_ARGUMENTS, KEEP_SPELLING),
+    "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
+    *map(variable, RANGES),
+)
 
 
 def parse_addresses(
@@ -256,10 +222,10 @@ def parse_addresses(
         if name not in hosts:
             what = f"unknown host {short(name)}{did_you_mean(name, hosts)}"
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
-        if not _is_ipv4(address) and not _ipv6(address):
+        if not _address(address):
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
             findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2 or fd00::2")
-    return {name: _ipv6(address) or address for name, address in pairs.items()}
+    return {name: _address(address) or address for name, address in pairs.items()}
 
 
 def _pairs(text: str) -> dict[str, str] | None:
@@ -276,21 +242,13 @@ def _pairs(text: str) -> dict[str, str] | None:
     return {name.strip(): address.strip() for name, _, address in items}
 
 
-def _is_ipv4(address: str) -> bool:
-    parts = address.split(".")
-    return len(parts) == 4 and all(
-        part.isascii() and part.isdecimal() and len(part) <= 3 and int(part) <= 255
-        for part in parts
-    )
-
-
-def _ipv6(address: str) -> str:
+def _address(text: str) -> str:
     """The address in the form that the kernel gives it back in; "" when it is none."""
-    if ":" not in address:
-        return ""
     import socket
 
-    try:
-        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
-    except (OSError, ValueError):
-        return ""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return socket.inet_ntop(family, socket.inet_pton(family, text))
+        except (OSError, ValueError):
+            continue
+    return ""

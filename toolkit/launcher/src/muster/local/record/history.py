@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -13,6 +12,7 @@ from muster.arguments import UsageError
 from muster.local.record import layout, runfolder
 from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
+from muster.types.files import read_object
 from muster.types.names import TYPED, did_you_mean
 from muster.types.values import NamedTuple
 
@@ -96,10 +96,10 @@ def _is_run(path: str) -> bool:
 def read_run(path: str) -> Run:
     """What the folder says; a field that cannot be read is empty. The job may have written there,
     and the folder may go at any time."""
-    summary = _summary(path)
+    summary = read_object(os.path.join(path, layout.SUMMARY))
     local, outcome = _Fields(summary.get("local")), _Fields(summary.get("outcome"))
     state = (outcome.get("result", str) or "lost").lower()
-    if not _is_free(path):
+    if not is_over(path):
         state = "running"
     code, seconds = local.get("exit_code", int), local.get("seconds", float, int)
     return Run(
@@ -136,16 +136,8 @@ def _by_number(name: str) -> tuple[int, str]:
     return (len(name), name)
 
 
-def _summary(path: str) -> dict[str, Any]:
-    try:
-        with open(os.path.join(path, layout.SUMMARY), encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _is_free(path: str) -> bool:
+def is_over(path: str) -> bool:
+    """Whether no process holds the run's folder any more; then all has been written."""
     try:
         return runfolder.is_free(path)
     except OSError:

@@ -7,10 +7,12 @@ import json
 import os
 
 from muster.arguments import Parser, UsageError, one_of, tell
+from muster.local.paths import shown
 from muster.local.record import history
 from muster.local.record.command_file import for_a_new_run, with_secrets
 from muster.local.record.history import LATEST, Run
 from muster.local.record.layout import RUNS
+from muster.types.plain import columns
 
 LIST, SHOW, REMOVE, AGAIN = ACTIONS = ("list", "show", "remove", "again")
 USAGE = """muster history [list] [--json]
@@ -77,19 +79,14 @@ def _list(as_json: bool) -> None:
         if len(words) > COMMAND_WIDTH:
             words = words[: COMMAND_WIDTH - 3] + "..."
         rows.append((_plain(one.name), _plain(one.state), code, took, words))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for name, state, code, took, words in rows:
-        print(
-            f"{name:<{widths[0]}}  {state:<{widths[1]}}  {code:>{widths[2]}}  "
-            f"{took:>{widths[3]}}  {words}"
-        )
+    print("\n".join(columns(rows, right=(2, 3))))
 
 
 def _show(one: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_document(one), indent=2))
         return
-    from muster.local.record.summary import places, shown
+    from muster.local.record.summary import places
 
     code = "" if one.code is None else f", exit code {one.code}"
     took = "" if one.seconds is None else f", {one.seconds:.1f} s"

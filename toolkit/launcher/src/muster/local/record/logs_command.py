@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     found = history.find_run(args.run)
     shown = _Shown(found, args.rank)
     try:
-        while args.follow and not _is_over(found):
+        while args.follow and not history.is_over(found.path):
             shown.show()
             time.sleep(POLL_S)
         shown.show(to_the_end=True)
@@ -54,14 +54,6 @@ def run(args: argparse.Namespace) -> int:
             f"{found.name} has no output of {which}", f"its logs are {found.path}/algo-*/{LOGS}"
         )
     return 0
-
-
-def _is_over(found: Run) -> bool:
-    """Whether no process holds its folder any more; then all has been written."""
-    try:
-        return runfolder.is_free(found.path)
-    except OSError:
-        return True
 
 
 class _Shown:

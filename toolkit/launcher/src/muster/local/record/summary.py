@@ -11,14 +11,16 @@ import os
 from collections.abc import Mapping, Sequence
 
 from muster.arguments import USAGE_EXIT_CODE
+from muster.local.paths import shown
 from muster.local.record.artifacts import Clash, made
 from muster.local.session import SessionEnd
 from muster.local.show.progress import Progress
 from muster.local.show.screen import describe
 from muster.run.base.record import LOGS
 from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
-from muster.types.files import write_whole
-from muster.types.names import listed
+from muster.types.files import read_object, write_whole
+from muster.types.names import counted, listed
+from muster.types.plain import columns
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
@@ -88,11 +90,7 @@ def table(end: RunEnd, progress: Progress) -> list[str]:
             took = "-" if rank.seconds is None else f"{rank.seconds:.1f}"
             how = describe(rank.status) + ", stopped" * rank.stopped
             rows.append((host.name, str(rank.number), how, took))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        f"  {name:<{widths[0]}}  {rank:>{widths[1]}}  {ended:<{widths[2]}}  {took:>{widths[3]}}"
-        for name, rank, ended, took in rows
-    ]
+    return [f"  {line}" for line in columns(rows, right=(1, 3))]
 
 
 def places(run: str, hosts: Sequence[str], checkpoint: str | None) -> list[str]:
@@ -106,8 +104,7 @@ def places(run: str, hosts: Sequence[str], checkpoint: str | None) -> list[str]:
     for kind, note in _KINDS.items():
         folders = {one.folder: one.files for one in found if one.kind == kind}
         if folders:
-            count = sum(folders.values())
-            files = f"{count} file{'' if count == 1 else 's'}"
+            files = counted(sum(folders.values()), "file")
             lines.append((kind, _common(run, list(folders)), f" ({files}{note})"))
         elif kind == "model" and not lines:
             lines.append((kind, "none was saved", ""))
@@ -123,12 +120,6 @@ def _common(run: str, folders: Sequence[str]) -> str:
         return common
     places = [os.path.relpath(folder, run).split(os.sep)[1:] for folder in folders]
     return os.path.commonpath([os.path.join(run, "algo-*", *place) for place in places])
-
-
-def shown(path: str) -> str:
-    """The shorter of the absolute path and the one from here."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def clashes_in_words(clashes: Sequence[Clash]) -> str:
@@ -151,8 +142,8 @@ def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
 
 def compose(path: str, end: RunEnd, job: str) -> dict[str, object]:
     """What summary.json is to be: what it is, or made up where there is none, and `local`."""
-    document = _read(path)
-    if document is None:
+    document = read_object(path)
+    if not document:
         text = end.error or "the leader ended without a summary"
         if end.ending.killed:
             text += f": all hosts were killed after {end.ending.by}"
@@ -191,27 +182,18 @@ def write(path: str, document: Mapping[str, object]) -> None:
     write_whole(path, json.dumps(document, indent=2) + "\n")
 
 
-def _read(path: str) -> dict[str, object] | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
 def settled(path: str, end: RunEnd) -> RunEnd:
     """The end of the run; what stopped it is no more than a note where the job that the summary
     tells of had ended by itself before."""
-    result = _outcome(_read(path)).get("result")
+    result = _outcome(read_object(path)).get("result")
     if not end.ending.by or end.ending.killed or result not in ("Failed", "Succeeded"):
         return end
     note = f"{_stopped_by(end)}, after the job had ended by itself"
     return end._replace(ending=SessionEnd(), notes=(*end.notes, note))
 
 
-def _outcome(document: Mapping[str, object] | None) -> Mapping[str, object]:
-    found = (document or {}).get("outcome")
+def _outcome(document: Mapping[str, object]) -> Mapping[str, object]:
+    found = document.get("outcome")
     return found if isinstance(found, dict) else {}
 
 
@@ -249,7 +231,7 @@ def verdict(end: RunEnd) -> str:
 
 def leader_first(path: str, names: Sequence[str]) -> list[str]:
     """The hosts, the leader that the summary names before the others."""
-    hosts = (_read(path) or {}).get("hosts")
+    hosts = read_object(path).get("hosts")
     leading = [
         host.get("name")
         for host in (hosts if isinstance(hosts, list) else ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from muster.local.paths import shown
 from muster.run.base.evidence import frames
 from muster.types.plain import printable
 from muster.types.values import NamedTuple
@@ -27,7 +28,7 @@ def with_own_paths(text: str, source: str) -> str:
         path = os.path.join(source, found[1])
         if not os.path.isfile(path):
             return found[0]
-        return f"{found[0]}  ({printable(_shown(path))}:{found[2]})"
+        return f"{found[0]}  ({printable(shown(path))}:{found[2]})"
 
     return re.sub(_LINE, line, text)
 
@@ -42,8 +43,3 @@ def failing_place(tail: str, source: str) -> Place | None:
     there = [place for place in own if os.path.isfile(place.path)]
     innermost = 0 if "Fatal Python error: " in tail else -1
     return there[innermost] if there else None
-
-
-def _shown(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

@@ -6,6 +6,7 @@ import os
 import re
 
 from muster.types.errors import ConfigError
+from muster.types.files import read_text
 from muster.types.job import Program
 from muster.types.names import TYPED, listed, nearest
 
@@ -75,7 +76,7 @@ def is_package(code_dir: str, name: str) -> bool:
     """
     if os.path.isfile(os.path.join(code_dir, "setup.py")):
         return True
-    text = _text_of(os.path.join(code_dir, "pyproject.toml"))
+    text = read_text(os.path.join(code_dir, "pyproject.toml"))
     if not text:
         return False  # what follows compiles expressions, which a plain job need not pay for
     project = _table(text, "project")
@@ -90,14 +91,6 @@ def is_package(code_dir: str, name: str) -> bool:
             'add a line such as: name = "my-training"',
         )
     return True
-
-
-def _text_of(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return ""
 
 
 def _table(text: str, name: str) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 
+from muster.types.files import read_text
+
 _MOUNT = "/sys/fs/cgroup"
 _MEMBERSHIP = "/proc/self/cgroup"
 _NO_LIMIT = 1 << 60  # v1 says "no limit" by a number near 2**63
@@ -20,7 +22,7 @@ class Cgroups:
     def __init__(self, mount: str = _MOUNT, membership: str = _MEMBERSHIP) -> None:
         self._mount = mount
         self._paths: dict[str, str] = {}  # controller, "" for version 2 -> path
-        for line in _lines(membership):
+        for line in read_text(membership).splitlines():
             _, controllers, path = (*line.split(":", 2), "", "")[:3]
             for controller in controllers.split(","):
                 self._paths[controller.removeprefix("name=")] = path
@@ -53,7 +55,7 @@ class Cgroups:
     def kills_in(folder: str) -> int | None:
         """The same of one group; None: unknown."""
         for name in ("memory.events", "memory.oom_control"):
-            for line in _lines(os.path.join(folder, name)):
+            for line in read_text(os.path.join(folder, name)).splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
         return None
@@ -88,13 +90,5 @@ def _upwards(base: str, path: str) -> list[str]:
     return ["/".join([base, *parts[:depth]]) for depth in depths]
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20).splitlines()
-    except OSError:
-        return []
-
-
 def _first(folder: str, name: str) -> str:
-    return next(iter(_lines(os.path.join(folder, name))), "").strip()
+    return read_text(os.path.join(folder, name)).partition("\n")[0].strip()

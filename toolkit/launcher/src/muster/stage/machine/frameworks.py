@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from muster.types.files import read_text
 from muster.types.job import Program, Staged
 from muster.types.tools import MODULES, Frameworks
 
@@ -59,9 +60,4 @@ def read_script(program: Program) -> str:
     name = program.name
     if program.kind == "module":
         name = name.replace(".", "/") + ".py"
-    try:
-        path = os.path.join(program.code_dir, name)
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(SCRIPT_BYTES)
-    except (OSError, ValueError):
-        return ""
+    return read_text(os.path.join(program.code_dir, name), SCRIPT_BYTES)

@@ -8,12 +8,12 @@ import socket
 from collections.abc import Mapping
 
 from muster.types.cluster import Cluster
+from muster.types.files import read_text
 from muster.types.machine import Interface, Machine
 from muster.types.steps import Log
 from muster.types.values import NamedTuple
 
 LOOPBACK = Interface("lo", "127.0.0.1")
-_LISTEN = "0A"
 _TIME_WAIT = "06"
 
 
@@ -137,7 +137,7 @@ def port_holder(address: str, port: int, proc: str = "/proc") -> str | None:
             continue
         for number in descriptors:
             if _link(f"{proc}/{pid}/fd/{number}") in wanted:
-                return f"PID {pid} ({_name(pid, proc)})"
+                return f"PID {pid} ({read_text(f'{proc}/{pid}/comm').strip() or 'gone'})"
     return "another user's process"
 
 
@@ -148,7 +148,7 @@ def _holding_sockets(address: str, port: int, proc: str) -> set[str]:
     mapped = "0000000000000000FFFF0000" + ours
     found = set()
     for table in ("tcp", "tcp6"):
-        for line in _rows(f"{proc}/net/{table}"):
+        for line in read_text(f"{proc}/net/{table}", -1).splitlines()[1:]:
             fields = line.split()
             if len(fields) < 10 or fields[3] == _TIME_WAIT:
                 continue
@@ -166,24 +166,8 @@ def _in_table(address: str) -> str:
     return b"".join(words).hex().upper()
 
 
-def _rows(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()[1:]
-    except OSError:
-        return []
-
-
 def _link(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def _name(pid: str, proc: str) -> str:
-    try:
-        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return "gone"

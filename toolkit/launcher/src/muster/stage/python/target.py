@@ -19,6 +19,7 @@ from muster.stage.python import pins
 from muster.stage.python.pip import Pip
 from muster.stage.python.requirements import lines_of, options_of
 from muster.types.errors import InstallError
+from muster.types.files import read_text
 from muster.types.job import SITE, Settings
 from muster.types.steps import Log
 
@@ -38,7 +39,7 @@ def install_into(
     """
     target = settings.install_target
     mark = f"{_asked(wanted, code_dir, folder)} {os.path.realpath(pip.python)}"  # a link names none
-    if _read(os.path.join(target, _MARK)) == mark:
+    if read_text(os.path.join(target, _MARK)) == mark:
         log("install", "everything is installed already", target=target)
         return
     import tempfile
@@ -113,7 +114,7 @@ def _missing(
     """pip's own account of what it would install. Raises InstallError."""
     pip.call(["install", "--dry-run", "--report", report, *wanted], folder, held=held)
     try:
-        found: list[dict[str, Any]] = json.loads(_read(report))["install"]
+        found: list[dict[str, Any]] = json.loads(read_text(report, -1))["install"]
     except (ValueError, KeyError) as error:
         raise InstallError(
             f"pip of {pip.python} gave no report of what is missing",
@@ -153,11 +154,3 @@ def _address(info: Mapping[str, Any]) -> str:
     if "vcs_info" in info:
         address = f"{info['vcs_info']['vcs']}+{address}@{info['vcs_info']['commit_id']}"
     return address + (f"#subdirectory={info['subdirectory']}" if info.get("subdirectory") else "")
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""

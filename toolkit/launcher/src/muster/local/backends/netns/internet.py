@@ -18,7 +18,7 @@ import time
 
 from muster.arguments import UsageError
 from muster.local.backends.netns import kernel
-from muster.types.files import find_program
+from muster.types.files import find_program, read_text
 
 INTERFACE = "inet0"
 TUN = "/dev/net/tun"
@@ -111,11 +111,8 @@ def _connect(pasta: str, host: int, is_root: bool) -> None:
 
 def _is_ready(routes: str) -> bool:
     """Whether the table has a default route by the interface."""
-    try:
-        with open(routes, encoding="ascii") as file:
-            return any(line.split()[:2] == [INTERFACE, "00000000"] for line in file)
-    except OSError:
-        return False
+    rows = read_text(routes).splitlines()
+    return any(row.split()[:2] == [INTERFACE, "00000000"] for row in rows)
 
 
 def ask(helper: socket.socket, name: str) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import signal
 from functools import cache
+
+from muster.types.files import read_text
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -70,11 +73,9 @@ def _namespace_limits(flags: int) -> list[str]:
     found = {}
     for flag, kind in _KINDS.items():
         if flags & flag:
-            try:
-                with open(f"/proc/sys/user/max_{kind}_namespaces", encoding="ascii") as file:
-                    found[f"user.max_{kind}_namespaces"] = int(file.read())
-            except (OSError, ValueError):
-                continue
+            text = read_text(f"/proc/sys/user/max_{kind}_namespaces").strip()
+            if text.isdecimal():
+                found[f"user.max_{kind}_namespaces"] = int(text)
     none = {name: number for name, number in found.items() if not number}
     return [f"{name} is {number}" for name, number in (none or found).items()]
 
@@ -126,9 +127,11 @@ def die_with(parent: int) -> None:
 
 def has_namespace_powers() -> bool:
     """Whether this process may make namespaces without a user namespace of its own."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                powers = int(line.split()[1], 16)
-                return bool(powers >> _CAP_SYS_ADMIN & powers >> _CAP_NET_ADMIN & 1)
-    return False
+    powers = bits_of("self", "CapEff")
+    return bool(powers >> _CAP_SYS_ADMIN & powers >> _CAP_NET_ADMIN & 1)
+
+
+def bits_of(process: int | str, field: str) -> int:
+    """A field of /proc/PROCESS/status that is a mask; 0 where the process is gone."""
+    found = re.search(rf"(?m)^{field}:\s*([0-9a-f]+)", read_text(f"/proc/{process}/status"))
+    return int(found[1], 16) if found else 0

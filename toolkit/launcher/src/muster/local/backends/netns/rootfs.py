@@ -11,6 +11,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from muster.local.backends.netns import kernel
 from muster.local.backends.netns.kernel import (
@@ -24,6 +25,7 @@ from muster.local.backends.netns.kernel import (
 from muster.local.caches import Caches
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import CHECKPOINTS, HOME, ML, TEMPORARY, is_below, outermost
+from muster.types.files import read_text
 
 OLD = "/.old"
 RESOLVERS = "/run/systemd/resolve/resolv.conf"  # those that a resolver on loopback asks
@@ -175,13 +177,10 @@ def _own_hosts_file(orders: Orders) -> None:
 def _reachable_resolvers() -> None:
     """The resolvers that one on loopback asks, which is not the host's loopback."""
     path = os.path.realpath("/etc/resolv.conf")
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            servers = [line.split()[1] for line in file if line.startswith("nameserver ")]
-        if servers and all(server.startswith("127.") for server in servers):
+    servers = re.findall(r"(?m)^nameserver\s+(\S+)", read_text(path))
+    if servers and all(server.startswith("127.") for server in servers):
+        with suppress(OSError):  # names do not resolve, then; addresses are reached
             kernel.mount(RESOLVERS, path, flags=MS_BIND)
-    except (OSError, IndexError):
-        pass  # names do not resolve, then; addresses are reached
 
 
 def _make_read_only(exempt: Iterable[str]) -> None:
