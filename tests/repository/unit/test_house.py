@@ -86,6 +86,11 @@ def test_modules_of_one_name_in_one_package_are_found(tmp_path: Path) -> None:
     assert f"modules of one name: {LAUNCHER}/run/a/x.py {LAUNCHER}/run/b/x.py" in notes
 
 
+def test_the_modules_by_whose_names_a_backend_is_imported_are_no_finding(tmp_path: Path) -> None:
+    figures, _ = measured(tmp_path, local_backends_a_start__py="", local_backends_b_start__py="")
+    assert figures["launcher: module names used twice in a package"] == 0
+
+
 @pytest.mark.parametrize(("count", "found"), [(house.MOST_FILES, False), (21, True)])
 def test_a_big_folder_is_found(tmp_path: Path, count: int, found: bool) -> None:
     figures, _ = house.measure(tmp_path, [f"docs/{n}.md" for n in range(count)])

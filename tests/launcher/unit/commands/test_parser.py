@@ -23,7 +23,7 @@ from muster.types.names import nearest
 
 @pytest.fixture
 def parser() -> Parser:
-    parser = Parser("muster try", "", script_arguments=True)
+    parser = Parser("muster try", script_arguments=True)
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("--source-dir")
     parser.add_argument("--hosts", type=whole_number(1, 9))
@@ -152,7 +152,7 @@ def test_a_time_is_a_number_above_0(text: str) -> None:
 
 
 def test_a_beginning_of_an_option_names_the_whole_of_it() -> None:
-    parser = Parser("muster try", "")
+    parser = Parser("muster try")
     parser.add_argument("--distribution")
     with pytest.raises(UsageError, match="unknown option --dist, did you mean '--distribution'"):
         parser.parse(["--dist", "x"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.contract.request.arguments import to_argv
+from muster.contract.request.hyperparameters import to_argv
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_of_the_caller_only_what_is_meant_for_train_reaches_a_container() -> Non
 
 
 def test_hosts_are_found_by_their_names_on_ports_of_their_own() -> None:
-    assert backend().addresses(["algo-1"]) == {}
+    assert backend().addresses() == {}
     names = {"MUSTER_HOST_ADDRESSES", "MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT"}
     assert not names & environ({}).keys()
     assert backend().interface == "eth0"

@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(*argv: str) -> Request:
-    parser = Parser("muster local", "", script_arguments=True)
+    parser = Parser("muster local", script_arguments=True)
     add_arguments(parser)
     return read_request(parser.parse(argv))
 

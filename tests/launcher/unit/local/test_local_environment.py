@@ -29,7 +29,7 @@ NETNS, PROCESS = named("netns"), named("process")
 
 def host_environ(kind: type[Backend], caller: dict[str, str], **changes: object) -> dict[str, str]:
     backend = made(kind, **changes)
-    shared = environment.run_variables(backend, backend.addresses(backend.request.host_names))
+    shared = environment.run_variables(backend, backend.addresses())
     return environment.host_environ(caller, "algo-2", shared, backend)
 
 
@@ -112,9 +112,8 @@ def test_the_scripts_arguments_travel_whole() -> None:
 
 
 def test_every_host_has_an_address_of_its_own() -> None:
-    names = [f"algo-{number}" for number in range(1, MAX_HOSTS + 1)]
     for kind in (NETNS, PROCESS):
-        found = made(kind).addresses(names)
+        found = made(kind, hosts=MAX_HOSTS).addresses()
         assert len(set(found.values())) == MAX_HOSTS
     assert all(address.startswith("127.") for address in found.values())
     assert not {"127.0.0.1", "127.0.1.1"} & set(found.values())

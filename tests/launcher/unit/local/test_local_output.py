@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from muster.local.hosts import HostStream
 from muster.local.record.summary import (
     HostEnd,
     RunEnd,
-    complete,
+    compose,
     disagreement,
     exit_code,
     last_line,
@@ -21,6 +22,7 @@ from muster.local.record.summary import (
     settled,
     table,
     verdict,
+    write,
 )
 from muster.local.session import SessionEnd
 from muster.local.show.outlet import FULL_BYTES, Outlet
@@ -300,8 +302,7 @@ def test_the_leaders_summary_is_kept_and_completed(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text('{"schema": 1, "outcome": {"result": "Stopped"}}')
     ending = SessionEnd("timeout", timed_out=True)
-    document = complete(str(path), make_end(143, 143, ending=ending), "job")
-    assert document == json.loads(path.read_text())
+    document = compose(str(path), make_end(143, 143, ending=ending), "job")
     outcome = {"result": "Stopped", "exit_code": 124, "headline": "--timeout 20 s reached"}
     assert document["outcome"] == outcome
     local = document["local"]
@@ -335,8 +336,7 @@ def test_a_missing_summary_is_replaced_by_one_that_says_so(
     if found is not None:
         path.write_text(found)
     ending = SessionEnd("SIGINT", killed=True)
-    complete(str(path), make_end(-9, -9, ending=ending), "job")
-    document = json.loads(path.read_text())
+    document: dict[str, Any] = compose(str(path), make_end(-9, -9, ending=ending), "job")
     assert document["complete"] is False
     assert document["outcome"]["exit_code"] == 143
     assert "without a summary" in document["outcome"]["headline"]
@@ -354,7 +354,7 @@ def test_the_leader_that_the_summary_names_comes_first(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "summary.json.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="symbolic links"):
-        complete(str(tmp_path / "summary.json"), make_end(0), "job")
+        write(str(tmp_path / "summary.json"), {"schema": 1})
     assert os.listdir(tmp_path) == []
 
 

@@ -7,6 +7,7 @@ one line that names the option, with the nearest name or the fix in a second one
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -69,15 +70,22 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return convert
 
 
-def seconds(text: str) -> float:
-    """An option's type: a time of more than 0 seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return value
+def number(rule: str, is_good: Callable[[float], bool]) -> Callable[[str], float]:
+    """An option's type: a number that is good. `rule`: which ones are, for the error."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not is_good(value):
+            raise argparse.ArgumentTypeError(f"expected {rule}, got {text!r}")
+        return value
+
+    return convert
+
+
+seconds = number("a number of seconds above 0", lambda value: 0 < value < math.inf)
 
 
 def size(least_bytes: int) -> Callable[[str], int]:
@@ -114,10 +122,9 @@ class Parser(argparse.ArgumentParser):
     `parse` raises UsageError or HelpShown and never exits the process.
     """
 
-    def __init__(self, prog: str, description: str, script_arguments: bool = False) -> None:
+    def __init__(self, prog: str, script_arguments: bool = False) -> None:
         super().__init__(
             prog=prog,
-            description=description,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -23,6 +23,7 @@ _PLAIN = "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Check this machine for problems that break jobs, and print each fix."
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     shape.add_argument(
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         text = as_json(facts, findings)
     elif args.report:
-        text = as_report(facts, findings)
+        text = as_report(findings)
     else:
         colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         text = as_text(findings, colours)
@@ -120,7 +121,7 @@ def _for_json(finding: Finding) -> dict[str, str]:
     return fields
 
 
-def as_report(facts: Facts, findings: Sequence[Finding]) -> str:
+def as_report(findings: Sequence[Finding]) -> str:
     """The findings as a block of Markdown, without addresses but those of loopback."""
     import re
 

@@ -82,8 +82,7 @@ def _with_tree(backend: Backend, keys: dict[str, str]) -> dict[str, str]:
             file.write(content)
     documents = preparation.documents(backend, keys, host, source)
     tree.write_tree(folder.base(host), documents, request.channels)
-    addresses = backend.addresses(request.host_names)
-    shared = environment.run_variables(backend, addresses)
+    shared = environment.run_variables(backend, backend.addresses())
     shared = {name: value for name, value in shared.items() if name not in NEVER_SHOWN}
     environ = environment.host_environ(os.environ, host, shared, backend)
     return {**environ, "SAGEMAKER_BASE_DIR": folder.base(host)}

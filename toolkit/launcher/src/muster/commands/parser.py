@@ -47,34 +47,15 @@ exit codes:
 """
 
 
-COMMANDS = {  # its module, what it does, whether arguments of a script may come after `--`
-    "local": (
-        "muster.local.command",
-        "Run a real job of one or several hosts on this machine.",
-        True,
-    ),
-    "plan": (
-        "muster.commands.show_plan",
-        "Print what `train` would do, with the source of every value.",
-        True,
-    ),
-    "history": (
-        "muster.local.record.history_command",
-        "List, show, repeat and remove runs of `muster local`.",
-        False,
-    ),
-    "logs": ("muster.local.record.logs_command", "Print what the ranks of a run wrote.", False),
-    "doctor": (
-        "muster.commands.doctor",
-        "Check this machine for problems that break jobs, and print each fix.",
-        False,
-    ),
-    "sbom": (
-        "muster.commands.sbom",
-        "Print the bill of materials of this image, as CycloneDX 1.5.",
-        False,
-    ),
+COMMANDS = {  # its module
+    "local": "muster.local.command",
+    "plan": "muster.commands.show_plan",
+    "history": "muster.local.record.history_command",
+    "logs": "muster.local.record.logs_command",
+    "doctor": "muster.commands.doctor",
+    "sbom": "muster.commands.sbom",
 }
+OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
 
 
 def main(argv: list[str]) -> int:
@@ -117,9 +98,8 @@ def _run(name: str, rest: list[str]) -> int:
         if name not in COMMANDS:
             raise _unknown(name)
         prog = f"muster {name}"
-        module, description, script_arguments = COMMANDS[name]
-        command = import_module(module)
-        parser = Parser(prog, description, script_arguments)
+        command = import_module(COMMANDS[name])
+        parser = Parser(prog, name in OF_SCRIPTS)
         command.add_arguments(parser)
         args = parser.parse(rest)
         _hear_interrupts()

@@ -40,7 +40,7 @@ def find(job: Job, staged: Staged, environ: Mapping[str, str]) -> Found:
     if not isinstance(job.distribution, Mpi):
         return Found(tools)
     from muster.plan.openmpi.version import main_version
-    from muster.stage.machine.mpi import mpi_version
+    from muster.stage.machine.programs import mpi_version
     from muster.types.mpi_rules import DAEMONS
 
     version = mpi_version(tools.mpirun, environ)

@@ -25,6 +25,7 @@ _Component = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the bill of materials of this image, as CycloneDX 1.5."
     parser.add_argument(
         "--output", metavar="DIR",
         help=f"write sbom.cdx.json and licenses.txt there ({PLACE} is where images have them) "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-LOGGER = "sagemaker-training-toolkit"
 INVOKING_USER_SCRIPT = "Invoking user script"
 TRAINING_ENV = "Training Env:"
 ENVIRONMENT_VARIABLES = "Environment variables:"

@@ -106,7 +106,7 @@ def add_options(parser: Parser) -> None:
 
 def options_given(args: argparse.Namespace) -> list[str]:
     """The options of `add_options` that the command line has."""
-    parser = Parser("", "")
+    parser = Parser("")
     add_options(parser)
     return [
         action.option_strings[0]

@@ -42,19 +42,6 @@ _RUN_VARIABLES = (
 )
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that no one listens on, on any address of this machine."""
-    import socket
-
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 def free_ranges(*sizes: int) -> list[int]:
     """The first ports of ranges of those sizes, none of which anyone listens on; [] when no such
     ranges are found in some tries."""
@@ -86,7 +73,7 @@ def _ports(backend: Backend) -> dict[str, str]:
         servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
         sizes["MUSTER_WORKER_PORT"] = request.hosts
         sizes["MUSTER_PS_PORT"] = max(request.hosts, servers)
-    found = free_ranges(*sizes.values()) or free_ranges(1, 1) or free_ports(2)
+    found = free_ranges(*sizes.values()) or free_ranges(1, 1)
     return dict(zip(sizes, map(str, found), strict=False))
 
 

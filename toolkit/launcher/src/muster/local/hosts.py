@@ -50,7 +50,7 @@ class Hosts:
         self._heard = b""
         passed = [fd for host in orders.hosts for fd in (host.output, host.errors)]
         environ = dict(os.environ)
-        environ["PYTHONPATH"] = os.pathsep.join(_absolute(sys.path))
+        environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "muster.local.supervisor", str(supervisor_up)],
             stdin=subprocess.PIPE,
@@ -160,7 +160,3 @@ def why_not_isolated(folder: str) -> str:
     if hosts.statuses.get(0) == 0:
         return ""
     return hosts.error or "the trial host ended early"
-
-
-def _absolute(paths: Sequence[str]) -> list[str]:
-    return [os.path.abspath(path) for path in paths if path]

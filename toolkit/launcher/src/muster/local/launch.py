@@ -181,8 +181,9 @@ def _close(
     path = os.path.join(folder.path, layout.SUMMARY)
     end = summary.settled(path, end)
     end = _gather_models(end, folder.path, summary.leader_first(path, names))
+    document = summary.compose(path, end, folder.job)
     try:
-        document = summary.complete(path, end, folder.job)
+        summary.write(path, document)
     except OSError as error:
         end = _lacking(end, _unwritten(path, error))
         document = summary.compose(path, end, folder.job)

@@ -35,7 +35,7 @@ class HostOrder(NamedTuple):
 
 class Containers(NamedTuple):
     """What every host is a container of. `run`: the id in names and labels. `folder`: the run's.
-    Limits are for each host; see `docker_request.DockerOptions`."""
+    Limits are for each host; see `backends.docker.options.DockerOptions`."""
 
     run: str
     folder: str

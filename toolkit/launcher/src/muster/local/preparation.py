@@ -140,7 +140,7 @@ def make_orders(
 ) -> Orders:
     """What the host supervisor is to start. `groups`: control groups of the hosts, () for none."""
     request, folder = backend.request, backend.folder
-    addresses = backend.addresses(request.host_names)
+    addresses = backend.addresses()
     shared = environment.run_variables(backend, addresses)
     hosts = tuple(
         HostOrder(

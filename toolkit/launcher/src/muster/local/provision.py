@@ -47,28 +47,20 @@ def provision_hosts(
     os.makedirs(code)
     unpack(os.path.join(folder.path, SOURCE), "of the source folder", code)
     steps = _Steps(screen, signals, timeout)
+
+    def log(component: str, message: str, /, level: str = "INFO", **facts: object) -> None:
+        words = [message, *(f"{name}={value}" for name, value in facts.items())]
+        screen.say(f"muster local: {' '.join(words)}")
+
     environ = {**os.environ, **request.environ}
     replace_torch = flag(environ, "MUSTER_REPLACE_TORCH", Findings())
     provision(
-        code, sites[0], request.program, dict(os.environ), steps, _Log(screen),
+        code, sites[0], request.program, dict(os.environ), steps, log,
         replace_torch=replace_torch,
     )  # fmt: skip
     for site in sites[1:]:
         shutil.copytree(sites[0], site, symlinks=True, dirs_exist_ok=True)
     shutil.rmtree(code)
-
-
-class _Log:
-    """A log on the screen. Satisfies `types.steps.Log`."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-
-    def __call__(
-        self, component: str, message: str, /, level: str = "INFO", **facts: object
-    ) -> None:
-        words = [message, *(f"{name}={value}" for name, value in facts.items())]
-        self._screen.say(f"muster local: {' '.join(words)}")
 
 
 class _Steps:

@@ -19,6 +19,7 @@ from muster.contract.request.distribution import (
     SMDDP_OPTIONS,
 )
 from muster.contract.request.model_parallel import KEY, check_parameters
+from muster.sdk.refusal import RequestError
 from muster.types.names import did_you_mean, listed
 from muster.types.values import NamedTuple
 
@@ -90,7 +91,7 @@ def to_hyperparameters(
     `distribution`: a dictionary in any of the SDK's forms, or a bare name such as `mpi`.
     `processes_per_host`, `custom_mpi_options`: of the strategy that is enabled; they win over the
     dictionary's own. `elsewhere`: other hyperparameters may enable one.
-    Raises ConfigError naming every misspelt or unusable key.
+    Raises RequestError naming every misspelt or unusable key and its fix.
     """
     findings = Findings()
     strategies = _strategies(distribution, findings)
@@ -112,7 +113,7 @@ def to_hyperparameters(
             findings.problem("instance_groups", what, "enable one, such as torch_distributed")
     _check_combination(enabled, findings)
     if findings.problems:
-        raise findings.error()
+        raise RequestError(findings.problems)
     return {key: json.dumps(value) for key, value in values.items()}
 
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 
 from muster.sdk.distribution import to_hyperparameters
-from muster.sdk.refusal import RequestError
-from muster.types.errors import ConfigError
 
 
 def hyperparameters(
@@ -29,15 +27,12 @@ def hyperparameters(
     both of its spellings - it encodes what has an entry point and takes `str()` of what has none -
     and SDK v3, which leaves texts alone. Raises RequestError naming every misspelt key and its fix.
     """
-    try:
-        encoded = to_hyperparameters(
-            distribution,
-            processes_per_host=processes_per_host,
-            custom_mpi_options=custom_mpi_options,
-            instance_type=instance_type,
-        )
-    except ConfigError as error:
-        raise RequestError(error.problems) from None
+    encoded = to_hyperparameters(
+        distribution,
+        processes_per_host=processes_per_host,
+        custom_mpi_options=custom_mpi_options,
+        instance_type=instance_type,
+    )
     return {name: _plain(text) for name, text in encoded.items()}
 
 

@@ -338,8 +338,7 @@ class JobWork:
         cluster = self._job.cluster
         if not isinstance(self._job.distribution, Mpi) or not cluster.in_distribution:
             return ""
-        from muster.stage.machine.mpi import mpi_version
-        from muster.stage.machine.programs import find_mpi
+        from muster.stage.machine.programs import find_mpi, mpi_version
 
         environ, given = self._staged.environ, self._job.settings.mpirun
         return mpi_version(find_mpi(environ, self._staged.python, given)[0], environ)

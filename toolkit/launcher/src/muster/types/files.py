@@ -17,6 +17,11 @@ def find_program(folders: Iterable[str], name: str) -> str:
     return ""
 
 
+def search_path(first: str, rest: str) -> str:
+    """`first` before the others; an empty rest would mean the current folder."""
+    return f"{first}{os.pathsep}{rest}" if rest else first
+
+
 def read_text(path: str, limit: int = 1 << 20) -> str:
     """The first `limit` characters, -1 for all; "" where the file cannot be read."""
     try:

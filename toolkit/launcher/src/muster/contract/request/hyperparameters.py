@@ -1,4 +1,5 @@
-"""Hyperparameters off the wire: JSON or raw text, the user's own apart from the framework's."""
+"""Hyperparameters off the wire: JSON or raw text, the user's own apart from the framework's; and
+the arguments that they make."""
 
 from __future__ import annotations
 
@@ -146,6 +147,35 @@ def _decode(name: str, text: str, findings: Findings) -> object:
     what = f"{name}: nested more than {MAX_DEPTH} levels deep"
     findings.problem(HYPERPARAMETERS, what, "pass deep structures as a file in a channel")
     return None
+
+
+def to_argv(
+    hyperparameters: Mapping[str, object], texts: Mapping[str, str] = {}
+) -> tuple[str, ...]:
+    """`--name value` for each, names sorted, `-n value` for names of one character.
+
+    Values keep Python's spelling, as existing scripts parse it: `True`, `[1, 'x']`, `k=v,...`
+    for objects, empty text for null. `texts`: names -> JSON as it arrived, whose
+    numbers keep their spelling: `1.10`.
+    """
+    return tuple(
+        text
+        for name in sorted(hyperparameters)
+        for text in (
+            f"-{name}" if len(name) == 1 else f"--{name}",
+            _argument(hyperparameters[name], texts.get(name, "")),
+        )
+    )
+
+
+def _argument(value: object, text: str) -> str:
+    if value is None:
+        return ""
+    if text and type(value) in (int, float):
+        return text.strip()
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    return str(value)
 
 
 def check_values(arguments: tuple[str, ...], findings: Findings) -> None:

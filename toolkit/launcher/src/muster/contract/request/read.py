@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 
 from muster.contract.findings import Findings
-from muster.contract.request.arguments import to_argv
 from muster.contract.request.cluster import (
     GROUPS_KEY,
     RESOURCES,
@@ -21,6 +20,7 @@ from muster.contract.request.hyperparameters import (
     Hyperparameters,
     check_values,
     decode_hyperparameters,
+    to_argv,
 )
 from muster.contract.request.inputs import INPUTS, check_channels
 from muster.contract.request.program import (
@@ -75,7 +75,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     """
     findings = Findings()
     paths = find_paths(environ, findings)
-    resource, hosts, read, inputs = _read_files(paths, environ, findings)
+    resource, hosts, read, inputs = _read_files(paths, environ, findings, findings)
     parameters = read or Hyperparameters({}, {}, {}, {})
     function = find_training_function(environ, findings)
     program = ""
@@ -134,14 +134,8 @@ def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlin
     findings = Findings()
     unrelated = Findings()  # problems that this caller knows already
     paths = find_paths(environ, findings)
-    hosts = None
-    parameters = Hyperparameters({}, {}, {}, {})
-    if paths is not None:
-        resource = load_object(paths.config, RESOURCES, findings)
-        hosts = None if resource is None else parse_hosts(resource, findings)
-        document = load_object(paths.config, HYPERPARAMETERS, unrelated)
-        asked = _with_distributed(document or {}, environ, unrelated)
-        parameters = decode_hyperparameters(asked, unrelated)
+    _, hosts, read, _ = _read_files(paths, environ, findings, unrelated)
+    parameters = read or Hyperparameters({}, {}, {}, {})
     distribution = choose_distribution(parameters, True, unrelated)
     cluster = _cluster(environ, hosts, parameters, distribution, findings, unrelated)
     settings = parse_settings(environ, unrelated)
@@ -152,20 +146,23 @@ def read_cluster(environ: Mapping[str, str]) -> tuple[Cluster, Settings, Deadlin
     return cluster, settings, deadlines
 
 
-def _read_files(paths: Paths | None, environ: Mapping[str, str], findings: Findings) -> _Request:
+def _read_files(
+    paths: Paths | None, environ: Mapping[str, str], findings: Findings, others: Findings
+) -> _Request:
+    """`others`: collects what is wrong with all but the hosts."""
     if paths is None:
         return _Request(None, None, None, None)
     resource = load_object(paths.config, RESOURCES, findings)
     hosts = None if resource is None else parse_hosts(resource, findings)
     if resource is None and not os.path.isdir(paths.config):
         return _Request(None, None, None, None)  # one missing folder is one problem
-    document = load_object(paths.config, HYPERPARAMETERS, findings)
+    document = load_object(paths.config, HYPERPARAMETERS, others)
     parameters = None
     if document is not None:
-        asked = _with_distributed(document, environ, findings)
-        parameters = decode_hyperparameters(asked, findings)
-    inputs = load_object(paths.config, INPUTS, findings)
-    check_channels(inputs or {}, findings)
+        asked = _with_distributed(document, environ, others)
+        parameters = decode_hyperparameters(asked, others)
+    inputs = load_object(paths.config, INPUTS, others)
+    check_channels(inputs or {}, others)
     return _Request(resource, hosts, parameters, inputs)
 
 

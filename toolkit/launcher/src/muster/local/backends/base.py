@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.arguments import size_in_words
 from muster.local import memory
@@ -14,6 +14,7 @@ from muster.local.paths import ML
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from muster.local.tree import write_tree
+from muster.types.files import search_path
 from muster.types.machine import Machine
 
 LOOPBACK = "lo"
@@ -52,7 +53,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def addresses(self, names: Iterable[str]) -> dict[str, str]:
+    def addresses(self) -> dict[str, str]:
         """Host name -> address; {} where hosts are found by their names."""
 
     def inherited(self, caller: Mapping[str, str]) -> Mapping[str, str]:
@@ -68,8 +69,8 @@ class Backend(ABC):
         return {
             **environ,
             "MUSTER_INSTALL_TARGET": site,
-            "PYTHONPATH": _join(site, caller.get("PYTHONPATH", "")),
-            "PATH": _join(os.path.dirname(sys.executable), caller.get("PATH", os.defpath)),
+            "PYTHONPATH": search_path(site, caller.get("PYTHONPATH", "")),
+            "PATH": search_path(os.path.dirname(sys.executable), caller.get("PATH", os.defpath)),
         }
 
     def tree(self, host: str, documents: Mapping[str, object]) -> None:
@@ -118,8 +119,3 @@ class Backend(ABC):
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
         """Commands for what is still there after the run."""
         return ()
-
-
-def _join(first: str, rest: str) -> str:
-    """A search path with `first` in front; an empty rest would mean the current folder."""
-    return f"{first}{os.pathsep}{rest}" if rest else first

@@ -19,8 +19,6 @@ from muster.types.values import NamedTuple
 
 SCHEMA = 1
 MOST_S = 1e11  # since 1970: a later time is invalid
-_OWN_FOLDER = ("--output",)  # of the earlier run: a run gets a folder of its own
-_OWN_FLAGS = ("--overwrite",)
 _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VALUE
 
 
@@ -109,8 +107,8 @@ def for_a_new_run(argv: Sequence[str]) -> list[str]:
     for word in argv[:cut]:
         if skip:
             skip = False
-        elif word in _OWN_FOLDER:
+        elif word == "--output":
             skip = True
-        elif word not in _OWN_FLAGS and not word.startswith(tuple(f"{o}=" for o in _OWN_FOLDER)):
+        elif word != "--overwrite" and not word.startswith("--output="):
             kept.append(word)
     return [*kept, *argv[cut:]]

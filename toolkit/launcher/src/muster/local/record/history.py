@@ -126,14 +126,9 @@ class _Fields:
 
 def _names(path: str) -> list[str]:
     try:
-        return sorted(os.listdir(path), key=_by_number)
+        return sorted(os.listdir(path), key=lambda name: (len(name), name))  # algo-2, algo-10
     except OSError:
         return []
-
-
-def _by_number(name: str) -> tuple[int, str]:
-    """algo-2 before algo-10."""
-    return (len(name), name)
 
 
 def is_over(path: str) -> bool:

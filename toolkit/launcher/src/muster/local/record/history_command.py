@@ -128,6 +128,6 @@ def _again(one: Run) -> int:
     tell(f"muster history: {_plain(one.command_line)}\n")
     from muster.local import command
 
-    parser = Parser("muster local", "", script_arguments=True)
+    parser = Parser("muster local", script_arguments=True)
     command.add_arguments(parser)
     return command.run(parser.parse(argv))

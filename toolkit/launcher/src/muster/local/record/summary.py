@@ -130,16 +130,6 @@ def clashes_in_words(clashes: Sequence[Clash]) -> str:
     return f"several hosts saved a model file of one name: {listed(named, SHOWN_CLASHES)}"
 
 
-def complete(path: str, end: RunEnd, job: str) -> dict[str, object]:
-    """summary.json with the key `local`; written whole or not at all, also if it was missing.
-
-    Raises OSError.
-    """
-    document = compose(path, end, job)
-    write(path, document)
-    return document
-
-
 def compose(path: str, end: RunEnd, job: str) -> dict[str, object]:
     """What summary.json is to be: what it is, or made up where there is none, and `local`."""
     document = read_object(path)

@@ -81,7 +81,6 @@ class Progress:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.phases = dict.fromkeys(hosts, "start")
-        self.joined: set[str] = set()
         self.ranks: dict[int, RankProgress] = {}
         self.planned = 0  # ranks of all hosts
         self.failure = ""
@@ -98,8 +97,6 @@ class Progress:
             return
         if kind == "phase":
             self.phases[host] = str(event.get("name", ""))
-        elif kind == "joined":
-            self.joined.add(host)
         elif kind in ("rank_started", "rank_ended") and isinstance(rank, int):
             self._take_rank(kind == "rank_ended", rank, host, event)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from muster.types.files import find_program
 from muster.types.tools import Tools
+
+ASK_S = 10.0
 
 
 def find_tools(
@@ -37,3 +40,17 @@ def find_mpi(
     own = DAEMONS.get(int(version.partition(".")[0])) if version else None
     names = [own] if own else sorted(DAEMONS.values(), reverse=True)
     return mpirun, next(filter(None, (find_program(folders, name) for name in names)), "")
+
+
+def mpi_version(mpirun: str, environ: Mapping[str, str]) -> str:
+    """The version of the Open MPI that `mpirun` belongs to ("4.1.4"); "" when there is none, it
+    is another MPI's, or it does not answer within 10 s."""
+    if not mpirun:
+        return ""
+    import re
+
+    from muster.stage.machine.question import Question
+
+    answer = Question([mpirun, "--version"], environ).answer(time.monotonic() + ASK_S)
+    found = re.search(r"\(Open MPI\) (\d+(?:\.\d+)*)", answer or "")
+    return found[1] if found else ""

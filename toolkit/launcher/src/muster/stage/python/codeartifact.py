@@ -6,12 +6,10 @@ failure file, would see it (S08, S09).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from muster.types.errors import ConfigError, InstallError
 
 
-def index_variables(arn: str, environ: Mapping[str, str]) -> dict[str, str]:
+def index_variables(arn: str) -> dict[str, str]:
     """pip's variables for the repository. `CODEARTIFACT_AUTH_TOKEN` is among them so that
     masking secrets by name masks the token.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from muster.stage.patience import Patience
 from muster.types.errors import InstallError
+from muster.types.files import search_path
 from muster.types.job import SITE, Program, Settings
 from muster.types.steps import Log, StepRunner
 
@@ -114,12 +115,13 @@ def provision(
 
 def with_target(environ: Mapping[str, str], target: str) -> dict[str, str]:
     """`environ` with the packages and programs of an install target found first."""
-    result = dict(environ)
-    if target:
-        for name, first in (("PYTHONPATH", target), ("PATH", os.path.join(target, "bin"))):
-            rest = environ.get(name, os.defpath if name == "PATH" else "")
-            result[name] = first + (os.pathsep + rest if rest else "")
-    return result
+    if not target:
+        return dict(environ)
+    return {
+        **environ,
+        "PYTHONPATH": search_path(target, environ.get("PYTHONPATH", "")),
+        "PATH": search_path(os.path.join(target, "bin"), environ.get("PATH", os.defpath)),
+    }
 
 
 def _asks(program: Program) -> bool:

@@ -12,6 +12,7 @@ from shutil import which
 from muster.stage.python.pins import conflict, normalized
 from muster.stage.space import DISK_FULL, free_bytes, shortage, size_text, tree_bytes
 from muster.types.errors import InstallError
+from muster.types.files import search_path
 from muster.types.masking import Masker
 from muster.types.steps import StepResult, StepRunner
 
@@ -53,14 +54,13 @@ class Pip:
         self.python = python
         self.environ = {**_QUIET, **environ}
         if target:  # what is there already counts as installed
-            path = environ.get("PYTHONPATH", "")
-            self.environ["PYTHONPATH"] = target + (os.pathsep + path if path else "")
+            self.environ["PYTHONPATH"] = search_path(target, environ.get("PYTHONPATH", ""))
             self.environ["PIP_USER"] = "0"
         repository = environ.get("CA_REPOSITORY_ARN")
         if repository:
             from muster.stage.python.codeartifact import index_variables
 
-            self.environ.update(index_variables(repository, environ))
+            self.environ.update(index_variables(repository))
         self._run = run
         self._target = target
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.arguments import UsageError, size_in_words
 from muster.local.backends.base import Backend
@@ -35,7 +35,7 @@ class Docker(Backend):
 
         preflight(self.options, say)
 
-    def addresses(self, names: Iterable[str]) -> dict[str, str]:
+    def addresses(self) -> dict[str, str]:
         return {}
 
     def inherited(self, caller: Mapping[str, str]) -> Mapping[str, str]:

@@ -1,12 +1,13 @@
 """The container engine: the way to it, and its errors in one sentence with the fix.
 
-The Python package `docker` is imported inside functions of the rooms `docker_*`, nowhere else.
+The Python package `docker` is imported inside functions of this folder, nowhere else.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -23,13 +24,12 @@ class EngineError(Exception):
         message: str,
         fix: str = "",
         exit_code: int = LaunchError.exit_code,
-        lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
         self.exit_code = exit_code
-        self.lost = lost
+        self.lost = False
 
     def in_words(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
@@ -150,7 +150,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         stack += [cause for cause in below if isinstance(cause, BaseException)]
 
 
-# words of the engine: (what it means, the fix, exit code); the first that fits
+# words of the engine, an expression: (what it means, the fix, exit code); the first that fits
 _ANSWERS = (
     (
         "invalid reference format",
@@ -171,13 +171,7 @@ _ANSWERS = (
         LaunchError.exit_code,
     ),
     (
-        "non-overlapping IPv4 address pool",
-        "the container engine has no addresses left for one more network",
-        "remove unused networks: docker network ls, docker network rm NAME",
-        LaunchError.exit_code,
-    ),
-    (
-        "predefined address pools have been fully subnetted",
+        "(non-overlapping IPv4|predefined) address pool",
         "the container engine has no addresses left for one more network",
         "remove unused networks: docker network ls, docker network rm NAME",
         LaunchError.exit_code,
@@ -199,6 +193,6 @@ _ANSWERS = (
 
 def _explain_answer(text: str) -> EngineError:
     for words, meaning, fix, code in _ANSWERS:
-        if words in text:
+        if re.search(words, text):
             return EngineError(meaning, fix, code)
     return EngineError(f"the container engine refused: {text}")

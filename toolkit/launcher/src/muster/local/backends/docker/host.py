@@ -6,13 +6,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from muster.arguments import size_in_words
 from muster.local.backends.docker import names as docker_names
 from muster.local.backends.docker.engine import EngineError, explain
-from muster.local.orders import Containers, HostOrder
+from muster.local.orders import Orders
 from muster.local.paths import CHECKPOINTS, ML
 from muster.types.errors import STOPPED_EXIT_CODE, ConfigError, InternalError
 
@@ -29,14 +29,12 @@ class ContainerHost(threading.Thread):
         self,
         engine: Any,
         teller: Any,
-        wanted: Containers,
-        channels: Mapping[str, str],
-        checkpoint: str,
-        order: HostOrder,
+        orders: Orders,
         host_index: int,
         wake: int,
     ) -> None:
-        super().__init__(name=order.name, daemon=True)
+        super().__init__(name=orders.hosts[host_index].name, daemon=True)
+        assert orders.containers is not None
         self.host_index = host_index
         self.status: int | None = None
         self.error: EngineError | None = None
@@ -44,10 +42,9 @@ class ContainerHost(threading.Thread):
         self.started_at = 0.0
         self._engine = engine
         self._teller = teller
-        self._wanted = wanted
-        self._channels = channels
-        self._checkpoint = checkpoint
-        self._order = order
+        self._orders = orders
+        self._wanted = orders.containers
+        self._order = orders.hosts[host_index]
         self._wake = wake
         self._container = ""
         self._lock = threading.Lock()
@@ -148,10 +145,10 @@ class ContainerHost(threading.Thread):
 
         folder = self._wanted.folder
         places = {folder: folder, ML: self._order.base}
-        if self._checkpoint:
-            places[CHECKPOINTS] = self._checkpoint
+        if self._orders.checkpoint:
+            places[CHECKPOINTS] = self._orders.checkpoint
         found = [Mount(target, source, type="bind") for target, source in places.items()]
-        for name, path in self._channels.items():
+        for name, path in self._orders.channels.items():
             found.append(Mount(f"{ML}/input/data/{name}", path, type="bind", read_only=True))
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from muster.arguments import UsageError, size, size_in_words
+from muster.arguments import UsageError, number, size, size_in_words
 from muster.types.values import NamedTuple
 
 DOCKER = "docker"
@@ -17,6 +17,12 @@ _PART = r"[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
 _IMAGE = (
     rf"(?a:(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
     r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,})?)"
+)
+
+
+processors = number(
+    f"a number of processors from {LEAST_CPUS} up, such as 0.5 or 2",
+    lambda value: LEAST_CPUS <= value <= 4096,
 )
 
 
@@ -63,19 +69,6 @@ def user(text: str) -> str:
 def is_root(user: str) -> bool:
     """Whether a container of this user runs as root; an image without a user does."""
     return user.partition(":")[0] in ("", "0", "root")
-
-
-def processors(text: str) -> float:
-    """An option's type: how many processors, 0.01 and more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not LEAST_CPUS <= value <= 4096:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of processors from {LEAST_CPUS} up, such as 0.5 or 2, got {text!r}"
-        )
-    return value
 
 
 def read_docker(args: argparse.Namespace) -> DockerOptions | None:

@@ -1,7 +1,7 @@
 """Containers as the hosts of one run, inside the host supervisor: made, watched, stopped, removed.
 
 They end with the supervisor: when `muster local` is gone its stdin closes, and all is removed. Only
-SIGKILL to the supervisor itself leaves containers, which carry the labels of `docker_names`.
+SIGKILL to the supervisor itself leaves containers, which carry the labels of `names`.
 """
 
 from __future__ import annotations
@@ -127,18 +127,10 @@ class _Cluster:
         self.wanted = wanted = wanted._replace(user=wanted.user or image_user(image))
         if not is_root(wanted.user):
             docker_tidy.hand_over(self._engine, wanted, CALL_S, self.checkpoint)
+        orders = self._orders._replace(containers=wanted)
         self._hosts = [
-            ContainerHost(
-                self._engine,
-                self._teller,
-                wanted,
-                self._orders.channels,
-                self._orders.checkpoint,
-                order,
-                host_index,
-                self._wake_up,
-            )
-            for host_index, order in enumerate(self._orders.hosts)
+            ContainerHost(self._engine, self._teller, orders, host_index, self._wake_up)
+            for host_index in range(len(orders.hosts))
         ]
         for host in self._hosts:
             host.start()

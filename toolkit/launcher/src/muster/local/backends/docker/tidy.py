@@ -51,26 +51,23 @@ def tidy(
 
     `settle` waits a moment for containers that are being made: False when some still are.
     """
-    errors: list[EngineError] = []
-    is_settled = settle()
+    tidier = _Tidier(engine, wanted)
+    errors, is_settled = tidier.errors, settle()
     if not wanted.keep:
-        _remove_all(engine, wanted.run, errors)
-        if not is_settled and not _is_lost(errors):  # what was made meanwhile
+        tidier.remove_all()
+        if not is_settled and not tidier.is_lost:  # what was made meanwhile
             is_settled = settle()
             errors.clear()
-            _remove_all(engine, wanted.run, errors)
+            tidier.remove_all()
         if not is_settled and not errors:
             errors.append(EngineError("the container engine is still making a container"))
     user = wanted.user.partition(":")[0] or "0"
     fix = f"sudo chown -R $(id -u):$(id -g) {shlex.quote(wanted.folder)}"
-    changes: list[tuple[tuple[str, ...], str]] = [((GIVE_BACK, wanted.folder), fix)]
+    problems = [tidier.give_back((GIVE_BACK, wanted.folder), fix, give_back_s)]
     if checkpoint:
         which = f"{shlex.quote(checkpoint)} -xdev -user {shlex.quote(user)}"
         fix = f"sudo find {which} -exec chown -h $(id -u):$(id -g) {{}} +"
-        changes.append(((GIVE_BACK_OWN, checkpoint, user), fix))
-    problems = [
-        _give_back(engine, wanted, change, fix, give_back_s, errors) for change, fix in changes
-    ]
+        problems.append(tidier.give_back((GIVE_BACK_OWN, checkpoint, user), fix, give_back_s))
     notes = [f"not everything was removed: {error.message}" for error in errors]
     return Tidied(not errors, (*notes, *filter(None, problems)))
 
@@ -78,15 +75,14 @@ def tidy(
 def hand_over(engine: Any, wanted: Containers, limit_s: float, checkpoint: str = "") -> None:
     """Gives the run folder to the containers' user, until it is given back. `checkpoint` is the
     caller's own and only has to be writable for that user. Raises EngineError."""
-    errors: list[EngineError] = []
-    change = (HAND_OVER, wanted.folder, wanted.user)
-    if why := _run_as(engine, wanted, ROOT, change, limit_s, errors):
+    tidier = _Tidier(engine, wanted)
+    if why := tidier.run_as(ROOT, (HAND_OVER, wanted.folder, wanted.user), limit_s):
         raise EngineError(
             f"the run folder cannot be handed to user {wanted.user}: {why}",
             "use an image with sh and chown, or --user 0",
         )
     if checkpoint:
-        why = _run_as(engine, wanted, wanted.user, (MAY_WRITE, checkpoint), limit_s, errors)
+        why = tidier.run_as(wanted.user, (MAY_WRITE, checkpoint), limit_s)
         if why.isdecimal():
             raise _unwritable(checkpoint, why)
         if why:
@@ -104,62 +100,95 @@ def _unwritable(folder: str, uid: str) -> EngineError:
     )
 
 
-def _remove_all(engine: Any, run: str, errors: list[EngineError]) -> None:
-    """Containers, then networks."""
-    filters = {"label": [f"{docker_names.RUN}={run}"]}
-    for found in _attempt(errors, engine.containers, all=True, filters=filters) or ():
-        _attempt(errors, engine.remove_container, found["Id"], force=True, v=True)
-    for found in _attempt(errors, engine.networks, filters=filters) or ():
-        _attempt(errors, engine.remove_network, found["Id"])
+class _Tidier:
+    """What an engine is asked to do at the end of one run. `errors`: what it could not."""
 
+    def __init__(self, engine: Any, wanted: Containers) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self.errors: list[EngineError] = []
 
-def _attempt(
-    errors: list[EngineError], call: Callable[..., Any], *words: object, **more: object
-) -> Any:
-    """The engine's answer. One that was lost is not asked again: each time would take as long."""
-    from docker.errors import DockerException, NotFound
+    @property
+    def is_lost(self) -> bool:
+        return any(error.lost for error in self.errors)
 
-    if _is_lost(errors):
-        return None
-    try:
-        return call(*words, **more)
-    except NotFound:
-        pass  # it is gone
-    except (DockerException, OSError) as error:
-        errors.append(explain(error))
-    return None
+    def remove_all(self) -> None:
+        """Containers, then networks."""
+        engine, filters = self._engine, {"label": [f"{docker_names.RUN}={self._wanted.run}"]}
+        for found in self._attempt(engine.containers, all=True, filters=filters) or ():
+            self._attempt(engine.remove_container, found["Id"], force=True, v=True)
+        for found in self._attempt(engine.networks, filters=filters) or ():
+            self._attempt(engine.remove_network, found["Id"])
 
-
-def _is_lost(errors: list[EngineError]) -> bool:
-    return any(error.lost for error in errors)
-
-
-def _give_back(
-    engine: Any,
-    wanted: Containers,
-    change: tuple[str, ...],
-    fix: str,
-    limit_s: float,
-    errors: list[EngineError],
-) -> str:
-    """Why files of the folder are not its owner's, and the fix; "" when they are."""
-    folder = change[1]
-    try:
-        if not _has_foreign_files(folder):
-            return ""
-        if _is_lost(errors):
+    def give_back(self, change: tuple[str, ...], fix: str, limit_s: float) -> str:
+        """Why files of the folder are not its owner's, and the fix; "" when they are."""
+        folder = change[1]
+        try:
+            if not _has_foreign_files(folder):
+                return ""
             why = "the container engine does not answer"
-        else:
-            why = _run_as(engine, wanted, ROOT, change, limit_s, errors)
-    except FileNotFoundError:
-        return ""  # it is gone
-    except OSError as error:
-        why = f"{error.filename or folder}: {error.strerror}"
-    if not why:
-        return ""
-    return (
-        f"files in {folder} may still belong to {wanted.user or 'root'}: {why}; to own them: {fix}"
-    )
+            if not self.is_lost:
+                why = self.run_as(ROOT, change, limit_s)
+        except FileNotFoundError:
+            return ""  # it is gone
+        except OSError as error:
+            why = f"{error.filename or folder}: {error.strerror}"
+        if not why:
+            return ""
+        whose = self._wanted.user or "root"
+        return f"files in {folder} may still belong to {whose}: {why}; to own them: {fix}"
+
+    def run_as(self, user: str, change: tuple[str, ...], limit_s: float) -> str:
+        """A container does it, as `user`. Returns why it could not, "" if it did.
+
+        `change`: the script, the folder, and what else it needs.
+        """
+        engine, made = self._engine, ""
+        try:
+            with explained():
+                made = self._make_container(user, *change)
+                engine.start(made)
+                status = engine.wait(made, timeout=limit_s)["StatusCode"]
+                said = engine.logs(made).decode(errors="replace").split("\n")
+        except EngineError as error:
+            return error.message
+        finally:
+            if made:
+                self._attempt(engine.remove_container, made, force=True, v=True)
+        return "" if status == 0 else next(filter(None, reversed(said)), f"exit code {status}")
+
+    def _make_container(self, user: str, script: str, folder: str, *words: str) -> str:
+        from docker.types import Mount
+
+        engine, wanted = self._engine, self._wanted
+        made = engine.create_container(
+            wanted.image,
+            ["sh", folder, *words],
+            entrypoint=["sh", "-c", script],
+            user=user,
+            host_config=engine.create_host_config(
+                network_mode="none", mounts=[Mount(folder, folder, type="bind")]
+            ),
+            use_config_proxy=False,
+            name=docker_names.container_name(wanted.run, "owner"),
+            labels=docker_names.labels(wanted.run, wanted.folder, False),
+        )
+        return str(made["Id"])
+
+    def _attempt(self, call: Callable[..., Any], *words: object, **more: object) -> Any:
+        """The engine's answer. One that was lost is not asked again: each time would take as
+        long."""
+        from docker.errors import DockerException, NotFound
+
+        if self.is_lost:
+            return None
+        try:
+            return call(*words, **more)
+        except NotFound:
+            pass  # it is gone
+        except (DockerException, OSError) as error:
+            self.errors.append(explain(error))
+        return None
 
 
 def _has_foreign_files(folder: str) -> bool:
@@ -193,53 +222,3 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
             continue  # its own entry was foreign, or it is gone
         yield from entries
         stack += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-
-def _run_as(
-    engine: Any,
-    wanted: Containers,
-    user: str,
-    change: tuple[str, ...],
-    limit_s: float,
-    errors: list[EngineError],
-) -> str:
-    """A container does it, as `user`. Returns why it could not, "" if it did.
-
-    `change`: the script, the folder, and what else it needs.
-    """
-    try:
-        with explained():
-            made = _make_container(engine, wanted, user, *change)
-    except EngineError as error:
-        return error.message
-    try:
-        with explained():
-            engine.start(made)
-            status = engine.wait(made, timeout=limit_s)["StatusCode"]
-            said = engine.logs(made).decode(errors="replace").split("\n")
-    except EngineError as error:
-        return error.message
-    finally:
-        _attempt(errors, engine.remove_container, made, force=True, v=True)
-    return "" if status == 0 else next(filter(None, reversed(said)), f"exit code {status}")
-
-
-def _make_container(
-    engine: Any, wanted: Containers, user: str, script: str, folder: str, *words: str
-) -> str:
-    from docker.types import Mount
-
-    host_config = engine.create_host_config(
-        network_mode="none", mounts=[Mount(folder, folder, type="bind")]
-    )
-    made = engine.create_container(
-        wanted.image,
-        ["sh", folder, *words],
-        entrypoint=["sh", "-c", script],
-        user=user,
-        host_config=host_config,
-        use_config_proxy=False,
-        name=docker_names.container_name(wanted.run, "owner"),
-        labels=docker_names.labels(wanted.run, wanted.folder, False),
-    )
-    return str(made["Id"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import site
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.arguments import UsageError
 from muster.local import caches
@@ -39,15 +40,18 @@ class Netns(Backend):
             find_pasta()
         return reason
 
-    def addresses(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: host_address(host_index) for host_index, name in enumerate(names)}
+    def addresses(self) -> dict[str, str]:
+        return {
+            name: host_address(host_index)
+            for host_index, name in enumerate(self.request.host_names)
+        }
 
     def environ(
         self, environ: Mapping[str, str], caller: Mapping[str, str], host: str
     ) -> dict[str, str]:
         made = super().environ(environ, caller, host)
         made = {name: value for name, value in made.items() if not name.startswith("XDG_")}
-        made.setdefault("PYTHONUSERBASE", _user_base())
+        made.setdefault("PYTHONUSERBASE", site.getuserbase())
         made.update(HOME=HOME, TMPDIR="/tmp")
         made.setdefault(caches.INDUCTOR, f"{HOME}/.cache/torchinductor")
         return made
@@ -85,9 +89,3 @@ class Netns(Backend):
     def seen(self, machine: Machine) -> Machine:
         link = Interface(INTERFACE, host_address(0))
         return machine._replace(interfaces=(Interface(LOOPBACK, "127.0.0.1"), link))
-
-
-def _user_base() -> str:
-    import site
-
-    return site.getuserbase()

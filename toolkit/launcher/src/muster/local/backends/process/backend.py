@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from muster.arguments import UsageError
 from muster.local.backends.base import LOOPBACK, Backend
@@ -22,10 +22,11 @@ class Process(Backend):
         if apart:
             raise UsageError(apart, "use --isolation netns or docker, or --hosts 1")
 
-    def addresses(self, names: Iterable[str]) -> dict[str, str]:
+    def addresses(self) -> dict[str, str]:
         """A random corner of the loopback network."""
         high, low = os.urandom(2)
         network = f"127.{1 + high % 254}.{low}"
+        names = self.request.host_names
         return {name: f"{network}.{number}" for number, name in enumerate(names, start=1)}
 
     def environ(
