@@ -8,10 +8,7 @@ from benchmarks.mutations import chosen_tests, mutations_of
 
 
 def changed(path: str, text: str) -> set[str]:
-    return {
-        text[: one.offset] + one.after + text[one.offset + len(one.before) :]
-        for one in mutations_of(path, text)
-    }
+    return {one.apply(text) for one in mutations_of("", path, text)}
 
 
 def test_python_is_changed_by_a_token_or_a_statement() -> None:
@@ -34,12 +31,14 @@ def test_c_is_changed_outside_comments_strings_and_includes() -> None:
     }
 
 
-def test_tests_that_import_the_module_or_a_helper_of_it_are_chosen(tmp_path: Path) -> None:
+def test_the_nearest_tests_come_first_and_units_before_those_of_processes(tmp_path: Path) -> None:
     texts = {
         "unit/test_a.py": "from muster.run import (\n    loop,\n    wire,\n)\n",
         "unit/test_b.py": "from muster.run.wires import x\n",
+        "unit/test_wire.py": "import muster.run.wire\n",
         "process/test_c.py": "from muster.run.wire import x\n",
         "process/test_d.py": "from tests.support.frames import x\n",
+        "process/test_one_host.py": "",
         "support/frames.py": "from muster.run import wire\n",
         "collectives/test_ops.py": "",
         "collectives/test_p2p.py": "",
@@ -48,9 +47,13 @@ def test_tests_that_import_the_module_or_a_helper_of_it_are_chosen(tmp_path: Pat
     for name, text in texts.items():
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / name).write_text(text)
+
+    def chosen(path: str) -> list[list[str]]:
+        return [[Path(test).stem for test in tests] for tests in chosen_tests(tmp_path, path)]
+
     run = "toolkit/launcher/src/muster/run"
-    named = ["tests/unit/test_a.py", "tests/process/test_c.py", "tests/process/test_d.py"]
-    assert chosen_tests(tmp_path, f"{run}/wire.py") == named
-    assert chosen_tests(tmp_path, f"{run}/other.py") == named[1:]
-    core = ["tests/collectives/test_p2p.py", "tests/collectives/test_ops.py"]
-    assert chosen_tests(tmp_path, "toolkit/parallel/csrc/p2p/match.c") == core
+    assert chosen(f"{run}/wire.py") == [["test_wire", "test_a"],
+                                        ["test_c", "test_d", "test_one_host"]]  # fmt: skip
+    assert chosen(f"{run}/other.py") == [[], ["test_one_host"]]
+    assert chosen("toolkit/parallel/csrc/p2p/match.c") == [[], ["test_p2p", "test_ops"]]
+    assert chosen("toolkit/parallel/csrc/shm/move.c") == [[], ["test_ops", "test_p2p"]]
