@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.mutations import chosen_tests, mutations_of
+from benchmarks.mutations.choice import chosen_tests
+from benchmarks.mutations.sites import mutations_of
 
 
 def changed(path: str, text: str) -> set[str]:
