@@ -41,24 +41,26 @@ class Case(NamedTuple):
     on: str = "cpu"
 
 
-# what differs most from plain torchrun; the Trainer alone asks for smdistributed.dataparallel
+# what differs most from plain torchrun; the Trainer alone asks for smdistributed.dataparallel, and
+# stands on accelerate where the option is mpi
 CASES = (
     Case("transformers5", "trainer", DATA_PARALLEL, "stand-in"),
-    Case("transformers4", "trainer", DATA_PARALLEL, "stand-in"),
-    Case("transformers5", "trainer", MPI),
     Case("transformers5", "accelerate", MPI),
     Case("transformers5", "lightning", MPI),
 )
-MORE = tuple(
-    Case(environment, library, option)
-    for environment, library in (
-        ("transformers5", "trainer"),
-        ("transformers4", "trainer"),
-        ("transformers5", "accelerate"),
-        ("transformers5", "lightning"),
-    )
-    for option in (TORCHRUN, MPI, DATA_PARALLEL, SERVERS)
-    if not (library == "trainer" and option == DATA_PARALLEL)
+MORE = (
+    Case("transformers4", "trainer", DATA_PARALLEL, "stand-in"),
+    *(
+        Case(environment, library, option)
+        for environment, library in (
+            ("transformers5", "trainer"),
+            ("transformers4", "trainer"),
+            ("transformers5", "accelerate"),
+            ("transformers5", "lightning"),
+        )
+        for option in (TORCHRUN, MPI, DATA_PARALLEL, SERVERS)
+        if not (library == "trainer" and option == DATA_PARALLEL)
+    ),
 )
 
 

@@ -16,6 +16,7 @@ from tests.support.frameworks import (
     QUIET,
     deepspeed_packages,
     ended_well,
+    finals,
     library_packages,
     skip_without_namespaces,
 )
@@ -87,6 +88,7 @@ def test_the_example_reaches_the_accuracy_of_its_page(page: str, run: Run) -> No
     assert last and len(set(last.values())) == 1, out[-5000:]  # workers that all say it agree
     assert float(last["0"]) > float(enough)
     assert re.search(r"(ranks|workers)=2\b", out), out[-5000:]
+    assert len({one.get("weights") for one in finals(out).values()}) <= 1, out[-5000:]
 
 
 @EACH_PAGE
