@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import hypothesis
@@ -9,6 +10,8 @@ import pytest
 
 # a machine that others keep busy takes its time, and no promise is about that of one example
 hypothesis.settings.register_profile("untimed", deadline=None)
+# for another Python, whose own is to be found and not what any would find
+hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
 
 
 def pytest_configure() -> None:
@@ -20,7 +23,7 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
-    hypothesis.settings.load_profile("untimed")
+    hypothesis.settings.load_profile(os.environ.get("TEST_EXAMPLES", "untimed"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from tests.support.images import LABEL, RUN, client, contained, image
 
 pytestmark = pytest.mark.timeout(1800)
 # cuda-efa and neuron cannot be built without their upstreams
-BUILT = ("base", "cpu", "cpu-devel")
+BUILT = ("base", "cpu", pytest.param("cpu-devel", marks=pytest.mark.long))
 
 
 @pytest.mark.parametrize("target", BUILT)

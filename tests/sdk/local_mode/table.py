@@ -1,7 +1,7 @@
 """Every combination of SDK, way of asking, distribution and number of hosts that is run for real.
 
-The fourteen jobs of `make test-all` are those marked COVERING and the tests of failures and
-TensorFlow: each SDK, each option, and 1 and 2 hosts at least once. `make test-long` runs them all.
+`make test-all` runs those marked COVERING and a failing host of each SDK: each SDK, each option,
+and 1 and 2 hosts at least once. `make test-long` runs them all.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from scripts.images.engine import outward
 from scripts.images.inputs import find_inputs
 from tests.sdk.local_mode.conftest import Run
 from tests.sdk.local_mode.jobs import Client
+from tests.support.effort import effort
 from tests.support.images import LABEL, RUN, client, image
 from tests.support.venvs import CHECKOUT
 
@@ -26,6 +27,8 @@ BUILD_S = 1200.0  # 300 MB of wheels, on a machine that others keep busy
 @pytest.fixture(scope="module")
 def tensorflow() -> Iterator[str]:
     """The image of examples/tensorflow-image, on the base of this checkout."""
+    if effort() == 1:
+        pytest.skip("300 MB of wheels: make test-long builds it")
     base, docker = image("base"), client()
     reference = f"muster-test-{RUN}:tensorflow"
     words = ["buildx", "build", "--load"] if docker.buildx else ["build"]
