@@ -20,7 +20,7 @@ from tests.support.mpi import chosen
 pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
 OLD, NEW = "4.1.4", "5.0.11"
 # mpi4py runs on each number of hosts under each Open MPI, what starts slowly in two of the four
-EACH = pytest.mark.parametrize(("hosts", "open_mpi"), itertools.product([1, 2], [OLD, NEW]))
+EACH = pytest.mark.parametrize(("hosts", "open_mpi"), [*itertools.product([1, 2], [OLD, NEW])])
 TWO = pytest.mark.parametrize(("hosts", "open_mpi"), [(1, OLD), (2, NEW)])
 RANKS = 2  # on each host
 ALL_REDUCE = """\
