@@ -152,7 +152,7 @@ static bool packed_right(const struct parcel *parcel, const uint8_t *from, const
   arrive(parcel->wire, values, count, arrived, lost);
   const float *given = (const float *)(const void *)src.at;
   if (before) {
-    mc_kernel_pack_i8_keeping(packed.at, given, count, (float *)(void *)error.at);
+    mc_kernel_pack_i8(packed.at, given, count, (float *)(void *)error.at);
     mc_kernels_plain.pack_i8_keeping(plain.at, given, count, plain_error);
   } else {
     mc_pack(parcel->wire, packed.at, given, count);

@@ -28,6 +28,13 @@ DEFINED = [
 ]
 
 
+# mc_reduce_fn of kernels/kernels.h
+_REDUCER = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint,
+    ctypes.c_size_t, ctypes.c_double,
+)  # fmt: skip
+
+
 class Memory:
     """Bytes at an address `shift` off a multiple of 64, with a guard on either side."""
 
@@ -59,17 +66,12 @@ def reduce(
     read = [Memory(source, (shift * (i + 1)) % 64) for i, source in enumerate(sources)]
     target = Memory(b"\x5a" * len(sources[0]), shift) if into is None else read[into]
     second = Memory(b"\x5a" * len(sources[0]), shift) if twice else None
-    code = core.mc_kernel_reduce(
-        ctypes.c_uint32(DTYPES.index(dtype)),
-        ctypes.c_uint32(OPS.index(op)),
-        ctypes.c_void_p(target.at),
-        ctypes.c_void_p(second.at if second else None),
-        (ctypes.c_void_p * len(read))(*(each.at for each in read)),
-        ctypes.c_uint32(len(read)),
-        ctypes.c_uint64(len(sources[0]) // BYTES[dtype]),
-        ctypes.c_double(divisor),
-    )
-    assert code == 0
+    kernel = _REDUCER(core.mc_reducer(DTYPES.index(dtype), OPS.index(op)))
+    kernel(
+        target.at, second.at if second else None,
+        (ctypes.c_void_p * len(read))(*(each.at for each in read)), len(read),
+        len(sources[0]) // BYTES[dtype], divisor,
+    )  # fmt: skip
     for i, each in enumerate(read):
         assert i == into or each.read() == sources[i], "a source was written"
     assert second is None or second.read() == target.read()

@@ -202,18 +202,9 @@ struct mc_record { struct mc_desc what; double began_s, took_s; int32_t code; ui
 #define MC_RECORDS 128u
 MC_API uint32_t mc_records_read(struct mc_comm *comm, struct mc_record *records, uint32_t room);
 
-/* The kernels themselves, for DDP's hooks and for tests. n >= 1; dst2 (NULL: none) receives the same as dst; an average is
- * divided by divisor. */
-MC_API int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src, uint32_t n, uint64_t count,
-                            double divisor);
-/* fp32 to a packed form (not MC_WIRE_SAME) and back. */
-MC_API int mc_kernel_pack(uint32_t wire, void *dst, const float *src, uint64_t count);
-MC_API int mc_kernel_unpack(uint32_t wire, float *dst, const void *src, uint64_t count);
-MC_API uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count);
-/* MC_WIRE_I8 with error feedback: `error` [count] is added to src first, and receives what rounding lost. */
-MC_API void mc_kernel_pack_i8_keeping(void *dst, const float *src, uint64_t count, float *error);
+/* For DDP's hooks: fp32 to the form of MC_WIRE_I8 and back. `error` (NULL: none), [count], is added to src first, and
+ * receives what rounding lost. */
+MC_API void mc_kernel_pack_i8(void *dst, const float *src, uint64_t count, float *error);
+MC_API void mc_kernel_unpack_i8(float *dst, const void *src, uint64_t count);
 MC_API void mc_kernel_unpack_add_i8(float *dst, const void *src, uint64_t count); /* dst += */
-MC_API void mc_kernel_copy(void *dst, const void *src, uint64_t bytes);
-MC_API void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes);
-MC_API uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes);
 #endif

@@ -2,36 +2,32 @@
  * so that they begin and go on whatever the caller's interpreter does. A caller that waits for one before the thread has
  * begun it runs it itself, which saves the way to the thread and back. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 #include "api/api.h"
+#include "group/queue.h"
 
 struct mc_op_queue {
   struct mc_comm *c;
   pthread_mutex_t lock;
   pthread_cond_t news; /* one was posted, one has ended, the group closes */
   pthread_t thread;
-  struct mc_async *first, *last; /* the first may be running */
+  MC_QUEUE(mc_async) calls; /* the first may be running */
   bool running, stop;
 };
-
-static uint64_t ns_of(double seconds) { return (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9); }
 
 static bool is_done(const struct mc_async *a) { return __atomic_load_n(&a->done, __ATOMIC_ACQUIRE); }
 
 static void end_first(struct mc_op_queue *q, int code, uint32_t ended) {
-  struct mc_async *a = q->first;
-  q->first = a->next;
-  if (!q->first) q->last = NULL;
+  struct mc_async *a = q->calls.first;
+  MC_POP(&q->calls);
   a->code = code, a->ended = ended;
   __atomic_store_n(&a->done, 1, __ATOMIC_RELEASE); /* from here on its memory is the caller's again */
   pthread_cond_broadcast(&q->news);
 }
 
 static void run_first(struct mc_op_queue *q) {
-  const struct mc_async *a = q->first;
+  const struct mc_async *a = q->calls.first;
   int code = MC_OK;
   uint32_t ended = 0;
   q->running = true;
@@ -43,7 +39,7 @@ static void run_first(struct mc_op_queue *q) {
 }
 
 static void sleep_until(struct mc_op_queue *q, uint64_t ns) {
-  const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  const struct timespec until = mc_timespec(ns);
   pthread_cond_timedwait(&q->news, &q->lock, &until);
 }
 
@@ -51,8 +47,8 @@ static void *run_thread(void *of) {
   struct mc_op_queue *q = of;
   pthread_mutex_lock(&q->lock);
   while (!q->stop) {
-    if (!q->first || q->running) pthread_cond_wait(&q->news, &q->lock);
-    else if (mc_now_ns() < q->first->due_ns) sleep_until(q, q->first->due_ns);
+    if (!q->calls.first || q->running) pthread_cond_wait(&q->news, &q->lock);
+    else if (mc_now_ns() < q->calls.first->due_ns) sleep_until(q, q->calls.first->due_ns);
     else run_first(q);
   }
   pthread_mutex_unlock(&q->lock);
@@ -82,12 +78,10 @@ int mc_async_post(struct mc_comm *c, struct mc_async *a, double grace_s) {
   if (!c->op_queue) c->op_queue = create(c);
   struct mc_op_queue *q = c->op_queue;
   if (!q) return MC_ESYS;
-  a->next = NULL, a->done = a->ended = 0, a->code = MC_OK;
-  a->due_ns = mc_now_ns() + ns_of(grace_s);
+  a->done = a->ended = 0, a->code = MC_OK;
+  a->due_ns = mc_now_ns() + mc_ns_of(grace_s);
   pthread_mutex_lock(&q->lock);
-  if (q->last) q->last->next = a;
-  else q->first = a;
-  q->last = a;
+  MC_PUSH(&q->calls, a);
   pthread_cond_broadcast(&q->news);
   pthread_mutex_unlock(&q->lock);
   return MC_OK;
@@ -99,7 +93,7 @@ int mc_async_wait(struct mc_comm *c, struct mc_async *a, double wait_s, struct m
     return 1;
   }
   struct mc_op_queue *q = c->op_queue;
-  const uint64_t until = mc_now_ns() + ns_of(wait_s);
+  const uint64_t until = mc_now_ns() + mc_ns_of(wait_s);
   pthread_mutex_lock(&q->lock);
   while (!is_done(a)) {
     if (!q->running) run_first(q);
@@ -122,7 +116,7 @@ void mc_async_close(struct mc_comm *c) {
   pthread_mutex_unlock(&q->lock);
   if (waited_for) mc_abort(c); /* else this rank would wait for peers that need not come */
   pthread_join(q->thread, NULL);
-  while (q->first) end_first(q, MC_ECLOSED, 0);
+  while (q->calls.first) end_first(q, MC_ECLOSED, 0);
   pthread_cond_destroy(&q->news);
   pthread_mutex_destroy(&q->lock);
   free(q);

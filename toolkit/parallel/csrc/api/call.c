@@ -65,8 +65,7 @@ static void begin(struct mc_comm *c, const struct mc_call *call) {
   c->call = *call;
   c->seq++;
   c->began_ns = mc_now_ns();
-  double limit_s = call->timeout_s < 1e9 ? call->timeout_s : 1e9;
-  c->deadline_ns = c->began_ns + (uint64_t)(limit_s * 1e9);
+  c->deadline_ns = c->began_ns + mc_ns_of(call->timeout_s);
   c->desc = desc_of(c);
   c->call_fingerprint = c->fingerprint = hash_of(&c->desc);
   c->rkey = 0;
@@ -109,12 +108,16 @@ static int alone(struct mc_comm *c) {
 
 static int all_to_all(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
-  size_t size = mc_dtype_bytes(call->dtype), ins[MC_LOCALS + 1] = {0}, outs[MC_LOCALS + 1] = {0};
+  struct mc_span ins[MC_LOCALS], outs[MC_LOCALS], in = {0, 0}, out = {0, 0};
+  size_t size = mc_dtype_bytes(call->dtype), longest = call->count * size;
   for (uint32_t rank = 0; rank < c->size; rank++) {
-    ins[rank + 1] = ins[rank] + (call->in_counts ? call->in_counts[rank] : call->count) * size;
-    outs[rank + 1] = outs[rank] + (call->out_counts ? call->out_counts[rank] : call->count) * size;
+    in.count = (call->in_counts ? call->in_counts[rank] : call->count) * size;
+    out.count = (call->out_counts ? call->out_counts[rank] : call->count) * size;
+    ins[rank] = in, outs[rank] = out;
+    in.begin += in.count, out.begin += out.count;
   }
-  return mc_local_all_to_all(c, call->in, call->out, ins, outs);
+  int code = call->in_counts ? mc_local_compare(c, mc_epoch, ins, outs, &longest) : MC_OK;
+  return code ? code : mc_local_all_to_all(c, mc_epoch, call->in, ins, call->out, outs, longest);
 }
 
 static int all_reduce(struct mc_comm *c) {
@@ -124,7 +127,7 @@ static int all_reduce(struct mc_comm *c) {
   if (call->in == call->out) code = mc_registered_all_reduce(c, call->out, call->count, call->dtype, call->op, &took);
   /* Where one rank reduces in place and another does not, all must ask all the same. */
   else if (c->region_count) code = mc_registered_all_reduce(c, NULL, call->count, call->dtype, call->op, &took);
-  return code || took ? code : mc_local_all_reduce(c, call->in, call->out, call->count, call->dtype, call->op);
+  return code || took ? code : mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, -1);
 }
 
 static int local_run(struct mc_comm *c) {
@@ -133,15 +136,15 @@ static int local_run(struct mc_comm *c) {
   bool took = false;
   int code;
   switch (call->verb) {
-    case MC_BARRIER: return mc_local_barrier(c);
+    case MC_BARRIER: return mc_epoch(c);
     case MC_ALL_REDUCE: return all_reduce(c);
-    case MC_REDUCE: return mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, call->root);
+    case MC_REDUCE: return mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, (int)call->root);
     case MC_BROADCAST: return mc_local_broadcast(c, call->out, bytes, call->root);
-    case MC_GATHER: return mc_local_gather(c, call->in, call->out, bytes, call->root);
+    case MC_GATHER: return mc_local_gather(c, call->in, call->out, bytes, (int)call->root);
     case MC_SCATTER: return mc_local_scatter(c, call->in, call->out, bytes, call->root);
     case MC_ALL_GATHER:
       code = mc_registered_all_gather(c, call->in, call->out, bytes, &took);
-      return code || took ? code : mc_local_all_gather(c, call->in, call->out, bytes);
+      return code || took ? code : mc_local_gather(c, call->in, call->out, bytes, -1);
     case MC_REDUCE_SCATTER:
       code = mc_registered_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
       return code || took ? code : mc_local_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op);
@@ -151,20 +154,12 @@ static int local_run(struct mc_comm *c) {
 }
 
 int mc_failed(struct mc_comm *c, struct mc_failure *failure, int code) {
-  if (!failure) return code;
-  uint8_t *rank_status = failure->rank_status;
-  *failure = c->error;
-  failure->rank_status = rank_status;
-  if (rank_status) memcpy(rank_status, c->error_status, c->size);
+  mc_failure_tell(c, failure, c->error, c->error_status);
   return code;
 }
 
 int mc_refused(struct mc_comm *c, struct mc_failure *failure, int code) {
-  if (failure) {
-    uint8_t *rank_status = failure->rank_status;
-    *failure = (struct mc_failure){.code = code, .rank = -1, .reported_by = -1, .mine = c->desc, .rank_status = rank_status};
-    if (rank_status) memset(rank_status, 0, c->size);
-  }
+  mc_failure_tell(c, failure, (struct mc_failure){.code = code, .rank = -1, .reported_by = -1, .mine = c->desc}, NULL);
   return code;
 }
 

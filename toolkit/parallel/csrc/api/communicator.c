@@ -53,48 +53,33 @@ static int place(struct mc_comm *c, const struct mc_layout *layout) {
 
 static int allocate(struct mc_comm *c) {
   size_t n = c->size;
-  c->node_of = calloc(n, sizeof *c->node_of);
-  c->local_of = calloc(n, sizeof *c->local_of);
-  c->first_of = calloc(n + 1, sizeof *c->first_of);
-  c->members = calloc(n, sizeof *c->members);
+  c->node_of = calloc(4 * n + 1, sizeof *c->node_of);
   c->error_status = calloc(n > MC_STATUS_RANKS ? n : MC_STATUS_RANKS, 1);
   c->peer_wait_ns = calloc(n, sizeof *c->peer_wait_ns);
-  c->records = calloc(MC_RECORDS, sizeof *c->records);
-  c->regions = calloc(MC_REGIONS, sizeof *c->regions);
-  return c->node_of && c->local_of && c->first_of && c->members && c->error_status && c->peer_wait_ns && c->records &&
-                 c->regions
-             ? 0
-             : ENOMEM;
+  if (!c->node_of || !c->error_status || !c->peer_wait_ns) return ENOMEM;
+  c->local_of = c->node_of + n, c->members = c->local_of + n, c->first_of = c->members + n;
+  return 0;
 }
 
 static void release(struct mc_comm *c) {
   mc_inter_close(c);
   pthread_mutex_destroy(&c->call_lock);
   mc_segment_detach(c);
-  free(c->node_of);
-  free(c->local_of);
-  free(c->first_of);
-  free(c->members);
-  free(c->error_status);
-  free(c->peer_wait_ns);
-  free(c->records);
-  free(c->regions);
+  free(c->node_of), free(c->error_status), free(c->peer_wait_ns);
   free(c);
 }
 
 static int refuse(struct mc_comm *c, const struct mc_layout *layout, struct mc_failure *failure, int error) {
   int code = error == ETIMEDOUT ? MC_ETIMEOUT : error == ENOMEM ? MC_EMEM : error == EINVAL ? MC_EINVAL : MC_ESYS;
-  if (failure) {
-    uint8_t *rank_status = failure->rank_status;
-    *failure = (struct mc_failure){.code = code, .sys_errno = error, .rank = -1, .reported_by = -1, .rank_status = rank_status};
-    if (rank_status && c && c->members) memset(rank_status, 0, c->size);
-    /* who of the node has not attached */
-    for (uint32_t local = 0; rank_status && c && c->segment && error == ETIMEDOUT && local < c->locals; local++)
-      if (!atomic_load(&mc_block(c, local)->state)) {
-        rank_status[mc_rank_of(c, local)] = MC_MISSING;
-        if (failure->rank < 0) failure->rank = (int)mc_rank_of(c, local);
-      }
-  }
+  struct mc_failure what = {.code = code, .sys_errno = error, .rank = -1, .reported_by = -1};
+  /* who of the node has not attached */
+  for (uint32_t local = 0; c && c->segment && error == ETIMEDOUT && local < c->locals; local++)
+    if (!atomic_load(&mc_block(c, local)->state)) {
+      c->error_status[mc_rank_of(c, local)] = MC_MISSING;
+      if (what.rank < 0) what.rank = (int)mc_rank_of(c, local);
+    }
+  if (c && c->error_status) mc_failure_tell(c, failure, what, c->error_status);
+  else if (failure) what.rank_status = failure->rank_status, *failure = what;
   if (layout->listen_fd >= 0 && !(c && c->net)) close(layout->listen_fd);
   if (c && c->net) mc_net_close(c);
   if (c) release(c);
@@ -115,20 +100,21 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   memcpy(c->key, layout->key, sizeof c->key);
   pthread_mutex_init(&c->call_lock, NULL);
   c->began_ns = mc_now_ns();
-  c->deadline_ns = c->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
+  c->deadline_ns = c->began_ns + mc_ns_of(timeout_s);
   int failed = allocate(c);
   if (!failed) failed = place(c, layout);
   c->error.rank_status = c->error_status;
   if (!failed) failed = mc_segment_attach(c, layout->segment_fd, mc_segment_bytes(c->locals, &c->tuning), c->deadline_ns);
   if (!failed && c->nodes > 1)
     failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &net_users);
+  if (!failed) failed = mc_p2p_open(c);
   if (failed) return refuse(c, layout, failure, failed);
   *out = c;
   return MC_OK;
 }
 
 void mc_close(struct mc_comm *c) {
-  if (c->pid == (int)getpid()) {
+  if (c->pid == (int)getpid()) { /* a forked child has no part in its parent's threads and connections */
     mc_async_close(c);
     mc_p2p_close(c);
     if (c->net) mc_net_close(c);
@@ -164,11 +150,7 @@ int mc_region_drop(struct mc_comm *c, uint32_t region) {
 
 /* Read while other threads may be in a call or move messages: figures, not facts to build on. */
 void mc_stats_read(struct mc_comm *c, struct mc_stats *stats) {
-  typedef uint64_t __attribute__((may_alias)) word; /* the struct is nothing but 8-byte figures */
-  _Static_assert(sizeof *stats % sizeof(word) == 0, "figures of another size");
-  const word *from = (const word *)(const void *)&c->stats;
-  word *to = (word *)(void *)stats;
-  for (size_t i = 0; i < sizeof *stats / sizeof(word); i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+  mc_copy_words(stats, &c->stats, sizeof *stats);
 }
 
 void mc_waits_read(struct mc_comm *c, double *wait_s) {

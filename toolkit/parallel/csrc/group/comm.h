@@ -10,7 +10,15 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <time.h>
 #include "muster_core.h"
+
+/* Of a struct that is nothing but whole words of 8 bytes, which others may read or write meanwhile. */
+static inline void mc_copy_words(void *to, const void *from, size_t bytes) {
+  typedef uint64_t __attribute__((may_alias)) word;
+  for (size_t i = 0; i < bytes / sizeof(word); i++)
+    __atomic_store_n((word *)to + i, __atomic_load_n((const word *)from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+}
 
 #define MC_LOCALS 256u /* ranks of one node */
 #define MC_BLOCK_BYTES ((size_t)16 << 10) /* of a sum: summed, then copied on while they are in the first cache */
@@ -30,8 +38,7 @@ struct mc_rank_block { /* one per local rank, in the segment */
 };
 #define MC_STATUS_RANKS 4096u
 struct mc_error_record { /* a failure of the node, written once */
-  int32_t code, sys_errno, rank, reported_by;
-  struct mc_desc mine, other;
+  struct mc_failure what;
   uint8_t rank_status[MC_STATUS_RANKS]; /* by world rank; larger groups: ranks beyond are not marked */
 };
 struct mc_segment {
@@ -46,16 +53,9 @@ struct mc_net;
 struct mc_inter;
 struct mc_p2p;
 struct mc_op_queue;
-/* What the transport between nodes has found to be wrong. It only says so: its caller makes that the group's failure. */
-struct mc_loss {
-  int code, sys_errno, rank;
-  const uint8_t *rank_status;
-  const struct mc_desc *other;       /* NULL: none */
-  const struct mc_failure *reported; /* another node's error record, which takes the place of all of the above; or NULL */
-};
 /* What a failure and a long wait need of the transport; mc_net_open fills it in. */
 struct mc_transport {
-  int (*poll)(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss); /* mc_net_look */
+  int (*poll)(struct mc_comm *c, const uint8_t *missing_locals, struct mc_failure *loss); /* mc_net_look */
   void (*propagate)(struct mc_comm *c, const struct mc_failure *failure);
   void (*abort)(struct mc_comm *c);
 };
@@ -64,7 +64,7 @@ struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes; bool used; };
 
 struct mc_comm {
   uint32_t rank, size, node, nodes, local, locals;
-  uint32_t *node_of, *local_of; /* [size] */
+  uint32_t *node_of, *local_of; /* [size]; all four in one block */
   uint32_t *first_of;           /* [nodes + 1]: begins in members */
   uint32_t *members;            /* [size] ranks ordered by node, then rank */
   int segment_fd, pid;
@@ -84,28 +84,30 @@ struct mc_comm {
   _Atomic uint32_t aborted;
   struct mc_failure error;   /* code MC_OK: the group works; rank_status points to error_status */
   uint8_t *error_status;     /* [size] */
-  struct mc_region *regions; /* [MC_REGIONS] */
+  struct mc_region regions[MC_REGIONS];
   uint32_t region_count;
   bool propagated;               /* the error record has been sent to other nodes */
   bool watched[MC_LOCALS];       /* whose death can be seen (group/segment.c) */
   struct mc_net *net;            /* NULL: one node */
   struct mc_transport transport; /* of the net */
   struct mc_inter *inter;        /* what inter/ keeps: NULL until the first call over nodes */
-  struct mc_p2p *p2p;            /* NULL until the first mc_post */
-  _Atomic uint32_t p2p_lock;
+  struct mc_p2p *p2p;
   pthread_mutex_t call_lock;    /* held during a call, and while regions change */
   struct mc_op_queue *op_queue; /* NULL until the first mc_async_post */
   struct mc_stats stats;
   uint64_t *peer_wait_ns;    /* [size] */
-  struct mc_record *records; /* [MC_RECORDS], at seq % MC_RECORDS */
+  struct mc_record records[MC_RECORDS]; /* at seq % MC_RECORDS */
   uint32_t path;
   struct mc_signal_check *signals; /* lets signal handlers run in long waits; NULL: none */
   uint64_t signals_checked_ns;     /* when they last could */
 };
 
-/* --- group/clock.c */
-uint64_t mc_now_ns(void);
 /* --- group/thread.c */
+uint64_t mc_now_ns(void);
+static inline struct timespec mc_timespec(uint64_t ns) {
+  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+static inline uint64_t mc_ns_of(double seconds) { return (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9); } /* 30 years at most */
 bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of); /* it gets no signals */
 /* --- group/segment.c */
 /* `bytes`: the whole segment. */
@@ -123,11 +125,14 @@ static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint
 }
 static inline uint32_t mc_next(const struct mc_comm *c) { return c->epoch + 1; } /* its parity says which slots */
 /* --- group/epoch.c */
+bool mc_has_come(const struct mc_comm *c, uint32_t local);                   /* to this rank's epoch */
+void mc_sleep_until_come(struct mc_comm *c, uint32_t local, uint64_t for_ns); /* at most so long */
+int mc_look_for_missing(struct mc_comm *c);                                  /* mc_look, for those of the node that have not come */
 void mc_publish(struct mc_comm *c); /* raises the flag: a rank that awaits it sees all that was written before */
 int mc_await(struct mc_comm *c);    /* until all local ranks have published this epoch */
 int mc_epoch(struct mc_comm *c);    /* both; in a call's first epoch it also compares descriptors */
 void mc_futex_wake(_Atomic uint32_t *word);
-void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns);
+void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns); /* 0: without end */
 static inline struct mc_rank_block *mc_block(const struct mc_comm *c, uint32_t local) { return &c->segment->ranks[local]; }
 static inline uint32_t mc_rank_of(const struct mc_comm *c, uint32_t local) { return c->members[c->first_of[c->node] + local]; }
 /* --- group/failure.c */
@@ -135,8 +140,11 @@ const struct mc_error_record *mc_error_record(const struct mc_comm *c); /* the n
 /* The group fails: writes the error record (or adopts the one that is there), sends it to other nodes, wakes all ranks.
  * rank_status: by world rank, may be NULL. Returns the code that counts. */
 int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t *rank_status, const struct mc_desc *other);
-int mc_fail_loss(struct mc_comm *c, const struct mc_loss *loss); /* the same, of what the transport has found */
+/* The same, of what the transport between nodes has found. It only says so; with reported_by it is another node's record. */
+int mc_fail_loss(struct mc_comm *c, const struct mc_failure *loss);
 void mc_abort_reported(struct mc_comm *c, uint32_t by); /* a rank of another node has aborted; from any thread */
+/* *failure becomes `what`, and its rank_status, where it has one, `rank_status` (NULL: all MC_HERE). failure: NULL is fine. */
+void mc_failure_tell(const struct mc_comm *c, struct mc_failure *failure, struct mc_failure what, const uint8_t *rank_status);
 int mc_check(struct mc_comm *c);             /* MC_OK, or the code of the error or abort that is there by now; cheap */
 /* One look at what a long wait must not miss: the error record, dead local ranks, messages of other nodes, the
  * deadline. `missing` (by local rank, NULL: none) marks the ranks that have not come. Called every 50 ms. */

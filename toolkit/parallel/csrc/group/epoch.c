@@ -3,9 +3,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include "group/comm.h"
 #include "group/fault_point.h"
@@ -28,21 +26,12 @@ void mc_futex_wake(_Atomic uint32_t *word) {
 }
 
 void mc_futex_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t for_ns) {
-  struct timespec limit = {(time_t)(for_ns / 1000000000u), (long)(for_ns % 1000000000u)};
-  syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
+  const struct timespec limit = mc_timespec(for_ns);
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, for_ns ? &limit : NULL, NULL, 0); /* shared: other processes wake it */
 }
 
-static inline bool reached(struct mc_rank_block *block, uint32_t epoch) {
-  return (int32_t)(atomic_load_explicit(&block->flag, memory_order_acquire) - epoch) >= 0;
-}
-
-static void copy(struct mc_desc *to, const struct mc_desc *from) {
-  __atomic_store_n(&to->seq, __atomic_load_n(&from->seq, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-  __atomic_store_n(&to->count, __atomic_load_n(&from->count, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-  __atomic_store_n(&to->verb, __atomic_load_n(&from->verb, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-  __atomic_store_n(&to->dtype, __atomic_load_n(&from->dtype, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-  __atomic_store_n(&to->op, __atomic_load_n(&from->op, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-  __atomic_store_n(&to->root, __atomic_load_n(&from->root, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+bool mc_has_come(const struct mc_comm *c, uint32_t local) {
+  return (int32_t)(atomic_load_explicit(&mc_block(c, local)->flag, memory_order_acquire) - c->epoch) >= 0;
 }
 
 /* A rank that differs is described before it has come to this epoch, as it may begin its next call: a sequence
@@ -52,7 +41,7 @@ static void describe(struct mc_rank_block *mine, uint32_t parity, const struct m
   uint32_t before = atomic_load_explicit(edits, memory_order_relaxed);
   atomic_store_explicit(edits, before + 1, memory_order_relaxed);
   atomic_thread_fence(memory_order_release);
-  copy(&mine->desc[parity], desc);
+  mc_copy_words(&mine->desc[parity], desc, sizeof *desc);
   atomic_store_explicit(edits, before + 2, memory_order_release);
 }
 
@@ -61,7 +50,7 @@ static struct mc_desc described(struct mc_rank_block *block, uint32_t parity) {
   struct mc_desc found;
   for (unsigned tries = 0; tries < DESCRIBED_TRIES; tries++) {
     uint32_t before = atomic_load_explicit(&block->edits[parity], memory_order_acquire);
-    copy(&found, &block->desc[parity]);
+    mc_copy_words(&found, &block->desc[parity], sizeof found);
     atomic_thread_fence(memory_order_acquire);
     uint32_t after = atomic_load_explicit(&block->edits[parity], memory_order_relaxed);
     if (before == after && !(before & 1)) break;
@@ -86,50 +75,49 @@ void mc_publish(struct mc_comm *c) {
   if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) mc_futex_wake(&mine->flag);
 }
 
-static bool spin(struct mc_comm *c, struct mc_rank_block *block, uint32_t epoch, uint64_t began) {
+static bool spin(struct mc_comm *c, uint32_t local, uint64_t began) {
   uint64_t limit = (uint64_t)(c->tuning.spin_s * 1e9);
   uint64_t pause = limit < PAUSE_NS ? limit : PAUSE_NS;
   while (mc_now_ns() - began < pause)
     for (unsigned i = 0; i < 16; i++) {
-      if (reached(block, epoch)) return true;
+      if (mc_has_come(c, local)) return true;
       pause_a_little();
     }
   for (unsigned yields = 0; yields < YIELDS || mc_now_ns() - began < limit; yields++) {
-    if (reached(block, epoch)) return true;
+    if (mc_has_come(c, local)) return true;
     sched_yield();
   }
   return false;
 }
 
-static void list_missing(struct mc_comm *c, uint32_t epoch, uint8_t *missing) {
-  for (uint32_t local = 0; local < c->locals; local++) missing[local] = !reached(mc_block(c, local), epoch);
+/* The count of sleepers and the flag are read and written in one order by all: see mc_publish. */
+void mc_sleep_until_come(struct mc_comm *c, uint32_t local, uint64_t for_ns) {
+  struct mc_rank_block *block = mc_block(c, local);
+  __atomic_fetch_add(&c->stats.sleeps, 1, __ATOMIC_RELAXED);
+  atomic_fetch_add_explicit(&block->sleepers, 1, memory_order_seq_cst);
+  MC_FAULT_POINT(wait_counted);
+  uint32_t seen = atomic_load_explicit(&block->flag, memory_order_seq_cst);
+  if ((int32_t)(seen - c->epoch) < 0) mc_futex_sleep(&block->flag, seen, for_ns);
+  atomic_fetch_sub_explicit(&block->sleepers, 1, memory_order_seq_cst);
 }
 
-static int sleep_for(struct mc_comm *c, struct mc_rank_block *block, uint32_t epoch) {
-  for (;;) {
-    __atomic_fetch_add(&c->stats.sleeps, 1, __ATOMIC_RELAXED);
-    atomic_fetch_add_explicit(&block->sleepers, 1, memory_order_seq_cst);
-    MC_FAULT_POINT(wait_counted);
-    uint32_t seen = atomic_load_explicit(&block->flag, memory_order_seq_cst);
-    if ((int32_t)(seen - epoch) < 0) {
-      uint64_t now = mc_now_ns();
-      uint64_t left = c->deadline_ns > now ? c->deadline_ns - now : 1000;
-      mc_futex_sleep(&block->flag, seen, left < LOOK_NS ? left : LOOK_NS);
-    }
-    atomic_fetch_sub_explicit(&block->sleepers, 1, memory_order_seq_cst);
-    if (reached(block, epoch)) return MC_OK;
-    uint8_t missing[MC_LOCALS];
-    list_missing(c, epoch, missing);
-    int code = mc_look(c, missing);
-    if (code) return code;
-  }
+int mc_look_for_missing(struct mc_comm *c) {
+  uint8_t missing[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) missing[local] = !mc_has_come(c, local);
+  return mc_look(c, missing);
 }
 
 /* The slow half of a wait: returns the code; how long it took is the straggler's. */
-static int wait_for(struct mc_comm *c, uint32_t local, uint32_t epoch) {
-  struct mc_rank_block *block = mc_block(c, local);
+static int wait_for(struct mc_comm *c, uint32_t local) {
   uint64_t began = mc_now_ns();
-  int code = spin(c, block, epoch, began) ? MC_OK : sleep_for(c, block, epoch);
+  int code = MC_OK;
+  bool has_come = spin(c, local, began);
+  while (!has_come && !code) {
+    uint64_t now = mc_now_ns(), left = c->deadline_ns > now ? c->deadline_ns - now : 1000;
+    mc_sleep_until_come(c, local, left < LOOK_NS ? left : LOOK_NS);
+    has_come = mc_has_come(c, local);
+    if (!has_come) code = mc_look_for_missing(c);
+  }
   c->waited_ns += mc_now_ns() - began;
   return code;
 }
@@ -144,14 +132,14 @@ static int differs(struct mc_comm *c, uint32_t local, uint32_t parity) {
 }
 
 int mc_await(struct mc_comm *c) {
-  uint32_t epoch = c->epoch, parity = epoch & 1;
+  uint32_t parity = c->epoch & 1;
   uint64_t mine = mc_block(c, c->local)->fingerprint[parity], waited = c->waited_ns;
   uint32_t last = c->local;
   for (uint32_t step = 1; step < c->locals; step++) {
     uint32_t local = c->local + step < c->locals ? c->local + step : c->local + step - c->locals;
     struct mc_rank_block *block = mc_block(c, local);
-    if (!reached(block, epoch)) {
-      int code = wait_for(c, local, epoch);
+    if (!mc_has_come(c, local)) {
+      int code = wait_for(c, local);
       if (code) return code;
       last = local;
     }

@@ -1,6 +1,5 @@
 /* How a group fails: the first error is recorded once per node, sent to other nodes, and adopted by every rank. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <string.h>
 #include "group/comm.h"
 #include "group/fault_point.h"
@@ -32,36 +31,29 @@ static uint32_t marked(const struct mc_comm *c) {
   return c->size < MC_STATUS_RANKS ? c->size : MC_STATUS_RANKS;
 }
 
-static bool same_call(const struct mc_desc *a, const struct mc_desc *b) {
-  return a->seq == b->seq && a->count == b->count && a->verb == b->verb && a->dtype == b->dtype && a->op == b->op &&
-         a->root == b->root;
-}
-
 /* Ranks that differ: each names one that called something else than itself, whichever of the two wrote the record. */
 static void see_difference(struct mc_comm *c, const struct mc_error_record *record) {
-  bool with_other = record->rank == (int)c->rank || same_call(&c->desc, &record->other);
-  if (!with_other || record->reported_by < 0 || record->reported_by >= (int)c->size) return;
-  c->error.rank = record->reported_by;
-  c->error.other = record->mine;
+  bool with_other = record->what.rank == (int)c->rank || memcmp(&c->desc, &record->what.other, sizeof c->desc) == 0;
+  if (!with_other || record->what.reported_by < 0 || record->what.reported_by >= (int)c->size) return;
+  c->error.rank = record->what.reported_by;
+  c->error.other = record->what.mine;
   memset(c->error_status, 0, c->size);
-  c->error_status[record->reported_by] = MC_DIFFERENT;
+  c->error_status[record->what.reported_by] = MC_DIFFERENT;
 }
 
 /* Adopts the node's error record as this rank's own, and sends it to other nodes as it was written, once. */
 static int adopt_error(struct mc_comm *c, const struct mc_error_record *record) {
-  struct mc_failure written = {
-      .code = record->code, .sys_errno = record->sys_errno, .rank = record->rank, .reported_by = record->reported_by,
-      .mine = record->mine, .other = record->other,
-      .rank_status = marked(c) < c->size ? c->error_status : (uint8_t *)record->rank_status,
-      .waited_s = (double)(mc_now_ns() - c->began_ns) / 1e9};
+  struct mc_failure written = record->what;
+  written.rank_status = marked(c) < c->size ? c->error_status : (uint8_t *)record->rank_status;
+  written.waited_s = (double)(mc_now_ns() - c->began_ns) / 1e9;
   if (c->error.code == MC_OK) {
     c->error = written;
     c->error.mine = c->desc;
     /* A rank that gave up a later call may name this one, which is still in the call before: report that call, too. */
-    if (record->code == MC_ETIMEOUT && record->mine.seq > c->desc.seq) c->error.other = record->mine;
+    if (record->what.code == MC_ETIMEOUT && record->what.mine.seq > c->desc.seq) c->error.other = record->what.mine;
     c->error.rank_status = c->error_status;
     memcpy(c->error_status, record->rank_status, marked(c));
-    if (record->code == MC_EMISMATCH) see_difference(c, record);
+    if (record->what.code == MC_EMISMATCH) see_difference(c, record);
   }
   if (c->net && !c->propagated) {
     c->propagated = true;
@@ -93,8 +85,7 @@ static const struct mc_error_record *write_record(struct mc_comm *c, const struc
   for (uint32_t mine; (mine = claim(c)) != 0;) {
     MC_FAULT_POINT(error_claimed);
     struct mc_error_record *record = place_of(c, mine);
-    *record = (struct mc_error_record){.code = what->code, .sys_errno = what->sys_errno, .rank = what->rank,
-                                   .reported_by = what->reported_by, .mine = what->mine, .other = what->other};
+    *record = (struct mc_error_record){.what = *what};
     if (rank_status) memcpy(record->rank_status, rank_status, marked(c));
     MC_FAULT_POINT(error_filled);
     uint32_t seen = mine; /* another's, where this rank stood still meanwhile */
@@ -117,9 +108,17 @@ int mc_fail(struct mc_comm *c, int code, int sys_errno, int rank, const uint8_t 
   return adopt_error(c, write_record(c, &what, rank_status));
 }
 
-int mc_fail_loss(struct mc_comm *c, const struct mc_loss *loss) {
-  if (loss->reported) return adopt_error(c, write_record(c, loss->reported, loss->reported->rank_status));
-  return mc_fail(c, loss->code, loss->sys_errno, loss->rank, loss->rank_status, loss->other);
+int mc_fail_loss(struct mc_comm *c, const struct mc_failure *loss) {
+  if (loss->reported_by >= 0) return adopt_error(c, write_record(c, loss, loss->rank_status));
+  return mc_fail(c, loss->code, loss->sys_errno, loss->rank, loss->rank_status, &loss->other);
+}
+
+void mc_failure_tell(const struct mc_comm *c, struct mc_failure *failure, struct mc_failure what, const uint8_t *rank_status) {
+  if (!failure) return;
+  what.rank_status = failure->rank_status;
+  *failure = what;
+  if (what.rank_status && rank_status) memcpy(what.rank_status, rank_status, c->size);
+  else if (what.rank_status) memset(what.rank_status, MC_HERE, c->size);
 }
 
 int mc_check(struct mc_comm *c) {
@@ -130,31 +129,38 @@ int mc_check(struct mc_comm *c) {
   return MC_OK;
 }
 
-void mc_abort(struct mc_comm *c) {
-  struct mc_failure what = {.code = MC_EABORT, .rank = -1, .reported_by = (int)c->rank};
-  atomic_store(&c->aborted, 1);
-  write_record(c, &what, NULL);
-  if (c->net) c->transport.abort(c);
-}
-
 void mc_abort_reported(struct mc_comm *c, uint32_t by) {
   struct mc_failure what = {.code = MC_EABORT, .rank = -1, .reported_by = (int)by};
   write_record(c, &what, NULL);
 }
 
-static int check_local_peers(struct mc_comm *c, const uint8_t *missing) {
+void mc_abort(struct mc_comm *c) {
+  atomic_store(&c->aborted, 1);
+  mc_abort_reported(c, c->rank);
+  if (c->net) c->transport.abort(c);
+}
+
+/* MC_MISSING, or why this one will never come. */
+static uint8_t status_of(struct mc_comm *c, uint32_t local) {
+  struct mc_rank_block *block = mc_block(c, local);
+  if (mc_local_alive(c, local)) return MC_MISSING;
+  /* It may have come, and ended, after the caller looked for its flag. */
+  if (mc_has_come(c, local)) return MC_MISSING;
+  return atomic_load(&block->state) == 2 ? MC_LEFT : MC_DEAD;
+}
+
+/* The group fails with the ranks that are missing, or of them with those that will never come (none: it does not). */
+static int fail_locals(struct mc_comm *c, int code, const uint8_t *missing) {
   uint8_t rank_status[MC_STATUS_RANKS] = {0};
   int first = -1;
   for (uint32_t local = 0; local < c->locals; local++) {
-    if (!missing[local] || mc_local_alive(c, local)) continue;
-    struct mc_rank_block *block = mc_block(c, local);
-    /* It may have come, and ended, after the caller looked for its flag. */
-    if ((int32_t)(atomic_load(&block->flag) - c->epoch) >= 0) continue;
     uint32_t rank = mc_rank_of(c, local);
-    if (rank < sizeof rank_status) rank_status[rank] = atomic_load(&block->state) == 2 ? MC_LEFT : MC_DEAD;
+    uint8_t status = !missing[local] ? MC_HERE : code == MC_EPEER ? status_of(c, local) : MC_MISSING;
+    if (!missing[local] || (code == MC_EPEER && status == MC_MISSING)) continue;
+    if (rank < sizeof rank_status) rank_status[rank] = status;
     if (first < 0) first = (int)rank;
   }
-  return first < 0 ? MC_OK : mc_fail(c, MC_EPEER, 0, first, rank_status, NULL);
+  return first < 0 && code == MC_EPEER ? MC_OK : mc_fail(c, code, 0, first, rank_status, NULL);
 }
 
 /* A rank that is in this call, but waits for another node, will say which rank is really missing: the net
@@ -173,24 +179,12 @@ static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {
   return c->deadline_ns + GRACE_NS;
 }
 
-static int too_late(struct mc_comm *c, const uint8_t *missing) {
-  uint8_t rank_status[MC_STATUS_RANKS] = {0};
-  int first = -1;
-  for (uint32_t local = 0; local < c->locals; local++) {
-    uint32_t rank = mc_rank_of(c, local);
-    if (!missing[local]) continue;
-    if (rank < sizeof rank_status) rank_status[rank] = MC_MISSING;
-    if (first < 0) first = (int)rank;
-  }
-  return mc_fail(c, MC_ETIMEOUT, 0, first, rank_status, NULL);
-}
-
 int mc_look(struct mc_comm *c, const uint8_t *missing) {
   int code = mc_check(c);
   if (!code) code = mc_check_signals(c);
-  if (!code && missing) code = check_local_peers(c, missing);
-  struct mc_loss loss;
+  if (!code && missing) code = fail_locals(c, MC_EPEER, missing);
+  struct mc_failure loss;
   if (!code && c->net && c->transport.poll(c, missing, &loss)) code = mc_fail_loss(c, &loss);
-  if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = too_late(c, missing);
+  if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = fail_locals(c, MC_ETIMEOUT, missing);
   return code;
 }

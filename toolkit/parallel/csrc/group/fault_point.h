@@ -18,9 +18,8 @@
   /* verbs of a node: shm/reduce.c, shm/parts.c, shm/move.c */ \
   POINT(one_shot_copied_in) POINT(one_shot_reading) \
   POINT(staged_copied_in) POINT(staged_summed) POINT(staged_next_in) POINT(staged_reading) \
-  POINT(parts_copied_in) POINT(parts_summed) \
+  POINT(parts_copied_in) POINT(parts_summed) POINT(streams_copied_in) POINT(streams_spread) \
   POINT(gather_copied_in) POINT(gather_published) POINT(gather_reading) \
-  POINT(broadcast_copied_in) POINT(broadcast_reading) POINT(scatter_copied_in) POINT(scatter_reading) \
   POINT(alltoall_counted) POINT(alltoall_copied_in) POINT(alltoall_reading) \
   /* registered memory: shm/registered.c */ \
   POINT(registered_agreed) POINT(registered_writing) POINT(registered_gathered) POINT(registered_scattered) \
@@ -30,9 +29,6 @@
   POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_writer_blocked) POINT(ring_filled) \
   POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) \
   POINT(progress_armed) POINT(thread_armed) POINT(thread_moved) \
-  /* between nodes, the node's part of it: inter/epoch.c, inter/phases.c */ \
-  POINT(phase_counted) POINT(phase_slept) POINT(phase_reduce_in) POINT(phase_reduce_summed) POINT(phase_allgather_in) \
-  POINT(phase_allgather_spread) POINT(phase_alltoall_in) POINT(phase_alltoall_out) \
   /* between nodes, small: inter/run.c, inter/leaders.c, inter/exchange.c */ \
   POINT(barrier_node_in) POINT(barrier_nodes_in) POINT(mesh_posted) POINT(mesh_received) \
   POINT(doubling_posted) POINT(doubling_received) POINT(leaders_summed) POINT(leaders_collected) \
@@ -42,8 +38,8 @@
   POINT(segment_reduced) POINT(segment_arrived) POINT(rail_rs_started) POINT(rail_summed) POINT(rail_ag_started) POINT(rail_finished) \
   /* between nodes, verbs that move: inter/broadcast.c, inter/gather.c, inter/scatter.c, inter/alltoall.c */ \
   POINT(tree_received) POINT(tree_sent) POINT(chain_received) POINT(chain_passed) POINT(chain_shared) \
-  POINT(blocks_posted) POINT(blocks_arrived) POINT(gather_node_in) POINT(gather_node_sent) POINT(gather_apart_posted) \
-  POINT(sums_sent) POINT(sums_arrived) POINT(scatter_nodes_sent) POINT(scatter_node_arrived) POINT(scatter_apart_posted) \
+  POINT(blocks_posted) POINT(blocks_arrived) POINT(gather_node_in) POINT(gather_node_sent) POINT(apart_posted) \
+  POINT(sums_sent) POINT(sums_arrived) POINT(scatter_nodes_sent) POINT(scatter_node_arrived) \
   POINT(nodes_alltoall_posted) POINT(nodes_alltoall_in_node) \
   /* connections: net/connector.c, net/listener.c */ \
   POINT(connector_connecting) POINT(connector_hello_sent) POINT(connector_finished_sent) POINT(connector_accepted) \

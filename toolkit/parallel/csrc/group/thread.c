@@ -1,7 +1,13 @@
-/* Threads of the core. */
+/* The clock, and threads of the core. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include "group/comm.h"
+
+uint64_t mc_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of) {
   sigset_t all, before;

@@ -21,16 +21,15 @@ static size_t *borders(const struct mc_comm *c, size_t *at, const uint64_t *coun
 
 /* Uneven parts of no bytes are sent too: the other side may expect some, and shall hear it now. */
 static int post(struct mc_comm *c, const struct job *job, uint32_t distance) {
-  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
   uint32_t to = (c->rank + distance) % c->size, from = (c->rank + c->size - distance) % c->size;
   int code = MC_OK;
   if (c->node_of[from] != c->node) {
-    if (receives->count - receives->first >= WINDOW) code = mc_inter_await(c, receives, 1);
-    if (!code) code = mc_inter_recv(c, receives, from, job->out + job->outs[from], job->outs[from + 1] - job->outs[from]);
+    code = mc_inter_limit(c, &c->inter->receives[0], WINDOW - 1);
+    if (!code) code = mc_inter_recv(c, 0, from, job->out + job->outs[from], job->outs[from + 1] - job->outs[from]);
   }
   if (!code && c->node_of[to] != c->node) {
-    if (sends->count - sends->first >= WINDOW) code = mc_inter_await(c, sends, 1);
-    if (!code) code = mc_inter_send(c, sends, to, job->in + job->ins[to], job->ins[to + 1] - job->ins[to]);
+    code = mc_inter_limit(c, &c->inter->sends[0], WINDOW - 1);
+    if (!code) code = mc_inter_send(c, 0, to, job->in + job->ins[to], job->ins[to + 1] - job->ins[to]);
   }
   return code;
 }
@@ -44,8 +43,8 @@ static int in_the_node(struct mc_comm *c, const struct job *job) {
     outs[local] = (struct mc_span){job->outs[rank], job->outs[rank + 1] - job->outs[rank]};
     if (ins[local].count > longest) longest = ins[local].count;
   }
-  int code = job->uneven ? mc_phase_compare(c, ins, outs, &longest) : MC_OK;
-  return code ? code : mc_phase_alltoall(c, job->in, ins, job->out, outs, longest);
+  int code = job->uneven ? mc_local_compare(c, mc_inter_epoch, ins, outs, &longest) : MC_OK;
+  return code ? code : mc_local_all_to_all(c, mc_inter_epoch, job->in, ins, job->out, outs, longest);
 }
 
 /* What is sent: a copy where the result takes its place, for blocks come before those under them have gone. */
@@ -64,7 +63,7 @@ int mc_nodes_all_to_all(struct mc_comm *c) {
   size_t *ins = borders(c, room, call->in_counts);
   struct job job = {source(c, ins), call->out, ins, borders(c, room + c->size + 1, call->out_counts), call->in_counts != NULL};
   if (!job.in && ins[c->size]) return mc_check(c);
-  c->inter->slots[0].sends.empties = c->inter->slots[0].receives.empties = job.uneven;
+  c->inter->sends[0].empties = c->inter->receives[0].empties = job.uneven;
   int code = MC_OK;
   uint32_t distance = 1;
   for (; distance < c->size && distance <= WINDOW / 2 && !code; distance++) code = post(c, &job, distance);
@@ -73,5 +72,5 @@ int mc_nodes_all_to_all(struct mc_comm *c) {
   if (!code) code = in_the_node(c, &job);
   MC_FAULT_POINT(nodes_alltoall_in_node);
   for (; distance < c->size && !code; distance++) code = post(c, &job, distance);
-  return code ? code : mc_inter_await_all(c, &c->inter->slots[0].receives);
+  return code ? code : mc_inter_await_received(c, 0, MC_INTER_ALL);
 }

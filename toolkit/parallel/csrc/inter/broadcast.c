@@ -7,7 +7,6 @@
 #include "group/fault_point.h"
 
 #define LEAST_PIECE 262144u
-#define LEAST_SEGMENT 4096u
 #define FLAT_NODES 8u
 #define FLAT_BYTES 8192u
 #define WINDOW 4u /* pieces that are posted ahead */
@@ -23,15 +22,14 @@ static uint32_t peer_at(const struct mc_comm *c, uint32_t place, uint32_t local)
 }
 
 static int from_parent(struct mc_comm *c, uint32_t parent, size_t bytes) {
-  struct mc_posts *receives = &c->inter->slots[0].receives;
-  int code = mc_inter_recv(c, receives, peer_at(c, parent, c->local_of[c->call.root]), c->call.out, bytes);
-  if (!code) code = mc_inter_await_all(c, receives);
+  int code = mc_inter_recv(c, 0, peer_at(c, parent, c->local_of[c->call.root]), c->call.out, bytes);
+  if (!code) code = mc_inter_await_received(c, 0, MC_INTER_ALL);
   MC_FAULT_POINT(tree_received);
   return code;
 }
 
 static int to_child(struct mc_comm *c, uint32_t child, size_t bytes) {
-  return mc_inter_send(c, &c->inter->slots[0].sends, peer_at(c, child, c->local_of[c->call.root]), c->call.out, bytes);
+  return mc_inter_send(c, 0, peer_at(c, child, c->local_of[c->call.root]), c->call.out, bytes);
 }
 
 /* Binomial: place p has it from p without its highest bit, and gives it to p + 2^i for all larger bits. */
@@ -73,16 +71,8 @@ struct job {
   bool on_rail;
 };
 
-static size_t piece_of(const struct mc_comm *c, size_t bytes) {
-  size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
-  size_t least = mc_inter_less(segment, LEAST_PIECE);
-  size_t piece = mc_inter_less(segment, bytes / 4 / c->nodes); /* a chain is full only after nodes - 1 pieces */
-  if (piece < least) piece = least;
-  return mc_inter_less((piece + 63) / 64 * 64, bytes);
-}
-
 static struct mc_span part_of(const struct mc_comm *c, const struct job *job, uint32_t k, uint32_t local) {
-  size_t length = mc_inter_less(job->bytes - k * job->piece, job->piece);
+  size_t length = mc_less(job->bytes - k * job->piece, job->piece);
   struct mc_span part = mc_part(length, 1, c->inter->rails, local);
   return (struct mc_span){k * job->piece + part.begin, part.count};
 }
@@ -90,18 +80,14 @@ static struct mc_span part_of(const struct mc_comm *c, const struct job *job, ui
 static int expect(struct mc_comm *c, const struct job *job, uint32_t k) {
   if (!job->on_rail || !job->place || k >= job->pieces) return MC_OK;
   struct mc_span part = part_of(c, job, k, c->local);
-  return mc_inter_recv(c, &c->inter->slots[0].receives, peer_at(c, job->place - 1, c->local), job->out + part.begin, part.count);
+  return mc_inter_recv(c, 0, peer_at(c, job->place - 1, c->local), job->out + part.begin, part.count);
 }
 
 static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
-  struct mc_posts *sends = &c->inter->slots[0].sends;
   if (!job->on_rail || job->place + 1 == c->nodes) return MC_OK;
   struct mc_span part = part_of(c, job, k, c->local);
-  if (sends->count - sends->first >= WINDOW) {
-    int code = mc_inter_await(c, sends, 1);
-    if (code) return code;
-  }
-  int code = mc_inter_send(c, sends, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
+  int code = mc_inter_limit(c, &c->inter->sends[0], WINDOW - 1);
+  if (!code) code = mc_inter_send(c, 0, peer_at(c, job->place + 1, c->local), job->out + part.begin, part.count);
   if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(chain_passed);
   return code;
@@ -109,7 +95,7 @@ static int pass_on(struct mc_comm *c, const struct job *job, uint32_t k) {
 
 /* The node gets a piece: from its rails, or (the root's node) from the root. */
 static int share(struct mc_comm *c, const struct job *job, uint32_t k) {
-  struct mc_span spans[MC_LOCALS], whole = {k * job->piece, mc_inter_less(job->bytes - k * job->piece, job->piece)};
+  struct mc_span spans[MC_LOCALS], whole = {k * job->piece, mc_less(job->bytes - k * job->piece, job->piece)};
   struct mc_strided strided[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) {
     spans[local] = (struct mc_span){0, 0};
@@ -117,7 +103,7 @@ static int share(struct mc_comm *c, const struct job *job, uint32_t k) {
     if (!job->place && local == c->local_of[c->call.root]) spans[local] = whole;
     strided[local] = (struct mc_strided){&spans[local], 1};
   }
-  int code = mc_phase_allgather(c, job->out, strided, -1);
+  int code = mc_local_gather_streams(c, mc_inter_epoch, job->out, strided, -1);
   MC_FAULT_POINT(chain_shared);
   return code;
 }
@@ -129,7 +115,7 @@ static int piece_from_root(struct mc_comm *c, const struct job *job, uint32_t k)
 
 static int piece_from_before(struct mc_comm *c, const struct job *job, uint32_t k) {
   int code = expect(c, job, k + WINDOW);
-  if (!code && job->on_rail && part_of(c, job, k, c->local).count) code = mc_inter_await(c, &c->inter->slots[0].receives, 1);
+  if (!code && job->on_rail && part_of(c, job, k, c->local).count) code = mc_inter_await_received(c, 0, 1);
   MC_FAULT_POINT(chain_received);
   if (!code) code = pass_on(c, job, k);
   return code ? code : share(c, job, k);
@@ -146,7 +132,9 @@ static int chain(struct mc_comm *c, const struct job *job) {
 int mc_nodes_broadcast(struct mc_comm *c) {
   size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
   if (mc_nodes_small(c, bytes)) return small(c, bytes);
-  struct job job = {.out = c->call.out, .bytes = bytes, .piece = piece_of(c, bytes), .place = place_of(c),
+  /* a chain is full only after nodes - 1 pieces */
+  size_t piece = mc_inter_piece(c, bytes, bytes / 4 / c->nodes, mc_less(mc_inter_segment(c), LEAST_PIECE));
+  struct job job = {.out = c->call.out, .bytes = bytes, .piece = piece, .place = place_of(c),
                     .on_rail = c->local < c->inter->rails};
   job.pieces = (uint32_t)((bytes + job.piece - 1) / job.piece);
   return job.pieces * 2 >= c->nodes ? chain(c, &job) : small(c, bytes);

@@ -12,14 +12,10 @@ struct job {
 };
 
 static struct job job_of(const struct mc_comm *c, size_t count, int root) {
-  const struct mc_call *call = &c->call;
-  uint32_t local = root < 0 ? 0 : c->local_of[root], leader = local % c->locals;
-  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
-  size_t size = mc_dtype_bytes(call->dtype);
-  return (struct job){
-      .size = size, .bytes = count * size, .op = mc_phase_op(call->op), .leader = leader, .leads = c->local == leader,
-      .plan = {.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME, .local = local,
-               .root = root < 0 ? -1 : (int)c->node_of[root]}};
+  struct job job = {.size = mc_dtype_bytes(c->call.dtype), .op = mc_phase_op(c->call.op), .plan = mc_rail_plan_of(c, root)};
+  job.plan.local = root < 0 ? 0 : c->local_of[root];
+  job.bytes = count * job.size, job.leader = job.plan.local % c->locals, job.leads = c->local == job.leader;
+  return job;
 }
 
 static bool in_one_phase(const struct mc_comm *c, const struct job *job) {
@@ -27,33 +23,16 @@ static bool in_one_phase(const struct mc_comm *c, const struct job *job) {
   return job->bytes * (c->nodes - 2) <= ONE_PHASE_BYTES;
 }
 
-/* The own block is in `all`: all nodes' blocks to everybody, or to the root only. */
-static int collect(struct mc_comm *c, const struct job *job, uint8_t *all) {
-  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
-  if (job->plan.root < 0) {
-    size_t *borders = mc_inter_scratch(c, MC_SCRATCH_LISTS, (c->nodes + 1) * sizeof *borders);
-    if (!borders) return mc_check(c);
-    for (uint32_t node = 0; node <= c->nodes; node++) borders[node] = node * job->bytes;
-    return mc_phase_exchange(c, job->plan.local, all, borders);
-  }
-  if (job->plan.root != (int)c->node) return mc_inter_send(c, sends, c->call.root, all + c->node * job->bytes, job->bytes);
-  for (uint32_t node = 0; node < c->nodes; node++) {
-    if (node == c->node) continue;
-    int code = mc_inter_recv(c, receives, mc_inter_owner(c, node, job->plan.local), all + node * job->bytes, job->bytes);
-    if (code) return code;
-  }
-  return mc_inter_await_all(c, receives);
-}
-
 static int one_phase(struct mc_comm *c, const struct job *job) {
   const struct mc_call *call = &c->call;
   uint8_t *all = mc_inter_scratch(c, MC_SCRATCH_RECEIVED, c->nodes * job->bytes);
-  if (!all) return mc_check(c);
+  size_t *borders = mc_phase_borders(c, job->bytes, false);
+  if (!all || !borders) return mc_check(c);
   uint8_t *own = all + c->node * job->bytes;
-  int code = mc_local_reduce(c, call->in, own, call->count, call->dtype, job->op, job->leader);
+  int code = mc_local_reduce(c, call->in, own, call->count, call->dtype, job->op, (int)job->leader);
   if (code || !job->leads) return code;
   MC_FAULT_POINT(leaders_summed);
-  code = collect(c, job, all);
+  code = (job->plan.root < 0 ? mc_phase_exchange : mc_phase_collect)(c, job->plan.local, all, borders);
   MC_FAULT_POINT(leaders_collected);
   if (code || (job->plan.root >= 0 && job->plan.root != (int)c->node)) return code;
   struct mc_rail_plan exact = job->plan;
@@ -66,7 +45,7 @@ static int two_phases(struct mc_comm *c, struct job *job) {
   bool is_receiver = job->plan.root < 0 || call->root == c->rank;
   struct mc_rail rail = {.data = is_receiver ? call->out : mc_inter_scratch(c, MC_SCRATCH_SUM, job->bytes), .count = call->count};
   if (!rail.data) return mc_check(c);
-  int code = mc_local_reduce(c, call->in, rail.data, call->count, call->dtype, job->op, job->leader);
+  int code = mc_local_reduce(c, call->in, rail.data, call->count, call->dtype, job->op, (int)job->leader);
   if (code || !job->leads) return code;
   code = mc_rail_room(c, &job->plan, call->count);
   MC_FAULT_POINT(leaders_halved);
@@ -74,7 +53,7 @@ static int two_phases(struct mc_comm *c, struct job *job) {
   if (!code) code = mc_rail_ag_start(c, &job->plan, &rail);
   if (!code) code = mc_rail_finish(c, &job->plan, &rail);
   MC_FAULT_POINT(leaders_joined);
-  return code ? code : mc_inter_await_all(c, &c->inter->slots[0].sends); /* before the leader waits for its node */
+  return code ? code : mc_inter_await_sent(c, 0, MC_INTER_ALL); /* before the leader waits for its node */
 }
 
 int mc_leaders_reduce(struct mc_comm *c, int root) {
@@ -92,17 +71,16 @@ static int trade(struct mc_comm *c, const struct job *job, const uint8_t *whole,
   uint8_t *received = mc_inter_scratch(c, MC_SCRATCH_RECEIVED, c->nodes * own);
   if (!ordered || !received) return mc_check(c);
   for (uint32_t i = 0; i < c->size; i++) mc_copy(ordered + i * job->bytes, whole + c->members[i] * job->bytes, job->bytes);
-  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
   for (uint32_t distance = 1; distance < c->nodes; distance++) {
     uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
-    int code = mc_inter_recv(c, receives, mc_inter_rank(c, from, 0), received + from * own, own);
+    int code = mc_inter_recv(c, 0, mc_inter_rank(c, from, 0), received + from * own, own);
     if (!code)
-      code = mc_inter_send(c, sends, mc_inter_rank(c, to, 0), ordered + c->first_of[to] * job->bytes,
+      code = mc_inter_send(c, 0, mc_inter_rank(c, to, 0), ordered + c->first_of[to] * job->bytes,
                          mc_inter_locals(c, to) * job->bytes);
     if (code) return code;
   }
   MC_FAULT_POINT(leaders_scatter_posted);
-  int code = mc_inter_await_all(c, receives);
+  int code = mc_inter_await_received(c, 0, MC_INTER_ALL);
   MC_FAULT_POINT(leaders_scattered);
   const uint8_t *mine = ordered + c->first_of[c->node] * job->bytes;
   return code ? code : mc_rail_sum(c, &job->plan, sum, mine, received, own, c->locals * c->call.count);
@@ -114,7 +92,7 @@ int mc_leaders_reduce_scatter(struct mc_comm *c) {
   job.plan.wire = MC_WIRE_SAME;
   uint8_t *whole = mc_inter_scratch(c, MC_SCRATCH_SUM, c->size * job.bytes);
   if (!whole) return mc_check(c);
-  int code = mc_local_reduce(c, call->in, whole, call->count * c->size, call->dtype, job.op, job.leader);
+  int code = mc_local_reduce(c, call->in, whole, call->count * c->size, call->dtype, job.op, (int)job.leader);
   if (!code && job.leads) code = trade(c, &job, whole, whole);
   if (!code) code = mc_local_scatter(c, whole, call->out, job.bytes, job.leader);
   c->path = MC_PATH_LEADERS;
@@ -125,9 +103,8 @@ int mc_leaders_all_gather(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   size_t bytes = call->count * mc_dtype_bytes(call->dtype);
   uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SENT, c->size * bytes), *out = call->out;
-  size_t *borders = mc_inter_scratch(c, MC_SCRATCH_LISTS, (c->nodes + 1) * sizeof *borders);
+  size_t *borders = mc_phase_borders(c, bytes, true);
   if (!ordered || !borders) return mc_check(c);
-  for (uint32_t node = 0; node <= c->nodes; node++) borders[node] = c->first_of[node] * bytes;
   int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, 0);
   if (!code && c->local == 0) {
     MC_FAULT_POINT(leaders_gathered);

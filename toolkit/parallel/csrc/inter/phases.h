@@ -21,7 +21,7 @@ enum mc_scratch {
 };
 struct mc_inter { /* kept from call to call, made by the first */
   struct { void *at; size_t bytes; } scratch[MC_SCRATCHES];
-  struct { struct mc_posts sends, receives; } slots[MC_INTER_SLOTS];
+  struct mc_posts sends[MC_INTER_SLOTS], receives[MC_INTER_SLOTS];
   uint32_t rails; /* ranks of the smallest node */
   uint64_t alive_ns, dead_ns; /* when the ranks of this node were looked at, when one was found dead */
 };
@@ -29,11 +29,14 @@ struct mc_inter { /* kept from call to call, made by the first */
 /* --- inter/scratch.c. NULL: there is no memory, and that has been declared (mc_check says it). */
 int mc_inter_open(struct mc_comm *c);
 void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes);
-/* Posts, and waits for, messages of a list. */
-int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes);
-int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes);
-int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many); /* the oldest of the list */
-int mc_inter_await_all(struct mc_comm *c, struct mc_posts *posts);
+/* Posts messages of a slot, and waits for the oldest of them. */
+#define MC_INTER_ALL UINT32_MAX
+int mc_inter_send(struct mc_comm *c, uint32_t slot, uint32_t peer, const void *data, size_t bytes);
+int mc_inter_recv(struct mc_comm *c, uint32_t slot, uint32_t peer, void *data, size_t bytes);
+int mc_inter_await_sent(struct mc_comm *c, uint32_t slot, uint32_t how_many);
+int mc_inter_await_received(struct mc_comm *c, uint32_t slot, uint32_t how_many);
+/* The same for as many as there are beyond `most`. */
+int mc_inter_limit(struct mc_comm *c, struct mc_posts *posts, uint32_t most);
 
 /* --- places */
 static inline uint32_t mc_inter_locals(const struct mc_comm *c, uint32_t node) { return c->first_of[node + 1] - c->first_of[node]; }
@@ -43,9 +46,7 @@ static inline uint32_t mc_inter_owner(const struct mc_comm *c, uint32_t node, ui
   return mc_inter_rank(c, node, local % mc_inter_locals(c, node));
 }
 static inline uint32_t mc_inter_node(const struct mc_comm *c, uint32_t distance) { return (c->node + distance) % c->nodes; }
-static inline size_t mc_inter_less(size_t a, size_t b) { return a < b ? a : b; }
 
-struct mc_strided { const struct mc_span *spans; uint32_t count; }; /* in bytes */
 /* --- inter/spans.c: a block for every rank of the group, of which local rank i owns those of local ranks
  * i, i + locals, ... of other nodes and its own. In this order everywhere: by distance of the node. */
 /* Fills `ranks`; returns how many. Distances `from` to `end` - 1; distance `nodes` is the own node. */
@@ -53,27 +54,22 @@ uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, 
 /* For every local rank the places of its blocks: `length` bytes at `begin` of blocks of `block` bytes. NULL: no memory. */
 const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length);
 
+size_t mc_inter_segment(const struct mc_comm *c); /* the tuning's, not too small */
+/* Bytes of a piece of `whole`: `wanted`, at most a segment, at least `least`; a multiple of 64, or the whole. */
+size_t mc_inter_piece(const struct mc_comm *c, size_t whole, size_t wanted, size_t least);
+
 /* --- inter/progress.c: moves messages; what the transport finds wrong becomes the group's failure here */
 int mc_inter_progress(struct mc_comm *c); /* without waiting */
-int mc_inter_finish(struct mc_comm *c);   /* until all posted is done, or the deadline of the call: names the ranks that have not come */
-int mc_inter_await_ticket(struct mc_comm *c, uint64_t ticket);
-/* --- inter/epoch.c: as mc_epoch, but messages under way move on while the node is waited for */
+/* Until this one is done (0: all that was posted), or the deadline of the call: names the ranks that have not come. */
+int mc_inter_wait(struct mc_comm *c, uint64_t ticket);
+/* --- inter/epoch.c: as mc_epoch, but messages under way move on before it and while the node is waited for */
 int mc_inter_epoch(struct mc_comm *c);
-/* --- inter/phases.c: epochs of the node, which move the messages of other nodes on as well */
-/* Sums every stream over the local ranks; this rank's ends in `out`, its places one after another
- * (out may be the only place itself). */
-int mc_phase_reduce(struct mc_comm *c, const void *in, void *out, const struct mc_strided *strided, uint32_t dtype, uint32_t op);
-/* Every rank's own stream is in `data`; all streams end in the `data` of all, or of local rank `root` only. */
-int mc_phase_allgather(struct mc_comm *c, void *data, const struct mc_strided *strided, int root);
-/* in[i] goes to local rank i, out[i] comes from it; no pair has more than `longest` bytes. */
-int mc_phase_alltoall(struct mc_comm *c, const void *in, const struct mc_span *in_spans, void *out,
-                 const struct mc_span *out_spans, size_t longest);
-/* Uneven pairs: compares what is sent with what is expected, and says what the longest has. One round. */
-int mc_phase_compare(struct mc_comm *c, const struct mc_span *in_spans, const struct mc_span *out_spans, size_t *longest);
-
 /* --- inter/exchange.c: every node's block to the same place of every node; called by one rank of each node.
  * offsets[nodes + 1]: the blocks' borders in `all`, where the own block is. `local`: who speaks (mc_inter_owner). */
 int mc_phase_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
+/* The same for the root of the call alone, whose node has its block by then; the others post theirs. */
+int mc_phase_collect(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
+size_t *mc_phase_borders(struct mc_comm *c, size_t bytes, bool by_ranks); /* of blocks of each node, or of its ranks; NULL: no memory */
 
 /* --- inter/rail.c: the sum over nodes of one piece, in two phases */
 struct mc_rail_plan {
@@ -82,6 +78,7 @@ struct mc_rail_plan {
   int root;       /* the node that takes the sum; -1: all */
   size_t step;    /* bytes of the room for one node's part: mc_rail_room */
 };
+struct mc_rail_plan mc_rail_plan_of(const struct mc_comm *c, int root); /* of this call; root: a rank, -1: all */
 struct mc_rail {
   uint8_t *data;  /* the node's sum, then that of all (MC_AVG: divided) */
   size_t count;
@@ -106,14 +103,15 @@ static inline uint32_t mc_phase_op(uint32_t op) { return op == MC_AVG ? MC_SUM :
 
 /* --- inter/ */
 bool mc_nodes_small(const struct mc_comm *c, size_t bytes); /* the leaders alone talk */
-int mc_nodes_all_reduce(struct mc_comm *c);
-int mc_nodes_reduce(struct mc_comm *c);
+int mc_nodes_reduce(struct mc_comm *c, int root); /* -1: all */
 int mc_nodes_broadcast(struct mc_comm *c);
 int mc_nodes_all_gather(struct mc_comm *c);
 int mc_nodes_reduce_scatter(struct mc_comm *c);
 int mc_nodes_gather(struct mc_comm *c);
 int mc_nodes_scatter(struct mc_comm *c);
 int mc_nodes_all_to_all(struct mc_comm *c);
+/* Gather, scatter of large blocks: they go from where they are to where they belong. */
+int mc_nodes_apart(struct mc_comm *c, size_t bytes, bool gathers);
 /* inter/leaders.c: the small forms of the verbs that sum */
 int mc_leaders_reduce(struct mc_comm *c, int root); /* -1: all */
 int mc_leaders_reduce_scatter(struct mc_comm *c);

@@ -6,7 +6,7 @@
 #define GRACE_NS 1000000000u      /* beyond the deadline: time for the late node to report */
 
 static int step(struct mc_comm *c, uint64_t wait_ns, bool *moved) {
-  struct mc_loss loss;
+  struct mc_failure loss;
   int code = mc_check(c);
   if (code == MC_OK && mc_net_step(c, wait_ns, moved, &loss)) code = mc_fail_loss(c, &loss);
   return code;
@@ -24,8 +24,8 @@ static int check_locals(struct mc_comm *c, uint64_t now) {
   struct mc_inter *inter = c->inter;
   if (now - inter->alive_ns < SLICE_NS) return MC_OK;
   inter->alive_ns = now;
-  for (uint32_t i = 0; c->segment && i < c->locals; i++) {
-    if (i == c->local || atomic_load(&c->segment->ranks[i].state) == 2 || mc_local_alive(c, i)) continue;
+  for (uint32_t i = 0; i < c->locals; i++) {
+    if (i == c->local || atomic_load(&mc_block(c, i)->state) == 2 || mc_local_alive(c, i)) continue;
     if (!inter->dead_ns) inter->dead_ns = now;
     if (now - inter->dead_ns < UNASKED_NS) return MC_OK;
     return mc_fail(c, MC_EPEER, 0, (int)mc_rank_of(c, i), NULL, NULL);
@@ -36,7 +36,7 @@ static int check_locals(struct mc_comm *c, uint64_t now) {
 static bool is_done(struct mc_comm *c, uint64_t ticket) { return ticket ? mc_net_done(c, ticket) : mc_net_idle(c); }
 
 /* Signals, deaths, control messages and the deadline are looked at also while data moves: a slow link moves it for long. */
-static int wait_for(struct mc_comm *c, uint64_t ticket) {
+int mc_inter_wait(struct mc_comm *c, uint64_t ticket) {
   const uint64_t start = mc_now_ns();
   const uint64_t spin = c->tuning.spin_s > 0 ? (uint64_t)(c->tuning.spin_s * 1e9) : 0;
   uint64_t last = start, now = start;
@@ -50,7 +50,7 @@ static int wait_for(struct mc_comm *c, uint64_t ticket) {
     if (code == MC_OK) code = check_locals(c, now);
     if (code == MC_OK) mc_net_heartbeat(c, NULL);
     if (code == MC_OK && c->deadline_ns && now > c->deadline_ns + GRACE_NS && !is_done(c, ticket)) {
-      struct mc_loss loss;
+      struct mc_failure loss;
       mc_net_late(c, &loss);
       code = mc_fail_loss(c, &loss);
     }
@@ -60,7 +60,3 @@ static int wait_for(struct mc_comm *c, uint64_t ticket) {
   c->remote_wait_ns += took;
   return code;
 }
-
-int mc_inter_finish(struct mc_comm *c) { return wait_for(c, 0); }
-
-int mc_inter_await_ticket(struct mc_comm *c, uint64_t ticket) { return wait_for(c, ticket); }

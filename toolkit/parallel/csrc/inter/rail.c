@@ -7,9 +7,6 @@
 #include "inter/phases.h"
 #include "group/fault_point.h"
 
-static struct mc_posts *sends_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->inter->slots[rail->slot].sends; }
-static struct mc_posts *receives_of(struct mc_comm *c, const struct mc_rail *rail) { return &c->inter->slots[rail->slot].receives; }
-
 static size_t slots_bytes(const struct mc_comm *c, const struct mc_rail_plan *plan) { return MC_INTER_SLOTS * (size_t)c->nodes * plan->step; }
 
 int mc_rail_room(struct mc_comm *c, struct mc_rail_plan *plan, size_t count) {
@@ -45,13 +42,13 @@ int mc_rail_rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct 
   size_t own = mc_rail_bytes(plan, part_of(c, plan, rail, c->node).count);
   rail->received = room_of(c, plan, rail, MC_SCRATCH_RECEIVED);
   rail->sent = plan->wire == MC_WIRE_SAME ? NULL : room_of(c, plan, rail, MC_SCRATCH_SENT);
-  int code = mc_inter_await_all(c, sends_of(c, rail)); /* the piece before this one in the slot */
+  int code = mc_inter_await_sent(c, rail->slot, MC_INTER_ALL); /* the piece before this one in the slot */
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
     uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
-    code = mc_inter_recv(c, receives_of(c, rail), mc_inter_owner(c, from, plan->local), rail->received + from * plan->step, own);
+    code = mc_inter_recv(c, rail->slot, mc_inter_owner(c, from, plan->local), rail->received + from * plan->step, own);
     if (code) return code;
     size_t bytes = mc_rail_bytes(plan, part_of(c, plan, rail, to).count);
-    code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
+    code = mc_inter_send(c, rail->slot, mc_inter_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
   }
   MC_FAULT_POINT(rail_rs_started);
   return code ? code : mc_inter_progress(c);
@@ -66,7 +63,7 @@ static uint8_t *arrival(struct mc_comm *c, const struct mc_rail_plan *plan, stru
 int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   struct mc_span own = part_of(c, plan, rail, c->node);
   uint8_t *sum = at(plan, rail, own.begin);
-  int code = mc_inter_await_all(c, receives_of(c, rail));
+  int code = mc_inter_await_received(c, rail->slot, MC_INTER_ALL);
   if (!code) code = mc_rail_sum(c, plan, sum, sum, rail->received, plan->step, own.count);
   if (code) return code;
   MC_FAULT_POINT(rail_summed);
@@ -75,17 +72,17 @@ int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct 
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
     uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
     if (plan->root < 0 || plan->root == (int)c->node)
-      code = mc_inter_recv(c, receives_of(c, rail), mc_inter_owner(c, from, plan->local), arrival(c, plan, rail, from),
+      code = mc_inter_recv(c, rail->slot, mc_inter_owner(c, from, plan->local), arrival(c, plan, rail, from),
                          mc_rail_bytes(plan, part_of(c, plan, rail, from).count));
     if (!code && (plan->root < 0 || plan->root == (int)to))
-      code = mc_inter_send(c, sends_of(c, rail), mc_inter_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
+      code = mc_inter_send(c, rail->slot, mc_inter_owner(c, to, plan->local), form, mc_rail_bytes(plan, own.count));
   }
   MC_FAULT_POINT(rail_ag_started);
   return code ? code : mc_inter_progress(c);
 }
 
 int mc_rail_finish(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
-  int code = mc_inter_await_all(c, receives_of(c, rail));
+  int code = mc_inter_await_received(c, rail->slot, MC_INTER_ALL);
   MC_FAULT_POINT(rail_finished);
   if (code || plan->wire == MC_WIRE_SAME || (plan->root >= 0 && plan->root != (int)c->node)) return code;
   for (uint32_t node = 0; node < c->nodes; node++) {

@@ -7,7 +7,6 @@
 #include "group/fault_point.h"
 
 #define LEAST_MESSAGE 65536u
-#define LEAST_SEGMENT 4096u
 
 struct job {
   struct mc_rail_plan plan;
@@ -18,15 +17,6 @@ struct job {
   bool on_rail;
   struct mc_rail rails[MC_INTER_SLOTS];
 };
-
-/* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
-static size_t piece_of(const struct mc_comm *c, size_t count, size_t size) {
-  size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
-  size_t least = mc_inter_less((size_t)LEAST_MESSAGE * c->inter->rails * c->nodes, 8 * segment);
-  size_t piece = mc_inter_less(segment, count * size / 4);
-  if (piece < least) piece = least;
-  return mc_inter_less((piece + 63) / 64 * 64 / size, count);
-}
 
 struct strided {
   struct mc_span spans[MC_LOCALS];
@@ -43,7 +33,7 @@ static void fill_streams(const struct mc_comm *c, const struct job *job, size_t 
 }
 
 static size_t count_of(const struct mc_comm *c, const struct job *job, uint32_t k) {
-  return mc_inter_less(c->call.count - k * job->piece, job->piece);
+  return mc_less(c->call.count - k * job->piece, job->piece);
 }
 
 static uint8_t *base_of(const struct job *job, uint32_t k) {
@@ -57,9 +47,10 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   struct mc_span mine = strided.spans[c->local];
   uint8_t *data = base_of(job, k) + mine.begin;
   /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
-  int code = job->on_rail && !job->out ? mc_inter_await_all(c, &c->inter->slots[k % MC_INTER_SLOTS].sends) : MC_OK;
+  int code = job->on_rail && !job->out ? mc_inter_await_sent(c, k % MC_INTER_SLOTS, MC_INTER_ALL) : MC_OK;
   if (code) return code;
-  code = mc_phase_reduce(c, job->in + k * job->piece * job->size, data, strided.of, job->plan.dtype, mc_phase_op(job->plan.op));
+  code = mc_local_reduce_streams(c, mc_inter_epoch, job->in + k * job->piece * job->size, data, strided.of, job->plan.dtype,
+                                 mc_phase_op(job->plan.op));
   MC_FAULT_POINT(segment_reduced);
   if (code || !job->on_rail) return code;
   struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
@@ -74,7 +65,7 @@ static int end(struct mc_comm *c, struct job *job, uint32_t k) {
   if (code || (rooted && job->plan.root != (int)c->node)) return code;
   struct strided strided;
   fill_streams(c, job, count_of(c, job, k), &strided);
-  return mc_phase_allgather(c, base_of(job, k), strided.of, rooted ? (int)c->local_of[c->call.root] : -1);
+  return mc_local_gather_streams(c, mc_inter_epoch, base_of(job, k), strided.of, rooted ? (int)c->local_of[c->call.root] : -1);
 }
 
 static int over_rails(struct mc_comm *c, struct job *job) {
@@ -90,14 +81,14 @@ static int over_rails(struct mc_comm *c, struct job *job) {
 
 static int large(struct mc_comm *c, int root) {
   const struct mc_call *call = &c->call;
-  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
   bool is_receiver = root < 0 || root == (int)c->rank;
   struct job job = {
-      .plan = {.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME, .local = c->local,
-               .root = root < 0 ? -1 : (int)c->node_of[root]},
-      .in = call->in, .out = is_receiver ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
+      .plan = mc_rail_plan_of(c, root), .in = call->in, .out = is_receiver ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
       .on_rail = c->local < c->inter->rails};
-  job.piece = piece_of(c, call->count, job.size);
+  /* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
+  size_t bytes = call->count * job.size;
+  size_t least = mc_less((size_t)LEAST_MESSAGE * c->inter->rails * c->nodes, 8 * mc_inter_segment(c));
+  job.piece = mc_inter_piece(c, bytes, bytes / 4, least) / job.size;
   job.pieces = (uint32_t)((call->count + job.piece - 1) / job.piece);
   if (!is_receiver) job.scratch = mc_inter_scratch(c, MC_SCRATCH_SUM, MC_INTER_SLOTS * job.piece * job.size);
   if (!is_receiver && !job.scratch) return mc_check(c);
@@ -105,10 +96,7 @@ static int large(struct mc_comm *c, int root) {
   return code ? code : over_rails(c, &job);
 }
 
-static int reduce(struct mc_comm *c, int root) {
+int mc_nodes_reduce(struct mc_comm *c, int root) {
   size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
   return mc_nodes_small(c, bytes) ? mc_leaders_reduce(c, root) : large(c, root);
 }
-
-int mc_nodes_all_reduce(struct mc_comm *c) { return reduce(c, -1); }
-int mc_nodes_reduce(struct mc_comm *c) { return reduce(c, (int)c->call.root); }

@@ -6,7 +6,6 @@
 #include "group/fault_point.h"
 
 #define LEAST_MESSAGE 65536u
-#define LEAST_SEGMENT 4096u
 #define TOGETHER_BYTES 4096u /* scatter: blocks up to this go through the leaders */
 
 struct job {
@@ -16,14 +15,7 @@ struct job {
   uint8_t *sums, *received, *packed;
 };
 
-static size_t piece_of(const struct mc_comm *c, size_t bytes) {
-  size_t segment = c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
-  size_t piece = segment / c->size;
-  if (piece < mc_inter_less(segment, LEAST_MESSAGE)) piece = mc_inter_less(segment, LEAST_MESSAGE);
-  return mc_inter_less((piece + 63) / 64 * 64, bytes);
-}
-
-static size_t length_of(const struct job *job, uint32_t k) { return mc_inter_less(job->bytes - k * job->piece, job->piece); }
+static size_t length_of(const struct job *job, uint32_t k) { return mc_less(job->bytes - k * job->piece, job->piece); }
 static uint8_t *sums_of(const struct job *job, uint32_t k) { return job->sums + (k & 1) * (size_t)job->blocks * job->piece; }
 
 /* The sum of block `which`, as it travels. */
@@ -37,20 +29,20 @@ static const uint8_t *wire_form(const struct job *job, uint32_t k, uint32_t whic
 }
 
 static int begin(struct mc_comm *c, const struct job *job, uint32_t k) {
-  struct mc_posts *sends = &c->inter->slots[k & 1].sends, *receives = &c->inter->slots[k & 1].receives;
   size_t length = length_of(job, k), travels = mc_rail_bytes(&job->plan, length / job->size);
-  int code = mc_inter_await_all(c, sends);
+  int code = mc_inter_await_sent(c, k & 1, MC_INTER_ALL);
   if (code) return code;
   const struct mc_strided *strided = mc_inter_strided(c, 1, c->nodes + 1, job->bytes, k * job->piece, length);
   if (!strided) return mc_check(c);
-  code = mc_phase_reduce(c, c->call.in, sums_of(job, k), strided, job->plan.dtype, mc_phase_op(job->plan.op));
+  code = mc_local_reduce_streams(c, mc_inter_epoch, c->call.in, sums_of(job, k), strided, job->plan.dtype,
+                                 mc_phase_op(job->plan.op));
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
     uint32_t node = mc_inter_node(c, distance);
     uint8_t *place = job->received + ((k & 1) * (size_t)c->nodes + node) * job->plan.step;
-    code = mc_inter_recv(c, receives, mc_inter_owner(c, node, c->local), place, travels);
+    code = mc_inter_recv(c, k & 1, mc_inter_owner(c, node, c->local), place, travels);
   }
   for (uint32_t i = 0; i + 1 < job->blocks && !code; i++) /* the last is this rank's own */
-    code = mc_inter_send(c, sends, job->ranks[i], wire_form(job, k, i), travels);
+    code = mc_inter_send(c, k & 1, job->ranks[i], wire_form(job, k, i), travels);
   if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(sums_sent);
   return code;
@@ -58,7 +50,7 @@ static int begin(struct mc_comm *c, const struct job *job, uint32_t k) {
 
 static int end(struct mc_comm *c, const struct job *job, uint32_t k) {
   size_t length = length_of(job, k);
-  int code = mc_inter_await_all(c, &c->inter->slots[k & 1].receives);
+  int code = mc_inter_await_received(c, k & 1, MC_INTER_ALL);
   MC_FAULT_POINT(sums_arrived);
   const uint8_t *own = sums_of(job, k) + (job->blocks - 1) * length;
   const uint8_t *received = job->received + (k & 1) * (size_t)c->nodes * job->plan.step;
@@ -82,12 +74,10 @@ static int make_room(struct mc_comm *c, struct job *job) {
 
 int mc_nodes_reduce_scatter(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
-  bool packs = c->tuning.wire != MC_WIRE_SAME && call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
-  struct job job = {.size = mc_dtype_bytes(call->dtype),
-                    .plan = {.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME, .root = -1}};
+  struct job job = {.size = mc_dtype_bytes(call->dtype), .plan = mc_rail_plan_of(c, -1)};
   job.bytes = call->count * job.size;
   if (mc_nodes_small(c, job.bytes * c->size)) return mc_leaders_reduce_scatter(c);
-  job.piece = piece_of(c, job.bytes);
+  job.piece = mc_inter_piece(c, job.bytes, mc_inter_segment(c) / c->size, mc_less(mc_inter_segment(c), LEAST_MESSAGE));
   job.pieces = (uint32_t)((job.bytes + job.piece - 1) / job.piece);
   int code = make_room(c, &job);
   for (uint32_t step = 0; step <= job.pieces && !code; step++) { /* the node sums a piece while the last one travels */
@@ -103,7 +93,6 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
   const struct mc_call *call = &c->call;
   uint32_t speaker = c->local_of[call->root] % c->locals;
   bool root = call->root == c->rank;
-  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
   uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SUM, c->size * bytes), *mine = ordered + c->first_of[c->node] * bytes;
   const uint8_t *in = call->in;
   if (!ordered) return mc_check(c);
@@ -111,14 +100,14 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
   for (uint32_t i = 0; root && i < c->size; i++) mc_copy(ordered + i * bytes, in + c->members[i] * bytes, bytes);
   for (uint32_t distance = 1; root && distance < c->nodes && !code; distance++) {
     uint32_t node = mc_inter_node(c, distance);
-    code = mc_inter_send(c, sends, mc_inter_owner(c, node, c->local), ordered + c->first_of[node] * bytes,
+    code = mc_inter_send(c, 0, mc_inter_owner(c, node, c->local), ordered + c->first_of[node] * bytes,
                        mc_inter_locals(c, node) * bytes);
   }
   if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(scatter_nodes_sent);
   if (!code && c->node_of[call->root] != c->node && c->local == speaker) {
-    code = mc_inter_recv(c, receives, call->root, mine, c->locals * bytes);
-    if (!code) code = mc_inter_await_all(c, receives);
+    code = mc_inter_recv(c, 0, call->root, mine, c->locals * bytes);
+    if (!code) code = mc_inter_await_received(c, 0, MC_INTER_ALL);
     MC_FAULT_POINT(scatter_node_arrived);
   }
   if (!code) code = mc_local_scatter(c, mine, call->out, bytes, speaker);
@@ -126,26 +115,7 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
   return code;
 }
 
-static int scatter_apart(struct mc_comm *c, size_t bytes) {
-  const struct mc_call *call = &c->call;
-  struct mc_posts *sends = &c->inter->slots[0].sends, *receives = &c->inter->slots[0].receives;
-  if (c->node_of[call->root] != c->node) {
-    int code = mc_inter_recv(c, receives, call->root, call->out, bytes);
-    MC_FAULT_POINT(scatter_apart_posted);
-    if (!code) code = mc_local_barrier(c);
-    return code ? code : mc_inter_await_all(c, receives);
-  }
-  struct mc_span ins[MC_LOCALS] = {{0, 0}}, outs[MC_LOCALS] = {{0, 0}};
-  outs[c->local_of[call->root]].count = bytes;
-  int code = MC_OK;
-  for (uint32_t rank = 0; call->root == c->rank && rank < c->size && !code; rank++) {
-    if (c->node_of[rank] == c->node) ins[c->local_of[rank]] = (struct mc_span){rank * bytes, bytes};
-    else code = mc_inter_send(c, sends, rank, (const uint8_t *)call->in + rank * bytes, bytes);
-  }
-  return code ? code : mc_phase_alltoall(c, call->in, ins, call->out, outs, bytes);
-}
-
 int mc_nodes_scatter(struct mc_comm *c) {
   size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
-  return bytes <= TOGETHER_BYTES ? scatter_together(c, bytes) : scatter_apart(c, bytes);
+  return bytes <= TOGETHER_BYTES ? scatter_together(c, bytes) : mc_nodes_apart(c, bytes, false);
 }

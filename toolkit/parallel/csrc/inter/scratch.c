@@ -1,7 +1,6 @@
 /* Between nodes: memory and lists of messages that are kept from call to call. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include "inter/phases.h"
 
 #define PAGE 4096u
@@ -19,11 +18,8 @@ int mc_inter_open(struct mc_comm *c) {
     c->inter = b;
   }
   for (uint32_t slot = 0; slot < MC_INTER_SLOTS; slot++) {
-    struct mc_posts *lists[2] = {&b->slots[slot].sends, &b->slots[slot].receives};
-    for (unsigned i = 0; i < 2; i++) {
-      lists[i]->first = lists[i]->count = 0;
-      lists[i]->empties = false;
-    }
+    b->sends[slot].first = b->sends[slot].count = b->receives[slot].first = b->receives[slot].count = 0;
+    b->sends[slot].empties = b->receives[slot].empties = false;
   }
   return MC_OK;
 }
@@ -32,10 +28,7 @@ void mc_inter_close(struct mc_comm *c) {
   struct mc_inter *b = c->inter;
   if (!b) return;
   for (unsigned i = 0; i < MC_SCRATCHES; i++) free(b->scratch[i].at);
-  for (unsigned i = 0; i < MC_INTER_SLOTS; i++) {
-    free(b->slots[i].sends.tickets);
-    free(b->slots[i].receives.tickets);
-  }
+  for (unsigned i = 0; i < MC_INTER_SLOTS; i++) free(b->sends[i].tickets), free(b->receives[i].tickets);
   free(b);
   c->inter = NULL;
 }
@@ -54,12 +47,6 @@ void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {
 
 static int room_for_one(struct mc_comm *c, struct mc_posts *posts) {
   if (posts->count < posts->room) return MC_OK;
-  if (posts->first) { /* those waited for are forgotten */
-    posts->count -= posts->first;
-    memmove(posts->tickets, posts->tickets + posts->first, posts->count * sizeof *posts->tickets);
-    posts->first = 0;
-    if (posts->count < posts->room) return MC_OK;
-  }
   uint32_t room = posts->room ? posts->room * 2 : 16;
   uint64_t *tickets = realloc(posts->tickets, room * sizeof *tickets);
   if (!tickets) return no_memory(c);
@@ -68,7 +55,8 @@ static int room_for_one(struct mc_comm *c, struct mc_posts *posts) {
   return MC_OK;
 }
 
-int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, const void *data, size_t bytes) {
+int mc_inter_send(struct mc_comm *c, uint32_t slot, uint32_t peer, const void *data, size_t bytes) {
+  struct mc_posts *posts = &c->inter->sends[slot];
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
   if (code) return code;
@@ -76,7 +64,8 @@ int mc_inter_send(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, cons
   return code ? mc_fail(c, code, 0, (int)peer, NULL, NULL) : MC_OK;
 }
 
-int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void *data, size_t bytes) {
+int mc_inter_recv(struct mc_comm *c, uint32_t slot, uint32_t peer, void *data, size_t bytes) {
+  struct mc_posts *posts = &c->inter->receives[slot];
   if (!bytes && !posts->empties) return MC_OK;
   int code = room_for_one(c, posts);
   if (code) return code;
@@ -84,9 +73,9 @@ int mc_inter_recv(struct mc_comm *c, struct mc_posts *posts, uint32_t peer, void
   return code ? mc_fail(c, code, 0, (int)peer, NULL, NULL) : MC_OK;
 }
 
-int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
+static int await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many) {
   for (; how_many && posts->first < posts->count; how_many--) {
-    int code = mc_inter_await_ticket(c, posts->tickets[posts->first]);
+    int code = mc_inter_wait(c, posts->tickets[posts->first]);
     if (code) return code;
     posts->first++;
   }
@@ -94,4 +83,13 @@ int mc_inter_await(struct mc_comm *c, struct mc_posts *posts, uint32_t how_many)
   return MC_OK;
 }
 
-int mc_inter_await_all(struct mc_comm *c, struct mc_posts *posts) { return mc_inter_await(c, posts, posts->count); }
+int mc_inter_await_sent(struct mc_comm *c, uint32_t slot, uint32_t how_many) { return await(c, &c->inter->sends[slot], how_many); }
+
+int mc_inter_await_received(struct mc_comm *c, uint32_t slot, uint32_t how_many) {
+  return await(c, &c->inter->receives[slot], how_many);
+}
+
+int mc_inter_limit(struct mc_comm *c, struct mc_posts *posts, uint32_t most) {
+  uint32_t open = posts->count - posts->first;
+  return open > most ? await(c, posts, open - most) : MC_OK;
+}

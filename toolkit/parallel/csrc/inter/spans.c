@@ -1,5 +1,16 @@
-/* Between nodes: which local rank speaks for which blocks. */
+/* Between nodes: which local rank speaks for which blocks; how long pieces are. */
 #include "inter/phases.h"
+
+#define LEAST_SEGMENT 4096u
+
+size_t mc_inter_segment(const struct mc_comm *c) {
+  return c->tuning.segment_bytes > LEAST_SEGMENT ? c->tuning.segment_bytes : LEAST_SEGMENT;
+}
+
+size_t mc_inter_piece(const struct mc_comm *c, size_t whole, size_t wanted, size_t least) {
+  size_t piece = mc_less(mc_inter_segment(c), wanted);
+  return mc_less(((piece > least ? piece : least) + 63) / 64 * 64, whole);
+}
 
 uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks) {
   uint32_t count = 0;

@@ -3,9 +3,16 @@
 
 #define BLOCK 2048u /* values unpacked at once; a multiple of MC_I8_BLOCK */
 
+struct mc_rail_plan mc_rail_plan_of(const struct mc_comm *c, int root) {
+  const struct mc_call *call = &c->call;
+  bool packs = call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
+  return (struct mc_rail_plan){.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME,
+                               .local = c->local, .root = root < 0 ? -1 : (int)c->node_of[root]};
+}
+
 size_t mc_rail_longest(size_t count, size_t element_bytes, uint32_t parts) {
   size_t grain = element_bytes < 64 ? 64 / element_bytes : 1; /* of mc_part: all but the last are rounded up to it */
-  return mc_inter_less(count / parts + (grain > parts ? grain : parts), count);
+  return mc_less(count / parts + (grain > parts ? grain : parts), count);
 }
 
 size_t mc_rail_bytes(const struct mc_rail_plan *plan, size_t count) {
@@ -30,7 +37,7 @@ static int sum_packed(struct mc_comm *c, const struct mc_rail_plan *plan, float 
   if (!sources || !values) return mc_check(c);
   mc_reduce_fn *reduce = mc_reducer(MC_F32, plan->op);
   for (size_t done = 0; done < count; done += BLOCK) {
-    size_t now = mc_inter_less(count - done, BLOCK);
+    size_t now = mc_less(count - done, BLOCK);
     for (uint32_t node = 0; node < c->nodes; node++) {
       if (node == c->node) continue;
       float *unpacked = values + (size_t)node * BLOCK;

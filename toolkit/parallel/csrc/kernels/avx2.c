@@ -2,12 +2,7 @@
 #include "kernels/isa_kernels.h"
 #ifdef MC_ISA_X86
 #include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,f16c")
-#endif
+MC_TARGET("avx2,f16c")
 
 #define MC_LANE_BYTES 32
 #define MC_NAME "avx2"
@@ -36,9 +31,5 @@ MC_INLINE v_s32 widen_byte(v_byte v) { return (v_s32)_mm256_cvtepi8_epi32(_mm_cv
 
 #include "kernels/isa_table.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+MC_TARGET_END
 #endif

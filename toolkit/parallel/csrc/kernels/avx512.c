@@ -3,12 +3,7 @@
 #include "kernels/isa_kernels.h"
 #ifdef MC_ISA_X86
 #include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-#endif
+MC_TARGET("avx512f,avx512bw,avx512dq,avx512vl")
 
 #define MC_LANE_BYTES 64
 #define MC_NAME "avx512"
@@ -29,9 +24,5 @@ MC_INLINE v_s32 widen_byte(v_byte v) { return (v_s32)_mm512_cvtepi8_epi32((__m12
 
 #include "kernels/isa_table.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+MC_TARGET_END
 #endif

@@ -1,4 +1,4 @@
-/* The kernels as the rest of the core calls them: what does not depend on the instruction set, and the exports for tests. */
+/* The kernels as the rest of the core calls them: what does not depend on the instruction set. */
 #include <string.h>
 #include "kernels/isa_kernels.h"
 
@@ -54,40 +54,12 @@ void mc_pack(uint32_t wire, void *dst, const float *src, size_t count) { mc_kern
 
 void mc_unpack(uint32_t wire, float *dst, const void *src, size_t count) { mc_kernels_chosen()->unpack[wire](dst, src, count); }
 
-/* --- for other users of the kernels, and tests: muster_core.h ----------------------------------------- */
+/* --- muster_core.h */
 
-int mc_kernel_reduce(uint32_t dtype, uint32_t op, void *dst, void *dst2, const void *const *src, uint32_t n, uint64_t count,
-                     double divisor) {
-  mc_reduce_fn *reduce = mc_reducer(dtype, op);
-  if (!reduce || n == 0) return MC_EINVAL;
-  reduce(dst, dst2, src, n, (size_t)count, divisor);
-  return MC_OK;
-}
-
-static bool is_packed(uint32_t wire) { return wire > MC_WIRE_SAME && wire < MC_WIRES; }
-
-int mc_kernel_pack(uint32_t wire, void *dst, const float *src, uint64_t count) {
-  if (!is_packed(wire)) return MC_EINVAL;
-  mc_pack(wire, dst, src, count);
-  return MC_OK;
-}
-
-int mc_kernel_unpack(uint32_t wire, float *dst, const void *src, uint64_t count) {
-  if (!is_packed(wire)) return MC_EINVAL;
-  mc_unpack(wire, dst, src, count);
-  return MC_OK;
-}
-
-void mc_kernel_pack_i8_keeping(void *dst, const float *src, uint64_t count, float *error) {
+void mc_kernel_pack_i8(void *dst, const float *src, uint64_t count, float *error) {
   mc_kernels_chosen()->pack_i8_keeping(dst, src, count, error);
 }
 
+void mc_kernel_unpack_i8(float *dst, const void *src, uint64_t count) { mc_unpack(MC_WIRE_I8, dst, src, count); }
+
 void mc_kernel_unpack_add_i8(float *dst, const void *src, uint64_t count) { mc_kernels_chosen()->unpack_add_i8(dst, src, count); }
-
-uint64_t mc_kernel_packed_bytes(uint32_t wire, uint64_t count) { return mc_packed_bytes(wire, count); }
-
-void mc_kernel_copy(void *dst, const void *src, uint64_t bytes) { mc_copy(dst, src, bytes); }
-
-void mc_kernel_copy_out(void *dst, const void *src, uint64_t bytes) { mc_copy_out(dst, src, bytes); }
-
-uint64_t mc_kernel_checksum(uint64_t seed, const void *data, uint64_t bytes) { return mc_checksum(seed, data, bytes); }

@@ -14,6 +14,16 @@
 #error "the wire and the halves of 32-bit words are little-endian here"
 #endif
 
+/* What follows is compiled for these features of the processor, up to MC_TARGET_END. */
+#define MC_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define MC_TARGET(features) MC_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define MC_TARGET_END MC_PRAGMA(clang attribute pop)
+#else
+#define MC_TARGET(features) MC_PRAGMA(GCC push_options) MC_PRAGMA(GCC target(features))
+#define MC_TARGET_END MC_PRAGMA(GCC pop_options)
+#endif
+
 #define MC_INLINE static inline __attribute__((always_inline))
 #define MC_WIRES 4 /* enum mc_wire */
 

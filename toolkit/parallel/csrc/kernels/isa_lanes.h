@@ -3,6 +3,14 @@
  * What is promised of the bits: sums and products are IEEE's, one rounding each, in the order given;
  * minima and maxima know -0 < +0 and hand on the first NaN; a NaN that a sum makes is some quiet NaN. */
 
+/* A type of which memory and registers have the same form. STEP: the bytes of one register of it. */
+enum { BYTES_u8 = 1, BYTES_i8 = 1, BYTES_i32 = 4, BYTES_i64 = 8, BYTES_f16 = 2, BYTES_bf16 = 2, BYTES_f32 = 4, BYTES_f64 = 8 };
+#define MC_WHOLE(T, word)                                                                        \
+  typedef word sum_##T;                                                                          \
+  enum { STEP_##T = sizeof(word) };                                                              \
+  MC_INLINE word take_##T(const char *from) { return load_##word(from); }                        \
+  MC_INLINE void give_##T(char *to, word v) { store_##word(to, v); }
+
 /* --- integers: wrap; `order` is the type that compares ------------------------------------------- */
 
 #define MC_INTEGER(T, word, order)                                                               \
@@ -18,19 +26,12 @@
     word take_a = op == MC_MIN ? MASK(word, (order)a < (order)b) : MASK(word, (order)a > (order)b); \
     return (word)((a & take_a) | (b & (word)~take_a));                                           \
   }                                                                                              \
-  typedef word sum_##T;                                                                          \
-  MC_INLINE word take_##T(const char *from) { return load_##word(from); }                        \
-  MC_INLINE void give_##T(char *to, word v) { store_##word(to, v); }                             \
+  MC_WHOLE(T, word)                                                                              \
   MC_INLINE word divide_##T(word v, double by) { (void)by; return v; }
 MC_INTEGER(u8, v_u8, v_u8)
 MC_INTEGER(i8, v_u8, v_s8)
 MC_INTEGER(i32, v_u32, v_s32)
 MC_INTEGER(i64, v_u64, v_s64)
-#undef MC_INTEGER
-#define STEP_u8 sizeof(v_u8)
-#define STEP_i8 sizeof(v_u8)
-#define STEP_i32 sizeof(v_u32)
-#define STEP_i64 sizeof(v_u64)
 
 /* --- floats ---------------------------------------------------------------------------------------- */
 
@@ -47,19 +48,10 @@ MC_INTEGER(i64, v_u64, v_s64)
     bits nan_a = MASK(bits, a != a), nan_b = MASK(bits, b != b);                                 \
     return of_bits(best | (x & nan_a) | (y & nan_b & ~nan_a));                                   \
   }                                                                                              \
+  MC_WHOLE(T, word)                                                                              \
   MC_INLINE word divide_##T(word v, double by) { return v / (number)by; }
 MC_FLOAT(f32, v_f32, v_u32, float, float_of)
 MC_FLOAT(f64, v_f64, v_u64, double, double_of)
-#undef MC_FLOAT
-
-typedef v_f32 sum_f32;
-typedef v_f64 sum_f64;
-#define STEP_f32 sizeof(v_f32)
-#define STEP_f64 sizeof(v_f64)
-MC_INLINE v_f32 take_f32(const char *from) { return load_v_f32(from); }
-MC_INLINE v_f64 take_f64(const char *from) { return load_v_f64(from); }
-MC_INLINE void give_f32(char *to, v_f32 v) { store_v_f32(to, v); }
-MC_INLINE void give_f64(char *to, v_f64 v) { store_v_f64(to, v); }
 
 /* --- 16-bit floats: two registers of fp32 for one of memory ------------------------------------ */
 
@@ -67,6 +59,7 @@ struct pair { v_f32 first, second; };
 
 #define MC_PAIR(T)                                                                       \
   typedef struct pair sum_##T;                                                           \
+  enum { STEP_##T = sizeof(v_f32) };                                                     \
   MC_INLINE struct pair combine_##T(unsigned op, struct pair a, struct pair b) {         \
     a.first = combine_f32(op, a.first, b.first);                                         \
     a.second = combine_f32(op, a.second, b.second);                                      \
@@ -79,9 +72,6 @@ struct pair { v_f32 first, second; };
   }
 MC_PAIR(f16)
 MC_PAIR(bf16)
-#undef MC_PAIR
-#define STEP_f16 sizeof(v_f32)
-#define STEP_bf16 sizeof(v_f32)
 
 MC_INLINE struct pair take_f16(const char *from) {
   struct pair v = {f32_of_f16(load_v_half(from)), f32_of_f16(load_v_half(from + sizeof(v_half)))};

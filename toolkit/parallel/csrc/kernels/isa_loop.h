@@ -1,19 +1,11 @@
-/* The loop of a reduction, for one type. A template: included once per type, with MC_T its name.
+/* The loop of a reduction, for one type. A template: included once per type, with MC_T its name; the
+ * other names in capitals are of kernels/isa_reduce.h.
  * One pass: every source is read once and every target written once, whatever n is. Within a block all
  * sources are read before a target is written, so a target may be any of the sources. */
-#define MC_JOIN_(a, b) a##b
-#define MC_JOIN(a, b) MC_JOIN_(a, b)
-#define SUM MC_JOIN(sum_, MC_T)
-#define TAKE MC_JOIN(take_, MC_T)
-#define GIVE MC_JOIN(give_, MC_T)
-#define COMBINE MC_JOIN(combine_, MC_T)
-#define DIVIDE MC_JOIN(divide_, MC_T)
-#define STEP MC_JOIN(STEP_, MC_T)
 
 MC_INLINE void MC_JOIN(finish_, MC_T)(unsigned op, char *to, SUM v, double divisor) {
   GIVE(to, op == MC_AVG ? DIVIDE(v, divisor) : v);
 }
-#define FINISH MC_JOIN(finish_, MC_T)
 
 /* Four registers at `at`, from n sources. */
 MC_INLINE void MC_JOIN(block_, MC_T)(unsigned op, char *dst, char *dst2, const char *const *src, unsigned n,
@@ -35,7 +27,6 @@ MC_INLINE void MC_JOIN(block_, MC_T)(unsigned op, char *dst, char *dst2, const c
   FINISH(op, dst + at + 3 * STEP, d, divisor);
   for (size_t i = 0; dst2 && i < 4 * STEP; i += STEP) __builtin_memcpy(dst2 + at + i, dst + at + i, STEP);
 }
-#define BLOCK MC_JOIN(block_, MC_T)
 
 /* The last bytes: through one register, filled up with zeros, at the end; else one register at a time. */
 MC_INLINE void MC_JOIN(rest_, MC_T)(unsigned op, char *dst, char *dst2, const char *const *src, unsigned n,
@@ -68,14 +59,4 @@ MC_INLINE void MC_JOIN(loop_, MC_T)(unsigned op, char *dst, char *dst2, const ch
   MC_JOIN(rest_, MC_T)(op, dst, dst2, src, n, at, bytes, divisor);
 }
 
-#undef BLOCK
-#undef FINISH
-#undef SUM
-#undef TAKE
-#undef GIVE
-#undef COMBINE
-#undef DIVIDE
-#undef STEP
-#undef MC_JOIN
-#undef MC_JOIN_
 #undef MC_T

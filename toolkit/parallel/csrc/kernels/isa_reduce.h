@@ -21,6 +21,17 @@ MC_INLINE void copy_part(char *to, const char *from, size_t part, size_t whole) 
     __builtin_memcpy(to, from, part);
 }
 
+/* What is of the type MC_T in kernels/isa_loop.h. */
+#define MC_JOIN_(a, b) a##b
+#define MC_JOIN(a, b) MC_JOIN_(a, b)
+#define SUM MC_JOIN(sum_, MC_T)
+#define TAKE MC_JOIN(take_, MC_T)
+#define GIVE MC_JOIN(give_, MC_T)
+#define COMBINE MC_JOIN(combine_, MC_T)
+#define DIVIDE MC_JOIN(divide_, MC_T)
+#define STEP MC_JOIN(STEP_, MC_T)
+#define FINISH MC_JOIN(finish_, MC_T)
+#define BLOCK MC_JOIN(block_, MC_T)
 #define MC_T u8
 #include "kernels/isa_loop.h"
 #define MC_T i8
@@ -39,39 +50,25 @@ MC_INLINE void copy_part(char *to, const char *from, size_t part, size_t whole) 
 #include "kernels/isa_loop.h"
 
 /* One function per type and operation: inside each the operation is a constant. */
-#define REDUCER(T, bytes, op)                                                                             \
-  static void reduce_##T##_##op(void *dst, void *dst2, const void *const *src, unsigned n, size_t count,  \
+#define FLOAT_OPS(OF, T) OF(T, MC_SUM) OF(T, MC_AVG) OF(T, MC_MIN) OF(T, MC_MAX) OF(T, MC_PROD)
+#define INTEGER_OPS(OF, T) \
+  OF(T, MC_SUM) OF(T, MC_MIN) OF(T, MC_MAX) OF(T, MC_PROD) OF(T, MC_BAND) OF(T, MC_BOR) OF(T, MC_BXOR)
+#define REDUCER(T, op)                                                                                      \
+  static void reduce_##T##_##op(void *dst, void *dst2, const void *const *src, unsigned n, size_t count,    \
                                 double divisor) {                                                           \
-    loop_##T(op, dst, dst2, (const char *const *)src, n, count * (bytes), divisor);                         \
+    loop_##T(op, dst, dst2, (const char *const *)src, n, count * BYTES_##T, divisor);                       \
   }
-#define FLOAT_REDUCERS(T, bytes) \
-  REDUCER(T, bytes, MC_SUM) REDUCER(T, bytes, MC_AVG) REDUCER(T, bytes, MC_MIN) REDUCER(T, bytes, MC_MAX) \
-  REDUCER(T, bytes, MC_PROD)
-#define INTEGER_REDUCERS(T, bytes) \
-  REDUCER(T, bytes, MC_SUM) REDUCER(T, bytes, MC_MIN) REDUCER(T, bytes, MC_MAX) REDUCER(T, bytes, MC_PROD) \
-  REDUCER(T, bytes, MC_BAND) REDUCER(T, bytes, MC_BOR) REDUCER(T, bytes, MC_BXOR)
-INTEGER_REDUCERS(u8, 1)
-REDUCER(i8, 1, MC_MIN) /* what else i8 does is the same for u8 */
-REDUCER(i8, 1, MC_MAX)
-INTEGER_REDUCERS(i32, 4)
-INTEGER_REDUCERS(i64, 8)
-FLOAT_REDUCERS(f16, 2)
-FLOAT_REDUCERS(bf16, 2)
-FLOAT_REDUCERS(f32, 4)
-FLOAT_REDUCERS(f64, 8)
-#undef REDUCER
-#undef FLOAT_REDUCERS
-#undef INTEGER_REDUCERS
+INTEGER_OPS(REDUCER, u8)
+INTEGER_OPS(REDUCER, i8)
+INTEGER_OPS(REDUCER, i32)
+INTEGER_OPS(REDUCER, i64)
+FLOAT_OPS(REDUCER, f16)
+FLOAT_OPS(REDUCER, bf16)
+FLOAT_OPS(REDUCER, f32)
+FLOAT_OPS(REDUCER, f64)
 
-#define FLOAT_ROW(T) \
-  {[MC_SUM] = reduce_##T##_MC_SUM, [MC_AVG] = reduce_##T##_MC_AVG, [MC_MIN] = reduce_##T##_MC_MIN, \
-   [MC_MAX] = reduce_##T##_MC_MAX, [MC_PROD] = reduce_##T##_MC_PROD}
-/* `O` orders, `T` does the rest */
-#define INTEGER_ROW(T, O) \
-  {[MC_SUM] = reduce_##T##_MC_SUM, [MC_MIN] = reduce_##O##_MC_MIN, [MC_MAX] = reduce_##O##_MC_MAX, \
-   [MC_PROD] = reduce_##T##_MC_PROD, [MC_BAND] = reduce_##T##_MC_BAND, [MC_BOR] = reduce_##T##_MC_BOR, \
-   [MC_BXOR] = reduce_##T##_MC_BXOR}
-#define REDUCE_TABLE                                                                              \
-  {[MC_U8] = INTEGER_ROW(u8, u8), [MC_I8] = INTEGER_ROW(u8, i8), [MC_I32] = INTEGER_ROW(i32, i32), \
-   [MC_I64] = INTEGER_ROW(i64, i64), [MC_F16] = FLOAT_ROW(f16), [MC_BF16] = FLOAT_ROW(bf16),       \
-   [MC_F32] = FLOAT_ROW(f32), [MC_F64] = FLOAT_ROW(f64)}
+#define ENTRY(T, op) [op] = reduce_##T##_##op,
+#define REDUCE_TABLE                                                                                          \
+  {[MC_U8] = {INTEGER_OPS(ENTRY, u8)},   [MC_I8] = {INTEGER_OPS(ENTRY, i8)}, [MC_I32] = {INTEGER_OPS(ENTRY, i32)}, \
+   [MC_I64] = {INTEGER_OPS(ENTRY, i64)}, [MC_F16] = {FLOAT_OPS(ENTRY, f16)}, [MC_BF16] = {FLOAT_OPS(ENTRY, bf16)}, \
+   [MC_F32] = {FLOAT_OPS(ENTRY, f32)},   [MC_F64] = {FLOAT_OPS(ENTRY, f64)}}

@@ -3,10 +3,8 @@
  * all, writes the group's failure for its node (net/listener.c). One rank of a node is enough. Ranks that are in
  * no call do not listen: what was sent waits in their sockets until they make their next call. */
 #define _GNU_SOURCE
-#include <poll.h>
 #include <time.h>
 #include "net/connection.h"
-#include "group/fault_point.h"
 
 #define NEXT_NS 20000000u    /* a node that has not answered for so long: its next rank is asked, too */
 #define AT_ONCE 256u         /* connections: a process has 1,024 descriptors as a rule */
@@ -34,8 +32,7 @@ static uint32_t connect_nodes(struct mc_loop *loop, uint32_t turn) {
     left++;
     const uint32_t peer = c->members[begin + (c->local + turn) % locals];
     if (loop->outgoing[peer] || open >= AT_ONCE) continue;
-    struct mc_conn *conn = mc_conn_new(loop, peer, false);
-    if (conn) mc_connect(conn), open++;
+    if (mc_connect_to(loop, peer)) open++;
   }
   return left;
 }
@@ -51,11 +48,7 @@ static void *run_abort(void *of) {
   for (uint32_t turn = 0; !atomic_load(&abort->stop) && connect_nodes(loop, turn) && turn < UINT32_MAX; turn++) {
     const uint64_t until = mc_now_ns() + (turn < MC_LOCALS ? NEXT_NS : MC_SLICE_NS);
     for (uint64_t now; (now = mc_now_ns()) < until && !atomic_load(&abort->stop);) {
-      mc_loop_push(loop);
-      const uint32_t count = mc_loop_polls(loop);
-      const uint64_t due = mc_loop_due(loop, now), left = until - now;
-      const struct timespec wait = {.tv_nsec = (long)(due < left ? due : left)};
-      if (count && ppoll(loop->polls, count, &wait, NULL) >= 0) mc_loop_polled(loop);
+      mc_loop_turn(loop, until - now);
       close_answered(loop);
     }
   }

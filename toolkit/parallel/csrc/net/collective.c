@@ -1,11 +1,8 @@
 /* The net as collectives use it: opened, posted to, moved, closed. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 #include "net/connection.h"
 
 static void release(struct mc_net *n) {
@@ -54,31 +51,26 @@ static void stop_reading(struct mc_loop *loop) {
 
 void mc_net_close(struct mc_comm *c) {
   struct mc_net *n = c->net;
-  if (!n) return;
-  if (c->pid == 0 || c->pid == (int)getpid()) { /* a forked child has no part in its parent's connections */
-    mc_net_abort_end(n);
-    const uint64_t until = mc_now_ns() + 300000000u;
-    for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) stop_reading(&n->channels[i]);
-    for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_control_goodbye(&n->channels[i]);
-    for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_loop_flush(&n->channels[i], until);
-  }
+  mc_net_abort_end(n);
+  const uint64_t until = mc_now_ns() + 300000000u;
+  for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) stop_reading(&n->channels[i]);
+  for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_control_goodbye(&n->channels[i]);
+  for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_loop_flush(&n->channels[i], until);
   release(n);
 }
 
 static struct mc_conn *conn_to(struct mc_loop *loop, uint32_t peer) {
   if (peer >= loop->c->size || peer == loop->c->rank) return NULL;
-  struct mc_conn *conn = mc_conn_new(loop, peer, peer > loop->c->rank);
-  if (conn && !conn->accepted) mc_connect(conn); /* of a pair the higher rank connects */
-  return conn;
+  return peer > loop->c->rank ? mc_conn_new(loop, peer, true) : mc_connect_to(loop, peer); /* of a pair the higher rank connects */
 }
 
 int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
   struct mc_conn *conn = conn_to(loop, peer);
-  struct mc_send_desc *out = conn ? mc_send_desc_new(loop, MC_DATA, data, bytes) : NULL;
+  struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, data, bytes) : NULL;
   *ticket = out ? mc_ticket_new(loop) : 0;
   if (!*ticket) {
-    if (out) mc_send_desc_free(loop, out);
+    if (out) mc_send_desc_free(out);
     return MC_EMEM;
   }
   mc_frame_call(&out->frame, c);
@@ -90,18 +82,14 @@ int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes
 int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
   struct mc_conn *conn = conn_to(loop, peer);
-  struct mc_posted_recv *posted = conn ? loop->spare_recvs : NULL;
-  if (posted) loop->spare_recvs = posted->next;
-  else if (conn) posted = malloc(sizeof *posted);
+  struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
   *ticket = posted ? mc_ticket_new(loop) : 0;
   if (!*ticket) {
     free(posted);
     return MC_EMEM;
   }
   *posted = (struct mc_posted_recv){.data = data, .bytes = bytes, .ticket = *ticket, .fingerprint = c->call_fingerprint};
-  if (conn->recv_last) conn->recv_last->next = posted;
-  else conn->recv_first = posted;
-  conn->recv_last = posted;
+  MC_PUSH(&conn->receives, posted);
   if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
   return MC_OK;
 }
@@ -111,27 +99,11 @@ bool mc_net_done(struct mc_comm *c, uint64_t ticket) {
   return ticket < loop->done_base || (ticket < loop->done_next && loop->done[ticket & (loop->done_room - 1)]);
 }
 
-/* One look at all connections. */
-static void step(struct mc_loop *loop, uint64_t wait_ns) {
-  mc_loop_push(loop);
-  const uint32_t count = mc_loop_polls(loop);
-  if (!count) return;
-  if (loop->moved) wait_ns = 0;
-  if (wait_ns) {
-    const uint64_t due = mc_loop_due(loop, mc_now_ns());
-    if (due < wait_ns) wait_ns = due;
-    __atomic_fetch_add(&loop->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-  }
-  const struct timespec wait = {.tv_sec = (time_t)(wait_ns / 1000000000u), .tv_nsec = (long)(wait_ns % 1000000000u)};
-  if (ppoll(loop->polls, count, &wait, NULL) >= 0) mc_loop_polled(loop);
-}
-
 bool mc_net_idle(struct mc_comm *c) { return !c->net->channels[MC_NET_COLLECTIVE].open; }
 
-int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_loss *loss) {
+int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_failure *loss) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  loop->moved = false;
-  step(loop, wait_ns < MC_SLICE_NS ? wait_ns : MC_SLICE_NS);
+  mc_loop_turn(loop, wait_ns);
   *moved = loop->moved;
   return mc_loop_status(loop, loss);
 }

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -26,8 +25,8 @@ struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted) 
 void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello) {
   if (conn->fd >= 0 && conn->fd != fd) close(conn->fd); /* it was watched */
   conn->fd = fd, conn->state = MC_CONN_UP, conn->why = 0, conn->refused_ns = 0;
-  if (conn->accepted) mc_frame_keys(loop->c, hello, conn->recv_key, conn->send_key);
-  else mc_frame_keys(loop->c, hello, conn->send_key, conn->recv_key);
+  mc_hello_proof(loop->c, hello, conn->accepted ? MC_KEY_OF_ACCEPTING : MC_KEY_OF_CONNECTING, conn->send_key);
+  mc_hello_proof(loop->c, hello, conn->accepted ? MC_KEY_OF_CONNECTING : MC_KEY_OF_ACCEPTING, conn->recv_key);
 }
 
 void mc_conn_reset(struct mc_conn *conn) {
@@ -38,57 +37,52 @@ void mc_conn_reset(struct mc_conn *conn) {
 
 void mc_conn_free(struct mc_conn *conn) {
   if (conn->fd >= 0) close(conn->fd);
-  while (conn->recv_first) {
-    struct mc_posted_recv *posted = conn->recv_first;
-    conn->recv_first = posted->next;
+  while (conn->receives.first) {
+    struct mc_posted_recv *posted = conn->receives.first;
+    conn->receives.first = posted->next;
     free(posted);
   }
-  while (conn->first) {
-    struct mc_send_desc *out = conn->first;
-    conn->first = out->next;
-    free(out->owned);
-    free(out);
+  while (conn->sends.first) {
+    struct mc_send_desc *out = conn->sends.first;
+    conn->sends.first = out->next;
+    mc_send_desc_free(out);
   }
   free(conn->read_buffer), free(conn->control), free(conn->missing);
   free(conn);
 }
 
-struct mc_send_desc *mc_send_desc_new(struct mc_loop *loop, uint8_t kind, const void *data, uint64_t bytes) {
-  struct mc_send_desc *out = loop->spare_sends;
-  if (out) loop->spare_sends = out->next;
-  else if (!(out = malloc(sizeof *out))) return NULL;
+struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t bytes) {
+  struct mc_send_desc *out = malloc(sizeof *out);
+  if (!out) return NULL;
   *out = (struct mc_send_desc){.data = data, .left = sizeof out->frame + bytes};
   out->frame = (struct mc_frame){.magic = MC_FRAME_MAGIC, .kind = kind, .bytes = bytes};
   return out;
 }
 
-void mc_send_desc_free(struct mc_loop *loop, struct mc_send_desc *out) {
-  free(out->owned), out->owned = NULL;
-  out->next = loop->spare_sends, loop->spare_sends = out;
+void mc_send_desc_free(struct mc_send_desc *out) {
+  free(out->owned);
+  free(out);
 }
 
 void mc_conn_queue(struct mc_conn *conn, struct mc_send_desc *out) {
-  out->next = NULL;
-  if (conn->last) conn->last->next = out;
-  else conn->first = out;
-  conn->last = out;
+  MC_PUSH(&conn->sends, out);
 }
 
 /* Takes what has not begun to go out of the queue; `also_begun`: that as well, nothing more is sent. */
-void mc_conn_drop_queue(struct mc_loop *loop, struct mc_conn *conn, bool also_begun) {
-  struct mc_send_desc *out = conn->first;
+void mc_conn_drop_queue(struct mc_conn *conn, bool also_begun) {
+  struct mc_send_desc *out = conn->sends.first;
   const bool begun = out && out->left < sizeof out->frame + out->frame.bytes;
   if (begun && !also_begun) {
     out = out->next;
-    conn->first->next = NULL, conn->last = conn->first;
+    conn->sends.first->next = NULL, conn->sends.last = conn->sends.first;
   } else {
-    conn->first = conn->last = NULL;
+    conn->sends.first = conn->sends.last = NULL;
   }
   while (out) {
     struct mc_send_desc *next = out->next;
     if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
     if (out->has_mac) conn->send_index--; /* its number is free again: sealed ones are the first of the row */
-    mc_send_desc_free(loop, out);
+    mc_send_desc_free(out);
     out = next;
   }
 }
@@ -108,26 +102,25 @@ static void set_mac(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_d
 }
 
 static void finish_sent(struct mc_loop *loop, struct mc_conn *conn, uint64_t sent) {
-  while (conn->first && sent) {
-    struct mc_send_desc *out = conn->first;
+  while (conn->sends.first && sent) {
+    struct mc_send_desc *out = conn->sends.first;
     const uint64_t part = sent < out->left ? sent : out->left;
     out->left -= part, sent -= part;
     if (out->left) return;
-    conn->first = out->next;
-    if (!conn->first) conn->last = NULL;
+    MC_POP(&conn->sends);
     if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
     else if (out->frame.kind == MC_DATA) loop->handler->on_send_done(loop, conn, out);
-    mc_send_desc_free(loop, out);
+    mc_send_desc_free(out);
   }
 }
 
 void mc_conn_send(struct mc_loop *loop, struct mc_conn *conn) {
   uint64_t visit = 0;
-  while (conn->state == MC_CONN_UP && conn->first && visit < VISIT) {
+  while (conn->state == MC_CONN_UP && conn->sends.first && visit < VISIT) {
     struct iovec pieces[2 * BATCH];
     size_t count = 0;
     uint64_t asked = 0;
-    for (struct mc_send_desc *out = conn->first; out && count + 2 <= 2 * BATCH && asked < VISIT; out = out->next) {
+    for (struct mc_send_desc *out = conn->sends.first; out && count + 2 <= 2 * BATCH && asked < VISIT; out = out->next) {
       set_mac(loop, conn, out);
       const uint64_t body = out->frame.bytes, head = out->left > body ? out->left - body : 0;
       if (head) {

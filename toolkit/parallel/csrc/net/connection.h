@@ -7,6 +7,7 @@
 #ifndef MUSTER_CONNECTION_H
 #define MUSTER_CONNECTION_H
 #include <pthread.h>
+#include "group/queue.h"
 #include "net/net.h"
 #include "net/wire.h"
 
@@ -50,6 +51,7 @@ struct mc_conn {
   struct mc_conn *next; /* the loop's list of connections */
   uint32_t peer;
   int fd, why;          /* why: errno of the last failure */
+  uint32_t poll_at;     /* in the loop's polls, 0: not there */
   enum mc_conn_state state;
   bool accepted;        /* by us: made by the other end */
   bool goodbye, faulty; /* faulty: what came is not ours, nothing more is read */
@@ -59,7 +61,7 @@ struct mc_conn {
   uint8_t hello_bytes[64]; size_t hello_got;
   uint8_t send_key[16], recv_key[16];
   uint64_t send_index, recv_index;
-  struct mc_send_desc *first, *last;
+  MC_QUEUE(mc_send_desc) sends;
   bool heartbeat_queued;      /* a heartbeat is in the queue */
   /* reading: what is in `read_buffer` comes before what is in the socket */
   uint8_t *read_buffer;
@@ -71,7 +73,7 @@ struct mc_conn {
   uint64_t left;
   uint8_t *control;         /* payload of a control message */
   /* collective */
-  struct mc_posted_recv *recv_first, *recv_last;
+  MC_QUEUE(mc_posted_recv) receives;
   uint64_t heard_seq;     /* the last call it was heard in ... */
   uint64_t heard_ns;      /* ... and when */
   uint64_t heartbeat_seq; /* of its last heartbeat, which lists the ranks it misses */
@@ -88,7 +90,6 @@ struct mc_handler { /* what a channel does with frames */
   void (*on_send_done)(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out);
   void (*on_control)(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload);
 };
-struct mc_fault { int code, sys_errno, rank; uint8_t status; bool has_other; struct mc_desc other; };
 
 struct mc_handed { /* an accepted socket that has proved itself */
   struct mc_handed *next;
@@ -104,11 +105,8 @@ struct mc_loop {
   struct mc_handed *handed;              /* under the listener's lock */
   struct mc_conn **outgoing, **incoming; /* [size]; collective: the same array */
   struct mc_conn *conns;                 /* all that exist */
-  struct mc_send_desc *spare_sends;
-  struct mc_posted_recv *spare_recvs;
-  struct mc_fault fault;            /* the first, zero: none */
+  struct mc_failure fault;          /* the first, zero: none */
   struct pollfd *polls;
-  struct mc_conn **polled;
   uint32_t poll_room, poll_count, conn_count;
   bool moved;
   /* tickets: a ring of "done", from base to next */
@@ -150,8 +148,11 @@ struct mc_net {
 int mc_socket_buffers(void);
 void mc_socket_settle(int fd, int buffer_bytes);
 int mc_socket_connect(const struct mc_address *address, int buffer_bytes, int *error); /* -1: error says why */
-bool mc_socket_silent(int fd);
 bool mc_would_block(int error);
+/* Of a hello; 0 or an errno value. It is smaller than any empty socket buffer: sent whole or not at all. Exactly `bytes` are
+ * received, for frames follow: *got is how many have come so far, 0 again after the last. */
+int mc_socket_send(int fd, const void *data, size_t bytes);
+int mc_socket_receive(int fd, uint8_t *data, size_t bytes, size_t *got);
 /* --- net/listener.c */
 int mc_listener_open(struct mc_net *n, int listen_fd);
 void mc_listener_close(struct mc_net *n);
@@ -161,6 +162,7 @@ bool mc_listener_is_busy(struct mc_net *n); /* a hello is under way */
 int mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */
 void mc_connect(struct mc_conn *conn);                             /* wants a connection, from now on; the other end makes it: watches that one */
+struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer); /* the one that this rank makes; NULL: no memory */
 void mc_connect_step(struct mc_loop *loop, struct mc_conn *conn);  /* one step of connecting and the hello */
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now); /* refused for too long */
 /* --- net/connection.c */
@@ -168,12 +170,13 @@ struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted);
 void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello);
 void mc_conn_reset(struct mc_conn *conn); /* as if it had never been */
 void mc_conn_free(struct mc_conn *conn);
-struct mc_send_desc *mc_send_desc_new(struct mc_loop *loop, uint8_t kind, const void *data, uint64_t bytes);
-void mc_send_desc_free(struct mc_loop *loop, struct mc_send_desc *out);
+struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t bytes);
+void mc_send_desc_free(struct mc_send_desc *out);
 void mc_conn_queue(struct mc_conn *conn, struct mc_send_desc *out);
 void mc_conn_send(struct mc_loop *loop, struct mc_conn *conn);
 void mc_conn_lost(struct mc_conn *conn, int error);
-void mc_conn_drop_queue(struct mc_loop *loop, struct mc_conn *conn, bool also_begun);
+void mc_conn_probe(struct mc_conn *conn, uint64_t now); /* once a second: it is lost where its host has gone silent */
+void mc_conn_drop_queue(struct mc_conn *conn, bool also_begun);
 /* --- net/read.c */
 void mc_conn_read(struct mc_loop *loop, struct mc_conn *conn);
 void mc_conn_drain(struct mc_loop *loop, struct mc_conn *conn); /* the other end has ended: takes all that is left */
@@ -185,6 +188,8 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns);
 void mc_loop_push(struct mc_loop *loop);      /* dials and sends without being asked to by poll */
 uint32_t mc_loop_polls(struct mc_loop *loop); /* fills ch->polls, says how many */
 void mc_loop_polled(struct mc_loop *loop);    /* deals with what poll has said in ch->polls */
+/* All three, with one wait of up to wait_ns, where nothing could be moved at once and nothing is due before. */
+bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns);
 void mc_loop_wake(struct mc_loop *loop);
 uint64_t mc_loop_due(struct mc_loop *loop, uint64_t now); /* when something must be done without an event */
 /* --- net/control.c */
@@ -197,8 +202,9 @@ bool mc_missed_by(const struct mc_conn *conn, uint64_t seq, uint8_t *rank_status
 void mc_net_abort_end(struct mc_net *n);
 /* --- net/receives.c */
 extern const struct mc_handler mc_collective_handler;
+void mc_conn_differs(struct mc_loop *loop, const struct mc_conn *conn); /* its frame is of another call */
 /* MC_OK, or what is wrong: a report of another node, a foul frame, a loss. */
-int mc_loop_status(struct mc_loop *loop, struct mc_loss *loss);
+int mc_loop_status(struct mc_loop *loop, struct mc_failure *loss);
 uint64_t mc_ticket_new(struct mc_loop *loop);
 void mc_ticket_done(struct mc_loop *loop, uint64_t ticket);
 #endif

@@ -18,6 +18,12 @@ void mc_connect(struct mc_conn *conn) {
   if (conn->state == MC_CONN_NONE) conn->state = MC_CONN_RETRY, conn->pause_ns = FIRST_PAUSE_NS, conn->retry_ns = 0;
 }
 
+struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer) {
+  struct mc_conn *conn = mc_conn_new(loop, peer, false);
+  if (conn) mc_connect(conn);
+  return conn;
+}
+
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now) {
   return conn->state == MC_CONN_RETRY && conn->refused_ns && now - conn->refused_ns > MC_REFUSED_NS;
 }
@@ -40,28 +46,16 @@ static void connect_now(struct mc_loop *loop, struct mc_conn *conn) {
   MC_FAULT_POINT(connector_connecting);
 }
 
-/* A hello is smaller than any empty socket buffer: sent whole or not at all. */
 static bool send_all(struct mc_conn *conn, const void *data, size_t bytes) {
-  const ssize_t sent = send(conn->fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent == (ssize_t)bytes) return true;
-  again(conn, sent < 0 ? errno : EPROTO);
-  return false;
+  const int error = mc_socket_send(conn->fd, data, bytes);
+  if (error) again(conn, error);
+  return !error;
 }
 
-/* Exactly `bytes` of what comes, never more: frames follow. */
 static bool receive(struct mc_conn *conn, size_t bytes) {
-  while (conn->hello_got < bytes) {
-    const ssize_t got = recv(conn->fd, conn->hello_bytes + conn->hello_got, bytes - conn->hello_got, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && mc_would_block(errno)) return false;
-    if (got <= 0) {
-      again(conn, got == 0 ? ECONNRESET : errno);
-      return false;
-    }
-    conn->hello_got += (size_t)got;
-  }
-  conn->hello_got = 0;
-  return true;
+  const int error = mc_socket_receive(conn->fd, conn->hello_bytes, bytes, &conn->hello_got);
+  if (error && !mc_would_block(error)) again(conn, error);
+  return !error;
 }
 
 static void greet(struct mc_loop *loop, struct mc_conn *conn) {
@@ -89,7 +83,7 @@ static void greet(struct mc_loop *loop, struct mc_conn *conn) {
   }
   if (loop->which == MC_NET_ABORT) {
     struct { struct mc_client_hello client; struct mc_client_finished closing; } whole = {.client = *hello};
-    mc_client_finished_proof(loop->c, &conn->hello, whole.closing.proof);
+    mc_hello_proof(loop->c, &conn->hello, MC_PROVES_CLIENT_FINISHED, whole.closing.proof);
     if (send_all(conn, &whole, sizeof whole)) conn->state = MC_CONN_ACCEPTED;
   } else if (send_all(conn, hello, sizeof *hello)) {
     conn->state = MC_CONN_SERVER_HELLO;
@@ -102,13 +96,13 @@ static void answered(struct mc_loop *loop, struct mc_conn *conn) {
   if (!receive(conn, sizeof conn->hello.server)) return;
   memcpy(&conn->hello.server, conn->hello_bytes, sizeof conn->hello.server);
   const struct mc_server_hello *answer = &conn->hello.server;
-  mc_server_hello_proof(loop->c, &conn->hello, proof);
+  mc_hello_proof(loop->c, &conn->hello, MC_PROVES_SERVER_HELLO, proof);
   if (answer->magic != MC_HELLO_MAGIC || answer->abi != MC_ABI || answer->rank != conn->peer ||
       !mc_proves(proof, answer->proof)) {
     again(conn, EPROTO); /* something else listens there */
     return;
   }
-  mc_client_finished_proof(loop->c, &conn->hello, proof);
+  mc_hello_proof(loop->c, &conn->hello, MC_PROVES_CLIENT_FINISHED, proof);
   if (send_all(conn, proof, sizeof proof)) conn->state = MC_CONN_ACCEPTED;
   MC_FAULT_POINT(connector_finished_sent);
 }
@@ -116,7 +110,7 @@ static void answered(struct mc_loop *loop, struct mc_conn *conn) {
 static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
   uint8_t proof[MC_PROOF];
   if (!receive(conn, sizeof proof)) return;
-  mc_accepted_proof(loop->c, &conn->hello, proof);
+  mc_hello_proof(loop->c, &conn->hello, MC_PROVES_ACCEPTED, proof);
   if (!mc_proves(proof, conn->hello_bytes)) {
     again(conn, EPROTO);
     return;

@@ -1,6 +1,5 @@
 /* Control messages between nodes: heartbeats with the ranks that are missing, errors, goodbyes. They queue
  * after frames that have begun to go out, and never wait for room. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -9,12 +8,12 @@
 
 static bool say(struct mc_loop *loop, struct mc_conn *conn, uint8_t kind, const void *payload, size_t bytes,
                 bool of_call) {
-  struct mc_send_desc *out = mc_send_desc_new(loop, kind, NULL, bytes);
+  struct mc_send_desc *out = mc_send_desc_new(kind, NULL, bytes);
   if (!out) return false;
   if (bytes) {
     out->owned = malloc(bytes);
     if (!out->owned) {
-      mc_send_desc_free(loop, out);
+      mc_send_desc_free(out);
       return false;
     }
     memcpy(out->owned, payload, bytes);
@@ -38,21 +37,20 @@ void mc_control_heartbeat(struct mc_loop *loop, const uint8_t *rank_status) {
 }
 
 void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure) {
-  struct { struct mc_error_message message; struct mc_run_of runs[MC_CONTROL_RUNS]; } payload;
-  payload.message = (struct mc_error_message){
-      .code = failure->code, .sys_errno = failure->sys_errno, .rank = failure->rank,
-      .reported_by = failure->reported_by >= 0 ? failure->reported_by : (int32_t)loop->c->rank,
-      .waited_s = failure->waited_s, .mine = failure->mine, .other = failure->other};
+  struct { struct mc_failure message; struct mc_run_of runs[MC_CONTROL_RUNS]; } payload;
+  payload.message = *failure;
+  payload.message.rank_status = NULL;
+  if (failure->reported_by < 0) payload.message.reported_by = (int32_t)loop->c->rank;
   const size_t count = mc_rank_status_pack(failure->rank_status, loop->c->size, payload.runs, MC_CONTROL_RUNS);
   const size_t bytes = sizeof payload.message + count * sizeof payload.runs[0];
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     if (conn->state != MC_CONN_UP) continue;
-    mc_conn_drop_queue(loop, conn, false);
+    mc_conn_drop_queue(conn, false);
     const bool said = say(loop, conn, MC_ABORT, &payload, bytes, false);
     MC_FAULT_POINT(error_propagated);
-    if (conn->state == MC_CONN_UP && (!said || conn->first)) { /* no room: the end of the connection must tell */
+    if (conn->state == MC_CONN_UP && (!said || conn->sends.first)) { /* no room: the end of the connection must tell */
       shutdown(conn->fd, SHUT_WR);
-      mc_conn_drop_queue(loop, conn, true);
+      mc_conn_drop_queue(conn, true);
       mc_conn_lost(conn, 0);
     }
   }
@@ -64,7 +62,7 @@ void mc_control_goodbye(struct mc_loop *loop) {
 }
 
 static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uint8_t *payload) {
-  struct mc_error_message message;
+  struct mc_failure message;
   struct mc_run_of runs[MC_CONTROL_RUNS];
   if (conn->frame.bytes < sizeof message || loop->has_report) return;
   memcpy(&message, payload, sizeof message);
@@ -73,13 +71,11 @@ static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uin
   memcpy(runs, payload + sizeof message, count * sizeof runs[0]);
   memset(loop->reported_status, MC_HERE, loop->c->size);
   mc_rank_status_unpack(runs, count, loop->reported_status, loop->c->size);
-  const bool in_group = message.rank >= 0 && (uint32_t)message.rank < loop->c->size;
-  loop->reported = (struct mc_failure){
-      .code = message.code > MC_EINVAL && message.code <= MC_ECLOSED ? message.code : MC_ENET,
-      .sys_errno = message.sys_errno, .rank = in_group ? message.rank : -1,
-      .reported_by = message.reported_by >= 0 && (uint32_t)message.reported_by < loop->c->size ? message.reported_by : (int32_t)conn->peer,
-      .waited_s = message.waited_s, .mine = message.mine, .other = message.other, .rank_status = loop->reported_status};
-  loop->has_report = true, loop->reported_ns = mc_now_ns();
+  if (message.code <= MC_EINVAL || message.code > MC_ECLOSED) message.code = MC_ENET;
+  if ((uint32_t)message.rank >= loop->c->size) message.rank = -1;
+  if ((uint32_t)message.reported_by >= loop->c->size) message.reported_by = (int32_t)conn->peer;
+  message.rank_status = loop->reported_status;
+  loop->reported = message, loop->has_report = true, loop->reported_ns = mc_now_ns();
 }
 
 /* Whether the call that a control message names was another one here: the current call, or one of the last. */
@@ -92,9 +88,7 @@ static bool differs(const struct mc_comm *c, const struct mc_frame *frame) {
 static void on_heartbeat(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload) {
   const struct mc_comm *c = loop->c;
   if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
-  if (loop->fault.code == MC_OK && differs(c, &conn->frame))
-    loop->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)conn->peer, .status = MC_DIFFERENT,
-                                  .has_other = true, .other = mc_desc_of(&conn->frame)};
+  if (differs(c, &conn->frame)) mc_conn_differs(loop, conn);
   free(conn->missing);
   conn->missing_count = conn->frame.bytes / sizeof *conn->missing;
   conn->missing = malloc(conn->missing_count * sizeof *conn->missing + 1);

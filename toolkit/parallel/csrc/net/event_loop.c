@@ -4,7 +4,6 @@
 #include <linux/sockios.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -30,16 +29,6 @@ void mc_loop_close(struct mc_loop *loop) {
     loop->conns = conn->next;
     mc_conn_free(conn);
   }
-  while (loop->spare_sends) {
-    struct mc_send_desc *out = loop->spare_sends;
-    loop->spare_sends = out->next;
-    free(out);
-  }
-  while (loop->spare_recvs) {
-    struct mc_posted_recv *posted = loop->spare_recvs;
-    loop->spare_recvs = posted->next;
-    free(posted);
-  }
   while (loop->handed) {
     struct mc_handed *handed = loop->handed;
     loop->handed = handed->next;
@@ -47,7 +36,7 @@ void mc_loop_close(struct mc_loop *loop) {
     free(handed);
   }
   if (loop->incoming != loop->outgoing) free(loop->incoming);
-  free(loop->outgoing), free(loop->rank_status), free(loop->reported_status), free(loop->polls), free(loop->polled);
+  free(loop->outgoing), free(loop->rank_status), free(loop->reported_status), free(loop->polls);
   free(loop->done), free(loop->scratch);
   if (loop->wake_fd >= 0) close(loop->wake_fd);
 }
@@ -63,7 +52,7 @@ void mc_loop_push(struct mc_loop *loop) {
   const uint64_t now = mc_now_ns();
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     if (conn->state == MC_CONN_RETRY && now >= conn->retry_ns) mc_connect_step(loop, conn);
-    if (conn->state == MC_CONN_UP && conn->first) mc_conn_send(loop, conn);
+    if (conn->state == MC_CONN_UP && conn->sends.first) mc_conn_send(loop, conn);
   }
 }
 
@@ -79,7 +68,7 @@ static short events_of(const struct mc_conn *conn) {
     case MC_CONN_CONNECTING: return POLLOUT;
     case MC_CONN_SERVER_HELLO: case MC_CONN_ACCEPTED: case MC_CONN_WATCHED: return POLLIN;
     case MC_CONN_UP:
-      return (short)(POLLRDHUP | (conn->phase == MC_HELD || conn->faulty ? 0 : POLLIN) | (conn->first ? POLLOUT : 0));
+      return (short)(POLLRDHUP | (conn->phase == MC_HELD || conn->faulty ? 0 : POLLIN) | (conn->sends.first ? POLLOUT : 0));
     default: return 0;
   }
 }
@@ -88,25 +77,23 @@ uint32_t mc_loop_polls(struct mc_loop *loop) {
   if (loop->poll_room < loop->conn_count + 2) {
     const uint32_t room = (loop->conn_count + 2) * 2;
     struct pollfd *polls = realloc(loop->polls, room * sizeof *polls);
-    if (polls) loop->polls = polls;
-    struct mc_conn **polled = realloc(loop->polled, room * sizeof *polled);
-    if (polled) loop->polled = polled;
-    if (!polls || !polled) return loop->poll_count = 0;
-    loop->poll_room = room;
+    if (!polls) return loop->poll_count = 0;
+    loop->polls = polls, loop->poll_room = room;
   }
   loop->polls[0] = (struct pollfd){.fd = loop->wake_fd, .events = POLLIN};
   loop->polls[1] = (struct pollfd){.fd = loop->net->listener.poll_fd, .events = POLLIN};
   uint32_t count = 2;
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     const short events = events_of(conn);
+    conn->poll_at = 0;
     if (!events || conn->fd < 0) continue;
-    loop->polled[count] = conn;
+    conn->poll_at = count;
     loop->polls[count++] = (struct pollfd){.fd = conn->fd, .events = events};
   }
   return loop->poll_count = count;
 }
 
-static void answer(struct mc_loop *loop, struct mc_conn *conn, short said) {
+static void deal_with(struct mc_loop *loop, struct mc_conn *conn, short said) {
   if (conn->state != MC_CONN_UP) {
     mc_connect_step(loop, conn);
     return;
@@ -127,9 +114,27 @@ void mc_loop_polled(struct mc_loop *loop) {
     loop->listener_ns = now;
     mc_listener_poll(loop->net);
   }
-  for (uint32_t i = 2; i < loop->poll_count; i++)
-    if (loop->polls[i].revents && loop->polls[i].fd == loop->polled[i]->fd) answer(loop, loop->polled[i], loop->polls[i].revents);
+  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+    const struct pollfd *poll = &loop->polls[conn->poll_at];
+    if (conn->poll_at && poll->revents && poll->fd == conn->fd) deal_with(loop, conn, poll->revents);
+  }
   mc_listener_fetch(loop);
+}
+
+bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns) {
+  loop->moved = false;
+  mc_loop_push(loop);
+  const uint32_t count = mc_loop_polls(loop);
+  if (loop->moved) wait_ns = 0;
+  if (wait_ns) {
+    const uint64_t due = mc_loop_due(loop, mc_now_ns());
+    if (due < wait_ns) wait_ns = due;
+    __atomic_fetch_add(&loop->c->stats.sleeps, 1, __ATOMIC_RELAXED);
+  }
+  const struct timespec wait = mc_timespec(wait_ns);
+  if (!count || ppoll(loop->polls, count, &wait, NULL) < 0) return false;
+  mc_loop_polled(loop);
+  return true;
 }
 
 /* All sent is acknowledged by the other hosts, or the time is up. What comes meanwhile is dropped: a socket
@@ -144,7 +149,7 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
       mc_conn_send(loop, conn);
       if (conn->state != MC_CONN_UP) continue;
       for (unsigned i = 0; i < 256 && recv(conn->fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {}
-      if (conn->first || (ioctl(conn->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
+      if (conn->sends.first || (ioctl(conn->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
     }
     if (!busy || mc_now_ns() >= until_ns) return;
     poll(NULL, 0, 1);

@@ -27,7 +27,6 @@ int mc_listener_open(struct mc_net *n, int listen_fd) {
   if (!listener->pending) return MC_EMEM;
   for (uint32_t i = 0; i < MC_PENDING; i++) listener->pending[i].fd = -1;
   if (listener->poll_fd < 0) return MC_ESYS;
-  if (listen_fd < 0) return MC_OK;
   struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = MC_PENDING}};
   if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, listen_fd, &event) != 0) return MC_ESYS;
   listener->listening = true;
@@ -62,7 +61,7 @@ static struct mc_pending *free_slot(struct mc_listener *listener) {
 
 /* With no place the listening socket is not looked at, or each wait would end at once. */
 static void set_listening(struct mc_listener *listener, bool on) {
-  if (listener->listen_fd < 0 || listener->listening == on) return;
+  if (listener->listening == on) return;
   struct epoll_event event = {.events = on ? EPOLLIN : 0u, .data = {.u32 = MC_PENDING}};
   if (epoll_ctl(listener->poll_fd, EPOLL_CTL_MOD, listener->listen_fd, &event) == 0) listener->listening = on;
 }
@@ -97,40 +96,36 @@ static bool is_for_this_rank(const struct mc_net *n, const struct mc_client_hell
   return mc_proves(hello->group, n->group);
 }
 
-static bool send_all(int fd, const void *data, size_t bytes) {
-  return send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
-}
-
 static bool answer(struct mc_net *n, struct mc_pending *p) {
   memcpy(&p->hello.client, p->buffer, sizeof p->hello.client);
   if (!is_for_this_rank(n, &p->hello.client)) return false;
-  p->answered = true, p->got = 0;
+  p->answered = true;
   if (p->hello.client.channel == MC_NET_ABORT) return true; /* its proof is there, and it may have gone */
   struct mc_server_hello *mine = &p->hello.server;
   mine->magic = MC_HELLO_MAGIC, mine->abi = MC_ABI, mine->rank = n->c->rank;
   if (!mc_random(mine->nonce, sizeof mine->nonce)) return false;
-  mc_server_hello_proof(n->c, &p->hello, mine->proof);
-  const bool sent = send_all(p->fd, mine, sizeof *mine);
+  mc_hello_proof(n->c, &p->hello, MC_PROVES_SERVER_HELLO, mine->proof);
+  const int error = mc_socket_send(p->fd, mine, sizeof *mine);
   MC_FAULT_POINT(listener_answered);
-  return sent;
+  return !error;
 }
 
 /* The proof is there: the socket goes to the channel it asked for, or has said all with its hello. */
 static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   uint8_t proof[MC_PROOF];
-  mc_client_finished_proof(n->c, &p->hello, proof);
+  mc_hello_proof(n->c, &p->hello, MC_PROVES_CLIENT_FINISHED, proof);
   if (!mc_proves(proof, p->buffer)) return false;
   if (p->hello.client.channel == MC_NET_ABORT) {
     n->aborted(n->c, p->hello.client.rank);
     MC_FAULT_POINT(abort_heard);
-    mc_accepted_proof(n->c, &p->hello, proof);
-    send_all(p->fd, proof, sizeof proof);
+    mc_hello_proof(n->c, &p->hello, MC_PROVES_ACCEPTED, proof);
+    mc_socket_send(p->fd, proof, sizeof proof);
     return false;
   }
   struct mc_handed *handed = malloc(sizeof *handed);
   if (!handed) return false;
-  mc_accepted_proof(n->c, &p->hello, proof);
-  if (!send_all(p->fd, proof, sizeof proof)) {
+  mc_hello_proof(n->c, &p->hello, MC_PROVES_ACCEPTED, proof);
+  if (mc_socket_send(p->fd, proof, sizeof proof)) {
     free(handed);
     return false;
   }
@@ -148,13 +143,8 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
 static bool read_hello(struct mc_net *n, struct mc_pending *p) {
   for (;;) {
     const size_t whole = p->answered ? sizeof(struct mc_client_finished) : sizeof(struct mc_client_hello);
-    while (p->got < whole) { /* never reads beyond: frames follow */
-      const ssize_t got = recv(p->fd, p->buffer + p->got, whole - p->got, MSG_DONTWAIT);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && mc_would_block(errno)) return true;
-      if (got <= 0) return false;
-      p->got += (size_t)got;
-    }
+    const int error = mc_socket_receive(p->fd, p->buffer, whole, &p->got);
+    if (error) return mc_would_block(error);
     if (p->answered) return hand_over(n, p);
     if (!answer(n, p)) return false;
   }

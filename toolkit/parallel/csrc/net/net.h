@@ -24,13 +24,13 @@ bool mc_net_done(struct mc_comm *c, uint64_t ticket);
 bool mc_net_idle(struct mc_comm *c); /* nothing that was posted is under way */
 /* Moves what can be moved, and waits once, for up to wait_ns, if nothing could; *moved says whether something did.
  * Not MC_OK: `loss` says what is wrong. Nothing here decides that the group has failed. */
-int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_loss *loss);
+int mc_net_step(struct mc_comm *c, uint64_t wait_ns, bool *moved, struct mc_failure *loss);
 /* For long waits: reads control messages, says "I am here, these local ranks are not" to the peers that may
  * wait for this rank, where that is due. Neither blocks. */
-int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss);
+int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_failure *loss);
 void mc_net_heartbeat(struct mc_comm *c, const uint8_t *missing_locals);
 /* The deadline has passed: `loss` names the ranks that have not come, as far as this rank can know. */
-void mc_net_late(struct mc_comm *c, struct mc_loss *loss);
+void mc_net_late(struct mc_comm *c, struct mc_failure *loss);
 /* Sends the failure to all connected peers; waits for no more than connections that are being made (300 ms). */
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure);
 /* Tells every other node that this rank has aborted, from any thread, also in no call: begins it once, waits up to

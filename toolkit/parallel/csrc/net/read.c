@@ -19,7 +19,7 @@
 void mc_conn_fault(struct mc_loop *loop, struct mc_conn *conn, int code) {
   conn->faulty = true;
   if (loop->fault.code == MC_OK)
-    loop->fault = (struct mc_fault){.code = code, .sys_errno = EPROTO, .rank = (int)conn->peer, .status = MC_DEAD};
+    loop->fault = (struct mc_failure){.code = code, .sys_errno = EPROTO, .rank = (int)conn->peer, .reported_by = -1};
 }
 
 /* The first 64 bytes of `read_buffer` are a header. */

@@ -1,14 +1,15 @@
 /* What the collective channel does with frames and losses. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include "net/connection.h"
 #include "group/fault_point.h"
 
-static void differs(struct mc_loop *loop, const struct mc_conn *conn) {
+void mc_conn_differs(struct mc_loop *loop, const struct mc_conn *conn) {
   if (loop->fault.code != MC_OK) return;
-  loop->fault = (struct mc_fault){.code = MC_EMISMATCH, .rank = (int)conn->peer, .status = MC_DIFFERENT,
-                                .has_other = true, .other = mc_desc_of(&conn->frame)};
+  loop->fault = (struct mc_failure){.code = MC_EMISMATCH, .rank = (int)conn->peer, .reported_by = -1,
+                                    .other = mc_desc_of(&conn->frame)};
 }
 
 /* A frame for which no receive is posted may be of a later call: the peer is ahead. But what belongs to this call must
@@ -20,11 +21,11 @@ static bool is_of_another_call(const struct mc_loop *loop, const struct mc_conn 
 }
 
 static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn) {
-  const struct mc_posted_recv *posted = conn->recv_first;
+  const struct mc_posted_recv *posted = conn->receives.first;
   if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
   if (!posted && !is_of_another_call(loop, conn)) return MC_RECV_HOLD;
   if (!posted || conn->frame.fingerprint != posted->fingerprint || conn->frame.bytes != posted->bytes) {
-    differs(loop, conn);
+    mc_conn_differs(loop, conn);
     return MC_RECV_REFUSE;
   }
   conn->to = posted->data;
@@ -32,12 +33,11 @@ static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn)
 }
 
 static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
-  struct mc_posted_recv *posted = conn->recv_first;
+  struct mc_posted_recv *posted = conn->receives.first;
   MC_FAULT_POINT(frame_landed);
-  conn->recv_first = posted->next;
-  if (!conn->recv_first) conn->recv_last = NULL;
+  MC_POP(&conn->receives);
   mc_ticket_done(loop, posted->ticket);
-  posted->next = loop->spare_recvs, loop->spare_recvs = posted;
+  free(posted);
 }
 
 static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
@@ -47,27 +47,29 @@ static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_s
 
 const struct mc_handler mc_collective_handler = {on_header, on_recv_done, on_send_done, mc_control_read};
 
-static int lose(struct mc_loop *loop, const struct mc_conn *conn, int error, uint8_t status, struct mc_loss *loss) {
+/* `what` is wrong with its rank. */
+static int lose(struct mc_loop *loop, struct mc_failure what, uint8_t status, struct mc_failure *loss) {
   memset(loop->rank_status, MC_HERE, loop->c->size);
-  loop->rank_status[conn->peer] = status;
-  *loss = (struct mc_loss){.code = MC_EPEER, .sys_errno = error, .rank = (int)conn->peer, .rank_status = loop->rank_status};
+  loop->rank_status[what.rank] = status;
+  *loss = what, loss->rank_status = loop->rank_status;
   return loss->code;
+}
+
+static struct mc_failure loss_of(const struct mc_conn *conn, int error) {
+  return (struct mc_failure){.code = MC_EPEER, .sys_errno = error, .rank = (int)conn->peer, .reported_by = -1};
 }
 
 /* A loss is held back a little, for a report of its cause. A rank that has left, or from which nothing is awaited,
  * may have done its part of the call. */
-static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, struct mc_loss *loss) {
-  const bool awaited = conn->recv_first || conn->first;
-  if (mc_connect_refused(conn, now) && awaited) return lose(loop, conn, ECONNREFUSED, MC_DEAD, loss);
+static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, struct mc_failure *loss) {
+  const bool awaited = conn->receives.first || conn->sends.first;
+  if (mc_connect_refused(conn, now) && awaited) return lose(loop, loss_of(conn, ECONNREFUSED), MC_DEAD, loss);
   /* also where all has been handed to the kernel: it sends no probes while data is unacknowledged */
-  if (conn->state == MC_CONN_UP && awaited && now - conn->probed_ns > 1000000000u) {
-    conn->probed_ns = now;
-    if (mc_socket_silent(conn->fd)) mc_conn_lost(conn, ETIMEDOUT);
-  }
-  if (conn->phase == MC_HELD && !conn->faulty && !conn->recv_first && is_of_another_call(loop, conn)) differs(loop, conn); /* seen at the next look */
+  if (awaited) mc_conn_probe(conn, now);
+  if (conn->phase == MC_HELD && !conn->faulty && !conn->receives.first && is_of_another_call(loop, conn)) mc_conn_differs(loop, conn); /* seen at the next look */
   if (conn->state != MC_CONN_GONE || (conn->goodbye && !awaited)) return MC_OK;
   if (now - conn->lost_ns < (awaited ? MC_ELSEWHERE_NS : MC_UNASKED_NS)) return MC_OK;
-  return lose(loop, conn, conn->why, conn->goodbye ? MC_LEFT : MC_DEAD, loss);
+  return lose(loop, loss_of(conn, conn->why), conn->goodbye ? MC_LEFT : MC_DEAD, loss);
 }
 
 /* A report on a later call may come in one read with the last data of this one, which is fine: this call gets a
@@ -77,21 +79,16 @@ static bool may_wait(const struct mc_loop *loop) {
          mc_now_ns() - loop->reported_ns < MC_ELSEWHERE_NS;
 }
 
-int mc_loop_status(struct mc_loop *loop, struct mc_loss *loss) {
-  struct mc_comm *c = loop->c;
+int mc_loop_status(struct mc_loop *loop, struct mc_failure *loss) {
   if (loop->has_report && !may_wait(loop)) { /* adopted, it reaches nodes which the finder has no connection to */
     loop->has_report = false;
-    *loss = (struct mc_loss){.code = loop->reported.code, .rank = -1, .reported = &loop->reported};
+    *loss = loop->reported;
     return loss->code;
   }
   if (loop->fault.code != MC_OK) {
-    struct mc_fault *fault = &loop->fault;
-    memset(loop->rank_status, MC_HERE, c->size);
-    loop->rank_status[fault->rank] = fault->status;
-    *loss = (struct mc_loss){.code = fault->code, .sys_errno = fault->sys_errno, .rank = fault->rank,
-                             .rank_status = loop->rank_status, .other = fault->has_other ? &fault->other : NULL};
-    fault->code = MC_OK;
-    return loss->code;
+    const struct mc_failure fault = loop->fault;
+    loop->fault.code = MC_OK;
+    return lose(loop, fault, fault.code == MC_EMISMATCH ? MC_DIFFERENT : MC_DEAD, loss);
   }
   const uint64_t now = mc_now_ns();
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {

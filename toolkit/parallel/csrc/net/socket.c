@@ -14,6 +14,22 @@
 
 bool mc_would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
+int mc_socket_send(int fd, const void *data, size_t bytes) {
+  const ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sent == (ssize_t)bytes ? 0 : sent < 0 ? errno : EPROTO;
+}
+
+int mc_socket_receive(int fd, uint8_t *data, size_t bytes, size_t *got) {
+  while (*got < bytes) {
+    const ssize_t now = recv(fd, data + *got, bytes - *got, MSG_DONTWAIT);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) return now < 0 ? errno : ECONNRESET;
+    *got += (size_t)now;
+  }
+  *got = 0;
+  return 0;
+}
+
 int mc_socket_buffers(void) {
   /* A fixed size ends the kernel's own growth (to 6 MiB as a rule), so it is only worth having where
    * the administrator allows a large one; net.core.rmem_max is 208 KiB by default. */
@@ -37,20 +53,22 @@ void mc_socket_settle(int fd, int buffer_bytes) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   /* No TCP_USER_TIMEOUT: it also ends connections to a peer that is well but has no room (it computes
-   * and does not read), and it overrides the probes above. mc_socket_silent looks instead. */
+   * and does not read), and it overrides the probes above. mc_conn_probe looks instead. */
   if (buffer_bytes) {
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
   }
 }
 
-bool mc_socket_silent(int fd) {
+void mc_conn_probe(struct mc_conn *conn, uint64_t now) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;
+  if (conn->state != MC_CONN_UP || now - conn->probed_ns <= 1000000000u) return;
+  conn->probed_ns = now;
   memset(&info, 0, sizeof info);
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return false;
+  if (getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return;
   /* probes of a closed window are acknowledged by a host that lives */
-  return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > MC_SILENT_MS && info.tcpi_retransmits > 1;
+  if (info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > MC_SILENT_MS && info.tcpi_retransmits > 1) mc_conn_lost(conn, ETIMEDOUT);
 }
 
 int mc_socket_connect(const struct mc_address *address, int buffer_bytes, int *error) {

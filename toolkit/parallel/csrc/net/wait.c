@@ -1,16 +1,10 @@
 /* Long waits on the net: heartbeats, the ranks that have not come, and how a failure is sent. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
-#include <time.h>
 #include "net/connection.h"
 
-static bool awaited(const struct mc_conn *conn) { return conn->recv_first || conn->first; }
-
-static uint32_t world_rank(const struct mc_comm *c, uint32_t local) {
-  return c->members[c->first_of[c->node] + local];
-}
+static bool awaited(const struct mc_conn *conn) { return conn->receives.first || conn->sends.first; }
 
 /* A rank that waits in a call speaks every 200 ms: one that does not is stopped, or its host is. */
 static bool is_here(const struct mc_conn *conn, uint64_t seq, uint64_t now) {
@@ -35,7 +29,7 @@ static int missing(struct mc_loop *loop, uint8_t *rank_status) {
   return -1;
 }
 
-void mc_net_late(struct mc_comm *c, struct mc_loss *loss) {
+void mc_net_late(struct mc_comm *c, struct mc_failure *loss) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
   int first = missing(loop, loop->rank_status), code = MC_ETIMEOUT, error = 0;
   for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
@@ -47,7 +41,8 @@ void mc_net_late(struct mc_comm *c, struct mc_loss *loss) {
   }
   for (uint32_t rank = 0; first < 0 && rank < c->size; rank++)
     if (loop->rank_status[rank] != MC_HERE) first = (int)rank;
-  *loss = (struct mc_loss){.code = code, .sys_errno = error, .rank = first, .rank_status = loop->rank_status};
+  *loss = (struct mc_failure){.code = code, .sys_errno = error, .rank = first, .reported_by = -1,
+                              .rank_status = loop->rank_status};
 }
 
 static bool heartbeat_is_due(const struct mc_loop *loop, uint64_t now) {
@@ -65,9 +60,7 @@ static void connect_peers(struct mc_loop *loop, uint64_t now) {
   for (uint32_t node = 0; node < c->nodes; node++) {
     const uint32_t begin = c->first_of[node], locals = c->first_of[node + 1] - begin;
     const uint32_t peer = c->members[begin + (c->local < locals ? c->local : 0)];
-    if (node == c->node || peer > c->rank) continue;
-    struct mc_conn *conn = mc_conn_new(loop, peer, false);
-    if (conn) mc_connect(conn);
+    if (node != c->node && peer < c->rank) mc_connect_to(loop, peer);
   }
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next)
     if (conn->accepted && awaited(conn)) mc_connect(conn);
@@ -81,11 +74,11 @@ void mc_net_heartbeat(struct mc_comm *c, const uint8_t *missing_locals) {
   connect_peers(loop, now);
   missing(loop, loop->rank_status);
   for (uint32_t i = 0; missing_locals && i < c->locals; i++)
-    if (missing_locals[i] && i != c->local) loop->rank_status[world_rank(c, i)] = MC_MISSING;
+    if (missing_locals[i] && i != c->local) loop->rank_status[mc_rank_of(c, i)] = MC_MISSING;
   mc_control_heartbeat(loop, loop->rank_status);
 }
 
-int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_loss *loss) {
+int mc_net_look(struct mc_comm *c, const uint8_t *missing_locals, struct mc_failure *loss) {
   bool moved;
   const int code = mc_net_step(c, 0, &moved, loss);
   if (code == MC_OK) mc_net_heartbeat(c, missing_locals);
@@ -101,13 +94,7 @@ static bool being_made(struct mc_loop *loop) {
 /* A rank that is just connecting has not heard of the failure: it would wait, or take this rank for the dead one. */
 static void finish_connecting(struct mc_loop *loop) {
   const uint64_t until = mc_now_ns() + MC_PROPAGATE_NS;
-  const struct timespec slice = {.tv_nsec = 5000000};
-  while (being_made(loop) && mc_now_ns() < until) {
-    mc_loop_push(loop);
-    const uint32_t count = mc_loop_polls(loop);
-    if (!count || ppoll(loop->polls, count, &slice, NULL) < 0) return;
-    mc_loop_polled(loop);
-  }
+  while (being_made(loop) && mc_now_ns() < until && mc_loop_turn(loop, 5000000u)) {}
 }
 
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure) {

@@ -1,6 +1,5 @@
 #include "net/wire.h"
 #include "kernels/kernels.h"
-#include <string.h>
 
 _Static_assert(sizeof(struct mc_frame) == 64, "a frame's header is 64 bytes");
 _Static_assert(sizeof(struct mc_client_hello) == 56, "no holes");
@@ -8,23 +7,9 @@ _Static_assert(sizeof(struct mc_server_hello) == 48, "no holes");
 
 void mc_group_id(const struct mc_comm *c, uint8_t out[MC_PROOF]) { mc_prove(c->key, 1, "", 0, out); }
 
-void mc_server_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]) {
-  /* all but the proof itself */
-  mc_prove(c->key, 2, hello, sizeof *hello - MC_PROOF, out);
-}
-
-void mc_client_finished_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]) {
-  mc_prove(c->key, 3, hello, sizeof *hello, out);
-}
-
-void mc_accepted_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]) {
-  mc_prove(c->key, 4, hello, sizeof *hello, out);
-}
-
-void mc_frame_keys(const struct mc_comm *c, const struct mc_hello *hello, uint8_t from_connecting[16],
-                   uint8_t from_accepting[16]) {
-  mc_prove(c->key, 5, hello, sizeof *hello, from_connecting);
-  mc_prove(c->key, 6, hello, sizeof *hello, from_accepting);
+void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]) {
+  const size_t its_own = of == MC_PROVES_SERVER_HELLO ? MC_PROOF : 0; /* stands at the end, and cannot cover itself */
+  mc_prove(c->key, of, hello, sizeof *hello - its_own, out);
 }
 
 static uint64_t mac_of(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {

@@ -24,12 +24,11 @@ struct mc_client_finished { uint8_t proof[MC_PROOF]; }; /* ACCEPTED has the same
 struct mc_hello { struct mc_client_hello client; struct mc_server_hello server; };
 
 void mc_group_id(const struct mc_comm *c, uint8_t out[MC_PROOF]);
-void mc_server_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]);
-void mc_client_finished_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]);
-void mc_accepted_proof(const struct mc_comm *c, const struct mc_hello *hello, uint8_t out[MC_PROOF]);
-/* Keys that seal the headers, one per direction. */
-void mc_frame_keys(const struct mc_comm *c, const struct mc_hello *hello, uint8_t from_connecting[16],
-                   uint8_t from_accepting[16]);
+/* Who says so holds the group's key and has seen both nonces. The last two are keys that seal the headers, one per direction. */
+enum mc_proof {
+  MC_PROVES_SERVER_HELLO = 2, MC_PROVES_CLIENT_FINISHED, MC_PROVES_ACCEPTED, MC_KEY_OF_CONNECTING, MC_KEY_OF_ACCEPTING
+};
+void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]);
 
 enum mc_kind { MC_DATA = 1, MC_HEARTBEAT, MC_ABORT, MC_GOODBYE };
 #define MC_FRAME_MAGIC 0x4d43464du
@@ -55,10 +54,6 @@ struct mc_run_of { uint32_t first; uint32_t count_status; /* count << 4 | mark *
 size_t mc_rank_status_pack(const uint8_t *rank_status, uint32_t size, struct mc_run_of *runs, size_t room);
 void mc_rank_status_unpack(const struct mc_run_of *runs, size_t count, uint8_t *rank_status, uint32_t size);
 
-struct mc_error_message { /* abort */
-  int32_t code, sys_errno, rank, reported_by;
-  double waited_s;
-  struct mc_desc mine, other;
-};
-#define MC_CONTROL_RUNS ((MC_CONTROL_BYTES - sizeof(struct mc_error_message)) / sizeof(struct mc_run_of))
+/* An abort is a mc_failure (its rank_status NULL), and the ranks' as runs. */
+#define MC_CONTROL_RUNS ((MC_CONTROL_BYTES - sizeof(struct mc_failure)) / sizeof(struct mc_run_of))
 #endif

@@ -5,39 +5,25 @@
 #include <unistd.h>
 #include "p2p/state.h"
 
-struct mc_note {
-  struct mc_note *next;
-  uint64_t id;
-};
-
 void mc_note_end(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_note *note = r->note;
+  MC_PUSH(&p->ended, r->note);
   r->note = NULL;
-  if (p->ended_last) p->ended_last->next = note;
-  else p->ended_first = note;
-  p->ended_last = note;
   pthread_cond_signal(&p->ended_news);
 }
 
 void mc_notes_free(struct mc_p2p *p) {
   for (uint32_t i = 0; i < p->slots; i++)
     if (p->requests[i]) free(p->requests[i]->note);
-  for (struct mc_note *note = p->ended_first, *next; note; note = next) {
+  for (struct mc_note *note = p->ended.first, *next; note; note = next) {
     next = note->next;
     free(note);
   }
 }
 
-static struct mc_p2p *opened(struct mc_comm *c, int *code) {
-  struct mc_p2p *p = c ? __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE) : NULL;
-  *code = !p ? MC_EINVAL : p->pid != (int)getpid() ? MC_EFORK : MC_OK;
-  return p;
-}
-
 int mc_follow(struct mc_comm *c, uint64_t request) {
-  int code;
-  struct mc_p2p *p = opened(c, &code);
-  if (code != MC_OK) return code;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  struct mc_p2p *p = c->p2p;
+  int code = MC_OK;
   struct mc_note *note = calloc(1, sizeof *note);
   if (!note) return MC_EMEM;
   note->id = request;
@@ -55,16 +41,14 @@ int mc_follow(struct mc_comm *c, uint64_t request) {
 }
 
 int mc_next_ended(struct mc_comm *c, uint64_t *request) {
-  int code;
-  struct mc_p2p *p = opened(c, &code);
-  if (code != MC_OK) return code;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  struct mc_p2p *p = c->p2p;
   pthread_mutex_lock(&p->lock);
-  while (!p->ended_first && !p->followed_no_more) pthread_cond_wait(&p->ended_news, &p->lock);
-  struct mc_note *note = p->followed_no_more ? NULL : p->ended_first;
+  while (!p->ended.first && !p->followed_no_more) pthread_cond_wait(&p->ended_news, &p->lock);
+  struct mc_note *note = p->followed_no_more ? NULL : p->ended.first;
   if (note) {
     *request = note->id;
-    p->ended_first = note->next;
-    if (!note->next) p->ended_last = NULL;
+    MC_POP(&p->ended);
   }
   pthread_mutex_unlock(&p->lock);
   free(note);
@@ -72,9 +56,8 @@ int mc_next_ended(struct mc_comm *c, uint64_t *request) {
 }
 
 void mc_follow_no_more(struct mc_comm *c) {
-  int code;
-  struct mc_p2p *p = opened(c, &code);
-  if (code != MC_OK) return;
+  if (c->pid != (int)getpid()) return;
+  struct mc_p2p *p = c->p2p;
   pthread_mutex_lock(&p->lock);
   p->followed_no_more = true;
   pthread_cond_broadcast(&p->ended_news);

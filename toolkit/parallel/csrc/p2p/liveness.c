@@ -1,8 +1,5 @@
 /* What a wait must not miss: deadlines, ranks that have gone, an abort. Every 50 ms. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include "p2p/state.h"
 
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno) {
@@ -32,13 +29,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int
       mc_message_cut(p, peer->current);
       peer->current = NULL;
     }
-    while (peer->first) { /* from copies; nobody will read them */
-      struct mc_sending *s = peer->first;
-      peer->first = s->next;
-      free(s->owned);
-      free(s);
-    }
-    peer->last = NULL;
+    mc_ring_forget(peer); /* they are sent from copies; nobody will read them */
   } else if (p->loop) {
     mc_p2p_net_cut(p, rank);
   }
@@ -47,10 +38,10 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int
 static bool is_aborted(const struct mc_p2p *p) {
   const struct mc_comm *c = p->c;
   if (atomic_load(&c->aborted)) return true;
-  for (uint32_t i = 0; !p->area.own && i < c->locals; i++)
+  for (uint32_t i = 0; i < c->locals; i++)
     if (atomic_load(&p->area.doorbells[i].aborted)) return true;
-  const struct mc_error_record *record = c->segment ? mc_error_record(c) : NULL;
-  return record && record->code == MC_EABORT;
+  const struct mc_error_record *record = mc_error_record(c);
+  return record && record->what.code == MC_EABORT;
 }
 
 static void end_all(struct mc_p2p *p) {
@@ -59,14 +50,14 @@ static void end_all(struct mc_p2p *p) {
   for (uint32_t i = 0; i < p->slots; i++)
     if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_EABORT, 0);
   atomic_store(&mc_own_doorbell(p)->aborted, 1);
-  for (uint32_t i = 0; !p->area.own && i < p->c->locals; i++) mc_doorbell_wake(&p->area.doorbells[i]);
+  for (uint32_t i = 0; i < p->c->locals; i++) mc_doorbell_wake(&p->area.doorbells[i]);
   if (p->loop) mc_p2p_net_abort(p);
 }
 
 static void check_local(struct mc_p2p *p, uint32_t rank) {
   struct mc_comm *c = p->c;
   const uint32_t local = c->local_of[rank];
-  const bool left = c->segment && atomic_load(&c->segment->ranks[local].state) == 2;
+  const bool left = atomic_load(&mc_block(c, local)->state) == 2;
   if (!left && mc_local_alive(c, local)) return;
   mc_ring_pull(p, local); /* what it had sent completely still counts */
   mc_peer_gone(p, rank, left ? MC_LEFT : MC_DEAD, MC_EPEER, 0);
@@ -78,16 +69,14 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
   p->checked_ns = now;
   if (p->loop) mc_listener_poll(p->loop->net); /* a rank that waits for its own node polls no sockets, but an abort comes there */
   if (!p->aborted && is_aborted(p)) end_all(p);
-  uint64_t looked[MC_LOCALS / 64] = {0};
   for (uint32_t i = 0; p->pending && i < p->slots; i++) {
     struct mc_request *r = p->requests[i];
     if (!r || r->done) continue;
     const int32_t peer = r->peer >= 0 ? r->peer : r->message ? (int32_t)r->message->peer : -1;
-    if (peer >= 0 && (uint32_t)peer != p->c->rank && mc_is_local(p->c, (uint32_t)peer)) {
-      const uint32_t local = p->c->local_of[peer];
-      const uint64_t bit = (uint64_t)1 << (local % 64);
-      if (!(looked[local / 64] & bit)) check_local(p, (uint32_t)peer);
-      looked[local / 64] |= bit;
+    const bool is_local = peer >= 0 && (uint32_t)peer != p->c->rank && mc_is_local(p->c, (uint32_t)peer);
+    if (is_local && p->peers[peer].checked_ns != now) { /* once for all that concerns it */
+      p->peers[peer].checked_ns = now;
+      check_local(p, (uint32_t)peer);
     }
     if (!r->done && now > r->deadline_ns) {
       r->status = MC_MISSING;

@@ -27,34 +27,10 @@ static bool fits(const struct mc_request *r, uint32_t peer, uint32_t tag) {
   return r->tag == tag && (r->peer < 0 || (uint32_t)r->peer == peer);
 }
 
-void mc_match_post(struct mc_p2p *p, struct mc_request *r) {
-  r->next = NULL;
-  if (p->posted_last) p->posted_last->next = r;
-  else p->posted_first = r;
-  p->posted_last = r;
-}
-
-static void unlist(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_request *before = NULL, *at = p->posted_first;
-  while (at && at != r) before = at, at = at->next;
-  if (!at) return;
-  if (before) before->next = r->next;
-  else p->posted_first = r->next;
-  if (p->posted_last == r) p->posted_last = before;
-}
-
 static struct mc_request *claimant(struct mc_p2p *p, uint32_t peer, uint32_t tag) {
-  for (struct mc_request *r = p->posted_first; r; r = r->next)
+  for (struct mc_request *r = p->posted.first; r; r = r->next)
     if (fits(r, peer, tag)) return r;
   return NULL;
-}
-
-static void keep(struct mc_p2p *p, struct mc_message *m, bool first) {
-  m->next = first ? p->early_first : NULL;
-  if (first) p->early_first = m;
-  else if (p->early_last) p->early_last->next = m;
-  else p->early_first = m;
-  if (!first || !p->early_last) p->early_last = m;
 }
 
 static void forget(struct mc_p2p *p, struct mc_message *m) {
@@ -65,13 +41,13 @@ static void forget(struct mc_p2p *p, struct mc_message *m) {
 
 /* True: nothing can come behind this message that a receive waits for, so it may wait where it is. */
 static bool may_wait(const struct mc_p2p *p, uint32_t peer) {
-  for (const struct mc_request *r = p->posted_first; r; r = r->next)
+  for (const struct mc_request *r = p->posted.first; r; r = r->next)
     if (r->peer < 0 || (uint32_t)r->peer == peer) return false;
   return true;
 }
 
 static void claim(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) {
-  unlist(p, r);
+  MC_REMOVE(&p->posted, r);
   r->from = (int32_t)m->peer, r->got = m->bytes;
   if (m->bytes > r->bytes) {
     mc_request_end(p, r, MC_EMISMATCH, 0); /* its bytes are dropped as they come */
@@ -80,9 +56,10 @@ static void claim(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) 
   }
 }
 
-struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes) {
+/* A message that begins; NULL: it may wait where it is, unless that is nowhere (`at_once`), or there is no memory. */
+static struct mc_message *begin(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once) {
   struct mc_request *r = claimant(p, peer, tag);
-  if (!r && p->peers[peer].buffered + bytes > MC_EAGER && may_wait(p, peer)) return NULL;
+  if (!r && !at_once && p->peers[peer].buffered + bytes > MC_EAGER && may_wait(p, peer)) return NULL;
   struct mc_message *m = calloc(1, sizeof *m);
   if (!m) return NULL; /* stays where it is; looked at again */
   m->peer = peer, m->tag = tag, m->bytes = bytes;
@@ -90,21 +67,15 @@ struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t 
     claim(p, m, r);
     return m;
   }
-  m->buffer = malloc(bytes ? bytes : 1);
+  m->to = m->buffer = malloc(bytes ? bytes : 1);
   m->lost = !m->buffer;
   if (m->buffer) p->peers[peer].buffered += bytes;
-  m->to = m->buffer;
-  keep(p, m, false);
+  MC_PUSH(&p->early, m);
   return m;
 }
 
-static void unkeep(struct mc_p2p *p, struct mc_message *m) {
-  struct mc_message *before = NULL, *at = p->early_first;
-  while (at && at != m) before = at, at = at->next;
-  if (!at) return;
-  if (before) before->next = m->next;
-  else p->early_first = m->next;
-  if (p->early_last == m) p->early_last = before;
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes) {
+  return begin(p, peer, tag, bytes, false);
 }
 
 /* A kept message and its receive: the bytes are copied, or there are none to copy. */
@@ -128,14 +99,14 @@ void mc_message_whole(struct mc_p2p *p, struct mc_message *m) {
 
 void mc_message_cut(struct mc_p2p *p, struct mc_message *m) {
   if (m->request) m->request->message = NULL;
-  unkeep(p, m);
+  MC_REMOVE(&p->early, m);
   forget(p, m);
 }
 
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r) {
-  for (struct mc_message *m = p->early_first; m; m = m->next) {
+  for (struct mc_message *m = p->early.first; m; m = m->next) {
     if (!fits(r, m->peer, m->tag)) continue;
-    unkeep(p, m);
+    MC_REMOVE(&p->early, m);
     if (m->whole) {
       deliver(p, m, r);
       forget(p, m);
@@ -148,12 +119,13 @@ bool mc_match_early(struct mc_p2p *p, struct mc_request *r) {
 }
 
 void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
-  unlist(p, r);
+  MC_REMOVE(&p->posted, r);
   struct mc_message *m = r->message;
   if (!m) return;
   r->message = NULL, m->request = NULL;
   if (m->buffer || m->lost) {
-    keep(p, m, true); /* for a later receive */
+    m->next = p->early.first, p->early.first = m; /* for a later receive */
+    if (!p->early.last) p->early.last = m;
     return;
   }
   m->to = NULL; /* went straight to the receive's memory: the rest is dropped */
@@ -161,25 +133,13 @@ void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
 }
 
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes) {
-  const uint32_t self = p->c->rank;
-  struct mc_request *r = claimant(p, self, tag);
-  struct mc_message *m = calloc(1, sizeof *m);
+  struct mc_message *m = begin(p, p->c->rank, tag, bytes, true);
   if (!m) return false;
-  m->peer = self, m->tag = tag, m->bytes = bytes;
-  if (r) {
-    claim(p, m, r);
-    if (m->to && bytes) memcpy(m->to, data, bytes);
-    mc_message_whole(p, m);
-    return true;
-  }
-  m->buffer = malloc(bytes ? bytes : 1);
-  if (!m->buffer) {
-    free(m);
+  if (m->lost) {
+    mc_message_cut(p, m);
     return false;
   }
-  if (bytes) memcpy(m->buffer, data, bytes);
-  p->peers[self].buffered += bytes;
-  m->whole = true;
-  keep(p, m, false);
+  if (m->to && bytes) memcpy(m->to, data, bytes);
+  mc_message_whole(p, m);
   return true;
 }

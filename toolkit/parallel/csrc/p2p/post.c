@@ -1,9 +1,7 @@
 /* mc_post and mc_wait. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 #include "p2p/state.h"
 #include "group/fault_point.h"
@@ -13,13 +11,9 @@
 #define SPIN_REST 127u /* waits at most that do not spin after spins that were in vain */
 
 static void release(struct mc_p2p *p) {
-  for (uint32_t rank = 0; p->peers && rank < p->c->size; rank++) {
+  for (uint32_t rank = 0; rank < p->c->size; rank++) {
     if (p->peers[rank].current) mc_message_cut(p, p->peers[rank].current);
-    for (struct mc_sending *s = p->peers[rank].first, *next; s; s = next) {
-      next = s->next;
-      free(s->owned);
-      free(s);
-    }
+    mc_ring_forget(&p->peers[rank]);
   }
   for (struct mc_conn *conn = p->loop ? p->loop->conns : NULL; conn; conn = conn->next) {
     if (conn->incoming) mc_message_cut(p, conn->incoming);
@@ -27,27 +21,27 @@ static void release(struct mc_p2p *p) {
   }
   mc_notes_free(p);
   for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
-  while (p->early_first) {
-    struct mc_message *m = p->early_first;
-    p->early_first = m->next;
+  while (p->early.first) {
+    struct mc_message *m = p->early.first;
+    p->early.first = m->next;
     free(m->buffer);
     free(m);
   }
-  mc_area_unmap(p);
   free(p->requests), free(p->free_slots), free(p->peers);
-  if (p->pid == (int)getpid()) { /* else they may say that a thread waits */
-    pthread_cond_destroy(&p->net_rest);
-    pthread_cond_destroy(&p->ended_news);
-  }
+  pthread_cond_destroy(&p->net_rest);
+  pthread_cond_destroy(&p->ended_news);
   pthread_mutex_destroy(&p->lock);
   free(p);
 }
 
-static int create(struct mc_comm *c) {
+int mc_p2p_open(struct mc_comm *c) {
   struct mc_p2p *p = calloc(1, sizeof *p);
-  if (!p) return MC_EMEM;
-  p->c = c, p->loop = c->net ? &c->net->channels[MC_NET_P2P] : NULL;
-  p->pid = (int)getpid();
+  struct mc_peer *peers = calloc(c->size, sizeof *peers);
+  if (!p || !peers) {
+    free(p), free(peers);
+    return ENOMEM;
+  }
+  p->c = c, p->loop = c->net ? &c->net->channels[MC_NET_P2P] : NULL, p->peers = peers;
   pthread_mutex_init(&p->lock, NULL);
   pthread_condattr_t clock;
   pthread_condattr_init(&clock);
@@ -55,21 +49,9 @@ static int create(struct mc_comm *c) {
   pthread_cond_init(&p->net_rest, &clock);
   pthread_cond_init(&p->ended_news, NULL);
   pthread_condattr_destroy(&clock);
-  p->peers = calloc(c->size, sizeof *p->peers);
-  if (!p->peers || !mc_area_map(p)) {
-    release(p);
-    return MC_EMEM;
-  }
-  __atomic_store_n(&c->p2p, p, __ATOMIC_RELEASE);
-  return MC_OK;
-}
-
-static int opened(struct mc_comm *c) {
-  if (__atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE)) return MC_OK;
-  while (atomic_exchange(&c->p2p_lock, 1)) sched_yield(); /* only while another thread creates it */
-  const int code = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE) ? MC_OK : create(c);
-  atomic_store(&c->p2p_lock, 0);
-  return code;
+  mc_area_map(p);
+  c->p2p = p;
+  return 0;
 }
 
 static bool more_slots(struct mc_p2p *p) {
@@ -127,11 +109,11 @@ static int begin_send(struct mc_p2p *p, struct mc_request *r) {
 static void begin_receive(struct mc_p2p *p, struct mc_request *r) {
   const struct mc_comm *c = p->c;
   __atomic_fetch_add(&p->c->stats.receives, 1, __ATOMIC_RELAXED);
-  if (!p->area.own) mc_rings_move(p);
+  mc_rings_move(p);
   if (mc_match_early(p, r)) return;
-  mc_match_post(p, r);
-  for (uint32_t local = 0; !p->area.own && local < c->locals && !r->done; local++) {
-    const uint32_t rank = c->members[c->first_of[c->node] + local];
+  MC_PUSH(&p->posted, r);
+  for (uint32_t local = 0; local < c->locals && !r->done; local++) {
+    const uint32_t rank = mc_rank_of(c, local);
     if (p->peers[rank].held && (r->peer < 0 || (uint32_t)r->peer == rank)) mc_ring_pull(p, local);
   }
   if (p->loop && !r->done && (r->peer < 0 || r->remote)) mc_p2p_net_expect(p, r);
@@ -145,12 +127,10 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (!c || !request || way > MC_RECV || peer >= (int32_t)c->size || peer < (way == MC_RECV ? -1 : 0) ||
       (bytes && !data) || !(timeout_s >= 0))
     return MC_EINVAL;
-  struct mc_p2p *p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
-  if ((p ? p->pid : c->pid) != (int)getpid()) return MC_EFORK;
+  if (c->pid != (int)getpid()) return MC_EFORK;
   if (atomic_load(&c->aborted)) return MC_EABORT;
-  int code = opened(c);
-  if (code != MC_OK) return code;
-  p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
+  struct mc_p2p *p = c->p2p;
+  int code = MC_OK;
   pthread_mutex_lock(&p->lock);
   if (p->aborted) { /* while this thread waited for the lock: nothing would end the request any more */
     pthread_mutex_unlock(&p->lock);
@@ -163,9 +143,9 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   }
   r->way = way, r->peer = r->from = peer, r->tag = tag, r->data = data, r->bytes = bytes;
   r->began_ns = mc_now_ns();
-  r->deadline_ns = r->began_ns + (uint64_t)((timeout_s < 1e9 ? timeout_s : 1e9) * 1e9);
+  r->deadline_ns = r->began_ns + mc_ns_of(timeout_s);
   r->remote = p->loop && (peer < 0 || !mc_is_local(c, (uint32_t)peer));
-  r->near = p->area.own ? !r->remote : peer < 0 || mc_is_local(c, (uint32_t)peer);
+  r->near = c->locals == 1 ? !r->remote : peer < 0 || mc_is_local(c, (uint32_t)peer);
   if (r->remote) p->pending_remote++;
   if (r->near) p->pending_near++;
   *request = r->id;
@@ -189,14 +169,13 @@ static int report(struct mc_p2p *p, struct mc_request *r, struct mc_status *stat
     *status = (struct mc_status){.code = code, .peer = r->from, .tag = r->tag, .done = 1,
                                  .bytes = r->way == MC_RECV ? r->got : r->bytes};
   if (failure && code != MC_OK) {
-    uint8_t *rank_status = failure->rank_status;
-    *failure = (struct mc_failure){
-        .code = code, .sys_errno = r->sys_errno, .rank = r->from, .reported_by = -1, .rank_status = rank_status,
+    const struct mc_failure what = {
+        .code = code, .sys_errno = r->sys_errno, .rank = r->from, .reported_by = -1,
         .waited_s = (double)(mc_now_ns() - r->began_ns) * 1e-9,
         .mine = {.count = r->bytes, .verb = MC_VERBS, .dtype = MC_U8, .op = r->way, .root = r->tag},
         .other = {.count = r->got, .verb = MC_VERBS, .dtype = MC_U8, .root = r->tag}};
-    if (rank_status) memset(rank_status, MC_HERE, p->c->size);
-    if (rank_status && r->from >= 0) rank_status[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->status;
+    mc_failure_tell(p->c, failure, what, NULL);
+    if (failure->rank_status && r->from >= 0) failure->rank_status[r->from] = code == MC_EMISMATCH ? MC_DIFFERENT : r->status;
   }
   if (code == MC_OK || failure) forget(p, r);
   return code;
@@ -279,15 +258,15 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
 }
 
 int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status *status, struct mc_failure *failure) {
-  struct mc_p2p *p = c ? __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE) : NULL;
-  if (!p || !(wait_s >= 0)) return MC_EINVAL;
-  if (p->pid != (int)getpid()) return MC_EFORK;
+  if (!c || !(wait_s >= 0)) return MC_EINVAL;
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  struct mc_p2p *p = c->p2p;
   pthread_mutex_lock(&p->lock);
   struct mc_request *r = mc_request_find(p, request);
   if (r && !r->done) {
     mc_rings_move(p);
     mc_p2p_check_liveness(p, false);
-    if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + (uint64_t)((wait_s < 1e9 ? wait_s : 1e9) * 1e9));
+    if (!r->done && wait_s > 0) wait_locked(p, r, mc_now_ns() + mc_ns_of(wait_s));
     r = mc_request_find(p, request); /* another thread may have been told its end */
   }
   const int code = !r ? MC_EINVAL : r->done ? report(p, r, status, failure) : MC_UNDER_WAY;
@@ -296,14 +275,10 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
 }
 
 void mc_p2p_close(struct mc_comm *c) {
-  struct mc_p2p *p = __atomic_load_n(&c->p2p, __ATOMIC_ACQUIRE);
-  if (!p) return;
-  if (p->pid == (int)getpid()) { /* in a forked child there is no such thread, and the lock may be held */
-    pthread_mutex_lock(&p->lock);
-    for (uint32_t i = 0; i < p->slots; i++)
-      if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_ECLOSED, 0);
-    mc_p2p_stop(p); /* gives the lock back */
-  }
-  __atomic_store_n(&c->p2p, NULL, __ATOMIC_RELEASE);
+  struct mc_p2p *p = c->p2p;
+  pthread_mutex_lock(&p->lock);
+  for (uint32_t i = 0; i < p->slots; i++)
+    if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_ECLOSED, 0);
+  mc_p2p_stop(p); /* gives the lock back */
   release(p);
 }

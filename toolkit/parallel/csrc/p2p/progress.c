@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sched.h>
-#include <time.h>
 #include "p2p/state.h"
 #include "group/fault_point.h"
 
@@ -43,7 +42,7 @@ static void sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
   p->doorbell_idle = *idle_for > LINGER;
   const uint64_t wait_ns = p->doorbell_idle ? 0 : MC_SLICE_NS;
   pthread_mutex_unlock(&p->lock);
-  mc_doorbell_sleep_thread(doorbell, thread_seq, wait_ns);
+  mc_futex_sleep(&doorbell->thread_seq, thread_seq, wait_ns);
   pthread_mutex_lock(&p->lock);
   p->doorbell_idle = false;
 }
@@ -67,7 +66,7 @@ void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns) {
   if (loop->moved) wait_ns = 0;
   p->polling = true;
   pthread_mutex_unlock(&p->lock);
-  const struct timespec wait = {.tv_sec = 0, .tv_nsec = (long)wait_ns};
+  const struct timespec wait = mc_timespec(wait_ns);
   const int said = ppoll(loop->polls, count, &wait, NULL);
   if (!said && !wait_ns) sched_yield(); /* the peer may be here and want this processor */
   pthread_mutex_lock(&p->lock);
@@ -80,10 +79,7 @@ static void rest(struct mc_p2p *p, bool idle) {
   if (idle) {
     pthread_cond_wait(&p->net_rest, &p->lock);
   } else {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += GRACE_NS;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    const struct timespec until = mc_timespec(mc_now_ns() + GRACE_NS);
     pthread_cond_timedwait(&p->net_rest, &p->lock, &until);
   }
   p->net_idle = false;

@@ -1,5 +1,4 @@
 /* Messages to and from other nodes: a frame is a message, its root the tag. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +40,9 @@ static void on_control(struct mc_loop *loop, struct mc_conn *conn, const uint8_t
 const struct mc_handler mc_p2p_handler = {on_header, on_recv_done, on_send_done, on_control};
 
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_conn *conn = mc_conn_new(p->loop, (uint32_t)r->peer, false);
-  struct mc_send_desc *out = conn ? mc_send_desc_new(p->loop, MC_DATA, r->data, r->bytes) : NULL;
+  struct mc_conn *conn = mc_connect_to(p->loop, (uint32_t)r->peer);
+  struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, r->data, r->bytes) : NULL;
   if (!out) return MC_EMEM;
-  mc_connect(conn);
   out->frame.root = r->tag, out->owner = r, r->out = out;
   mc_conn_queue(conn, out);
   MC_FAULT_POINT(message_queued);
@@ -71,7 +69,7 @@ void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r) {
 
 void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r) {
   struct mc_conn *conn = p->loop->outgoing[r->peer];
-  struct mc_send_desc *out = r->out, *before = NULL;
+  struct mc_send_desc *out = r->out;
   r->out = NULL, out->owner = NULL;
   if (out->has_mac && conn->state == MC_CONN_UP) { /* its place in the row is taken: it goes on from a copy */
     out->owned = malloc(out->frame.bytes ? out->frame.bytes : 1);
@@ -82,11 +80,8 @@ void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r) {
     }
     mc_conn_lost(conn, ENOMEM);
   }
-  for (struct mc_send_desc *at = conn->first; at && at != out; at = at->next) before = at;
-  if (before) before->next = out->next;
-  else conn->first = out->next;
-  if (conn->last == out) conn->last = before;
-  mc_send_desc_free(p->loop, out);
+  MC_REMOVE(&conn->sends, out);
+  mc_send_desc_free(out);
 }
 
 /* The message that was under way from a rank that has gone. */
@@ -115,12 +110,9 @@ static void lost(struct mc_p2p *p, struct mc_conn *conn, uint64_t now) {
 void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now) {
   for (struct mc_conn *conn = p->loop->conns; conn; conn = conn->next) {
     if (conn->faulty) mc_conn_lost(conn, EPROTO);
-    if (p->peers[conn->peer].gone == MC_HERE && mc_connect_refused(conn, now)) {
+    if (p->peers[conn->peer].gone == MC_HERE && mc_connect_refused(conn, now))
       mc_peer_gone(p, conn->peer, MC_DEAD, MC_EPEER, ECONNREFUSED);
-    } else if (conn->state == MC_CONN_UP && now - conn->probed_ns > 1000000000u) {
-      conn->probed_ns = now;
-      if (mc_socket_silent(conn->fd)) mc_conn_lost(conn, ETIMEDOUT);
-    }
+    mc_conn_probe(conn, now);
     if (conn->state == MC_CONN_GONE && !conn->handled) lost(p, conn, now);
   }
 }

@@ -1,6 +1,5 @@
 /* Messages within the node: one ring of bytes per ordered pair. A message is a header of 16 bytes and its
  * payload, padded to 16, written and read in pieces as there is room: it may be longer than the ring. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include "p2p/state.h"
@@ -54,19 +53,22 @@ static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes,
   return s->moved == s->bytes;
 }
 
+static void forget(struct mc_sending *s) {
+  free(s->owned);
+  free(s);
+}
+
 static bool push_all(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, uint8_t *bytes) {
   struct mc_peer *peer = &p->peers[rank];
-  while (peer->first) {
-    struct mc_sending *s = peer->first;
+  while (peer->sends.first) {
+    struct mc_sending *s = peer->sends.first;
     if (!push_one(s, ring, bytes, p->area.ring_bytes)) return false;
-    peer->first = s->next;
-    if (!peer->first) peer->last = NULL;
+    MC_POP(&peer->sends);
     if (s->request) {
       s->request->sending = NULL;
       mc_request_end(p, s->request, MC_OK, 0);
     }
-    free(s->owned);
-    free(s);
+    forget(s);
   }
   return true;
 }
@@ -96,9 +98,7 @@ int mc_ring_send(struct mc_p2p *p, struct mc_request *r) {
   if (!s) return MC_EMEM;
   s->data = r->data, s->bytes = r->bytes, s->tag = r->tag, s->request = r;
   r->sending = s;
-  if (peer->last) peer->last->next = s;
-  else peer->first = s;
-  peer->last = s;
+  MC_PUSH(&peer->sends, s);
   push(p, (uint32_t)r->peer);
   return MC_OK;
 }
@@ -138,7 +138,7 @@ static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, cons
 
 void mc_ring_pull(struct mc_p2p *p, uint32_t local) {
   const struct mc_comm *c = p->c;
-  const uint32_t rank = c->members[c->first_of[c->node] + local];
+  const uint32_t rank = mc_rank_of(c, local);
   uint8_t *bytes;
   struct mc_ring *ring = ring_of(p, c->local, local, &bytes);
   while (pull_one(p, rank, ring, bytes)) {}
@@ -146,7 +146,6 @@ void mc_ring_pull(struct mc_p2p *p, uint32_t local) {
 }
 
 void mc_rings_move(struct mc_p2p *p) {
-  if (p->area.own) return;
   const struct mc_comm *c = p->c;
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   for (uint32_t i = 0; i < (c->locals + 63) / 64; i++) {
@@ -159,8 +158,8 @@ void mc_rings_move(struct mc_p2p *p) {
     }
   }
   for (uint32_t local = 0; local < c->locals; local++) {
-    const uint32_t rank = c->members[c->first_of[c->node] + local];
-    if (p->peers[rank].first) push(p, rank);
+    const uint32_t rank = mc_rank_of(c, local);
+    if (p->peers[rank].sends.first) push(p, rank);
   }
 }
 
@@ -180,11 +179,14 @@ void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
     }
     peer->gone = MC_LEFT, peer->code = MC_EMEM, peer->why = 0; /* no memory: this way is closed from now on */
   }
-  struct mc_sending *before = NULL, *at = peer->first;
-  while (at && at != s) before = at, at = at->next;
-  if (before) before->next = s->next;
-  else peer->first = s->next;
-  if (peer->last == s) peer->last = before;
-  free(s->owned);
-  free(s);
+  MC_REMOVE(&peer->sends, s);
+  forget(s);
+}
+
+void mc_ring_forget(struct mc_peer *peer) {
+  while (peer->sends.first) {
+    struct mc_sending *s = peer->sends.first;
+    MC_POP(&peer->sends);
+    forget(s);
+  }
 }

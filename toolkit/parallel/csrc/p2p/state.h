@@ -26,16 +26,18 @@ struct mc_ring {                      /* [reader][writer], in the area; the byte
   _Alignas(64) _Atomic uint64_t head; /* read */
   _Atomic uint32_t writer_blocked;    /* the writer waits for room */
 };
-struct mc_area {
+struct mc_area { /* in the segment, behind the slots */
   struct mc_doorbell *doorbells;
   struct mc_ring *rings;
   uint8_t *bytes;
   uint64_t ring_bytes;
-  bool own; /* not in a segment: this rank alone */
 };
 
 struct mc_request;
-struct mc_note;
+struct mc_note { /* of a followed request, which it may outlive */
+  struct mc_note *next;
+  uint64_t id;
+};
 struct mc_message { /* incoming, under way or waiting for its receive */
   struct mc_message *next;
   uint32_t peer, tag;
@@ -69,9 +71,9 @@ struct mc_request {
   struct mc_note *note; /* NULL: it is not followed, or its end has been noted */
 };
 struct mc_peer {
-  struct mc_sending *first, *last;
+  MC_QUEUE(mc_sending) sends;
   struct mc_message *current; /* of its ring */
-  uint64_t buffered, lost_ns;
+  uint64_t buffered, lost_ns, checked_ns;
   bool held;     /* its ring has a message without a posted receive */
   uint8_t gone;  /* MC_HERE, or why nothing more comes */
   int why, code; /* of what its requests end with */
@@ -86,7 +88,6 @@ struct mc_p2p {
   bool net_idle;      /* the same of the sockets' */
   bool polling;       /* a thread sleeps in poll: no other may; mc_p2p_wake_progress wakes it */
   pthread_cond_t net_rest;
-  int pid;
   struct mc_area area;
   struct mc_peer *peers;        /* [size] */
   struct mc_request **requests; /* by the low bits of the id */
@@ -97,35 +98,32 @@ struct mc_p2p {
   uint32_t both_waiters;                           /* those of doorbell_waiters that need the sockets' thread */
   uint64_t turns;                                  /* of waiters at the sockets */
   uint32_t spin_vain, spin_rest;                   /* waits that do not spin there after the last spin in vain, and how many are left */
-  struct mc_request *posted_first, *posted_last;
-  struct mc_message *early_first, *early_last;
+  MC_QUEUE(mc_request) posted; /* receives that no message has come for */
+  MC_QUEUE(mc_message) early;  /* messages that no receive has been posted for */
   uint64_t checked_ns;
   bool aborted;
-  struct mc_note *ended_first, *ended_last; /* followed requests that have ended */
+  MC_QUEUE(mc_note) ended; /* followed requests that have ended */
   pthread_cond_t ended_news;
   bool followed_no_more;
 };
 
 static inline bool mc_is_local(const struct mc_comm *c, uint32_t rank) { return c->node_of[rank] == c->node; }
 static inline uint64_t mc_spin_ns(const struct mc_comm *c) { return (uint64_t)(c->tuning.spin_s * 1e9); }
-static inline struct mc_doorbell *mc_own_doorbell(struct mc_p2p *p) {
-  return &p->area.doorbells[p->area.own ? 0 : p->c->local];
-}
+static inline struct mc_doorbell *mc_own_doorbell(struct mc_p2p *p) { return &p->area.doorbells[p->c->local]; }
 struct mc_request *mc_request_find(const struct mc_p2p *p, uint64_t id); /* p2p/post.c; NULL: it is forgotten */
 /* --- p2p/follow.c */
 void mc_note_end(struct mc_p2p *p, struct mc_request *r);
 void mc_notes_free(struct mc_p2p *p);
 /* --- p2p/doorbell.c */
-bool mc_area_map(struct mc_p2p *p);
-void mc_area_unmap(struct mc_p2p *p);
+void mc_area_map(struct mc_p2p *p);
 void mc_doorbell_wake(struct mc_doorbell *doorbell);
 void mc_doorbell_wake_thread(struct mc_doorbell *doorbell);
 void mc_doorbell_sleep(struct mc_doorbell *doorbell, uint32_t wake_seq, uint64_t wait_ns);
-void mc_doorbell_sleep_thread(struct mc_doorbell *doorbell, uint32_t thread_seq, uint64_t wait_ns); /* 0: without end */
 /* --- p2p/ring.c */
 int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
 void mc_rings_move(struct mc_p2p *p);
 void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r);
+void mc_ring_forget(struct mc_peer *peer); /* all that has not been sent to it */
 void mc_ring_pull(struct mc_p2p *p, uint32_t local);
 /* --- p2p/match.c */
 void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
@@ -133,7 +131,6 @@ struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t 
 void mc_message_whole(struct mc_p2p *p, struct mc_message *m);
 void mc_message_cut(struct mc_p2p *p, struct mc_message *m); /* the rest will never come */
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
-void mc_match_post(struct mc_p2p *p, struct mc_request *r);
 void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
 /* --- p2p/remote.c */

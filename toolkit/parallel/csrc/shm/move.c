@@ -1,71 +1,28 @@
 /* Within the node: verbs that only move bytes. */
-#include <string.h>
 #include "group/fault_point.h"
 #include "kernels/kernels.h"
 #include "shm/shm.h"
 
-static size_t at_most(size_t left, size_t piece) { return left < piece ? left : piece; }
-
-int mc_local_barrier(struct mc_comm *c) { return mc_epoch(c); }
-
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root) {
-  size_t piece = c->tuning.chunk_bytes, done = 0;
-  do {
-    uint32_t epoch = mc_next(c);
-    size_t now = at_most(bytes - done, piece);
-    if (root == c->local && now) mc_copy(mc_in_slot(c, root, epoch), (uint8_t *)data + done, now);
-    MC_FAULT_POINT(broadcast_copied_in);
-    int code = mc_epoch(c);
-    if (code) return code;
-    MC_FAULT_POINT(broadcast_reading);
-    if (root != c->local && now) mc_copy_piece((uint8_t *)data + done, mc_in_slot(c, root, epoch), now, bytes);
-    done += now;
-  } while (done < bytes);
-  return MC_OK;
+  const struct mc_span whole = {0, bytes};
+  struct mc_strided streams[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) streams[local] = (struct mc_strided){&whole, local == root};
+  return mc_local_gather_streams(c, mc_epoch, data, streams, -1);
 }
 
-int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root) {
-  size_t piece = c->tuning.chunk_bytes / c->locals / 64 * 64, done = 0;
-  const uint8_t *from = in;
-  if (root == c->local && bytes && out != from + root * bytes) mc_copy(out, from + root * bytes, bytes);
-  do {
-    uint32_t epoch = mc_next(c);
-    size_t now = at_most(bytes - done, piece);
-    for (uint32_t local = 0; root == c->local && local < c->locals; local++)
-      if (local != root && now) mc_copy(mc_in_slot(c, root, epoch) + local * piece, from + local * bytes + done, now);
-    MC_FAULT_POINT(scatter_copied_in);
-    int code = mc_epoch(c);
-    if (code) return code;
-    MC_FAULT_POINT(scatter_reading);
-    if (root != c->local && now)
-      mc_copy_piece((uint8_t *)out + done, mc_in_slot(c, root, epoch) + c->local * piece, now, bytes);
-    done += now;
-  } while (done < bytes);
-  return MC_OK;
-}
-
-static size_t part(const size_t *offsets, uint32_t local) { return offsets[local + 1] - offsets[local]; }
-
-/* The longest part that anybody sends: all must make the same number of epochs. Where parts are uneven
- * they are told first, and what one sends must be what the other expects. */
-static int longest_part(struct mc_comm *c, const size_t *in_offsets, const size_t *out_offsets, size_t *longest) {
-  *longest = 0;
-  if (!c->call.in_counts) {
-    for (uint32_t local = 0; local < c->locals; local++)
-      if (part(in_offsets, local) > *longest) *longest = part(in_offsets, local);
-    return MC_OK;
-  }
-  uint32_t epoch = mc_next(c);
-  uint64_t *told = (uint64_t *)(void *)mc_in_slot(c, c->local, epoch);
-  for (uint32_t local = 0; local < c->locals; local++) told[local] = part(in_offsets, local);
+int mc_local_compare(struct mc_comm *c, mc_epoch_fn *epoch, const struct mc_span *ins, const struct mc_span *outs, size_t *longest) {
+  uint32_t next = mc_next(c);
+  uint64_t *told = (uint64_t *)(void *)mc_in_slot(c, c->local, next);
+  for (uint32_t local = 0; local < c->locals; local++) told[local] = ins[local].count;
   MC_FAULT_POINT(alltoall_counted);
-  int code = mc_epoch(c);
+  int code = epoch(c);
   if (code) return code;
+  *longest = 0;
   for (uint32_t local = 0; local < c->locals; local++) {
-    const uint64_t *theirs = (const uint64_t *)(const void *)mc_in_slot(c, local, epoch);
+    const uint64_t *theirs = (const uint64_t *)(const void *)mc_in_slot(c, local, next);
     for (uint32_t to = 0; to < c->locals; to++)
       if (theirs[to] > *longest) *longest = (size_t)theirs[to];
-    if (theirs[c->local] == part(out_offsets, local)) continue;
+    if (theirs[c->local] == outs[local].count) continue;
     struct mc_desc other = c->desc;
     other.count = theirs[c->local];
     return mc_fail(c, MC_EMISMATCH, 0, (int)mc_rank_of(c, local), NULL, &other);
@@ -73,33 +30,39 @@ static int longest_part(struct mc_comm *c, const size_t *in_offsets, const size_
   return MC_OK;
 }
 
-int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size_t *in_offsets, const size_t *out_offsets) {
-  size_t piece = c->tuning.chunk_bytes / c->locals / 64 * 64, done = 0, longest;
+int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, const struct mc_span *ins, void *out,
+                        const struct mc_span *outs, size_t longest) {
   const uint8_t *from = in;
   uint8_t *to = out;
-  int code = longest_part(c, in_offsets, out_offsets, &longest);
-  if (code) return code;
-  size_t own = part(in_offsets, c->local), whole = out_offsets[c->locals];
-  if (own) mc_copy_piece(to + out_offsets[c->local], from + in_offsets[c->local], own, whole);
+  size_t piece = c->tuning.chunk_bytes / c->locals / 64 * 64, done = 0, whole = 0;
+  for (uint32_t local = 0; local < c->locals; local++) whole += outs[local].count;
+  if (ins[c->local].count) mc_copy_piece(to + outs[c->local].begin, from + ins[c->local].begin, ins[c->local].count, whole);
   do {
-    uint32_t epoch = mc_next(c);
-    for (uint32_t local = 0; local < c->locals; local++) {
-      size_t count = part(in_offsets, local);
-      if (local != c->local && done < count)
-        mc_copy(mc_in_slot(c, c->local, epoch) + local * piece, from + in_offsets[local] + done, at_most(count - done, piece));
-    }
+    uint32_t next = mc_next(c);
+    for (uint32_t local = 0; local < c->locals; local++)
+      if (local != c->local && done < ins[local].count)
+        mc_copy(mc_in_slot(c, c->local, next) + local * piece, from + ins[local].begin + done,
+                mc_less(ins[local].count - done, piece));
     MC_FAULT_POINT(alltoall_copied_in);
-    code = mc_epoch(c);
+    int code = epoch(c);
     if (code) return code;
     MC_FAULT_POINT(alltoall_reading);
     for (uint32_t step = 1; step < c->locals; step++) {
       uint32_t local = (c->local + step) % c->locals;
-      size_t count = part(out_offsets, local);
-      if (done < count)
-        mc_copy_piece(to + out_offsets[local] + done, mc_in_slot(c, local, epoch) + c->local * piece,
-                      at_most(count - done, piece), whole);
+      if (done < outs[local].count)
+        mc_copy_piece(to + outs[local].begin + done, mc_in_slot(c, local, next) + c->local * piece,
+                      mc_less(outs[local].count - done, piece), whole);
     }
     done += piece;
   } while (done < longest);
   return MC_OK;
+}
+
+int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root) {
+  struct mc_span ins[MC_LOCALS], outs[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) {
+    ins[local] = (struct mc_span){local * bytes, root == c->local ? bytes : 0};
+    outs[local] = (struct mc_span){0, local == root ? bytes : 0};
+  }
+  return mc_local_all_to_all(c, mc_epoch, in, ins, out, outs, bytes);
 }

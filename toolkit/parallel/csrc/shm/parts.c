@@ -1,7 +1,6 @@
-/* Within the node, a vector in parts: each local rank sums (or gives) its own.
+/* Within the node, a vector in parts: each local rank sums (or gives) its own, which is a stream of one place or many.
  *
- * A round moves a piece of every part at once, so that all ranks work at the same time. */
-#include <string.h>
+ * An epoch moves a piece of every part at once, so that all ranks work at the same time. */
 #include "group/fault_point.h"
 #include "kernels/kernels.h"
 #include "shm/shm.h"
@@ -15,62 +14,141 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
   return (struct mc_span){begin, end - begin};
 }
 
-static size_t at_most(size_t left, size_t piece) { return left < piece ? left : piece; }
+struct cursor { uint32_t span; size_t inside; };
 
-struct job { /* every rank gives `count` elements for each */
+/* The next place of a stream, at most `room` bytes; 0: the stream ends here. */
+static size_t next_run(const struct mc_strided *strided, struct cursor *at, size_t room, size_t *begin) {
+  while (at->span < strided->count && at->inside == strided->spans[at->span].count) *at = (struct cursor){at->span + 1, 0};
+  if (at->span == strided->count) return 0;
+  const struct mc_span *span = &strided->spans[at->span];
+  size_t now = mc_less(span->count - at->inside, room);
+  *begin = span->begin + at->inside;
+  at->inside += now;
+  return now;
+}
+
+static void collect(uint8_t *slot, const uint8_t *from, const struct mc_strided *strided, struct cursor *at, size_t room) {
+  size_t begin, now;
+  for (; room && (now = next_run(strided, at, room, &begin)) > 0; room -= now, slot += now) mc_copy(slot, from + begin, now);
+}
+
+static void spread(uint8_t *to, const uint8_t *slot, const struct mc_strided *strided, struct cursor *at, size_t room,
+                   size_t whole) {
+  size_t begin, now;
+  for (; room && (now = next_run(strided, at, room, &begin)) > 0; room -= now, slot += now)
+    mc_copy_piece(to + begin, slot, now, whole);
+}
+
+/* How many of the streams, from the first on, hold the non-empty ones; what the longest has; and where all begin. */
+static uint32_t measure(const struct mc_comm *c, const struct mc_strided *strided, struct cursor *at, size_t *longest) {
+  uint32_t owners = 0;
+  *longest = 0;
+  for (uint32_t local = 0; local < c->locals; local++) {
+    size_t bytes = 0;
+    at[local] = (struct cursor){0, 0};
+    for (uint32_t i = 0; i < strided[local].count; i++) bytes += strided[local].spans[i].count;
+    if (bytes) owners = local + 1;
+    if (bytes > *longest) *longest = bytes;
+  }
+  return owners;
+}
+
+struct sum {
+  mc_reduce_fn *reduce;
   const uint8_t *in;
   uint8_t *out;
-  size_t count, element_bytes, piece; /* piece: elements of a part in one epoch */
+  size_t size;
+  bool is_nontemporal;
 };
 
-/* `count` elements of the own part from `done` on. A long result is summed where the own part of the own slot
- * would be, which nobody reads, and copied past the cache from there: the sums themselves would have the target
+/* `bytes` at `own`, and at `slot_begin` of the slots of the others. A long result is summed where they would be in the
+ * own slot, which nobody reads, and copied past the cache from there: the sums themselves would have the target
  * read first. */
-static void sum_piece(struct mc_comm *c, const struct job *job, mc_reduce_fn *reduce, size_t done, size_t count,
-                      uint32_t epoch) {
-  size_t size = job->element_bytes, begin = c->local * job->piece * size;
-  uint8_t *scratch = mc_in_slot(c, c->local, epoch) + begin, *out = job->out + done * size;
-  const uint8_t *own = job->in + (c->local * job->count + done) * size;
-  bool is_nontemporal = mc_is_nontemporal(job->count * size * c->locals);
-  size_t step = is_nontemporal ? MC_BLOCK_BYTES / size : count;
-  for (size_t at = 0; at < count; at += step) {
-    size_t now = at_most(count - at, step);
-    const void *sources[MC_LOCALS];
-    for (uint32_t local = 0; local < c->locals; local++) sources[local] = mc_in_slot(c, local, epoch) + begin + at * size;
-    sources[c->local] = own + at * size;
-    reduce(is_nontemporal ? scratch : out + at * size, NULL, sources, c->locals, now, mc_divisor(c));
-    if (is_nontemporal) mc_copy_out(out + at * size, scratch, now * size);
+static void sum_run(struct mc_comm *c, const struct sum *sum, const uint8_t *own, size_t bytes, size_t slot_begin, uint32_t epoch) {
+  uint8_t *scratch = mc_in_slot(c, c->local, epoch) + slot_begin;
+  size_t step = sum->is_nontemporal ? MC_BLOCK_BYTES : bytes;
+  const void *sources[MC_LOCALS];
+  for (size_t at = 0; at < bytes; at += step) {
+    size_t now = mc_less(bytes - at, step);
+    for (uint32_t local = 0; local < c->locals; local++) sources[local] = mc_in_slot(c, local, epoch) + slot_begin + at;
+    sources[c->local] = own + at;
+    sum->reduce(sum->is_nontemporal ? scratch : sum->out + at, NULL, sources, c->locals, now / sum->size, mc_divisor(c));
+    if (sum->is_nontemporal) mc_copy_out(sum->out + at, scratch, now);
   }
 }
 
-int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op) {
-  mc_reduce_fn *reduce = mc_reducer(dtype, op);
-  size_t size = mc_dtype_bytes(dtype), piece = c->tuning.chunk_bytes / c->locals / 64 * 64 / size, done = 0;
-  const struct job job = {in, out, count, size, piece};
+/* This rank's own stream: its places lie one after another in the slots of the others. */
+static void sum_own(struct mc_comm *c, struct sum *sum, const struct mc_strided *stream, struct cursor *at, uint32_t epoch,
+                    size_t slot_begin, size_t room) {
+  size_t begin, now;
+  for (; room && (now = next_run(stream, at, room, &begin)) > 0; room -= now, slot_begin += now, sum->out += now)
+    if (c->locals > 1 || sum->out != sum->in + begin) sum_run(c, sum, sum->in + begin, now, slot_begin, epoch);
+}
+
+int mc_local_reduce_streams(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, void *out, const struct mc_strided *streams,
+                            uint32_t dtype, uint32_t op) {
+  struct cursor at[MC_LOCALS];
+  struct sum sum = {mc_reducer(dtype, op), in, out, mc_dtype_bytes(dtype), false};
+  size_t longest, done = 0;
+  uint32_t owners = measure(c, streams, at, &longest);
+  sum.is_nontemporal = mc_is_nontemporal(longest * c->locals);
+  size_t piece = owners ? c->tuning.chunk_bytes / owners / 64 * 64 : 64;
   do { /* an empty vector still is an epoch: a barrier, and the comparison of the calls */
-    uint32_t epoch = mc_next(c);
-    uint8_t *slot = mc_in_slot(c, c->local, epoch);
-    size_t now = at_most(count - done, piece);
-    for (uint32_t part = 0; part < c->locals; part++)
-      if (part != c->local && now) mc_copy(slot + part * piece * size, job.in + (part * count + done) * size, now * size);
+    uint32_t next = mc_next(c);
+    for (uint32_t local = 0; local < owners; local++)
+      if (local != c->local) collect(mc_in_slot(c, c->local, next) + local * piece, in, &streams[local], &at[local], piece);
     MC_FAULT_POINT(parts_copied_in);
-    int code = mc_epoch(c);
+    int code = epoch(c);
     if (code) return code;
-    if (now) sum_piece(c, &job, reduce, done, now, epoch);
+    sum_own(c, &sum, &streams[c->local], &at[c->local], next, c->local * piece, piece);
     MC_FAULT_POINT(parts_summed);
-    done += now;
-  } while (done < count);
+    done += piece;
+  } while (done < longest);
+  return MC_OK;
+}
+
+int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op) {
+  struct mc_span spans[MC_LOCALS];
+  struct mc_strided streams[MC_LOCALS];
+  size_t bytes = count * mc_dtype_bytes(dtype);
+  for (uint32_t local = 0; local < c->locals; local++) {
+    spans[local] = (struct mc_span){local * bytes, bytes};
+    streams[local] = (struct mc_strided){&spans[local], 1};
+  }
+  return mc_local_reduce_streams(c, mc_epoch, in, out, streams, dtype, op);
+}
+
+int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, const struct mc_strided *streams, int root) {
+  struct cursor at[MC_LOCALS];
+  size_t longest, done = 0, piece = c->tuning.chunk_bytes;
+  measure(c, streams, at, &longest);
+  bool is_sender = c->locals > 1 && root != (int)c->local, is_receiver = root < 0 || root == (int)c->local;
+  do {
+    uint32_t next = mc_next(c);
+    if (is_sender) collect(mc_in_slot(c, c->local, next), data, &streams[c->local], &at[c->local], piece);
+    MC_FAULT_POINT(streams_copied_in);
+    int code = epoch(c);
+    if (code) return code;
+    for (uint32_t step = 1; is_receiver && step < c->locals; step++) { /* not all from the same rank at a time */
+      uint32_t local = (c->local + step) % c->locals;
+      spread(data, mc_in_slot(c, local, next), &streams[local], &at[local], piece, longest);
+    }
+    MC_FAULT_POINT(streams_spread);
+    done += piece;
+  } while (done < longest);
   return MC_OK;
 }
 
 /* `bytes` of each rank; root -1: everybody takes. A piece is read from memory once: for the slot, and then, while
  * it is in the cache and the others are on their way, for the own part. */
-static int gather(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t bytes, int root) {
+int mc_local_gather(struct mc_comm *c, const void *source, void *target, size_t bytes, int root) {
+  const uint8_t *in = source;
+  uint8_t *out = target;
   size_t piece = c->tuning.chunk_bytes, whole = bytes * c->locals, done = 0;
   bool is_receiver = root < 0 || root == (int)c->local;
   do {
     uint32_t epoch = mc_next(c);
-    size_t now = at_most(bytes - done, piece);
+    size_t now = mc_less(bytes - done, piece);
     if (now && root != (int)c->local) mc_copy(mc_in_slot(c, c->local, epoch), in + done, now);
     MC_FAULT_POINT(gather_copied_in);
     mc_publish(c);
@@ -86,10 +164,4 @@ static int gather(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t byt
     done += now;
   } while (done < bytes);
   return MC_OK;
-}
-
-int mc_local_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes) { return gather(c, in, out, bytes, -1); }
-
-int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root) {
-  return gather(c, in, out, bytes, (int)root);
 }

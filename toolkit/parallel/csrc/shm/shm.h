@@ -4,18 +4,31 @@
 #define MUSTER_SHM_H
 #include "group/comm.h"
 
-int mc_local_barrier(struct mc_comm *c);
-int mc_local_all_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op);
-int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, uint32_t root);
+static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
+/* Of this and of a gather a root of -1 is all of the node. */
+int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, int root);
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);
-int mc_local_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes); /* bytes of one rank */
 int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op);
-int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root);
+int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, int root); /* bytes of one rank */
 int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root);
-/* in_offsets/out_offsets [locals + 1] in bytes */
-int mc_local_all_to_all(struct mc_comm *c, const void *in, void *out, const size_t *in_offsets, const size_t *out_offsets);
-/* A vector cut into `parts`: borders at multiples of 64 bytes where it is long enough. */
+/* What a verb's epochs are: mc_epoch, or one that moves the messages of other nodes on meanwhile (inter/epoch.c). */
+typedef int mc_epoch_fn(struct mc_comm *c);
 struct mc_span { size_t begin, count; };
+/* In bytes: ins[i] goes to local rank i, outs[i] comes from it; no pair has more than `longest`. */
+int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, const struct mc_span *ins, void *out,
+                        const struct mc_span *outs, size_t longest);
+/* Uneven pairs: compares what is sent with what is expected, and says what the longest has, since all must make the
+ * same number of epochs. One epoch. */
+int mc_local_compare(struct mc_comm *c, mc_epoch_fn *epoch, const struct mc_span *ins, const struct mc_span *outs, size_t *longest);
+/* A part of a vector that lies in many places of it, in bytes. */
+struct mc_strided { const struct mc_span *spans; uint32_t count; };
+/* Sums every stream [locals] over the local ranks; this rank's ends in `out`, its places one after another
+ * (out may be the only place itself). */
+int mc_local_reduce_streams(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, void *out, const struct mc_strided *streams,
+                            uint32_t dtype, uint32_t op);
+/* Every rank's own stream is in `data`; all streams end in the `data` of all, or of local rank `root` only (-1: all). */
+int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, const struct mc_strided *streams, int root);
+/* A vector cut into `parts`: borders at multiples of 64 bytes where it is long enough. */
 struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint32_t which);
 /* --- shm/registered.c: the three below take registered memory where all ranks have it, after an epoch that asks.
  * *took false: they did nothing but that epoch (none where the group has no region). */

@@ -168,9 +168,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_stats_read": (None, (ptr, ptr)),
     "mc_waits_read": (None, (ptr, ptr)),
     "mc_records_read": (u32, (ptr, ptr, u32)),
-    "mc_kernel_pack": (ctypes.c_int, (u32, ptr, ptr, u64)),
-    "mc_kernel_pack_i8_keeping": (None, (ptr, ptr, u64, ptr)),
-    "mc_kernel_unpack": (ctypes.c_int, (u32, ptr, ptr, u64)),
+    "mc_kernel_pack_i8": (None, (ptr, ptr, u64, ptr)),
+    "mc_kernel_unpack_i8": (None, (ptr, ptr, u64)),
     "mc_kernel_unpack_add_i8": (None, (ptr, ptr, u64)),
 }
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from muster_collectives.binding import library
 from muster_collectives.runtime import settings
 from muster_collectives.runtime.errors import CoreError
-from muster_collectives.runtime.types import Wire
 from muster_collectives.torch.compress import blocks
 
 
@@ -32,18 +31,15 @@ class CoreBlocks:
         count, values = rows.shape
         blocks.require_whole(values, blocks.BLOCK)
         packed = torch.empty(count, blocks.packed_bytes(values), dtype=torch.uint8)
+        lost = error.data_ptr() if error is not None else None
         # rows are whole blocks: all of them are one long row
-        places = packed.data_ptr(), rows.data_ptr(), rows.numel()
-        if error is None:
-            self.core.mc_kernel_pack(Wire.I8, *places)
-        else:
-            self.core.mc_kernel_pack_i8_keeping(*places, error.data_ptr())
+        self.core.mc_kernel_pack_i8(packed.data_ptr(), rows.data_ptr(), rows.numel(), lost)
         return packed
 
     def unpack(self, packed: Tensor, values: int) -> Tensor:
         """float32 [r, values]."""
         rows = torch.empty(packed.shape[0], values)
-        self.core.mc_kernel_unpack(Wire.I8, rows.data_ptr(), packed.data_ptr(), rows.numel())
+        self.core.mc_kernel_unpack_i8(rows.data_ptr(), packed.data_ptr(), rows.numel())
         return rows
 
     def sum(self, packed: Tensor, values: int) -> Tensor:
