@@ -74,14 +74,6 @@ gc.collect()
 dist.barrier()
 dist.destroy_process_group()
 """
-GREEDY = """\
-import os
-if os.environ["SM_CURRENT_HOST"] == "algo-2":
-    print("taking", flush=True)
-    taken = bytearray(600 << 20)
-    taken[:: 4096] = b"x" * len(taken[:: 4096])
-    print("had it all", flush=True)
-"""
 BUSY = """\
 import os, time
 began, used = time.monotonic(), time.process_time()
@@ -188,19 +180,6 @@ def test_mpirun_reaches_the_other_container(start: Start, home: Path, base: str)
     result = start(home, job("ring", base, "--distribution", "mpi")).wait(120)
     assert result.code == 0, result.err
     assert result.out.count("ring algo-1 algo-2") == 2
-
-
-@pytest.mark.promise("F11")
-def test_a_rank_that_takes_too_much_memory_is_named_with_the_limit(
-    start: Start, home: Path, base: str
-) -> None:
-    (home / "src/greedy.py").write_text(GREEDY)
-    run = start(home, job("greedy", base, "--memory", "256m"))
-    result = run.wait()
-    assert result.code == 137, result.err
-    assert "had it all" not in result.out
-    assert "container memory limit of 256 MiB reached" in result.err
-    assert "algo-2 rank 1" in result.err
 
 
 def test_a_rank_gets_no_more_processor_than_was_given(start: Start, home: Path, base: str) -> None:

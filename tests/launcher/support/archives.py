@@ -169,11 +169,6 @@ def _million_digits() -> bytes:
     return _begin() + extended(tarfile.XHDTYPE, b"1" * 250_000) + _plain() + bytes(1024)
 
 
-def _huge_value() -> bytes:
-    huge = record("comment", "x" * (2 << 20))
-    return _begin() + extended(tarfile.XHDTYPE, huge) + _plain() + bytes(1024)
-
-
 def _many_small_headers() -> bytes:
     """Of one member: each of them harmless."""
     one = extended(tarfile.XGLTYPE, record("comment", "x" * 100_000))
@@ -198,14 +193,10 @@ def _sparse_giant() -> bytes:
     return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
 
 
-def _size_in_an_extended_header() -> bytes:
-    about = record("size", str(1 << 60))
-    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
-
-
-def _path_in_an_extended_header() -> bytes:
-    about = record("path", "../../escaped")
-    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
+def _extended(**fields: str) -> Callable[[], bytes]:
+    """A member whose extended header says this of it."""
+    about = b"".join(record(key, value) for key, value in fields.items())
+    return lambda: _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
 
 
 def _link_in_an_extended_header() -> bytes:
@@ -214,11 +205,6 @@ def _link_in_an_extended_header() -> bytes:
     about = record("linkpath", "/etc/passwd")
     plain = info.tobuf(tarfile.USTAR_FORMAT)
     return _begin() + extended(tarfile.XHDTYPE, about) + plain + bytes(1024)
-
-
-def _zero_byte_in_a_name() -> bytes:
-    about = record("path", "a\0b")
-    return _begin() + extended(tarfile.XHDTYPE, about) + _plain() + bytes(1024)
 
 
 def _negative_size_in_base_256() -> bytes:
@@ -273,14 +259,14 @@ FORGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "tar cut in a header": (_cut_second_header, "damaged near byte"),
     "tar cut in a file": (_cut_content, "damaged near byte"),
     "header of a million digits": (_million_digits, "a number of a thousand digits"),
-    "header with a huge value": (_huge_value, "its headers have no end"),
+    "header with a huge value": (_extended(comment="x" * (2 << 20)), "its headers have no end"),
     "many headers of one member": (_many_small_headers, "its headers have no end"),
     "nested long names": (_nested_long_names, "headers have no end|damaged near byte"),
     "sparse map without end": (_sparse_map_without_end, "its headers have no end"),
     "terabyte of holes": (_sparse_giant, "unpacks to more than"),
-    "size in an extended header": (_size_in_an_extended_header, "unpacks to more than"),
-    "path in an extended header": (_path_in_an_extended_header, "holds '..'"),
+    "size in an extended header": (_extended(size=str(1 << 60)), "unpacks to more than"),
+    "path in an extended header": (_extended(path="../../escaped"), "holds '..'"),
     "link in an extended header": (_link_in_an_extended_header, "leaves the code folder"),
-    "zero byte in a name": (_zero_byte_in_a_name, "not a path that a disk can hold"),
+    "zero byte in a name": (_extended(path="a\0b"), "not a path that a disk can hold"),
     "negative size in base 256": (_negative_size_in_base_256, "a device, a pipe|damaged"),
 }

@@ -157,6 +157,12 @@ class Cluster:
                 stdio=stdio,
             )
 
+    def start_until(self, text: str, limit_s: float = 30) -> None:
+        """Starts all hosts, and waits until each has written `text`."""
+        self.start()
+        for name in self.names:
+            self.wait_for(name, text, limit_s=limit_s)
+
     def _spawn(
         self, name: str, argv: Sequence[str], environ: Mapping[str, str], stdio: int | None
     ) -> None:

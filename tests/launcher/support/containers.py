@@ -23,7 +23,6 @@ from tests.launcher.support.cluster import STOPS, Cluster, pids
 from tests.launcher.support.fixtures import checked
 from tests.launcher.support.invariants import Left
 from tests.support.engine import LABEL, Engine, NoEngineError, mounts, packages, usable_engine
-from tests.support.waiting import wait_until
 
 __all__ = ["RUNS", "TRAIN", "Containers", "Make", "container_jobs"]
 
@@ -159,27 +158,6 @@ class Containers(Cluster):
         """What such a container has written so far."""
         return self.engine.must("logs", self.container(name))
 
-    def has_run(self, name: str) -> bool:
-        """Whether PID 1 ever began: with next to no processes not even the engine can start it."""
-        return not self.state(name)["StartedAt"].startswith("0001")
-
-    def has_ended(self, name: str) -> bool:
-        return self.processes[name].poll() is not None
-
-    def wait_for_end(self, name: str, limit_s: float = 30) -> None:
-        """Until this host has ended, whatever the others do."""
-        story = f"{name} never ended"
-        wait_until(lambda: self.has_ended(name), limit_s, lambda: self.story(story))
-
-    @contextmanager
-    def paused(self, name: str) -> Iterator[None]:
-        """Freezes the container while the block lasts."""
-        self.engine.must("pause", self.container(name))
-        try:
-            yield
-        finally:
-            self.engine.must("unpause", self.container(name))
-
     def resolves(self, name: str, other: str) -> str:
         """The address that the running container finds for a name, "" for none."""
         done = self.engine("exec", self.container(name), "getent", "ahostsv4", other)
@@ -189,11 +167,6 @@ class Containers(Cluster):
         """`docker stop`: SIGTERM, and SIGKILL that much later; returns when it has ended."""
         self.trace.look()
         self.engine.must("stop", f"--time={killed_after_s}", self.container(name))
-
-    def wait_for_file(self, name: str, path: str, limit_s: float = 30) -> None:
-        """Until the host has a file of that path below its /opt/ml."""
-        file = self.base(name) / path
-        wait_until(file.exists, limit_s, lambda: self.story(f"{name} never made {path}"))
 
     def inside(self, name: str, *command: str) -> str:
         """Runs a command in the running container; what it wrote."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def marked(path: Path) -> Iterator[str]:
                     yield from re.findall(r"^[FBS]\d\d$", argument.value)
 
 
+@functools.cache
 def proven() -> set[str]:
     return {name for path in TESTS.rglob("test_*.py") for name in marked(path)}
 

@@ -81,56 +81,6 @@ def test_a_second_stop_neither_shortens_the_time_to_save_nor_is_passed_on(
         assert (result.code, result.failure) == (143, "")
 
 
-@pytest.mark.promise("F04")
-def test_a_rank_that_ignores_the_stop_is_killed_when_the_time_is_over(containers: Make) -> None:
-    ignores = "while time.sleep(600) or True: pass"
-    job = containers(script_that(ignores), environ={"MUSTER_STOP_GRACE_S": "1"})
-    start(job)
-    began = time.monotonic()
-    job.signal("algo-1")
-    for name in job.names:
-        job.wait_for(name, "told SIGTERM")
-    results = job.wait(20)
-    assert time.monotonic() - began < 1 + 10  # what `stop_total_s` leaves behind the grace
-    for name, result in results.items():
-        assert not saved(job, name)
-        assert result.code == 143
-        assert result.first_line.startswith(
-            "StoppedError: 2 of 2 ranks did not stop in 1 s (algo-1 rank 0"
-        )
-
-
-SLEEPING_SETUP = """\
-import signal, subprocess, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-subprocess.Popen(["setsid", "sleep", "600"])
-open("/opt/ml/output/data/installing", "w").close()
-time.sleep(600)
-"""
-
-
-@pytest.mark.promise("F06")
-def test_a_stop_during_an_installation_ends_it_with_all_its_processes(containers: Make) -> None:
-    job = containers("print('ran')", environ={"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"})
-    for name in job.names:
-        code = job.base(name) / "code"
-        (code / "slow").mkdir()
-        (code / "slow" / "setup.py").write_text(SLEEPING_SETUP)
-        (code / "requirements.txt").write_text("/opt/ml/code/slow\n")
-    job.start()
-    for name in job.names:
-        job.wait_for_file(name, "output/data/installing")
-        running = job.inside(name, "ps", "-eo", "args")
-        assert "/pip/" in running and "sleep 600" in running
-    began = time.monotonic()
-    job.signal("algo-2")
-    results = job.wait(10)
-    assert time.monotonic() - began < 5
-    for result in results.values():
-        assert (result.code, result.failure, result.success) == (143, "", False)
-        assert "ran" not in result.out.split()
-
-
 @pytest.mark.promise("F01")
 def test_a_container_that_is_stopped_ends_long_before_it_would_be_killed(containers: Make) -> None:
     """`docker stop` of a script that never heard of signals."""

@@ -1,7 +1,4 @@
-"""What the kernel grants a container: memory, processes, files, rights.
-
-reliability.md F11, F16, F62, F63.
-"""
+"""What the kernel grants a container: memory, processes, rights (F11, F16, F63)."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import pytest
 
 from tests.launcher.support.containers import Make
-from tests.support.mpi import chosen
 
 # memory
 
@@ -74,71 +70,7 @@ def test_a_rank_of_torchrun_killed_for_memory_is_the_one_that_is_named(container
         )
 
 
-ALL_MEET = """\
-import os
-from mpi4py import MPI
-comm = MPI.COMM_WORLD
-print("sum", comm.allreduce(1), flush=True)
-if comm.rank == 1:
-    data = bytearray(os.urandom(1 << 20)) * 4000
-comm.Barrier()
-"""
-
-
-@pytest.mark.promise("F11")
-def test_a_rank_of_mpirun_killed_for_memory_is_the_one_that_is_named(containers: Make) -> None:
-    """`train` is PID 1 of both hosts; mpirun has no way to the other but through it."""
-    chosen("5.0.11")
-    mpi = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "1"}
-    job = containers(ALL_MEET, hyperparameters=mpi)
-    job.start(options=["--memory=1g", "--memory-swap=1g"])
-    results = job.wait(60)
-    assert {r.out for r in results.values()} == {"sum 2\n"}, job.story("they did not meet")
-    assert job.state("algo-2")["OOMKilled"]
-    for result in results.values():
-        assert result.code == 137, result.err
-        assert result.first_line.removesuffix(" and 1 more") == (
-            "UserScriptError: killed by the kernel: container memory limit of 1024 MiB reached "
-            "(algo-2 rank 1, exit code 137)"
-        )
-
-
 # processes
-
-MOST_PROCESSES, AT_ONCE = 12, 3
-LIMITED_S = 60.0  # of a job that cannot start all its processes
-
-
-def run_limited(containers: Make, limits: range) -> dict[int, int]:
-    """Runs a job below each limit, all at once; the exit codes of those that the engine started."""
-    jobs = {limit: containers("print('ran')", hosts=1) for limit in limits}
-    for limit, job in jobs.items():
-        job.expect(limit_s=LIMITED_S)
-        job.start(options=[f"--pids-limit={limit}"])
-    codes = {}
-    for limit, job in jobs.items():
-        result = job.wait(LIMITED_S)["algo-1"]
-        if not job.has_run("algo-1"):
-            job.processes.clear()  # nothing to look at
-            continue
-        codes[limit] = result.code
-        if result.code == 0:
-            assert result.out == "ran\n"
-        else:
-            assert (result.code, result.out) == (106, ""), result.err
-            assert "the limit of processes is reached" in result.first_line
-    return codes
-
-
-@pytest.mark.promise("F16")
-def test_no_limit_of_processes_hangs_a_job_and_each_is_named(containers: Make) -> None:
-    codes: dict[int, int] = {}
-    for first in range(1, MOST_PROCESSES + 1, AT_ONCE):
-        codes |= run_limited(containers, range(first, first + AT_ONCE))
-    assert codes[MOST_PROCESSES] == 0
-    if set(codes.values()) == {0}:
-        pytest.skip(f"the engine itself can start nothing with fewer than {min(codes)} processes")
-
 
 USES_ALL_UP = """\
 import os, signal, subprocess, sys, time
@@ -175,16 +107,7 @@ def test_a_job_that_used_up_all_processes_can_still_be_stopped(containers: Make)
         assert (result.code, result.failure) == (143, ""), result.err
 
 
-# files, rights
-
-
-@pytest.mark.promise("F62")
-def test_256_open_files_are_enough_for_a_job_of_two_containers(containers: Make) -> None:
-    job = containers("import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE))\n")
-    job.start(options=["--ulimit=nofile=256:256"])
-    for result in job.wait(20).values():
-        assert (result.code, result.out) == (0, "(256, 256)\n"), result.err
-
+# rights
 
 USER = 1234
 CONFINED = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.containers import RUNS, TRAIN, Containers, Make
+from tests.launcher.support.containers import RUNS, Containers, Make
 from tests.support.waiting import wait_until
 
 ORPHANS = 500
@@ -44,15 +44,6 @@ while zombies() and time.monotonic() - ended < 1:
     time.sleep(0.005)
 print(orphans, zombies(), flush=True)
 """
-
-
-@pytest.mark.promise("F15")
-def test_orphans_of_a_script_are_reaped_while_it_runs(containers: Make) -> None:
-    job = containers(DOUBLE_FORKS, hosts=1)
-    job.start()
-    result = job.wait(40)["algo-1"]
-    assert result.code == 0, result.err
-    assert result.out == f"{ORPHANS} 0\n"
 
 
 @pytest.mark.promise("F15")
@@ -130,19 +121,3 @@ def is_ending(pid: int) -> bool:
     except OSError:
         return True
     return bool(int(stat.rpartition(")")[2].split()[6]) & PF_EXITING)
-
-
-def test_a_daemon_of_others_outlives_a_train_that_is_not_pid_1(containers: Make) -> None:
-    job = containers(RUNS, hosts=1)
-    code = "/opt/ml/checkpoints/code"
-    shell = f'"$@"; echo $? > {code}; while [ ! -e {code}.seen ]; do sleep 0.02; done'
-    job.start_ranks(command=["sh", "-c", shell, "sh", *TRAIN])
-    pid = start_daemon(job)
-    job.let_go()
-    folder = job.base("algo-1") / "checkpoints"
-    job.wait_for_file("algo-1", "checkpoints/code")
-    wait_until(lambda: (folder / "code").read_text() == "0\n", 5, "the exit code was not 0")
-    assert parent(job, pid) == "1"
-    assert not was_told(job)
-    (folder / "code.seen").touch()
-    job.wait(10)

@@ -124,30 +124,6 @@ def test_a_host_that_cannot_keep_a_model_ends_the_job_on_all_hosts(cluster: Make
     assert f"{folder}: cannot be written" in results["algo-1"].first_line
 
 
-@pytest.mark.promise("F51")
-def test_an_absent_output_folder_is_made(cluster: Make) -> None:
-    job = cluster(FAILS, hosts=1)
-    assert not (job.base("algo-1") / "output").exists()  # the fault
-    result = job.run()["algo-1"]
-    check_failure(result, result.failure)
-    assert result.failure
-
-
-@pytest.mark.promise("B41")
-def test_folders_that_cannot_be_made_end_the_job_before_it_runs(cluster: Make) -> None:
-    job = cluster("print('ran')", hosts=1)
-    base = job.base("algo-1")
-    assert not (base / "output").exists()
-    result, _ = run_on(
-        job,
-        f"mount --bind {base} {base}",
-        f"mount -o remount,bind,ro {base}",
-        f"! mkdir {base}/output 2>/dev/null",  # the fault
-    )
-    assert (result.code, result.out) == (100, ""), result.err
-    assert f"{base}/output/data: cannot be made: Read-only file system" in result.err
-
-
 @pytest.mark.promise("F66")
 def test_a_temporary_folder_without_an_inode_is_not_used(cluster: Make) -> None:
     job = cluster("print('ran')", hosts=1)

@@ -361,17 +361,3 @@ def test_a_connection_that_does_not_come_back_in_time_is_a_lost_host(up: Up) -> 
             "PeerError: lost algo-2 (its connection ended and did not come back)"
         )
     assert hosts[1].failure.startswith("PeerError: lost algo-1 (")
-
-
-def test_a_stop_while_a_host_is_suspect_does_not_hide_that_it_is_lost(up: Up) -> None:
-    """protocol.md 6: 102 wins."""
-    run, hosts = up(MUSTER_RECONNECT_S="3")
-    run.expect(apart=frozenset({"algo-2"}))
-    with cut_off(run, hosts[1], hosts[0]) as rule:
-        wait_until(lambda: "the connection of algo-2 ended" in run.err, 10, lambda: run.err)
-        assert rule.hits() >= 1
-        os.kill(hosts[0].pid, signal.SIGTERM)
-        result = run.wait(20)
-    assert result.code == 102, result.err
-    assert [host.outcome for host in hosts] == [("Failed", 102)] * 2
-    assert hosts[0].failure.startswith("PeerError: lost algo-2 (")

@@ -33,9 +33,7 @@ def fail_beside_one_that_ignores(
         "MUSTER_RUN_DIR": str(job.folder / "run"),
     }
     job.expect(code_writes=("go",))
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
+    job.start_until("ready")
     began = time.monotonic()
     fail(job)
     job.wait_for("algo-1", "told")  # the fault: it lives on

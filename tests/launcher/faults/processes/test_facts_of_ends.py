@@ -36,9 +36,7 @@ def test_in_local_mode_a_stop_ends_before_compose_kills(cluster: Make) -> None:
     """Compose waits for 10 s: ranks have 7, and `train` is gone after 9."""
     job = cluster(IGNORES, instance_type="local")
     del job.environ["MUSTER_STOP_GRACE_S"]
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
+    job.start_until("ready")
     began = time.monotonic()
     for name in job.names:
         job.signal(name)
@@ -88,26 +86,6 @@ def test_a_host_whose_ranks_ended_long_before_the_others_is_not_given_up(
     took = {rank["host"]: rank["seconds"] for rank in summary(job)["ranks"]}
     assert max(took.values()) - took[early] > 4  # the fault
     assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n")] * 2
-
-
-@pytest.mark.promise("F27")
-def test_a_lost_host_is_not_waited_for(cluster: Make) -> None:
-    job = cluster(
-        "import time\nprint('ready', flush=True)\ntime.sleep(600)\n",
-        hosts=3,
-        environ={"MUSTER_FINISH_S": "600"},
-    )
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
-    job.processes["algo-2"].kill()
-    began = time.monotonic()
-    results = job.wait(30)
-    # reconnect 0.5 s or silence 2 s; the ranks leave at once
-    assert time.monotonic() - began < 15
-    for name in ("algo-1", "algo-3"):
-        assert results[name].code == 102
-        assert results[name].first_line.startswith("PeerError: lost algo-2 (")
 
 
 def test_ranks_that_do_not_start_in_time_are_a_launch_error_on_every_host(
@@ -172,44 +150,6 @@ def signals_that_landed(pid: int) -> int:
     return landed
 
 
-@pytest.mark.parametrize("status", [0, 5])
-def test_leftovers_of_an_earlier_run_neither_stay_nor_count(cluster: Make, status: int) -> None:
-    job = cluster(ENDS, hyperparameters={"status": str(status)})
-    for name in job.names:
-        output = job.base(name) / "output"
-        output.mkdir()
-        (output / "failure").write_text("InternalError: of an earlier run")
-        (output / "success").touch()
-        (output / ".muster-reserve").write_bytes(b"x" * 5000)
-    results = job.run(limit_s=20)
-    for name, result in results.items():
-        assert (result.code, result.success) == (status, status == 0)
-        assert ("InternalError" in result.failure, bool(result.failure)) == (False, status != 0)
-        names = {p.name for p in (job.base(name) / "output").iterdir() if p.is_file()}
-        assert ".muster-reserve" not in names
-        kept = (job.base(name) / "output" / "failure.earlier").read_text()
-        assert kept == "InternalError: of an earlier run"
-
-
-def test_a_failure_file_of_one_script_stays_on_its_host_alone(cluster: Make) -> None:
-    """A rename would replace it; ours is linked, and only where there is none."""
-    script = (
-        "import os, time\n"
-        "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
-        "    open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('own failure')\n"
-        "    raise SystemExit(4)\n"
-        "time.sleep(600)\n"
-    )
-    job = cluster(script)
-    job.expect(own_failure=True)
-    results = job.run(limit_s=20)
-    assert {r.code for r in results.values()} == {4}
-    assert results["algo-2"].failure == "own failure"
-    assert results["algo-1"].first_line == (
-        "UserScriptError: exit(4) without an error message (algo-2 rank 1, exit code 4)"
-    )
-
-
 APART = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
 
 
@@ -258,30 +198,6 @@ def test_the_hook_returns_or_raises_and_never_exits(
     assert result.code == code, result.err
     assert said in result.out + result.err
     assert bool(result.failure) == (code != 0)
-
-
-def test_a_code_folder_that_is_the_users_stays_as_it_was(cluster: Make) -> None:
-    """In v2 local mode it is the user's own working folder."""
-    job = cluster("print ran; exit 0\n", program="run.sh")
-    for name in job.names:
-        code = job.base(name) / "code"
-        (code / "run.sh").write_text("echo ran\n")
-        (code / "run.sh").chmod(0o644)  # started all the same, and not made executable
-        (code / "notes.txt").write_text("mine")
-    before = {name: states(job, name) for name in job.names}
-    results = job.run(limit_s=20)
-    assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n")] * 2
-    assert {name: states(job, name) for name in job.names} == before
-
-
-def states(job: Cluster, name: str) -> dict[str, tuple[int, int, int]]:
-    """Mode, size and time of change of all that lies in the host's code folder, itself too."""
-    code = job.base(name) / "code"
-    found = {}
-    for path in [code, *code.rglob("*")]:
-        stat = os.stat(path)
-        found[str(path.relative_to(code))] = (stat.st_mode, stat.st_size, stat.st_mtime_ns)
-    return found
 
 
 def summary(job: Cluster) -> Any:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
 from tests.launcher.support.cluster import Cluster
-from tests.launcher.support.local.local_runs import SCRIPT, Start, start
+from tests.launcher.support.local.local_runs import Start, start
+from tests.support.traces import listening
 
 __all__ = ["start"]
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
-DEFAULT_PORTS = {"MUSTER_CONTROL_PORT": "7776", "MUSTER_STORE_PORT": "7777"}
 WAITS = (
     "import os, time\n"
     "print('ready', flush=True)\n"
@@ -35,9 +36,7 @@ def test_a_second_job_with_the_same_addresses_and_ports_neither_runs_nor_harms(
     """Of the same name too: with fixed ports two such jobs once merged into one."""
     first = cluster(WAITS)
     first.expect(code_writes=("go",))
-    first.start()
-    for name in first.names:
-        first.wait_for(name, "ready")
+    first.start_until("ready")
     second = cluster(WAITS, environ={"MUSTER_JOIN_S": "2"})
     # each of its hosts is alone: one has no port, the other finds only a stranger
     second.expect(apart=frozenset(second.names))
@@ -56,33 +55,6 @@ def test_a_second_job_with_the_same_addresses_and_ports_neither_runs_nor_harms(
     assert {(r.code, r.out) for r in first.wait(20).values()} == {(0, "ready\n")}
     joined = [line for line in first.text("algo-1", "err").splitlines() if " joined " in line]
     assert len(joined) == 1
-
-
-@pytest.mark.promise("F26")
-@pytest.mark.parametrize("isolation", ["process", "netns"])
-def test_two_local_runs_stay_apart_where_the_default_ports_are_asked_for(
-    start: Start, tmp_path: Path, isolation: str
-) -> None:
-    reason = why_not_isolated(str(tmp_path)) if isolation == "netns" else ""
-    if reason:
-        pytest.skip(f"this machine allows no namespaces: {reason}")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    argv = ("train.py", "--hosts", "2", "--hyperparameter", "seconds=600")
-    both = [
-        start(tmp_path, (*argv, "--isolation", isolation), environ=DEFAULT_PORTS) for _ in range(2)
-    ]
-    for run in both:
-        run.wait_ready(2)  # at the same time
-    both[0].signal(2)
-    assert both[0].wait(20).code == 143
-    assert both[1].process.poll() is None
-    both[1].signal(2)
-    results = [run.wait(20) for run in both]
-    assert [result.code for result in results] == [143, 143]
-    assert results[0].summary["job"] != results[1].summary["job"]
-    for result in results:
-        assert result.out.count("checkpoint written") == 2
-        assert [rank["host"] for rank in result.summary["ranks"]] == ["algo-1", "algo-2"]
 
 
 REDUCES_AND_WAITS = (
@@ -104,9 +76,7 @@ def test_the_control_port_is_the_interface_s_and_only_torch_s_store_is_everybody
     script = REDUCES_AND_WAITS + WAITS.partition("\n")[2] + LEAVES
     job = cluster(script, hyperparameters=TORCHRUN, environ={"MUSTER_START_S": "60"})
     job.expect(code_writes=("go",))
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready", limit_s=60)
+    job.start_until("ready", limit_s=60)
     control, store = job.ports
     assert listeners(control) == {job.addresses["algo-1"]}
     assert listeners(store) == {"everywhere"}
@@ -133,12 +103,9 @@ def test_ranks_in_namespaces_reduce_over_the_interface_of_the_job(
 
 def listeners(port: int) -> set[str]:
     """The addresses on which something of this machine listens at the port."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            _, local, _, state = line.split()[:4]
-            address, _, number = local.partition(":")
-            if state == "0A" and int(number, 16) == port:
-                plain = ".".join(str(byte) for byte in reversed(bytes.fromhex(address[-8:])))
-                found.add("everywhere" if set(address) == {"0"} else plain)
-    return found
+    found = (where.partition(":") for where in listening().values())
+    here = {address for address, _, number in found if int(number, 16) == port}
+    return {
+        "everywhere" if set(one) == {"0"} else str(IPv4Address(bytes.fromhex(one[-8:])[::-1]))
+        for one in here
+    }

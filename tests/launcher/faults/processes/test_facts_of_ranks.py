@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,8 +117,7 @@ def shell_that_dies_at_once(cluster: Make, handler: str, **environ: str) -> Clus
     """A job whose shell ends by the stop itself, when its child has only begun to save."""
     script = SHELL_WITH_A_CHILD.format(handler=handler)
     job = cluster(script, hosts=1, program="run.sh", environ=environ)
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     job.signal("algo-1")
     return job
 
@@ -182,63 +179,3 @@ def test_a_status_that_somebody_else_took_is_a_defect_and_never_success(
     assert "took the status of" in result.err, result.err  # the fault
     assert result.code == 105, result.err
     assert result.first_line.startswith("InternalError: ")
-
-
-@pytest.mark.promise("F10")
-def test_an_error_that_ended_with_an_abort_is_named_with_the_signal(cluster: Make) -> None:
-    """As two of ten ranks of a broken collective do, in a second thread's destructor."""
-    script = (
-        "import os, sys, traceback\n"
-        "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
-        "    try:\n        raise ValueError('bad batch')\n"
-        "    except ValueError:\n        traceback.print_exc()\n"
-        "    sys.stderr.write('terminate called without an active exception\\n')\n"
-        "    sys.stderr.flush()\n"
-        "    os.abort()\n"
-        "import time\ntime.sleep(600)\n"
-    )
-    results = cluster(script).run(limit_s=20)
-    assert {(r.code, r.first_line) for r in results.values()} == {
-        (134, "UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)")
-    }
-
-
-@pytest.mark.parametrize("status", [100, 101, 103, 104, 105, 106, 143])
-def test_a_code_of_ours_from_a_rank_becomes_one_and_is_shown_as_it_was(
-    cluster: Make, status: int
-) -> None:
-    script = (
-        "import os, time\n"
-        f"if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n    os._exit({status})\n"
-        "time.sleep(600)\n"
-    )
-    job = cluster(script)
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
-    results = job.run(limit_s=20)
-    said = f"(algo-2 rank 1, exit code {status} of the script, reported as 1)"
-    for result in results.values():
-        assert result.code == 1
-        assert result.first_line.endswith(said), result.first_line
-    assert statuses(job)["algo-2"] == status
-
-
-@pytest.mark.promise("F09")
-def test_a_rank_that_a_stranger_terminates_failed_and_its_signal_is_shown(cluster: Make) -> None:
-    job = cluster("import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n")
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
-    os.kill(int(job.text("algo-2").split()[1]), signal.SIGTERM)
-    results = job.wait(20)
-    for result in results.values():
-        assert result.code == 1
-        assert "SIGTERM" in result.first_line
-        assert "(algo-2 rank 1, " in result.first_line
-    assert statuses(job)["algo-2"] == -signal.SIGTERM
-
-
-def statuses(job: Cluster) -> dict[str, int]:
-    """The true status of each host's rank, from the summary."""
-    ranks = json.loads((job.folder / "run" / "summary.json").read_text())["ranks"]
-    return {rank["host"]: rank["status"] for rank in ranks}

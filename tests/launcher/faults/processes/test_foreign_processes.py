@@ -49,8 +49,7 @@ def test_a_daemon_without_a_trace_of_its_origin_ends_with_the_job(
 ) -> None:
     job = cluster(HIDES, hosts=1)
     job.expect(code_writes=("go",))
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     script, daemon = map(int, job.text("algo-1").split()[1:3])
     hidden.append(daemon)
     assert Path(f"/proc/{daemon}/environ").read_bytes() == b""  # the fault

@@ -18,13 +18,11 @@ PLACES = [
     f"{WORK}.stage",
     f"{WORK}.plan",
     f"{WORK}.write",
-    f"{WORK}._rank_environment",
     "muster.run.child.ranks:HostRanks.start",
     "muster.run.child.ranks:HostRanks.registered",
     "muster.run.child.child:Child.changed",
     "muster.run.job.hostlife:HostLife.tick",
-    "muster.run.job.hostlife:HostLife._all_gone",
-    "muster.run.job.supervisor:_Supervisor._wrap_up",
+    "muster.run.job.hostlife:HostLife.on",
 ]
 ERRORS = ["OSError()", "shutil.Error([])", "ValueError('x')", "KeyError('x')", "TimeoutError()"]
 CASES = [(place, ERRORS[i % len(ERRORS)]) for i, place in enumerate(PLACES)]

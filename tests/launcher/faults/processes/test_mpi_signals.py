@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 
 from tests.launcher.support.cluster import Result
 from tests.launcher.support.records import WAIT_SHOWN, ended, keep_record
-from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, OpenMpi, wait_ranks
+from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, wait_ranks
 from tests.support.waiting import wait_until
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
@@ -206,54 +204,6 @@ def test_a_job_that_does_nothing_ends_within_three_seconds(mpi: MakeMpi) -> None
         times.append(time.monotonic() - began)
         assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n" * 2)] * 2
     assert min(times) < 3, times
-
-
-def test_a_job_that_does_nothing_ends_on_three_hosts(mpi: MakeMpi) -> None:
-    results = mpi("print('ran')\n", hosts=3).run(20)
-    assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n" * 2)] * 3
-
-
-PROGRAM = """\
-#include <mpi.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <stdio.h>
-int main(int argc, char **argv) {
-    int rank, value = 0;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Barrier(MPI_COMM_WORLD);
-    dprintf(1, "up %d\\n", rank);
-    if (rank == 3) { usleep(300000); exit(5); }
-    MPI_Recv(&value, 1, MPI_INT, 3, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    return 0;
-}
-"""
-
-
-def test_a_c_program_that_exits_while_others_are_blocked_ends_all(
-    mpi: MakeMpi, open_mpi: OpenMpi, tmp_path: Path
-) -> None:
-    mpicc = Path(open_mpi.mpirun).with_name("mpicc")
-    if not mpicc.exists() or shutil.which("gcc") is None:
-        pytest.skip(f"no {mpicc} or no gcc")
-    source, program = tmp_path / "program.c", tmp_path / "program"
-    source.write_text(PROGRAM)
-    made = subprocess.run(
-        [mpicc, "-o", program, source], capture_output=True, text=True, check=False, timeout=60
-    )
-    if "mpi.h" in made.stderr:
-        pytest.skip(f"{mpicc} has no headers: apt-get install libopenmpi-dev")
-    assert made.returncode == 0, made.stderr
-    job = mpi(f"#!/bin/sh\nexec {program}\n", program="train.sh")
-    for name in job.names:
-        (job.base(name) / "code" / "train.sh").chmod(0o755)
-    job.start()
-    wait_ranks(job, "up", 4)
-    results = job.wait(20)
-    assert {result.code for result in results.values()} == {5}
-    (line,) = lines_of(results)
-    assert line.endswith("(algo-2 rank 3, exit code 5)")
 
 
 @pytest.mark.promise("F17")

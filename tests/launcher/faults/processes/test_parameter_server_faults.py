@@ -22,9 +22,8 @@ WAITS = "say('ready')\nwait()\n"
 def running(cluster: Make, name: str, script: str = WAITS, **options: object) -> Cluster:
     """A job of two hosts whose scripts and servers all run."""
     job = framework_cluster(cluster, script, name, **options)
-    job.start()
+    job.start_until("ready")
     for host in job.names:
-        job.wait_for(host, "ready")
         wait_until(lambda host=host: bool(servers(job, host)), 20, lambda: job.story("no server"))  # type: ignore[misc]
     return job
 

@@ -39,8 +39,7 @@ def test_the_true_status_of_a_script_without_its_shim_is_known(
 ) -> None:
     job = cluster(ENDS_WHEN_TOLD, hosts=1, hyperparameters=option)
     job.expect(code_writes=("go",))
-    job.start()
-    job.wait_for("algo-1", "ready", limit_s=60)
+    job.start_until("ready", limit_s=60)
     pid = int(job.text("algo-1").split()[1])
     shim = shim_above(pid)
     os.kill(shim, signal.SIGKILL)
@@ -58,8 +57,7 @@ def test_a_stop_reaches_a_script_that_lost_its_shim(cluster: Make) -> None:
         "print('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
     )
     job = cluster(script, hosts=1)
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     shim = shim_above(int(job.text("algo-1").split()[1]))
     os.kill(shim, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{shim}").exists(), 5, "the shim is still there")
@@ -72,8 +70,7 @@ def test_a_stop_reaches_a_script_that_lost_its_shim(cluster: Make) -> None:
 def test_a_launcher_that_is_killed_ends_the_job_and_its_ranks(cluster: Make) -> None:
     script = "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
     job = cluster(script, hosts=1, hyperparameters={"sagemaker_torch_distributed_enabled": "true"})
-    job.start()
-    job.wait_for("algo-1", "ready", limit_s=60)
+    job.start_until("ready", limit_s=60)
     shim = shim_above(int(job.text("algo-1").split()[1]))
     torchrun = int(Path(f"/proc/{shim}/stat").read_text().rpartition(")")[2].split()[1])
     assert "torchrun" in describe(torchrun)
@@ -88,8 +85,7 @@ def test_a_launcher_that_is_killed_ends_the_job_and_its_ranks(cluster: Make) -> 
 def test_a_job_whose_shim_is_stopped_says_so_and_ends_when_told(cluster: Make) -> None:
     script = "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
     job = cluster(script, hosts=1)
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     shim = shim_above(int(job.text("algo-1").split()[1]))
     os.kill(shim, signal.SIGSTOP)
     named = f"the process above rank 0 (PID {shim}) is stopped"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.cluster import Cluster
-from tests.launcher.support.records import WAIT_SHOWN, keep_record
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -120,62 +118,13 @@ WAITS = (
 
 
 @pytest.mark.promise("F07")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_every_stop_signal_reaches_the_ranks_of_both_hosts_as_sigterm(
-    cluster: Make, number: signal.Signals
-) -> None:
-    job = cluster(WAITS)
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
-    stopped_within_the_limit(job, "algo-2", number)
-    for name in job.names:
-        assert job.text(name) == "ready\ntold SIGTERM\n"
-
-
-@pytest.mark.promise("F07")
 def test_an_interrupt_from_the_keyboard_reaches_a_script_only_once(cluster: Make) -> None:
     """A terminal sends SIGINT to its whole process group; scripts are in others."""
     job = cluster(WAITS, hosts=1)
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     os.killpg(job.processes["algo-1"].pid, signal.SIGINT)
     result = job.wait(STOPS_IN_S)["algo-1"]
     assert (result.code, result.out) == (143, "ready\ntold SIGTERM\n")
-
-
-SAVES = (
-    "import os, signal, time\n"
-    "def stop(*_):\n"
-    "    print('told', flush=True)\n"
-    "    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
-    "    print('saved', flush=True)\n"
-    "    os._exit(0)\n"
-    "signal.signal(signal.SIGTERM, stop)\n"
-    "print('ready', flush=True)\n"
-    "time.sleep(600)\n"
-)
-
-
-@pytest.mark.promise("F05")
-@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
-def test_a_second_stop_is_one_line_and_changes_nothing(cluster: Make, host: str) -> None:
-    job = cluster(SAVES, environ={"MUSTER_STOP_GRACE_S": "30"})
-    job.expect(code_writes=("go",))
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
-    job.signal(host)
-    for name in job.names:
-        job.wait_for(name, "told")
-    job.signal(host)
-    job.wait_for(host, "SIGTERM again", "err")  # while the ranks save
-    for name in job.names:
-        (job.base(name) / "code" / "go").touch()
-    results = job.wait(20)
-    for name, result in results.items():
-        assert (result.code, result.out) == (143, "ready\ntold\nsaved\n"), result.err
-        assert result.err.count("SIGTERM again") == (name == host), result.err
 
 
 @pytest.mark.promise("F26")
@@ -195,49 +144,6 @@ def test_a_port_in_use_is_told_with_its_holder(cluster: Make, which: str) -> Non
     assert results["algo-1"].first_line.startswith(f"ClusterError: port {port} ({which}) is {held}")
     assert results["algo-2"].code == 102
     assert "ran" not in results["algo-1"].out + results["algo-2"].out
-
-
-TWO_FAIL = (
-    f"import os, sys, time, traceback\n{WAIT_SHOWN}"
-    "mark = os.environ['FAILED_MARK']\n"
-    "until = time.monotonic() + 30\n"
-    "def wait(name):\n"
-    "    while not os.path.exists(mark + name) and time.monotonic() < until:\n"
-    "        time.sleep(0.0005)\n"
-    "later = os.environ['SM_CURRENT_HOST'] == 'algo-1'\n"
-    "if later:\n"
-    "    wait_shown('algo-2', 1, 'ValueError: earlier')\n"
-    "    time.sleep(0.05)\n"
-    "try:\n    raise ValueError('later' if later else 'earlier')\n"
-    "except ValueError:\n    traceback.print_exc()\n"
-    "if later:\n"
-    "    wait_shown('algo-1', 0, 'ValueError: later')\n"
-    "    open(mark + 'exit', 'w').close()\n"
-    "wait('exit')\n"
-    "os._exit(4 if later else 5)\n"
-)
-
-
-@pytest.mark.promise("F32")
-def test_of_two_failures_the_earlier_is_named_and_the_other_counted(cluster: Make) -> None:
-    """What a rank said first decides, not which one was gone first.
-
-    A rank that muster was quick enough to stop is no second failure: then the fault has not
-    landed, and is tried again.
-    """
-    for _ in range(6):
-        job = cluster(TWO_FAIL)
-        keep_record(job)
-        job.environ["FAILED_MARK"] = str(job.folder / "mark-")
-        results = job.run(limit_s=60)
-        ranks = json.loads((job.folder / "run" / "summary.json").read_text())["ranks"]
-        if not any(rank["stopped"] for rank in ranks):
-            break
-    assert [(rank["status"], rank["stopped"]) for rank in ranks] == [(4, False), (5, False)]
-    assert {r.first_line for r in results.values()} == {
-        "UserScriptError: ValueError: earlier (algo-2 rank 1, exit code 5) and 1 more"
-    }
-    assert {r.code for r in results.values()} == {5}
 
 
 @pytest.mark.promise("F62")

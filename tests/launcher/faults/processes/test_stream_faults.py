@@ -145,20 +145,19 @@ FLOODS = "import time\nfor _ in range(4096):\n    print('x' * 255)\ntime.sleep(6
 
 @pytest.mark.promise("F68")
 @pytest.mark.parametrize(
-    ("where", "error", "code", "said"),
+    ("error", "code", "said"),
     [
-        ("_move", "OSError(28, 'No space left on device')", 106, "LaunchError"),
-        ("_answer_wake", "OSError(28, 'No space left on device')", 106, "LaunchError"),
-        ("_move", "ValueError('x')", 105, "InternalError"),
+        ("OSError(28, 'No space left on device')", 106, "LaunchError"),
+        ("ValueError('x')", 105, "InternalError"),
     ],
 )
 def test_a_job_whose_output_nobody_passes_on_fails_and_says_why(
-    cluster: Make, where: str, error: str, code: int, said: str
+    cluster: Make, error: str, code: int, said: str
 ) -> None:
     """Without it every rank would block on a full pipe for ever."""
     job = cluster(FLOODS, hosts=1)
     job.expect(internal_error=True)
-    job.start(command=train_with_broken(f"muster.run.base.logs:Pump.{where}", error))
+    job.start(command=train_with_broken("muster.run.base.logs:Stream.complete", error))
     result = job.wait(30)["algo-1"]
     assert SAID in result.err  # the fault
     assert result.code == code, result.err

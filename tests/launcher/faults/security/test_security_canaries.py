@@ -232,49 +232,6 @@ def _nothing_on_the_screen(result: Result, canaries: Canaries, spoken: bool) -> 
 
 
 @pytest.mark.promise("S08")
-def test_an_installer_that_fails_names_no_canary(cluster: Make, canaries: Canaries) -> None:
-    job = job_with(cluster, canaries)
-    for name in job.names:
-        wanted = job.base(name) / "code" / "requirements.txt"
-        wanted.write_text(wanted.read_text() + "no-such-package==1.0\n")
-    with command_lines(job) as seen:
-        start(job, canaries)
-        results = job.wait(90)
-    assert any(b"pip\0install" in line for line in seen)
-    assert not [line for line in seen if canaries.in_(line)]
-    for result in results.values():
-        assert result.code == 101
-        assert "no-such-package" in result.failure
-        for text in (result.failure, result.err, result.out):
-            assert not canaries.in_(text.encode())
-    for path, data in written(job).items():
-        assert not canaries.in_(data), path
-
-
-@pytest.mark.promise("S08")
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"sagemaker_torch_distributed_enabled": "perhaps"},
-        {"sagemaker_program": "../x.py"},
-        {"sagemaker_container_log_level": "loud"},
-        {"bad\nname": "x"},
-    ],
-    ids=str,
-)
-def test_a_refused_request_names_no_canary(
-    cluster: Make, canaries: Canaries, broken: Mapping[str, str]
-) -> None:
-    job = job_with(cluster, canaries)
-    job.set_hyperparameters({**canaries.hyperparameters(), **broken})
-    start(job, canaries)
-    for result in job.wait(60).values():
-        assert result.code == 100
-        for text in (result.failure, result.err, result.out):
-            assert not canaries.in_(text.encode())
-
-
-@pytest.mark.promise("S08")
 @pytest.mark.parametrize(
     "command", [["plan"], ["plan", "--json"], ["doctor"], ["doctor", "--json"]]
 )

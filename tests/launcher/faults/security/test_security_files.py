@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.cluster import Cluster, Result
+from tests.launcher.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
@@ -39,39 +39,22 @@ PREDICTABLE = [
 ]
 
 
-def outside(job: Cluster) -> tuple[Path, Path]:
-    """A file and a folder of somebody else's."""
-    folder = job.folder / "outside"
-    folder.mkdir()
-    (folder / "file").write_text("sentinel")
-    return folder / "file", folder
-
-
-def untouched(job: Cluster) -> None:
-    folder = job.folder / "outside"
-    assert sorted(os.listdir(folder)) == ["file"]
-    assert (folder / "file").read_text() == "sentinel"
-
-
 @pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.parametrize("name", PREDICTABLE)
-def test_a_link_in_the_place_of_a_status_file_is_not_followed(
-    cluster: Make, name: str, code: int
-) -> None:
+def test_a_link_in_the_place_of_a_status_file_is_not_followed(cluster: Make, code: int) -> None:
     job = cluster(f"print('x' * 1000)\nraise SystemExit({code})\n", hosts=1)
     job.environ["MUSTER_LOG_LIMIT"] = "100"  # so that a tail is kept
-    victim, _ = outside(job)
-    path = job.base("algo-1") / "output" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(victim)
+    victim = job.folder / "outside" / "file"
+    victim.parent.mkdir()
+    victim.write_text("sentinel")
+    for name in PREDICTABLE:
+        path = job.base("algo-1") / "output" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(victim)
     result = job.run()["algo-1"]
     assert result.code == code
-    untouched(job)
-    _check_status(job, result)
-
-
-def _check_status(job: Cluster, result: Result) -> None:
-    status = job.base("algo-1") / "output" / ("failure" if result.code else "success")
+    assert os.listdir(victim.parent) == ["file"]
+    assert victim.read_text() == "sentinel"
+    status = job.base("algo-1") / "output" / ("failure" if code else "success")
     assert status.is_file() and not status.is_symlink()
 
 
@@ -90,8 +73,7 @@ def with_long_values(cluster: Make) -> Cluster:
     job = cluster(SHOWS_AND_WAITS, hosts=1)
     job.set_hyperparameters({"sagemaker_program": "train.py", **LONG})
     job.environ["TEST_FOLDER"] = str(job.folder)
-    job.start()
-    job.wait_for("algo-1", "ready")
+    job.start_until("ready")
     mode, folder = job.text("algo-1").split()[:2]
     assert mode == "0o700"
     assert Path(folder).is_relative_to(job.temp)  # no mount of the platform's

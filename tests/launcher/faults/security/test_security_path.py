@@ -46,45 +46,21 @@ def recording(target: LeaderUnderAttack) -> list[bytes]:
     return list(middle.recorded)
 
 
-# `turn` is 0 for the frame to meddle with and 1 for the one after it
+MEDDLING: dict[str, Meddling] = {  # `turn`: 0 for the frame to meddle with, 1 for the one after it
+    "repeated": lambda turn, frame, earlier, middle: [frame] if turn else [frame, frame],
+    "dropped": lambda turn, frame, earlier, middle: [frame] if turn else [],
+    "swapped": lambda turn, frame, earlier, middle: [frame, middle.recorded[-2]] if turn else [],
+    "of an earlier run": lambda turn, frame, earlier, middle: [
+        frame if turn else earlier[len(middle.recorded) - 1]
+    ],
+    # the leader's own frame of the same number, sent back; it greeted with one frame more
+    "of the leader": lambda turn, frame, earlier, middle: [
+        frame if turn else middle.answers[len(middle.recorded)]
+    ],
+}
 
 
-def repeated(
-    turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: InterceptingProxy
-) -> list[bytes]:
-    return [frame] if turn else [frame, frame]
-
-
-def dropped(
-    turn: int, frame: bytes, _earlier: Sequence[bytes], _middle: InterceptingProxy
-) -> list[bytes]:
-    return [frame] if turn else []
-
-
-def swapped(
-    turn: int, frame: bytes, _earlier: Sequence[bytes], middle: InterceptingProxy
-) -> list[bytes]:
-    return [frame, middle.recorded[-2]] if turn else []
-
-
-def of_an_earlier_run(
-    turn: int, frame: bytes, earlier: Sequence[bytes], middle: InterceptingProxy
-) -> list[bytes]:
-    return [frame] if turn else [earlier[len(middle.recorded) - 1]]
-
-
-def of_the_leader(
-    turn: int, frame: bytes, _earlier: Sequence[bytes], middle: InterceptingProxy
-) -> list[bytes]:
-    """The leader's own frame of the same number, sent back; it greeted with one frame more."""
-    return [frame] if turn else [middle.answers[len(middle.recorded)]]
-
-
-@pytest.mark.parametrize(
-    "meddling",
-    [repeated, dropped, swapped, of_an_earlier_run, of_the_leader],
-    ids=lambda made: str(made.__name__),
-)
+@pytest.mark.parametrize("meddling", MEDDLING.values(), ids=MEDDLING)
 def test_a_frame_out_of_its_place_ends_the_connection_and_loses_nothing(
     attacked: LeaderUnderAttack, earlier: list[bytes], meddling: Meddling
 ) -> None:

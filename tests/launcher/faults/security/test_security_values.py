@@ -90,35 +90,15 @@ def test_values_reach_the_script_as_they_are(cluster: Make, kind: str) -> None:
 
 
 @pytest.mark.promise("S04")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_long_values_reach_the_script_as_they_are(cluster: Make, kind: str) -> None:
+def test_a_hundred_long_values_reach_the_scripts_of_all_hosts_as_they_are(cluster: Make) -> None:
     texts = list(NASTY.values())
     long = {f"value-{i}": (texts[i % len(texts)] * 2500)[:2500] for i in range(100)}
-    _, arguments = run(cluster, long, kind)
-    assert arguments == long
-
-
-@pytest.mark.promise("S04")
-def test_values_reach_the_scripts_of_all_hosts(cluster: Make) -> None:
-    job, arguments = run(cluster, NASTY, "python", hosts=2)
-    assert arguments == got(job, "algo-2") == NASTY
-
-
-@pytest.mark.promise("S04")
-def test_a_zero_byte_in_a_value_is_refused(cluster: Make) -> None:
-    job = cluster(PYTHON, hosts=1)
-    job.set_hyperparameters({"sagemaker_program": "train.py", "name": "a\0b"})
-    result = job.run()["algo-1"]
-    assert result.code == 100
-    assert result.first_line.startswith("ConfigError: ")
+    job, arguments = run(cluster, long, "python", hosts=2)
+    assert arguments == got(job, "algo-2") == long
 
 
 @pytest.mark.promise("S05")
-@pytest.mark.parametrize(
-    "name",
-    ["--help", "-c", "-m", "--version", "-x.py", "--help.py", "-c.sh", "./-x.py", ".//--help",
-     "-", "--"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["--help", "-c", ".//-x.py"])
 def test_a_program_that_looks_like_an_option_is_refused(cluster: Make, name: str) -> None:
     job = cluster(PYTHON, hosts=1)
     job.set_hyperparameters({"sagemaker_program": name})

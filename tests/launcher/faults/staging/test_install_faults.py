@@ -102,43 +102,6 @@ def test_a_version_that_one_host_cannot_have_ends_both(cluster: Make) -> None:
 
 
 @pytest.mark.promise("F57")
-def test_a_build_that_breaks_on_one_host_ends_both_with_its_last_lines(cluster: Make) -> None:
-    setup = (
-        "import os\n"
-        "from setuptools import setup\n"
-        "if 'NO_COMPILER' in os.environ:\n"
-        "    raise RuntimeError('no compiler here')\n"
-        "setup(name='mine', version='1', py_modules=['train'])\n"
-    )
-    job = job_with(cluster, {"setup.py": setup})
-    start_after_the_other(job, {"NO_COMPILER": "1"})
-    line = one_ending(job)
-    assert line.startswith("InstallError: pip failed (exit code 1): ")
-    check_failure_files(job, "RuntimeError: no compiler here")
-    for name in job.names:  # a package is built from a copy
-        left = sorted(p.name for p in (job.base(name) / "code").iterdir())
-        assert left == ["setup.py", "train.py"]
-
-
-@pytest.mark.promise("F57", "S08")
-@pytest.mark.parametrize("place", ["variable", "requirements"])
-def test_an_index_that_one_host_cannot_reach_ends_both_without_its_credentials(
-    cluster: Make, place: str
-) -> None:
-    index = f"http://me:{PASS_WORD}@127.0.0.1:9/simple"  # nobody listens there
-    option = f"--extra-index-url {index}\n" if place == "requirements" else ""
-    job = job_with(cluster, {"requirements.txt": f"{option}demo\n"})
-    make_wheel(wheels(job), "demo", "1.0")
-    broken = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": index}
-    start_after_the_other(job, broken)
-    line = one_ending(job)
-    assert line.startswith("InstallError: pip failed (exit code 1): ")
-    assert "No matching distribution found for demo" in line
-    check_failure_files(job, "Fix: this host cannot reach the package index")
-    assert "Connection refused" in job.text("algo-2") + job.text("algo-2", "err")  # the fault
-
-
-@pytest.mark.promise("F57")
 def test_a_host_without_any_network_says_so(cluster: Make) -> None:
     """In a network namespace of its own, where no name resolves: a job of one host."""
     apart = ["unshare", "--user", "--map-root-user", "--net"]

@@ -11,7 +11,7 @@ from muster.run.channel.follower import Follower
 from muster.run.channel.identity import PROTOCOL
 from muster.run.channel.messages import Go, Ready, Registered, Stop
 from muster.types.deadlines import Deadlines
-from tests.launcher.support.peers.channel import Channel, Side, channel, identity
+from tests.launcher.support.peers.channel import FAST, Channel, Side, channel, identity
 
 __all__ = ["channel"]
 BEAT_S = 0.1
@@ -32,11 +32,11 @@ class Road:
         channel.sockets.append(self._listener)
         channel.loop.watch(self._listener.fileno(), self._accept)
 
-    def follow(self) -> tuple[Follower, Side]:
+    def follow(self, deadlines: Deadlines = PATIENT) -> tuple[Follower, Side]:
         side, here = Side(), ["127.0.0.1"]
         port = self._listener.getsockname()[1]
         follower = Follower(
-            self._channel.loop, identity(1), lambda done: done(here), port, "", PATIENT, side
+            self._channel.loop, identity(1), lambda done: done(here), port, "", deadlines, side
         )
         self._channel.followers.append(follower)
         follower.join(5)
@@ -54,6 +54,9 @@ class Road:
     def let_go_of_first(self) -> None:
         for moving in self._moving[:2]:
             self._watch(*moving)
+
+    def open_ends(self) -> int:
+        return sum(source.fileno() >= 0 for source, _, _ in self._moving)
 
     def _accept(self, _events: int) -> None:
         near, _ = self._listener.accept()
@@ -91,6 +94,19 @@ def kinds(channel: Channel) -> set[object]:
     return {event[0] for event in channel.story.told}
 
 
+@pytest.mark.promise("F28")
+def test_a_silent_host_is_lost_and_a_silent_leader_too(channel: Channel) -> None:
+    leader = channel.lead(FAST)
+    road = Road(channel)
+    _, side = road.follow(FAST)
+    leader.strict = True
+    road.hold()
+    road.hold_new = True
+    channel.until(lambda: bool(side.lost) and channel.story.told[-1][0] == "lost")
+    assert "no heartbeat for" in side.lost
+    assert "no heartbeat for" in str(channel.story.told[-1][2])
+
+
 @pytest.mark.promise("F30")
 def test_a_connection_that_carries_nothing_is_replaced_and_loses_nothing(channel: Channel) -> None:
     leader = channel.lead(PATIENT)
@@ -113,8 +129,10 @@ def test_a_connection_that_carries_nothing_is_replaced_and_loses_nothing(channel
     assert channel.story.said_by(1) == [Registered(number) for number in range(21)]
     assert side.got == [Stop(False, str(number)) for number in range(20)]
     assert kinds(channel) == {"joined", "said"}
-    assert not follower._attempts
-    assert not follower._replaced
+    tried = len(road.sent)
+    channel.run_for(3 * BEAT_S)
+    assert len(road.sent) == tried
+    assert road.open_ends() == 2  # of one connection
 
 
 @pytest.mark.promise("F30")
@@ -127,10 +145,10 @@ def test_a_connection_that_wakes_up_is_used_on(channel: Channel) -> None:
     road.hold_new = True
     follower.send(Registered(1))
     channel.run_for(5 * BEAT_S)
-    assert follower._attempts
+    assert len(road.sent) > 1  # new ones are tried
     road.let_go()
     channel.until(lambda: channel.story.said_by(1) == [Registered(1)])
-    channel.until(lambda: not follower._attempts)
+    channel.until(lambda: road.open_ends() == 2)
     leader.send(1, Go())
     channel.until(lambda: side.got == [Go()])
     assert kinds(channel) == {"joined", "said"}
@@ -185,7 +203,7 @@ def test_a_connection_that_never_speaks_takes_the_place_of_none(channel: Channel
     follower, side = channel.joined(1, PATIENT)
     leader.strict = True
     for _ in range(3):
-        sock = come_back(channel, follower._key)
+        sock = come_back(channel, follower.job_key)
         assert said(channel, sock)[0] == "welcome"
         leader.send(1, Go())
         follower.send(Ready("d"))
@@ -221,7 +239,7 @@ def test_what_a_host_says_that_it_has_received_is_proved(channel: Channel) -> No
     """Somebody on the path could else make the leader forget what never arrived."""
     leader = channel.lead(PATIENT)
     follower, side = channel.joined(1, PATIENT)
-    sock = come_back(channel, follower._key, received=1)
+    sock = come_back(channel, follower.job_key, received=1)
     assert channel.read_to_end(sock) == b""
     leader.send(1, Go())
     channel.until(lambda: side.got == [Go()])

@@ -21,11 +21,11 @@ def test_as_many_connections_may_wait_as_there_are_hosts_and_no_more(channel: Ch
     leader.listen(channel.address, channel.port)
     for _ in range(HOSTS):
         channel.connect()
-    channel.until(lambda: len(leader._pending) == HOSTS)
-    last = list(leader._pending)[-1]
+    channel.until(lambda: leader.waiting == HOSTS)
+    first = channel.sockets[0]
     channel.connect()
-    channel.until(lambda: last is not list(leader._pending)[-1])
-    assert len(leader._pending) == HOSTS
+    assert channel.read_to_end(first)  # the challenge, and then the end
+    assert leader.waiting == HOSTS
 
 
 def test_a_crowd_of_hosts_goes_through_a_whole_job() -> None:

@@ -13,6 +13,7 @@ from tests.launcher.support.local.local_runs import PROCESS, Start
 
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
+TWO_RANKS = {**TORCHRUN, "sagemaker_mpi_num_of_processes_per_host": 2}
 EARLY = """\
 import sys, time
 import torch
@@ -29,21 +30,14 @@ dist.all_reduce(torch.ones(4))
 @pytest.mark.parametrize(
     ("script", "code", "first", "fix"),
     [
-        ("x = 1\nprnt(\n", 1, "SyntaxError: '(' was never closed (train.py line 2)", "that line"),
         ("import pandass\n", 1, "'pandass' (train.py line 1)", "add pandass to requirements.txt"),
-        (
-            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--must', required=1)\n"
-            "p.parse_args()\n",
-            2, "train.py: error: the following arguments are required: --must",
-            "exit code 2 is the script's own",
-        ),
         (
             "import ctypes\nctypes.string_at(0)\n", 139,
             "Segmentation fault at train.py line 2 in <module> [SIGSEGV]", "compiled code",
         ),
         ("import os\nos._exit(7)\n", 7, "exit(7) without an error message", "os._exit(7)"),
     ],
-    ids=["syntax", "import", "argparse", "crash", "exit"],
+    ids=["import", "crash", "exit"],
 )  # fmt: skip
 def test_the_first_line_names_the_cause(
     cluster: Make, script: str, code: int, first: str, fix: str
@@ -67,9 +61,9 @@ def test_a_rank_that_needs_a_process_group_is_told_how_to_get_one(cluster: Make)
 
 
 def test_a_rank_that_left_early_is_named(cluster: Make) -> None:
-    job = cluster(EARLY, hyperparameters=TORCHRUN)
+    job = cluster(EARLY, hosts=1, hyperparameters=TWO_RANKS)
     for result in job.run(limit_s=120).values():
-        assert "rank 1 on algo-2 exited with 0 after " in result.first_line
+        assert "rank 1 on algo-1 exited with 0 after " in result.first_line
         assert "while rank 0 was still in all_reduce (algo-1 rank 0" in result.first_line
         assert "all ranks must make the same calls" in result.failure.splitlines()[1]
 
@@ -93,7 +87,7 @@ raise ValueError("follows")
 
 
 def test_a_rank_whose_own_server_is_down_is_no_victim_of_a_peer(cluster: Make) -> None:
-    job = cluster(DATABASE_DOWN, hyperparameters=TORCHRUN)
+    job = cluster(DATABASE_DOWN, hosts=1, hyperparameters=TWO_RANKS)
     for result in job.run(limit_s=60).values():
         assert "ConnectionRefusedError" in result.first_line
 

@@ -17,6 +17,7 @@ LIMIT_S = 20.0
 class _Noted(Child):
     def __init__(self, loop: Loop) -> None:
         super().__init__(loop, "a process", None)
+        self.loop = loop
         self.ends: list[tuple[str, int]] = []
 
     def on_end(self) -> None:
@@ -24,7 +25,7 @@ class _Noted(Child):
 
     def on_gone(self) -> None:
         self.ends.append(("gone", self.status))
-        self._loop.stop()
+        self.loop.stop()
 
 
 def test_the_end_of_a_shim_that_dies_before_its_order_is_noted() -> None:

@@ -65,8 +65,7 @@ def test_a_compiler_that_fails_fails_the_job(cluster: Make) -> None:
 
 def test_a_stop_ends_a_compiler(cluster: Make) -> None:
     job, marker = on_neuron(cluster, "print('trial')", seconds=30, code=0)
-    job.start()
-    job.wait_for("algo-1", "compiling after the trial", limit_s=60)
+    job.start_until("compiling after the trial", limit_s=60)
     job.signal("algo-1")
     assert job.wait(20)["algo-1"].code == 143
     assert not marker.exists()

@@ -105,6 +105,10 @@ def test_an_exit_code_that_open_mpi_uses_too_is_not_said_to_be_open_mpi_s(
     assert result.first_line.startswith(f"UserScriptError: {words}")
 
 
+# the true mpirun has no part in it
+with_one_version = pytest.mark.parametrize("open_mpi", ["5.0.11"], indirect=True)
+
+
 def stand_in(job: MpiCluster, text: str) -> None:
     """Puts another mpirun in the place of the real one."""
     path = job.folder / "stand-in" / "mpirun"
@@ -123,6 +127,7 @@ def stand_in(job: MpiCluster, text: str) -> None:
         ("one whose interpreter is gone", "#!/no/such/interpreter\n"),
     ],
 )
+@with_one_version
 def test_an_mpirun_that_is_none_is_refused_before_anything_runs(
     mpi: MakeMpi, what: str, text: str
 ) -> None:
@@ -136,6 +141,7 @@ def test_an_mpirun_that_is_none_is_refused_before_anything_runs(
 
 
 @pytest.mark.clock
+@with_one_version
 def test_an_mpirun_that_does_not_answer_is_given_up_in_time(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1)
     stand_in(job, "#!/bin/sh\nexec sleep 600\n")
@@ -147,6 +153,7 @@ def test_an_mpirun_that_does_not_answer_is_given_up_in_time(mpi: MakeMpi) -> Non
 
 
 @pytest.mark.parametrize("ending", ["exit 3", "kill -9 $$"])
+@with_one_version
 def test_an_mpirun_that_ends_before_its_ranks_ran_is_named_with_its_words(
     mpi: MakeMpi, ending: str
 ) -> None:
@@ -160,6 +167,7 @@ def test_an_mpirun_that_ends_before_its_ranks_ran_is_named_with_its_words(
     assert "no slots for you" in result.failure
 
 
+@with_one_version
 def test_an_mpirun_that_is_not_there_is_refused(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1, environ={"MUSTER_MPIRUN": "/no/such/mpirun"})
     result = job.run(20)[HOST]
@@ -203,6 +211,7 @@ def test_a_user_without_powers_needs_none(open_mpi: OpenMpi) -> None:
 
 
 @pytest.mark.clock
+@with_one_version
 def test_a_stop_while_mpirun_starts_ends_it_at_once(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1)
     version = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.11"; exit 0; fi\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.cluster import Cluster, pids
+from tests.launcher.support.cluster import Cluster
 
 Make = Callable[..., Cluster]
 
@@ -33,51 +33,6 @@ def test_a_secret_in_a_traceback_is_masked_in_every_text_of_ours(cluster: Make) 
         assert record and job.canary.encode() not in record
     block = results["algo-1"].err[results["algo-1"].err.index("FAILED ") :]
     assert job.canary not in block
-
-
-@pytest.mark.promise("S08")
-def test_a_secret_hyperparameter_reaches_the_script_and_no_log(cluster: Make) -> None:
-    script = (
-        "import hashlib, sys\n"
-        "print(hashlib.sha256(sys.argv[sys.argv.index('--hub_token') + 1].encode()).hexdigest())\n"
-    )
-    job = cluster(script, hosts=1)
-    job.set_hyperparameters({"sagemaker_program": "train.py", "hub_token": job.canary})
-    import hashlib
-
-    result = job.run()["algo-1"]
-    assert result.out.strip() == hashlib.sha256(job.canary.encode()).hexdigest()
-    assert "Invoking script with the following command:" in result.err
-    assert "***" in result.err
-    assert job.canary.encode() not in everything_below(job.base("algo-1") / "output")
-
-
-@pytest.mark.promise("S09")
-def test_no_command_line_of_ours_holds_a_secret(cluster: Make) -> None:
-    job = cluster("print('ready', flush=True)\nimport time; time.sleep(600)\n")
-    job.start()
-    for name in job.names:
-        job.wait_for(name, "ready")
-    secret = job.environ["MUSTER_JOB_SECRET"]
-    for pid in pids():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        assert secret.encode() not in command
-        assert job.canary.encode() not in command
-    holders = [pid for pid in job.marked_processes() if holds(pid, secret)]
-    assert sorted(holders) == sorted(process.pid for process in job.processes.values())
-    job.signal("algo-1")
-    job.wait(10)
-
-
-def holds(pid: int, secret: str) -> bool:
-    """Whether the process was started with the job secret in its environment."""
-    try:
-        return secret.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
 
 
 @pytest.mark.promise("S03")

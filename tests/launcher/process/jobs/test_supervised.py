@@ -25,6 +25,7 @@ from muster.run.child.stopped import StoppedShims
 from muster.types.errors import LaunchError, StoppedError
 from muster.types.steps import StepResult
 from tests.launcher.support.cluster import Cluster
+from tests.launcher.support.sabotage import train_after
 from tests.support.effort import collect_garbage
 from tests.support.waiting import wait_until
 
@@ -309,12 +310,6 @@ def runs(mark: str) -> bool:
     return False
 
 
-def test_calls_from_other_threads_after_the_end_go_nowhere() -> None:
-    loop = Loop()
-    loop.close()
-    loop.post(lambda: None)
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("arrived", [False, True])
 def test_a_spare_that_nobody_needed_is_gone_at_once(
@@ -370,29 +365,19 @@ def test_a_parent_that_ignores_its_children_changes_no_exit_code(cluster: Make) 
         assert done.returncode == code, done.stderr
 
 
-EARLY_OR_LATE = (
-    "import os, signal, sys\n"
-    "import muster.train.output as output\n"
-    "real = output.{name}\n"
-    "def stopped(*args):\n"
-    "    os.kill(os.getpid(), signal.SIGTERM)\n"
-    "    return real(*args)\n"
-    "output.{name} = stopped\n"
-    "from muster.cli import train\n"
-    "sys.argv = ['train']\n"
-    "train()\n"
-)
+def be_stopped_at(name: str) -> None:
+    import os
+    import signal
 
+    from muster.train import output
 
-def sabotaged(job: Cluster, name: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", EARLY_OR_LATE.format(name=name)],
-        env={**job.environ, "SAGEMAKER_BASE_DIR": str(job.base("algo-1"))},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    real = getattr(output, name)
+
+    def stopped(*args):  # type: ignore[no-untyped-def]
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    setattr(output, name, stopped)
 
 
 @pytest.mark.promise("F06")
@@ -434,27 +419,18 @@ def _keeps_sigterm(pid: int) -> bool:
 @pytest.mark.promise("F06")
 def test_a_stop_before_the_supervisor_listens_is_not_lost(cluster: Make) -> None:
     job = cluster("print('ran', flush=True)\nimport time; time.sleep(60)\n", hosts=1)
-    done = sabotaged(job, "open_output")
-    assert done.returncode == 143, done.stderr
-    assert "STOPPED by SIGTERM" in done.stderr
+    job.start(command=train_after(be_stopped_at, "open_output"))
+    result = job.wait(30)["algo-1"]
+    assert result.code == 143, result.err
+    assert "STOPPED by SIGTERM" in result.err
 
 
 def test_a_stop_after_the_outcome_changes_nothing(cluster: Make) -> None:
     """Compose sends it to the leader when the first follower leaves (protocol.md 8)."""
     job = cluster("print('ran', flush=True)\n", hosts=1)
-    done = sabotaged(job, "close_output")
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-
-
-@pytest.mark.promise("F10")
-def test_a_script_whose_shim_is_killed_keeps_its_true_status(cluster: Make) -> None:
-    script = (
-        "import os, signal, sys, time\n"
-        "os.kill(os.getppid(), signal.SIGKILL)\n"
-        "time.sleep(0.3)\n"
-        "sys.exit(42)\n"
-    )
-    assert cluster(script, hosts=1).run(limit_s=15)["algo-1"].code == 42
+    job.start(command=train_after(be_stopped_at, "close_output"))
+    result = job.wait(30)["algo-1"]
+    assert (result.code, result.out) == (0, "ran\n"), result.err
 
 
 @pytest.mark.promise("F10")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from muster.commands.parser import main
 from tests.launcher.support.local.local_runs import PROCESS
 from tests.support.waiting import wait_until
 
@@ -138,41 +139,53 @@ def test_models_are_removed_only_when_that_is_asked_for(desk: Desk) -> None:
         (["logs", "--rank", "x"], "--rank"),
     ],
 )
-def test_a_slip_is_answered(desk: Desk, argv: list[str], answer: str) -> None:
-    code, out, err = desk.run(*argv)
-    assert (code, out) == (2, "")
-    assert answer in err
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("summary.json", "{"),
-        ("summary.json", '{"outcome": [1], "local": 3}'),
-        ("summary.json", '{"outcome": {"result": 5, "headline": [1]}, "local": {"seconds": "a"}}'),
-        ("command.json", '{"argv": "abc", "cwd": 1, "started": 0}'),
-        ("command.json", '{"argv": [], "cwd": "/", "started": NaN}'),
-        ("command.json", '{"argv": [], "cwd": "/", "started": 1e300}'),
-        ("command.json", "[" * 100_000),
-        ("summary.json", "[" * 100_000),
-        ("summary.json", '{"local": {"seconds": 1' + "0" * 400 + "}}"),
-        ("summary.json", '{"outcome": {"result": "\\ud800\\u001b[2J"}}'),
-    ],
-)
-def test_a_record_that_a_job_wrote_over_hides_no_other_run(
-    desk: Desk, file: str, text: str
+def test_a_slip_is_answered(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    answer: str,
 ) -> None:
-    for name in ("spoilt", "whole"):
-        folder = desk.home / "muster-runs" / name
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert answer in shown.err
+
+
+SPOILT = [
+    ("summary.json", "{"),
+    ("summary.json", '{"outcome": [1], "local": 3}'),
+    ("summary.json", '{"outcome": {"result": 5, "headline": [1]}, "local": {"seconds": "a"}}'),
+    ("command.json", '{"argv": "abc", "cwd": 1, "started": 0}'),
+    ("command.json", '{"argv": [], "cwd": "/", "started": NaN}'),
+    ("command.json", '{"argv": [], "cwd": "/", "started": 1e300}'),
+    ("command.json", "[" * 100_000),
+    ("summary.json", "[" * 100_000),
+    ("summary.json", '{"local": {"seconds": 1' + "0" * 400 + "}}"),
+    ("summary.json", '{"outcome": {"result": "\\ud800\\u001b[2J"}}'),
+]
+
+
+def test_records_that_jobs_wrote_over_hide_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"spoilt-{number}" for number in range(len(SPOILT))]
+    for name, (file, text) in zip([*names, "whole"], [*SPOILT, (".muster-run", "")], strict=True):
+        folder = tmp_path / "muster-runs" / name
         folder.mkdir(parents=True)
         (folder / ".muster-run").touch()
-    (desk.home / "muster-runs/spoilt" / file).write_text(text)
-    out = desk.must("history")
+        (folder / file).write_text(text)
+    assert main(["history"]) == 0
+    out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "spoilt" in out
-    assert "whole" in out
-    assert "spoilt" in desk.must("history", "show", "spoilt")
-    assert "no command line" in desk.run("history", "again", "spoilt")[2]
+    assert not [name for name in [*names, "whole"] if name not in out]
+    for name in names:
+        assert main(["history", "show", name]) == 0
+        assert name in capsys.readouterr().out
+        assert main(["history", "again", name]) == 2
+        assert "no command line" in capsys.readouterr().err
 
 
 def test_of_several_runs_none_is_removed_where_one_is_unknown(desk: Desk) -> None:

@@ -40,55 +40,34 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("F64")
-def test_a_second_run_does_not_empty_the_first_ones_folder(start: Start, home: Path) -> None:
+def test_no_later_run_empties_the_folder_of_an_earlier_one(start: Start, home: Path) -> None:
+    """Not unasked, and with --overwrite not before it can begin itself."""
     first = start(home, ("src/train.py", *PROCESS)).wait()
     assert first.code == 0, first.err
     model = first.folder / "algo-1/opt/ml/model/model.txt"
-    command = [sys.executable, "-m", "muster", "local", "src/train.py", *PROCESS, "--output"]
-    again = subprocess.run(
-        [*command, str(first.folder)],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert again.returncode == 2
-    assert "is an earlier run and holds a model" in again.stderr
-    assert "--overwrite" in again.stderr
-    assert model.read_text() == "algo-1"
-
-
-@pytest.mark.promise("F64")
-@pytest.mark.parametrize("fault", ["image", "too large", "internet"])
-def test_overwrite_empties_nothing_before_the_new_run_can_begin(
-    start: Start, home: Path, fault: str
-) -> None:
-    first = start(home, ("src/train.py", *PROCESS)).wait()
-    assert first.code == 0, first.err
-    model = first.folder / "algo-1/opt/ml/model/model.txt"
-    options = {
-        "image": ("--isolation", "docker", "--image", "no-such-image:typo"),
-        "too large": PROCESS,
-        "internet": (*PROCESS, "--internet"),
-    }
-    if fault == "too large":
-        with open(home / "src/huge.bin", "wb") as file:
-            file.truncate((1 << 30) + 1)
     before = sorted(first.folder.rglob("*"))
-    command = [sys.executable, "-m", "muster", "local", "src/train.py", *options[fault]]
-    again = subprocess.run(
-        [*command, "--output", str(first.folder), "--overwrite"],
-        cwd=home,
-        env={**os.environ, "DOCKER_HOST": "unix:///nonexistent"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert again.returncode != 0
-    assert model.read_text() == "algo-1", again.stderr
-    assert sorted(first.folder.rglob("*")) == before
+
+    def again(*options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "muster", "local", "src/train.py", *options]
+        environ = {**os.environ, "DOCKER_HOST": "unix:///nonexistent"}
+        done = subprocess.run(
+            [*command, "--output", str(first.folder)],
+            cwd=home, env=environ, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert model.read_text() == "algo-1", done.stderr
+        assert sorted(first.folder.rglob("*")) == before
+        return done.returncode, done.stderr
+
+    code, said = again(*PROCESS)
+    assert code == 2
+    assert "is an earlier run and holds a model" in said
+    assert "--overwrite" in said
+    docker = ("--isolation", "docker", "--image", "no-such-image:typo")
+    assert again(*docker, "--overwrite")[0] != 0
+    assert again(*PROCESS, "--internet", "--overwrite")[0] != 0
+    with open(home / "src/huge.bin", "wb") as file:
+        file.truncate((1 << 30) + 1)
+    assert again(*PROCESS, "--overwrite")[0] != 0
 
 
 def test_a_stopped_job_goes_on_from_its_checkpoints(start: Start, home: Path) -> None:
@@ -111,25 +90,6 @@ def test_a_stopped_job_goes_on_from_its_checkpoints(start: Start, home: Path) ->
     told = {pair[0]: pair[1] for pair in words if len(pair) == 2}
     assert told["checkpoints"] == "src/ckpt (2 files)"
     assert "(2 files that the script wrote there)" in told["code"]
-
-
-def test_the_models_of_all_hosts_are_gathered_and_counted(start: Start, home: Path) -> None:
-    (home / "src/own.py").write_text(
-        "import os\n"
-        "host = os.environ['SM_CURRENT_HOST']\n"
-        "for name in (host + '.pt', 'config.json'):\n"
-        "    open(os.path.join(os.environ['SM_MODEL_DIR'], name), 'w').write(host)\n"
-    )
-    result = start(home, ("src/own.py", "--hosts", "2", *PROCESS)).wait()
-    assert result.code == 0, result.err
-    model = result.folder / "model"
-    assert {path.name: path.read_text() for path in model.iterdir()} == {
-        "algo-1.pt": "algo-1",
-        "algo-2.pt": "algo-2",
-        "config.json": "algo-1",
-    }
-    assert "config.json (algo-1's; also of algo-2)" in result.err
-    assert f"model       {result.folder.name}/model (3 files)" in result.err
 
 
 @pytest.mark.promise("F64")

@@ -77,7 +77,7 @@ def test_elsewhere_a_bar_is_a_few_lines(start: Start, home: Path) -> None:
     lines = [line for line in result.err.splitlines() if line.startswith("[algo-1:0] step")]
     assert 2 <= len(lines) <= 12
     assert lines[-1] == "[algo-1:0] step 30 of 30"
-    assert "\r" not in result.err
+    assert not {"\r", "\x1b"} & set(result.err)
     assert (result.folder / "algo-1/logs/rank-0.err").read_bytes().count(b"\r") == 31
 
 
@@ -103,8 +103,6 @@ def test_the_script_is_reached_after_a_few_lines_of_ours(
 def test_verbose_shows_what_train_says(start: Start, home: Path) -> None:
     result = start(home, ("src/train.py", "--verbose", *PROCESS)).wait()
     assert " algo-1 INFO plan Invoking user script" in result.err
-    quiet = start(home, ("src/train.py", *PROCESS)).wait()
-    assert " INFO " not in quiet.err
 
 
 def test_only_the_ranks_that_were_chosen_are_shown(start: Start, home: Path) -> None:
@@ -133,5 +131,4 @@ def test_the_verdict_has_a_colour_on_a_terminal(
     assert run.process.wait(60) == 0
     assert (b"\x1b[32mmuster local: succeeded" in screen) is coloured
     assert b"muster local: succeeded" in screen
-    result = start(home, ("src/train.py", *PROCESS)).wait()
-    assert "\x1b" not in result.err
+    assert bool(re.search(rb"\x1b\[3\dm", screen)) is coloured

@@ -67,7 +67,7 @@ def check_saved(run: LocalRun) -> None:
 
 @pytest.mark.promise("F07")
 @pytest.mark.promise("F60")
-@pytest.mark.parametrize("term", [*["xterm"] * 5, "dumb"])
+@pytest.mark.parametrize("term", ["xterm", "xterm", "dumb"])
 def test_closing_the_terminal_lets_ranks_save(start: Start, home: Path, term: str) -> None:
     run, other = on_terminal(start, home, term)
     os.close(other)
@@ -86,10 +86,9 @@ def test_a_hang_up_that_comes_twice_is_one_stop(start: Start, home: Path) -> Non
 
 
 @pytest.mark.promise("F60")
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_a_terminal_that_takes_nothing_holds_no_rank(start: Start, home: Path, term: str) -> None:
+def test_a_terminal_that_takes_nothing_holds_no_rank(start: Start, home: Path) -> None:
     other, terminal = pty.openpty()  # nobody reads it
-    run = start(home, ("src/loud.py", *PROCESS), environ={"TERM": term}, terminal=terminal)
+    run = start(home, ("src/loud.py", *PROCESS), environ={"TERM": "xterm"}, terminal=terminal)
     os.close(terminal)
     assert run.process.wait(60) == 0
     log = run.folder / "algo-1/logs/rank-0.out"

@@ -28,6 +28,7 @@ from tests.support.waiting import wait_until
 
 HOSTS = 6
 NAMES = tuple(f"algo-{i + 1}" for i in range(HOSTS))
+COUNT_S = 0.002  # between two looks at how many connections wait
 TIMES = Deadlines(heartbeat_s=0.2, lost_after_s=15.0, reconnect_s=2.0, join_s=30.0)
 
 
@@ -48,33 +49,31 @@ class Telling:
         tell("leader_said", to_wire(message))
 
 
-class Counting(Leader):
-    """Knows the most connections that ever waited."""
-
-    most = 0
-
-    def _accept(self, events: int) -> None:
-        super()._accept(events)
-        self.most = max(self.most, len(self._pending))
-
-
 def lead(loop: Loop, settings: dict[str, Any]) -> Callable[[list[str]], None]:
-    leader = Counting(
+    leader = Leader(
         loop, who(settings, 0), NAMES, TIMES, Telling(), lambda *_: None,
         lambda text: tell("warned", text),
     )  # fmt: skip
     leader.listen(settings["address"], settings["port"])
     leader.strict = settings.get("strict", False)
 
+    most = 0
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, leader.waiting)
+        loop.after(COUNT_S, count)
+
     def obey(words: list[str]) -> None:
         if words[0] == "stats":
-            tell("stats", len(leader._pending), leader.most, leader._pending_limit)
+            tell("stats", leader.waiting, most, leader.waiting_limit)
         elif words[0] == "say":
             leader.send_all(Stop(False, words[1]))
         elif words[0] == "strict":
             leader.strict = True
             tell("strict")
 
+    count()
     tell("listening")
     return obey
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,13 @@ def test_the_packages_of_this_python_are_found_once_each() -> None:
     assert "muster-training" in names and len(names) == len(set(names))
 
 
+@pytest.fixture
+def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the tests' environment, whose files would all be looked at."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+
+
+@pytest.mark.usefixtures("few_packages")
 def test_it_is_printed_or_written_with_the_name_that_was_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +80,7 @@ def test_it_is_printed_or_written_with_the_name_that_was_given(
     }
 
 
+@pytest.mark.usefixtures("few_packages")
 def test_a_folder_that_cannot_be_made_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ LOADERS = {"json.load", "json.loads"}  # text to plain values; nothing else is e
 BY_NAME = {"importlib.import_module"}  # never of a name that came over the network: see below
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text(), str(path))
+@functools.cache
+def trees() -> Sequence[tuple[str, ast.Module]]:
+    paths = sorted(SOURCE.rglob("*.py"))
+    return [(str(path.relative_to(SOURCE)), ast.parse(path.read_text())) for path in paths]
 
 
 def offences(tree: ast.AST) -> Iterator[str]:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.findings import Findings
-from muster.contract.request.settings import parse_settings
 from muster.local import tree
 from muster.local.backends.base import Backend
 from muster.local.backends.choice import named
@@ -40,15 +38,6 @@ def environ(caller: dict[str, str], **changes: object) -> dict[str, str]:
     return dict(orders(caller, **changes).hosts[1].environ)
 
 
-def test_train_understands_every_variable_of_the_run() -> None:
-    findings = Findings()
-    settings = parse_settings(environ({}), findings)
-    assert not findings.problems
-    assert not findings.warnings
-    assert (settings.run_dir, settings.install_target) == ("/runs/x", "")
-    assert len(settings.secret) == 64
-
-
 def test_of_the_caller_only_what_is_meant_for_train_reaches_a_container() -> None:
     caller = {
         "PATH": "/bin",
@@ -71,10 +60,6 @@ def test_hosts_are_found_by_their_names_on_ports_of_their_own() -> None:
     names = {"MUSTER_HOST_ADDRESSES", "MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT"}
     assert not names & environ({}).keys()
     assert backend().interface == "eth0"
-
-
-def test_variables_of_the_command_line_win() -> None:
-    assert environ({}, environ={"A": "2", "TRAINING_JOB_NAME": "n"})["TRAINING_JOB_NAME"] == "n"
 
 
 def test_orders_survive_the_way_to_the_holder() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.plan.launchplan import Addition, Command, LaunchPlan, RankSlot
+from muster.plan.launchplan import Command, LaunchPlan, RankSlot
 
 COMMAND = Command(("python", "train.py"), {"A": "1"}, "/code")
 
@@ -65,32 +65,3 @@ def test_a_plan_whose_numbers_do_not_fit_is_refused(changes: dict[str, Any], sai
 def test_the_ranks_of_a_host_come_by_local_rank() -> None:
     assert make_plan().ranks_of(0) == (RankSlot(0, 0, 0), RankSlot(1, 0, 1))
     assert make_plan().ranks_of(2) == ()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"script": Command(("other",), {}, "/")},
-        {"launcher": COMMAND},
-        {"notes": ("a note",)},
-        {"additions": (Addition("A", "1", "why"),)},
-        {"ports": {"store": 2, "control": 1}},
-    ],
-)
-def test_what_is_a_hosts_own_is_not_in_the_digest(changes: dict[str, Any]) -> None:
-    assert make_plan(**changes).digest == make_plan().digest
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"option": "torch_distributed"},
-        {"world_size": 3},
-        {"ranks": (RankSlot(0, 0, 0), RankSlot(1, 1, 0), RankSlot(2, 1, 1))},
-        {"leader": 1},
-        {"ports": {"control": 1, "store": 3}},
-        {"agreed": ("python train.py",)},
-    ],
-)
-def test_what_all_hosts_share_is_in_the_digest(changes: dict[str, Any]) -> None:
-    assert make_plan(**changes).digest != make_plan().digest

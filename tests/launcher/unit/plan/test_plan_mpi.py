@@ -336,21 +336,6 @@ def test_an_interface_that_the_user_chose_stays(version: str) -> None:
         )
 
 
-@both
-def test_hosts_outside_the_distribution_take_no_part_in_mpi(version: str) -> None:
-    cluster = make_cluster(3, 2, {"gpu": (0, 1), "data": (2,)})
-    job = make_job(3, Mpi(processes_per_host=2), cluster=cluster)
-    facts = [f._replace(mpi="") if f.host_index == 2 else f for f in make_facts(3, mpi=version)]
-    outside = plan(job, facts, make_staged(job), TOOLS[version])
-    assert (outside.launcher, outside.daemon, outside.world_size) == (None, None, 4)
-    assert outside.ranks_of(2) == (RankSlot(4, 2, 0),)
-    assert outside.rank_env == ()
-    led = make_job(3, Mpi(processes_per_host=2), cluster=cluster._replace(current=0))
-    leader = plan(led, facts, make_staged(led), TOOLS[version])
-    assert leader.daemon_hosts == {"10.0.0.2": 1}
-    assert "10.0.0.3" not in " ".join(line(leader))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "expected"),
     [
@@ -368,28 +353,11 @@ def test_each_kind_of_program_has_its_command(
     assert made.script.argv == expected
 
 
-@pytest.mark.parametrize("option", ["pytorchddp", "smdistributed.dataparallel"])
-def test_data_parallel_jobs_get_their_variables(option: str) -> None:
-    alone = plan_on(0, 1, option=option).script.env
-    assert alone["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
-    several = plan_on(1, 2, option=option).script.env
-    assert several["SMDATAPARALLEL_USE_HOMOGENEOUS"] == "1"
-    assert several["SMDATAPARALLEL_SERVER_ADDR"] == "algo-1"
-    assert several["SAGEMAKER_INSTANCE_TYPE"] == "ml.c5.xlarge"
-    assert "SMDATAPARALLEL_USE_SINGLENODE" not in several
-
-
 def versions_of(*found: str) -> LaunchPlan:
     job = make_job(len(found), Mpi(processes_per_host=1))
     named = zip(make_facts(len(found)), found, strict=True)
     facts = [fact._replace(mpi=version) for fact, version in named]
     return plan(job, facts, make_staged(job), TOOLS["4.1.4"])
-
-
-def test_hosts_without_open_mpi_are_named_with_the_cure() -> None:
-    with pytest.raises(ConfigError, match=r"algo-2 has none") as caught:
-        versions_of("4.1.4", "")
-    assert "openmpi" in str(caught.value.problems[0].fix)
 
 
 def test_hosts_with_different_versions_are_named() -> None:

@@ -67,21 +67,6 @@ def test_a_variable_that_the_options_ask_for_wins_over_ours_on_every_host(name: 
     assert not {"-x", "A=1"} & set(launcher.argv)
 
 
-@EACH_OPTION
-def test_a_launcher_around_the_job_is_kept_from_mpirun(name: str) -> None:
-    environ = {
-        "SLURM_JOB_ID": "1",
-        "PMI_RANK": "0",
-        "PMIX_NAMESPACE": "x",
-        "OMPI_UNIVERSE_SIZE": "8",
-    }
-    plan = made(Mpi(name, 2), **environ)
-    assert plan.launcher is not None
-    for variable in environ:
-        assert variable not in plan.launcher.env
-        assert variable not in plan.script.env
-
-
 @DATA_PARALLEL
 def test_data_parallel_scripts_are_told_of_one_host_or_of_several(name: str) -> None:
     """contract.md 3.3."""

@@ -17,7 +17,7 @@ SERVERS, MIRRORED = "parameter_server", "multi_worker_mirrored_strategy"
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no framework, whatever the test's interpreter has."""
-    monkeypatch.setattr(frameworks, "_is_there", lambda name, path: False)
+    monkeypatch.setattr(frameworks, "is_there", lambda name, path: False)
 
 
 def planned(folder: Path, script: str, option: str = SERVERS, **environ: str) -> Preview:
@@ -63,6 +63,6 @@ def test_what_nobody_asks_for_is_not_assumed(tmp_path: Path) -> None:
 def test_what_is_there_is_not_called_assumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frameworks, "_is_there", lambda name, path: name == "mxnet")
+    monkeypatch.setattr(frameworks, "is_there", lambda name, path: name == "mxnet")
     found = planned(tmp_path, "import mxnet\n")
     assert not [line for line in found.assumptions if "mxnet" in line]

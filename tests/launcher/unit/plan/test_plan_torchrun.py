@@ -99,48 +99,11 @@ def test_more_processes_than_devices_are_refused_before_anything_starts() -> Non
 
 
 @pytest.mark.promise("B28")
-def test_each_number_of_devices_that_is_too_small_is_a_problem_of_its_own() -> None:
-    job = make_job(3, Torchrun(processes_per_host=8))
-    facts = [fact._replace(gpus=gpus) for fact, gpus in zip(make_facts(3), (8, 2, 4), strict=True)]
-    with pytest.raises(ConfigError) as caught:
-        plan(job, facts, make_staged(job))
-    assert [problem.what for problem in caught.value.problems] == [
-        "processes_per_host 8 exceeds 2 devices on algo-2",
-        "processes_per_host 8 exceeds 4 devices on algo-3",
-    ]
-    assert all("at most 2" in problem.fix for problem in caught.value.problems)
-
-
-@pytest.mark.promise("B28")
 def test_sharing_devices_is_possible_when_asked_for_and_noted() -> None:
     job = make_job(1, Torchrun(processes_per_host=8), settings=Settings(oversubscribe=True))
     made = plan(job, make_facts(1, gpus=4), make_staged(job))
     assert made.world_size == 8
     assert "8 ranks share 4 devices here: MUSTER_OVERSUBSCRIBE is set" in made.notes
-
-
-def test_any_number_of_processes_is_right_where_no_device_is() -> None:
-    assert plan_on(0, 2, processes=16).world_size == 32
-
-
-@pytest.mark.promise("B30")
-def test_unequal_devices_in_one_group_name_both_hosts_and_counts() -> None:
-    job = make_job(3, Torchrun())
-    facts = [fact._replace(gpus=gpus) for fact, gpus in zip(make_facts(3), (8, 8, 7), strict=True)]
-    with pytest.raises(ConfigError) as caught:
-        plan(job, facts, make_staged(job))
-    (problem,) = caught.value.problems
-    assert "algo-1 has 8 devices but algo-3 has 7" in problem.what
-    assert problem.where == "instance group homogeneousCluster"
-    assert "to 7" in problem.fix
-
-
-@pytest.mark.promise("B30")
-def test_unequal_devices_do_not_matter_when_the_number_fits_all() -> None:
-    job = make_job(2, Torchrun(processes_per_host=4))
-    facts = make_facts(2, gpus=8)
-    made = plan(job, (facts[0], facts[1]._replace(gpus=4)), make_staged(job))
-    assert made.world_size == 8
 
 
 def hetero_plan(current: int, environ: dict[str, str] | None = None) -> LaunchPlan:

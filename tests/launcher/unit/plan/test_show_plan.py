@@ -303,19 +303,6 @@ def test_an_mpirun_that_does_not_say_its_version_is_named(
     assert any(f"{path} does not say its version" in one for one in desk.json()["assumed"])
 
 
-@pytest.mark.promise("B31")
-def test_bad_mpi_options_are_told_with_everything_else_that_is_wrong(
-    desk: Desk, mpirun: str
-) -> None:
-    options = '"--hostfile x -mca plm_rsh_agent x"'
-    mpi(desk, sagemaker_mpi_custom_mpi_options=options, sagemaker_mpi_num_processes="0")
-    code, out, err = desk.plan()
-    assert (code, out) == (100, "")
-    assert "3 problems, nothing would run" in err
-    assert "--hostfile is not allowed" in err
-    assert "plm_rsh_agent" in err
-
-
 @pytest.mark.promise("S08")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_secret_among_the_mpi_options_is_masked(
@@ -326,31 +313,6 @@ def test_a_secret_among_the_mpi_options_is_masked(
     assert code == 0
     assert SECRET not in out
     assert "HF_TOKEN" in out
-
-
-@pytest.mark.parametrize(
-    ("key", "option"),
-    [
-        ("sagemaker_pytorch_ddp_enabled", "pytorchddp"),
-        ("sagemaker_distributed_dataparallel_enabled", "smdistributed.dataparallel"),
-    ],
-)
-def test_data_parallel_options_run_under_mpirun_on_any_instance(
-    desk: Desk, mpirun: str, key: str, option: str
-) -> None:
-    desk.hosts(2)
-    desk.hyperparameters |= {key: "true", "sagemaker_instance_type": '"ml.c5.xlarge"'}
-    document = desk.json()
-    assert document["option"] == option
-    assert document["hosts"][0]["launcher"][0] == mpirun
-    sets = {item["name"]: item["value"] for item in document["hosts"][1]["sets"]}
-    assert sets["SMDATAPARALLEL_USE_HOMOGENEOUS"] == "1"
-    assert sets["SMDATAPARALLEL_SERVER_PORT"] == "7592"
-    assert sets["SAGEMAKER_INSTANCE_TYPE"] == "ml.c5.xlarge"
-    desk.hosts(1)
-    sets = {item["name"]: item["value"] for item in desk.json()["hosts"][0]["sets"]}
-    assert sets["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
-    assert "SMDATAPARALLEL_SERVER_ADDR" not in sets
 
 
 def test_a_total_number_of_processes_names_its_source(desk: Desk, mpirun: str) -> None:

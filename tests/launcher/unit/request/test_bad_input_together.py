@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,6 @@ from muster.contract.wording import MAX_FAILURE_BYTES
 from muster.types.errors import ConfigError
 from tests.launcher.support.bad_requests import MPI, PER_HOST, error_of, hosts, told
 from tests.support.mltree import TWO_HOSTS, write_tree
-
-TESTS = Path(__file__).resolve().parents[3]
-# What stands at the engine's edge or is a warning has its row elsewhere.
-ELSEWHERE = {
-    "B12": "launcher/unit/stage/test_stage_network.py",
-    "B15": "launcher/unit/request/test_odd_input.py",
-    "B17": "launcher/unit/stage/test_stage_program.py",
-    "B19": "launcher/unit/stage/test_stage_program.py",
-    "B20": "launcher/unit/stage/test_stage_program.py",
-    "B23": "launcher/unit/request/test_odd_input.py",
-    "B24": "sdk/unit/test_sdk_distribution.py",
-    "B39": "launcher/unit/stage/test_absent_channels.py",
-    "B41": "launcher/unit/stage/test_outputs.py",
-    "B42": "launcher/unit/stage/test_stage_small.py",
-    "B43": "launcher/unit/stage/test_stage_archive.py",
-    "B44": "launcher/unit/stage/test_stage_source.py",
-    "B46": "launcher/unit/plan/test_plan_single.py",
-    "B49": "launcher/faults/staging/test_bad_start.py",
-    "B50": "launcher/faults/staging/test_bad_start.py",
-}
-ROWS = {f"B{n:02}" for n in (*range(1, 28), *range(34, 48), 49, 50)}
-TABLES = ("test_bad_input.py", "test_bad_values.py")
-
-
-def test_no_row_of_the_list_is_without_a_test() -> None:
-    tables = "".join(Path(__file__).with_name(name).read_text() for name in TABLES)
-    rows = set(re.findall(r'\bcase\(\s*"(B\d\d)"', tables))
-    assert rows & ROWS == ROWS - ELSEWHERE.keys()
-    for row, file in ELSEWHERE.items():
-        assert re.search(rf'promise\([^)]*"{row}"', (TESTS / file).read_text()), row
 
 
 def wheres(error: ConfigError) -> list[str]:

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.run.job.coordinator import Barrier, _Peer
+from muster.run.job.coordinator import Barrier
 
 HOSTS = 1000
 
 
-def peers(count: int) -> list[_Peer]:
-    return [_Peer() for _ in range(count)]
+class Peer:
+    joined = False
+
+
+def peers(count: int) -> list[Peer]:
+    return [Peer() for _ in range(count)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
@@ -23,7 +27,7 @@ def test_it_is_met_exactly_when_all_have_passed(steps: Sequence[tuple[int, bool]
     hosts = peers(5)
     barrier = Barrier(hosts, lambda peer: peer.joined)
     for place, joins in steps:
-        hosts[place] = _Peer()
+        hosts[place] = Peer()
         hosts[place].joined = joins
         assert barrier.met() == all(peer.joined for peer in hosts)
 
@@ -39,7 +43,7 @@ ORDERS = {
 def test_asking_after_each_of_many_arrivals_takes_a_few_looks_each(order: Sequence[int]) -> None:
     looks = 0
 
-    def passed(peer: _Peer) -> bool:
+    def passed(peer: Peer) -> bool:
         nonlocal looks
         looks += 1
         return peer.joined

@@ -153,14 +153,6 @@ def test_ranks_that_were_killed_and_do_not_go_are_told_of_and_no_longer_waited_f
     assert life.machine.state is State.ENDED
 
 
-def test_a_verdict_during_the_stage_ends_the_installer() -> None:
-    life = host_in(State.STAGE)
-    assert e.AbortStage() in life.take("verdict")
-    life = host_in(State.STAGE)
-    life.take("signal")
-    assert e.AbortStage() in life.take("verdict")
-
-
 @pytest.mark.promise("F06")
 def test_a_signal_before_the_join_is_told_to_a_leader_that_admits_a_moment_later() -> None:
     """The leader may have admitted this host when the signal comes; it would wait for it."""

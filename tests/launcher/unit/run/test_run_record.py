@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -130,13 +131,21 @@ def test_a_disk_that_takes_nothing_is_counted_and_harms_nobody(tmp_path: Path) -
     assert "Not a directory" in one.problem
 
 
+def opened(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""  # the one of the listing itself
+
+
 @pytest.mark.promise("F50")
 def test_a_full_disk_leaves_no_second_file_and_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     log = RankLog(str(tmp_path / "a"), 10)
     log.write(b"x" * 30)
+    (fd,) = [name for name in os.listdir("/proc/self/fd") if opened(name) == log.path]
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, log._fd)
+    os.dup2(full, int(fd))
     os.close(full)
     with pytest.raises(OSError, match="No space"):
         log.close()
@@ -144,42 +153,48 @@ def test_a_full_disk_leaves_no_second_file_and_no_descriptor(tmp_path: Path) -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def blocked(one: Recorder, tmp_path: Path) -> Path:
+    """A log that blocks whoever writes it, as a slow disk does: a pipe that nobody reads. One
+    byte of it is to be written."""
+    path = tmp_path / "algo-1" / "logs" / "blocks.out"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    keep = one.stream_log(path.name)
+    assert keep is not None
+    keep(b"x")
+    return path
+
+
+def go_on(blocks: Path) -> None:
+    assert blocks.read_bytes() == b"x"
+
+
 def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None:
     one = recorder(tmp_path)
+    blocks = blocked(one, tmp_path)
     keep = one.stream_log("rank-0.out")
     assert keep is not None
-    blocked, go_on = threading.Event(), threading.Event()
-
-    def slow() -> None:
-        blocked.set()
-        go_on.wait(10)
-
-    one._put(1, slow)
-    assert blocked.wait(5)
     block = b"x" * (1 << 16)
     for _ in range(100):
         keep(block)
     taken = record.BACKLOG_BYTES // len(block) - 1
     assert one.dropped_bytes == (100 - taken) * len(block)
-    go_on.set()
+    go_on(blocks)
     one.close(10)
-    assert one._backlog == 0
     assert (tmp_path / "algo-1" / "logs" / "rank-0.out").stat().st_size == taken * len(block)
 
 
 def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
     one = recorder(tmp_path)
-    go_on = threading.Event()
-
-    def blocked() -> None:
-        go_on.wait(10)
-
-    one._put(1, blocked)
+    before = set(threading.enumerate())
+    blocks = blocked(one, tmp_path)
+    (writer,) = set(threading.enumerate()) - before
+    began = time.monotonic()
     one.close(0.1, only_tails=True)
-    assert one._thread is not None
-    assert one._thread.is_alive()
-    go_on.set()
-    one._thread.join(5)
+    assert time.monotonic() - began < 5
+    assert writer.is_alive()
+    go_on(blocks)
+    writer.join(5)
 
 
 def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
@@ -198,6 +213,5 @@ def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(10)
     one.close(10)
-    assert one._backlog == 0
     sizes = [(tmp_path / "algo-1" / "logs" / f"rank-{i}.out").stat().st_size for i in range(4)]
     assert sum(sizes) + one.dropped_bytes == 4 * 2000 * 10

@@ -313,19 +313,6 @@ def test_what_is_no_code_archive_is_told_what_it_is(
     assert f"the code archive code.tar.gz {words}" in refused(path, target)
 
 
-@pytest.mark.promise("F52")
-def test_a_full_disk_is_foreseen(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("muster.stage.space.free_bytes", lambda _: 64 << 10)
-    path = write_archive(tmp_path / "x.tar.gz", Entry("w.bin", os.urandom(812 << 10)))
-    message = refused(path, target)
-    assert message == (
-        "no space left unpacking code archive code.tar.gz (needs 812 KiB, 64 KiB free)"
-    )
-    assert everything_below(target) == set()
-
-
 @pytest.mark.promise("S07")
 def test_the_filters_of_tarfile_are_not_needed(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch

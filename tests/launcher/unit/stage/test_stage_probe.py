@@ -186,8 +186,8 @@ def test_ipv6_addresses_count_when_they_are_global_and_usable(tmp_path: Path) ->
             ("5", "00", "40"), ("6", "00", "20")]  # fmt: skip
     lines = [f"{address}{last} 02 40 {scope} {flags}     eth0" for last, scope, flags in rows]
     table.write_text("".join(f"{line}\n" for line in lines))
-    assert probe._ipv6_addresses(str(table)) == [("eth0", "fd00::2"), ("eth0", "fd00::1")]
-    assert probe._ipv6_addresses(str(tmp_path / "none")) == []
+    assert probe.ipv6_addresses(str(table)) == [("eth0", "fd00::2"), ("eth0", "fd00::1")]
+    assert probe.ipv6_addresses(str(tmp_path / "none")) == []
 
 
 def test_shared_memory_is_measured_or_absent(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from muster.stage.code import source
 from muster.stage.code.source import fetch
 from muster.types.errors import ConfigError, SourceError
 from muster.types.job import Job
-from tests.launcher.support.archives import GOOD, Entry, code_archive, write_archive
+from tests.launcher.support.archives import code_archive
 from tests.launcher.support.jobs import make_job
 from tests.launcher.support.steps import LogLines
 
@@ -135,15 +135,6 @@ def test_no_code_at_all_says_what_to_set(base: Path, log: LogLines) -> None:
 def test_a_source_that_is_not_here_is_named(base: Path, log: LogLines) -> None:
     with pytest.raises(SourceError, match="/not/here, which does not exist on this host"):
         fetch(job_of(base, "/not/here"), log)
-
-
-@pytest.mark.promise("S07", "F52")
-def test_nothing_is_left_of_a_refused_archive(base: Path, log: LogLines) -> None:
-    archive = write_archive(base.parent / "s.tar.gz", GOOD, Entry("train.py/x", b"x"))
-    with pytest.raises(SourceError):
-        fetch(job_of(base, str(archive)), log)
-    assert names(base / "code") == []
-    assert names(base) == ["code", "input"]
 
 
 @pytest.mark.promise("F52")

@@ -81,6 +81,16 @@ class Follower:
         self._loop.after(limit_s, self._give_up)
         self._next_address()
 
+    @property
+    def session(self) -> Session:
+        """The numbered messages, and the connection that they use now."""
+        return self._session
+
+    @property
+    def job_key(self) -> bytes:
+        """What proves a connection that comes back; b"" before this host was admitted."""
+        return self._key
+
     def send(self, message: ToLeader) -> None:
         """To the leader, now or when the connection is back."""
         self._session.send(message)

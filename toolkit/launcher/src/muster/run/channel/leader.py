@@ -83,7 +83,7 @@ class Leader:
         self._key = os.urandom(wire.KEY_BYTES)
         self._peers: dict[int, _Peer] = {}
         self._pending: dict[Handshake, None] = {}  # the oldest first
-        self._pending_limit = share_of_files(max(PENDING_LIMIT, len(names)))
+        self.waiting_limit = share_of_files(max(PENDING_LIMIT, len(names)))
         self._expiry: Timer | None = None  # one for all: floods leave no trail of timers
         self._warned = False
         self._suspension = SuspensionGuard(deadlines)
@@ -117,6 +117,15 @@ class Leader:
         self._listener = listener
         self._loop.watch(listener.fileno(), self._accept)
         self._loop.after(self._sweep_s, self._sweep)
+
+    @property
+    def waiting(self) -> int:
+        """Connections that have not proved yet that they are of the job."""
+        return len(self._pending)
+
+    def session(self, host: int) -> Session:
+        """Of a host that has joined: its messages, and the connection that they use now."""
+        return self._peers[host].session
 
     def send(self, host: int, message: ToHost) -> None:
         """To one host that has joined; otherwise nothing."""
@@ -174,7 +183,7 @@ class Leader:
         except OSError as error:
             self._rest(error)
             return
-        if len(self._pending) >= self._pending_limit:
+        if self.waiting >= self.waiting_limit:
             self._drop_oldest()
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

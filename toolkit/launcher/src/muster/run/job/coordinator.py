@@ -6,6 +6,7 @@ Pure: events and the time go in, orders come out. It decides once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from muster.run.channel.messages import (
     Go,
@@ -36,6 +37,7 @@ NAMED = 5  # hosts that a line names
 PROGRESS_S = 30.0
 HELPERS_S = 60.0
 HANG_UP_S = 5.0
+P = TypeVar("P")
 
 
 class Order(NamedTuple):
@@ -67,11 +69,11 @@ class _Peer:
         return here or self.suspect_s is not None
 
 
-class Barrier:
+class Barrier(Generic[P]):
     """Whether every one of `peers` has passed. It asks the one first that had not the last time,
     so that asking after each arrival costs little however many hosts there are."""
 
-    def __init__(self, peers: Sequence[_Peer], passed: Callable[[_Peer], bool]) -> None:
+    def __init__(self, peers: Sequence[P], passed: Callable[[P], bool]) -> None:
         self._peers = peers
         self._passed = passed
         self._at = 0

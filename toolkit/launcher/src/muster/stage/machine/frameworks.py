@@ -29,10 +29,10 @@ def installed(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     invalidate_caches()  # packages may have been installed a moment ago
     path = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    return tuple(name for name in MODULES if _is_there(name, path))
+    return tuple(name for name in MODULES if is_there(name, path))
 
 
-def _is_there(name: str, path: list[str]) -> bool:
+def is_there(name: str, path: list[str]) -> bool:
     """Below `path`, or as this interpreter would find it, which knows editable installs too."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec

@@ -102,10 +102,10 @@ def interfaces() -> tuple[Interface, ...]:
                 continue  # no IPv4 address, or gone since
             if int.from_bytes(flags, "little") & _UP:
                 found.append(Interface(name, socket.inet_ntoa(address)))
-    return (*found, *_ipv6_addresses())
+    return (*found, *ipv6_addresses())
 
 
-def _ipv6_addresses(table: str = "/proc/net/if_inet6") -> list[Interface]:
+def ipv6_addresses(table: str = "/proc/net/if_inet6") -> list[Interface]:
     """Those that last come first: of the temporary ones the kernel makes new ones every day."""
     found = []
     try:
