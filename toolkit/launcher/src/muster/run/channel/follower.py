@@ -56,6 +56,8 @@ class Follower:
     ) -> None:
         self.clock_offset_s = 0.0  # leader's monotonic clock minus this host's
         self.address = ""  # where the leader was found
+        self.session = Session(events.leader_said)
+        self.job_key = b""  # what proves a connection that comes back, once admitted
         self._loop = loop
         self._identity = identity
         self._resolve = resolve
@@ -63,8 +65,6 @@ class Follower:
         self._source = source
         self._deadlines = deadlines
         self._events = events
-        self._session = Session(events.leader_said)
-        self._key = b""
         self._best_rtt_s = float("inf")
         self._addresses: list[str] = []
         self._attempts: set[Attempt] = set()
@@ -81,34 +81,24 @@ class Follower:
         self._loop.after(limit_s, self._give_up)
         self._next_address()
 
-    @property
-    def session(self) -> Session:
-        """The numbered messages, and the connection that they use now."""
-        return self._session
-
-    @property
-    def job_key(self) -> bytes:
-        """What proves a connection that comes back; b"" before this host was admitted."""
-        return self._key
-
     def send(self, message: ToLeader) -> None:
         """To the leader, now or when the connection is back."""
-        self._session.send(message)
+        self.session.send(message)
 
     def job_secret(self, purpose: str) -> str:
         """As `Leader.job_secret`; to be asked for once admitted."""
-        return wire.derive(self._key, "secret", purpose.encode()).hex()
+        return wire.derive(self.job_key, "secret", purpose.encode()).hex()
 
     def close(self) -> None:
         """Closes for good; no call follows."""
         self._over = True
-        self._session.detach()
+        self.session.detach()
         self._drop_others()
 
     def confirm(self) -> None:
         """Says at once how much has arrived, which else goes out with the next heartbeat."""
-        if self._session.frames is not None:
-            self._session.frames.send(["h", self._session.received, time.monotonic()])
+        if self.session.frames is not None:
+            self.session.frames.send(["h", self.session.received, time.monotonic()])
 
     # joining
 
@@ -122,7 +112,7 @@ class Follower:
 
     def _give_up(self) -> None:
         """The time to join is over, also when a name server or a connection still hangs."""
-        if not self._key and not self._over:
+        if not self.job_key and not self._over:
             self.close()
             self._events.leader_unreachable(self._last_error)
 
@@ -160,7 +150,7 @@ class Follower:
         self._attempts.discard(attempt)
         attempt.close()
         self._last_error = f"{why} at {host_port(attempt.address, self._port)}"
-        if not self._key:
+        if not self.job_key:
             if self._addresses:
                 self._next_address()
             else:
@@ -192,10 +182,10 @@ class Follower:
         mine = os.urandom(wire.NONCE_BYTES)
         me = self._identity
         attempt.parts = (bytes.fromhex(nonce), mine, str(me.host_index).encode())
-        resume = bool(self._key)
+        resume = bool(self.job_key)
         proof = ""
         if resume:
-            proof = wire.resume_proof(self._key, attempt.parts, self._session.received)
+            proof = wire.resume_proof(self.job_key, attempt.parts, self.session.received)
         elif me.secret:
             proof = wire.derive(me.secret, "follower", *attempt.parts).hex()
         attempt.send(
@@ -209,7 +199,7 @@ class Follower:
                 mine.hex(),
                 proof,
                 resume,
-                self._session.received,
+                self.session.received,
             ]
         )
 
@@ -219,12 +209,12 @@ class Follower:
             raise WireError("no welcome")
         if not isinstance(heard, int):  # nothing of it is proved yet: it may be infinite
             raise WireError("no welcome")
-        fresh = not self._key
-        job_key = self._key_of(attempt, key) if fresh else self._key
+        fresh = not self.job_key
+        job_key = self._key_of(attempt, key) if fresh else self.job_key
         prover = (self._identity.secret or job_key) if fresh else job_key
         if not wire.equal(wire.welcome_proof(prover, attempt.parts, heard), proof):
             raise WireError("a proof that does not fit: it is not the leader of this job")
-        self._key = job_key
+        self.job_key = job_key
         self._attempts.discard(attempt)
         self._carry_on(attempt, heard)
         if fresh:
@@ -244,21 +234,21 @@ class Follower:
     def _carry_on(self, attempt: Attempt, heard: int) -> None:
         """Uses the connection of the attempt. The one before is kept until the leader speaks on
         this one: it speaks on the other while its welcome may have been for nothing."""
-        frames = attempt.hand_over(wire.derive(self._key, "session", *attempt.parts))
+        frames = attempt.hand_over(wire.derive(self.job_key, "session", *attempt.parts))
         frames.on_payload = lambda payload: self._payload(frames, payload)
         frames.on_end = lambda why: self._ended(frames, why)
         self.address = attempt.address
         self._back_by = None
-        if self._session.frames is not None:
-            self._replaced.append(self._session.frames)
-        self._session.heard_s = time.monotonic()
-        self._session.attach(frames, heard)
+        if self.session.frames is not None:
+            self._replaced.append(self.session.frames)
+        self.session.heard_s = time.monotonic()
+        self.session.attach(frames, heard)
 
     # established
 
     def _payload(self, frames: Frames, payload: list[object]) -> None:
-        echo = self._session.take(payload)
-        if frames is self._session.frames and (self._attempts or self._replaced):
+        echo = self.session.take(payload)
+        if frames is self.session.frames and (self._attempts or self._replaced):
             self._drop_others()
         if echo is None or echo[0] != "e":
             return
@@ -282,7 +272,7 @@ class Follower:
         if self._over:
             return
         limits, now = self._deadlines, self._loop.read_s
-        silent = now - self._session.heard_s
+        silent = now - self.session.heard_s
         spared = self._suspension.spares(now)
         if self._back_by is not None:
             if now >= self._back_by:
@@ -293,7 +283,7 @@ class Follower:
                 self._lose(f"no heartbeat for {silent:.0f} s")
                 return
             self._report_silence(silent)
-        if self._session.frames is None or silent >= limits.quiet_after_s:
+        if self.session.frames is None or silent >= limits.quiet_after_s:
             self._try(self.address)
         self._loop.after(limits.answer_s, self._look)
 
@@ -314,15 +304,15 @@ class Follower:
             return
         if frames in self._replaced:
             self._replaced.remove(frames)
-        if frames is not self._session.frames:
+        if frames is not self.session.frames:
             return
-        self._session.frames = None
+        self.session.frames = None
         self._last_error = why
         if self._replaced:
-            self._session.attach(self._replaced.pop(), 0)
+            self.session.attach(self._replaced.pop(), 0)
             return
         now = time.monotonic()
-        if now - self._session.heard_s < self._deadlines.reconnect_s:
+        if now - self.session.heard_s < self._deadlines.reconnect_s:
             self._back_by = now + self._deadlines.reconnect_s
         # else the end of a long silence that counts already is no news of the leader
         if not self._attempts:
