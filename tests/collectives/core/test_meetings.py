@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from muster_collectives.bootstrap import frames as f
 from muster_collectives.bootstrap.addresses import listen
-from muster_collectives.bootstrap.channel import Channel
+from muster_collectives.bootstrap.channel import PROTOCOL, Channel
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join
 from muster_collectives.bootstrap.rendezvous_server import serve
 from muster_collectives.bootstrap.service import Service
 from muster_collectives.core import RendezvousError
+from muster_collectives.wire import ANSWER_BYTES, FIRST_KIND, HEADER_BYTES, NONCE_BYTES
 from tests.collectives.core.test_locality import needs_root
 from tests.collectives.support import ranks
 from tests.collectives.support.jobs import CHECKOUT, SOURCES
@@ -232,19 +232,17 @@ def test_a_rank_that_gave_its_first_connection_up_is_let_in_and_one_that_spoke_i
 
 def test_a_service_that_is_slow_to_welcome_a_rank_is_waited_for() -> None:
     """It has greeted, and is busy for longer than a port is tried for."""
-    nonce, tries = os.urandom(f.NONCE_BYTES), []
+    nonce, tries = os.urandom(NONCE_BYTES), []
 
     def serve_slowly(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         with sock:
-            sock.sendall(f.header(f.HELLO, b"", 1 + len(nonce)) + f.hello(nonce))
-            size = f.HEADER.size + len(f.answer(SECRET, nonce, nonce, 0))
-            came = sock.recv(size, socket.MSG_WAITALL)
-            rank, theirs = f.read_answer(SECRET, nonce, came[f.HEADER.size :])
-            tries.append(rank)
+            sock.sendall(PROTOCOL.hello(nonce))
+            came = sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+            answer = PROTOCOL.read_answer(SECRET, nonce, came)
+            tries.append(answer.rank)
             if not select.select([sock], [], [], 3.0)[0]:  # readable: the rank has given up
-                proof = f.proof(SECRET, b"service", nonce, theirs, rank)
-                sock.sendall(f.header(f.WELCOME, b"", len(proof)) + proof)
+                sock.sendall(PROTOCOL.welcome(SECRET, nonce, answer))
                 sock.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as others:
@@ -329,12 +327,12 @@ def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_
 
     def abort(number: int, frame: object) -> None:
         try:
-            channel.send(f.FIRST_KIND, timeout_s=1.0)
+            channel.send(FIRST_KIND, timeout_s=1.0)
         except ConnectionError as error:
             told.append(str(error))
 
     with alarm(abort), pytest.raises(ConnectionError):
-        channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
+        channel.send(FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
     assert told == ["an earlier frame was left half sent"]
     channel.close()
     other.close()
@@ -342,11 +340,11 @@ def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_
 
 def test_nothing_is_sent_after_half_a_frame() -> None:
     own, other = socket.socketpair()
-    channel, head = Channel(own, 1 << 20), f.HEADER.size
+    channel, head = Channel(own, 1 << 20), HEADER_BYTES
     with alarm(break_off), pytest.raises(BrokenOffError):
-        channel.send(f.FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
+        channel.send(FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
     with pytest.raises(ConnectionError, match="half sent"):
-        channel.send(f.FIRST_KIND, timeout_s=1.0)
+        channel.send(FIRST_KIND, timeout_s=1.0)
     came = 0
     while part := other.recv(1 << 20):
         came += len(part)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(SOURCES))
 
 from muster_collectives.binding import abi, library  # noqa: E402
 from muster_collectives.binding.native_create import raw_tuning  # noqa: E402
-from muster_collectives.bootstrap import frames as f  # noqa: E402
+from muster_collectives.bootstrap.channel import PROTOCOL  # noqa: E402
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join, secret_of  # noqa: E402
 from muster_collectives.core import CollectiveError, CoreError, RendezvousError, SettingsError  # noqa: E402
 from muster_collectives.runtime.tuning import Tuning  # noqa: E402
@@ -255,7 +255,7 @@ def _port_of(store: Rendezvous, port: int) -> int:
     for number in range(port, port + 8):
         with socket.socket() as sock:
             sock.settimeout(5)
-            if sock.connect_ex(("127.0.0.1", number)) == 0 and sock.recv(2) == f.MAGIC:
+            if sock.connect_ex(("127.0.0.1", number)) == 0 and sock.recv(4) == PROTOCOL.magic:
                 return number
     raise AssertionError("it listens nowhere")
 
@@ -268,17 +268,17 @@ def test_the_store_survives_garbage_half_frames_and_strangers(
     attacks = [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0" * 4096,
-        f.header(f.ANSWER, b"", 1 << 40),
-        f.header(f.ANSWER, b"", 68) + b"x" * 68,  # a wrong proof
-        f.header(f.ANSWER, b"", 68) + b"x",  # never whole
-        f.header(99, b"k" * 900, 0),
+        PROTOCOL.answer(b"another key", b"s" * 32, b"c" * 32, 1, 0),
+        PROTOCOL.answer(secret, b"another nonce".ljust(32), b"c" * 32, 1, 0),
+        PROTOCOL.answer(secret, b"s" * 32, b"c" * 32, 1, 0)[:-1],  # never whole
+        PROTOCOL.header(1, 99, 1 << 40, 900),
         b"",
     ]
     for attack in attacks:
         with socket.create_connection(("127.0.0.1", at), 5) as sock:
             sock.sendall(attack)
     half = socket.create_connection(("127.0.0.1", at), 5)
-    half.sendall(b"Mc")
+    half.sendall(PROTOCOL.magic)
     own.set("key", b"value")
     other = join("127.0.0.1", port, 1, 4, secret=secret, timeout_s=20)
     assert other.get("key", 5.0) == b"value"

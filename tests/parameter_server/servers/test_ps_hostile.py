@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from muster_collectives.wire import ANSWER_BYTES, HEADER_BYTES, HELLO_BYTES, PROOF_BYTES, WELCOME
 from tests.parameter_server.support.servers import (
     END_S,
     KEY,
@@ -27,6 +28,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]
+WELCOME_BYTES = HEADER_BYTES + PROOF_BYTES
 
 
 class _Bomb:
@@ -41,10 +43,10 @@ class _Bomb:
 
 def _dial(made: Places) -> tuple[socket.socket, bytes]:
     """A connection and the server's nonce."""
-    from muster_parameter_server.wire import handshake
+    from muster_parameter_server.wire.frames import PROTOCOL
 
     sock = socket.create_connection(made.addresses[0], END_S)
-    return sock, handshake.read_hello(_read(sock, handshake.HELLO_BYTES))
+    return sock, PROTOCOL.read_hello(_read(sock, HELLO_BYTES))
 
 
 def _read(sock: socket.socket, count: int) -> bytes:
@@ -70,11 +72,11 @@ def _is_refused(sock: socket.socket, data: bytes) -> bool:
 
 def _enter(made: Places, rank: int, key: bytes = bytes.fromhex(KEY)) -> socket.socket:
     """A peer that has the key, and then does what it likes."""
-    from muster_parameter_server.wire import handshake
+    from muster_parameter_server.wire.frames import PROTOCOL
 
     sock, nonce = _dial(made)
-    sock.sendall(handshake.answer(key, nonce, b"n" * 32, rank, 0))
-    assert len(_read(sock, handshake.PROOF_BYTES)) == 32
+    sock.sendall(PROTOCOL.answer(key, nonce, b"n" * 32, rank, 0))
+    assert len(_read(sock, WELCOME_BYTES)) == WELCOME_BYTES
     return sock
 
 
@@ -99,7 +101,7 @@ def _job(made: Places, rank: int) -> object:
 @pytest.mark.promise("S10")
 @pytest.mark.promise("S03")
 def test_strangers_are_refused_and_the_job_runs_on(servers: Maker, tmp_path: Any) -> None:
-    from muster_parameter_server.wire import handshake
+    from muster_parameter_server.wire.frames import PROTOCOL
 
     made = servers(1, workers=2)
     wait_until(made.listens, END_S)
@@ -107,16 +109,16 @@ def test_strangers_are_refused_and_the_job_runs_on(servers: Maker, tmp_path: Any
     source, mark = chance(), str(tmp_path / "unpickled")
     for _ in range(50 * effort()):
         sock, nonce = _dial(made)
-        good = handshake.answer(b"another key, wrong", nonce, b"n" * 32, 0, 0)
-        old = handshake.answer(bytes.fromhex(KEY), b"o" * 32, b"n" * 32, 0, 0)
-        other = handshake.answer(bytes.fromhex(KEY), nonce, b"n" * 32, 0, 1)
+        good = PROTOCOL.answer(b"another key, wrong", nonce, b"n" * 32, 0, 0)
+        old = PROTOCOL.answer(bytes.fromhex(KEY), b"o" * 32, b"n" * 32, 0, 0)
+        other = PROTOCOL.answer(bytes.fromhex(KEY), nonce, b"n" * 32, 0, 1)
         shot = source.choice([
             good, old, other,  # wrong key, proof of another connection, another server
             pickle.dumps(_Bomb(mark)).ljust(200, b"."),
             b"GET / HTTP/1.1\r\n\r\n".ljust(200, b"."),
             source.randbytes(200),
             struct.pack("!4sB", b"mups", 9).ljust(200, b"\xff"),
-            b"mups\x01" + b"\xff" * 200,
+            b"mups\x02" + b"\xff" * 200,
         ])  # fmt: skip
         assert _is_refused(sock, shot)
     assert _memory_kib(made) - before < 20 << 10
@@ -213,14 +215,14 @@ def _job_with(made: Places, **more: str) -> object:
 
 def test_a_server_that_cannot_prove_the_key_is_not_believed() -> None:
     from muster_parameter_server import ProtocolError
-    from muster_parameter_server.wire import handshake
+    from muster_parameter_server.wire.frames import PROTOCOL
 
     def liar(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         with sock:
-            sock.sendall(handshake.hello(b"s" * 32))
-            _read(sock, handshake.ANSWER_BYTES)
-            sock.sendall(b"p" * 32)
+            sock.sendall(PROTOCOL.hello(b"s" * 32))
+            _read(sock, ANSWER_BYTES)
+            sock.sendall(PROTOCOL.header(0, WELCOME, 32) + b"p" * 32)
             _read(sock, 1)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -251,18 +253,18 @@ def _registration(made: Places) -> dict[str, Any]:
 
 def _bad_frames() -> dict[str, tuple[Callable[[], bytes], str]]:
     from muster_parameter_server.wire import frames
-    from muster_parameter_server.wire.frames import DTYPES, HEADER, Kind
+    from muster_parameter_server.wire.frames import DTYPES, PROTOCOL, Kind
 
     push = {"step": 0, "hyper": [[1.0, 0.0, 0.0, 0.0, 0.0]]}
 
-    def pushed(dtype: str, *shape: int) -> bytes:
-        head = frames.tensor_header(3, DTYPES[dtype], shape)
+    def pushed(dtype: str, elements: int) -> bytes:
+        head = frames.tensor_header(3, DTYPES[dtype], elements)
         return frames.text_frame(Kind.PUSH, 2, push) + head
 
     return {
-        "pickle": (lambda: pickle.dumps(list(range(100))), "no frame"),
+        "pickle": (lambda: pickle.dumps(list(range(100))), "it begins with"),
         "huge text": (
-            lambda: HEADER.pack(b"mups", 1, Kind.PUSH, 0, 0, 2, 2**32 - 1, 0, 0, 0, 0, 0),
+            lambda: PROTOCOL.header(2, Kind.PUSH, 2**32 - 1),
             "claims 4294967295 bytes of text",
         ),
         "huge tensor": (lambda: pushed("float32", 1 << 40), "was due"),
@@ -271,12 +273,12 @@ def _bad_frames() -> dict[str, tuple[Callable[[], bytes], str]]:
         "replay": (lambda: frames.text_frame(Kind.PUSH, 1, push), "frame 1 came"),
         "wrong step": (
             lambda: frames.text_frame(Kind.PUSH, 2, {**push, "step": 5})
-            + frames.tensor_header(3, DTYPES["float32"], (100,)) + bytes(400),
+            + frames.tensor_header(3, DTYPES["float32"], 100) + bytes(400),
             "step 5 where 0 was due",
         ),
         "not a request": (lambda: frames.text_frame(Kind.VALUES, 2, {}), "where a request"),
         "not JSON": (
-            lambda: HEADER.pack(b"mups", 1, Kind.PUSH, 0, 0, 2, 4, 0, 0, 0, 0, 0) + b"\x80\x04N.",
+            lambda: PROTOCOL.header(2, Kind.PUSH, 4) + b"\x80\x04N.",
             "not JSON",
         ),
     }  # fmt: skip
@@ -293,11 +295,11 @@ def test_a_worker_that_breaks_the_rules_ends_the_job_by_its_name() -> None:
         sock = _enter(made, 0)
         with sock:
             sock.sendall(frames.text_frame(Kind.REGISTER, 1, _registration(made)))
-            assert frames.decode(_read(sock, frames.HEADER_BYTES), 1).kind is Kind.READY
+            assert frames.decode(_read(sock, HEADER_BYTES), 1).kind is Kind.READY
             _read(sock, 2)
             sock.sendall(made_bytes())
-            answer = frames.decode(_read(sock, frames.HEADER_BYTES), 2)
-            told = frames.read_text(_read(sock, answer.text_bytes))
+            answer = frames.decode(_read(sock, HEADER_BYTES), 2)
+            told = frames.read_text(_read(sock, answer.size_bytes))
         assert answer.kind is Kind.ERROR and told["class"] == "ProtocolError", name
         assert words in str(told["message"]) and "rank 0" in str(told["message"]), (name, told)
         assert made.codes() == [1], name

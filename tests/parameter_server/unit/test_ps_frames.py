@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster_collectives.bootstrap.channel import PROTOCOL as STORE
+from muster_collectives.wire import ANSWER_BYTES, HEADER_BYTES, FrameError, Protocol
 from muster_parameter_server.errors import (
     AgreementError,
     ParameterServerError,
@@ -19,24 +22,25 @@ from muster_parameter_server.errors import (
 )
 from muster_parameter_server.layout import TensorSpec
 from muster_parameter_server.options import Registration, hyper_of, registration_of, sgd, slots_of
-from muster_parameter_server.wire import frames, handshake
-from muster_parameter_server.wire.frames import DTYPES, HEADER, HEADER_BYTES, Kind
+from muster_parameter_server.wire import frames
+from muster_parameter_server.wire.frames import DTYPES, PROTOCOL, Kind
 from tests.support.effort import chance, effort
 
 FLOAT = DTYPES["float32"]
-GOOD = frames.tensor_header(7, FLOAT, (3, 5))
+GOOD = frames.tensor_header(7, FLOAT, 15)
+HEADER = struct.Struct("!4sBBBHQQ")
 
 
 def test_a_tensor_header_says_what_was_put_in() -> None:
     header = frames.decode(GOOD, 7)
-    assert header == (Kind.TENSOR, 7, FLOAT, (3, 5), 0, 60)
+    assert header == (Kind.TENSOR, FLOAT, 60)
 
 
 def test_a_text_frame_says_what_was_put_in() -> None:
     data = frames.text_frame(Kind.PUSH, 1, {"step": 3, "lr": 0.1})
     header = frames.decode(data[:HEADER_BYTES], 1)
     assert header.kind is Kind.PUSH and header.dtype is None
-    assert header.text_bytes == len(data) - HEADER_BYTES
+    assert header.size_bytes == len(data) - HEADER_BYTES
     assert frames.read_text(data[HEADER_BYTES:]) == {"step": 3, "lr": 0.1}
 
 
@@ -46,20 +50,15 @@ def test_a_text_frame_says_what_was_put_in() -> None:
     [
         (0, b"mupt", "begins with"),
         (0, pickle.dumps([1, 2])[:4], "begins with"),
-        (1, 2, "version 2"),
+        (1, 1, "version 1"),
         (2, 99, "unknown kind 99"),
         (2, int(Kind.PUSH), "claims to hold a tensor"),
         (3, 0, "unknown dtype 0"),
         (3, 77, "unknown dtype 77"),
-        (4, 0, "0 dimensions"),
-        (4, 5, "5 dimensions"),
-        (4, 1, "1 dimensions"),
-        (5, 8, "frame 8 came where frame 7 was due"),
-        (6, 4, "claims 60 bytes"),
-        (7, 61, "claims 61 bytes"),
-        (7, 2**63, "claims 9223372036854775808 bytes"),
-        (8, 2**62, "claims 60 bytes"),  # 2^62 x 5 x 4 is 0 in 64 bits, and 60 is not
-        (11, 1, "sizes"),
+        (4, 1, "claims 1 \\+ 60 bytes"),
+        (5, 61, "61 bytes, which are no float32"),
+        (5, 2**63, "claims 0 \\+ 9223372036854775808 bytes"),
+        (6, 8, "frame 8 came where frame 7 was due"),
     ],
 )
 def test_a_header_with_one_wrong_field_is_refused(place: int, value: object, words: str) -> None:
@@ -71,9 +70,9 @@ def test_a_header_with_one_wrong_field_is_refused(place: int, value: object, wor
 
 @pytest.mark.promise("S10")
 def test_text_that_is_too_long_is_refused_by_its_header() -> None:
-    fields = (frames.MAGIC, 1, Kind.PUSH, 0, 0, 1, frames.TEXT_LIMIT_BYTES + 1, 0, 0, 0, 0, 0)
+    header = PROTOCOL.header(1, Kind.PUSH, frames.TEXT_LIMIT_BYTES + 1)
     with pytest.raises(ProtocolError, match="bytes of text"):
-        frames.decode(HEADER.pack(*fields), 1)
+        frames.decode(header, 1)
 
 
 @pytest.mark.effort
@@ -90,23 +89,20 @@ def test_no_changed_header_passes_as_another_tensor() -> None:
         except ProtocolError:
             continue
         if header.dtype is None:
-            assert header.text_bytes <= frames.TEXT_LIMIT_BYTES and not header.payload_bytes
+            assert header.size_bytes <= frames.TEXT_LIMIT_BYTES
         else:
-            size = header.dtype.item_bytes
-            for one in header.shape:
-                size *= one
-            assert header.payload_bytes == size
+            assert header.size_bytes % header.dtype.item_bytes == 0
+            assert header.size_bytes <= frames.PAYLOAD_LIMIT_BYTES
 
 
 @pytest.mark.parametrize(
-    ("dtype", "elements"), [("float64", 15), ("float32", 14), ("bfloat16", 30), ("float32", 15)]
+    ("dtype", "elements"), [("float64", 15), ("float32", 14), ("bfloat16", 30)]
 )
 def test_only_the_tensor_that_is_due_is_taken(dtype: str, elements: int) -> None:
-    header = frames.decode(GOOD, 7)  # of two dimensions; segments have one
+    header = frames.decode(GOOD, 7)
     with pytest.raises(ProtocolError, match="was due"):
         frames.require_tensor(header, DTYPES[dtype], elements)
-    flat = frames.decode(frames.tensor_header(7, FLOAT, (15,)), 7)
-    frames.require_tensor(flat, FLOAT, 15)
+    frames.require_tensor(header, FLOAT, 15)
 
 
 @pytest.mark.promise("S10")
@@ -172,7 +168,7 @@ def test_momentum_that_was_not_announced_is_refused() -> None:
 
 
 def test_a_proof_holds_for_its_key_role_rank_server_and_nonces_alone() -> None:
-    good = (b"k" * 16, b"worker", b"s" * 32, b"w" * 32, 1, 0)
+    good = (b"k" * 16, b"client", b"s" * 32, b"w" * 32, 1, 0)
     others = [
         (b"x" * 16, *good[1:]),
         (good[0], b"server", *good[2:]),
@@ -182,26 +178,37 @@ def test_a_proof_holds_for_its_key_role_rank_server_and_nonces_alone() -> None:
         (*good[:4], 1, 1),
         (*good[:4], 0, 1),
     ]
-    proofs = {handshake.proof_of(*one) for one in (good, *others)}
-    assert len(proofs) == len(others) + 1
+    proofs = {PROTOCOL.proof(*one) for one in (good, *others)}
+    proofs.add(PROTOCOL._replace(magic=b"mucs").proof(*good))
+    assert len(proofs) == len(others) + 2
 
 
-BODY_BYTES = handshake.ANSWER_BYTES - 5
+BODY_BYTES = ANSWER_BYTES - 5
 
 
 @given(
-    st.sampled_from([b"mups\x01", b"mups\x02", b"mupt\x01"]),
+    st.sampled_from([b"mups\x02", b"mups\x01", b"mupt\x02"]),
     st.binary(min_size=BODY_BYTES, max_size=BODY_BYTES),
 )
-def test_an_answer_of_garbage_is_refused_or_plain_numbers(start: bytes, body: bytes) -> None:
-    assert handshake.ANSWER_BYTES == 77  # all that is read of a stranger
-    data = start + body
-    try:
-        told = handshake.read_answer(data)
-    except ProtocolError:
-        assert start != b"mups\x01"
-        return
-    assert start == b"mups\x01" and 0 <= told.rank < 2**32
+def test_an_answer_of_garbage_is_refused(start: bytes, body: bytes) -> None:
+    assert ANSWER_BYTES == 77  # all that is read of a stranger
+    with pytest.raises(FrameError):
+        PROTOCOL.read_answer(b"k" * 16, b"s" * 32, start + body)
+
+
+@pytest.mark.parametrize("ours", [PROTOCOL, STORE], ids=["parameter server", "ranks' store"])
+def test_another_version_or_program_is_refused_at_its_first_word(ours: Protocol) -> None:
+    assert ours.read_hello(ours.hello(b"s" * 32)) == b"s" * 32
+    with pytest.raises(FrameError, match=r"speaks version 9 and not .*: install the same"):
+        ours.read_hello(ours._replace(version=9).hello(b"s" * 32))
+    with pytest.raises(FrameError, match="it begins with b'muXX', not with"):
+        ours.read_hello(ours._replace(magic=b"muXX").hello(b"s" * 32))
+
+
+def test_an_answer_with_the_key_says_who_it_is() -> None:
+    answer = PROTOCOL.answer(b"k" * 16, b"s" * 32, b"w" * 32, 3, 1)
+    told = PROTOCOL.read_answer(b"k" * 16, b"s" * 32, answer)
+    assert (told.rank, told.number, told.nonce) == (3, 1, b"w" * 32)
 
 
 def test_an_error_arrives_as_it_was_sent() -> None:

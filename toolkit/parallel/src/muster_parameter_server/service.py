@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from muster_collectives.wire import ANSWER_BYTES, NONCE_BYTES, FrameError
 from muster_parameter_server.errors import (
     DeadlineError,
     ParameterServerError,
@@ -21,9 +21,8 @@ from muster_parameter_server.options import SYNC, Registration, hyper_of, number
 from muster_parameter_server.room import Room
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept
-from muster_parameter_server.wire import handshake
 from muster_parameter_server.wire.channel import Channel, GoneError
-from muster_parameter_server.wire.frames import DTYPES, Dtype, Header, Kind
+from muster_parameter_server.wire.frames import DTYPES, PROTOCOL, Dtype, Header, Kind
 
 HANDSHAKE_S = 5.0
 IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
@@ -49,21 +48,17 @@ def admit(channel: Channel, settings: ServerSettings, claim: Callable[[], bool])
     """
     end = time.monotonic() + HANDSHAKE_S
     try:
-        nonce = os.urandom(handshake.NONCE_BYTES)
-        channel.send_raw(handshake.hello(nonce), HANDSHAKE_S)
-        data = bytearray(handshake.ANSWER_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
+        channel.send_raw(PROTOCOL.hello(nonce), HANDSHAKE_S)
+        data = bytearray(ANSWER_BYTES)
         channel.fill(memoryview(data), HANDSHAKE_S, end)
-        told = handshake.read_answer(bytes(data))
-        numbers = (nonce, told.nonce, told.rank, told.number)
-        due = handshake.proof_of(settings.key, b"worker", *numbers)
-        if not hmac.compare_digest(due, told.proof):
-            raise StrangerError("its proof of the key is wrong")
+        told = PROTOCOL.read_answer(settings.key, nonce, bytes(data))
         if told.number != settings.number:
             raise StrangerError(f"it looks for server {told.number}")
         if not claim():
             raise StrangerError("too many others came before it was done")
-        channel.send_raw(handshake.proof_of(settings.key, b"server", *numbers), HANDSHAKE_S)
-    except (GoneError, ProtocolError) as error:
+        channel.send_raw(PROTOCOL.welcome(settings.key, nonce, told), HANDSHAKE_S)
+    except (GoneError, FrameError) as error:
         raise StrangerError(str(error)) from error
     return Peer(told.rank, channel)
 

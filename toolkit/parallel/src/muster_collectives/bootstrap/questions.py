@@ -13,7 +13,7 @@ import time
 from itertools import count
 
 from muster_collectives.bootstrap.channel import Channel
-from muster_collectives.bootstrap.frames import Frame, FrameError
+from muster_collectives.wire import Frame, FrameError
 
 NUMBER = struct.Struct("!Q")
 

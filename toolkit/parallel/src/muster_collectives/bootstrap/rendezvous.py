@@ -17,10 +17,10 @@ import time
 from muster_collectives.bootstrap import rendezvous_server as server
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
 from muster_collectives.bootstrap.channel import Channel, StrangerError, dial
-from muster_collectives.bootstrap.frames import FrameError
 from muster_collectives.bootstrap.questions import Questions
 from muster_collectives.bootstrap.service import Service
 from muster_collectives.runtime.errors import RendezvousError
+from muster_collectives.wire import FrameError
 
 PORTS = 8
 _TRY_S = 2.0  # for one port to greet

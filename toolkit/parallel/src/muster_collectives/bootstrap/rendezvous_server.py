@@ -11,9 +11,9 @@ import struct
 import time
 from typing import NamedTuple
 
-from muster_collectives.bootstrap.frames import FIRST_KIND, Frame, FrameError
 from muster_collectives.bootstrap.questions import NUMBER
 from muster_collectives.bootstrap.service import Handler, Peer, Service
+from muster_collectives.wire import FIRST_KIND, Frame, FrameError
 
 SET, GET, VALUE, ABSENT, DONE, FULL = range(FIRST_KIND, FIRST_KIND + 6)
 MAX_VALUE_BYTES = 1 << 20

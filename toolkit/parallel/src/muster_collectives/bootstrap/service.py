@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from muster_collectives.bootstrap import frames
-from muster_collectives.bootstrap.frames import Frame, FrameError, Parser
+from muster_collectives.bootstrap.channel import PROTOCOL
+from muster_collectives.wire import ANSWER_BYTES, NONCE_BYTES, Frame, FrameError, Parser
 
 _HELLO_S = 10.0  # a stranger must prove itself within
 _MAX_STRANGERS = 256
@@ -29,24 +29,22 @@ _READS_AT_ONCE = 16
 _log = logging.getLogger("muster_collectives")
 
 
-_ANSWER_BYTES = 256
-
-
 class Peer:
     """A connection of the service. `rank` is -1 until it has proved the secret."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.rank = -1
-        self.nonce = os.urandom(frames.NONCE_BYTES)
+        self.nonce = os.urandom(NONCE_BYTES)
         self.since = now
-        self.parser = Parser(_ANSWER_BYTES)
+        self.parser = Parser(PROTOCOL, 0, first=ANSWER_BYTES)
         self.out: deque[memoryview] = deque()
+        self._queued = 0
 
-    def queue(self, kind: int, head: bytes = b"", *bodies: bytes | bytearray | memoryview) -> None:
-        size = sum(memoryview(body).nbytes for body in bodies)
-        self.out.append(memoryview(frames.header(kind, head, size)))
-        self.out.extend(memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes)
+    def queue(self, kind: int, head: bytes, body: bytes = b"") -> None:
+        self._queued += 1
+        header = PROTOCOL.header(self._queued, kind, len(body), len(head))
+        self.out.append(memoryview(header + head + body))
 
 
 class Handler:
@@ -189,7 +187,7 @@ class Service:
         peer = Peer(sock, self._clock())
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
-        peer.queue(frames.HELLO, b"", frames.hello(peer.nonce))
+        peer.out.append(memoryview(PROTOCOL.hello(peer.nonce)))
         self._flush(peer)
 
     def _serve(self, peer: Peer, events: int) -> None:
@@ -221,23 +219,21 @@ class Service:
             self._seen.add(peer.rank)
             self._handler.frame(peer, frame)
             return
-        if frame.kind != frames.ANSWER:
-            raise FrameError("no answer")
         try:
-            rank, nonce = frames.read_answer(self._secret, peer.nonce, bytes(frame.body))
+            told = PROTOCOL.read_answer(self._secret, peer.nonce, bytes(frame.body))
+            rank = told.rank
             if rank >= self._size:
                 raise FrameError(f"rank {rank} of {self._size} cannot be")
             if rank in self._seen:
                 raise FrameError(f"rank {rank} is here already")
         except FrameError as error:
-            peer.queue(frames.REFUSED, b"", str(error).encode())
+            peer.out.append(memoryview(PROTOCOL.refusal(error.message)))
             self._flush(peer)
             raise
         self._replace(rank)
         peer.rank = rank
         peer.parser.max_body_bytes = self._max_body_bytes
-        welcome = frames.proof(self._secret, b"service", peer.nonce, nonce, rank)
-        peer.queue(frames.WELCOME, b"", welcome)
+        peer.out.append(memoryview(PROTOCOL.welcome(self._secret, peer.nonce, told)))
 
     def _replace(self, rank: int) -> None:
         """A rank that has not spoken yet may have given its first connection up and dialled again.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
+from muster_collectives.wire import HEADER_BYTES
 from muster_parameter_server.errors import (
     DeadlineError,
     ProtocolError,
@@ -69,7 +70,7 @@ class Link:
         """Lines up the bytes of a request and the places of its answer."""
         parts = [memoryview(frames.text_frame(request.kind, self._next(), request.message))]
         for run in request.outgoing:
-            parts.append(memoryview(self._tensor_header(run)))
+            parts.append(memoryview(frames.tensor_header(self._next(), run.dtype, run.elements)))
             parts += run.parts
         self.outgoing += [part for part in parts if len(part)]
         self.answer = None
@@ -117,13 +118,15 @@ class Link:
 
     def _read(self, request: Request) -> _Reader:
         """Yields the places to fill next; returns the answer's text."""
-        head = bytearray(frames.HEADER_BYTES)
+        head = bytearray(HEADER_BYTES)
         while True:
             yield [memoryview(head)]
             header = self._checked(head)
-            text = bytearray(header.text_bytes)
-            yield [memoryview(text)]
-            message = frames.read_text(text) if header.kind is not Kind.TENSOR else {}
+            message: dict[str, object] = {}
+            if header.kind is not Kind.TENSOR:
+                text = bytearray(header.size_bytes)
+                yield [memoryview(text)]
+                message = frames.read_text(text)
             if header.kind is not Kind.WAIT:
                 break
         if header.kind is Kind.ERROR:
@@ -140,9 +143,6 @@ class Link:
     def _checked(self, head: bytearray) -> frames.Header:
         self._received += 1
         return frames.decode(head, self._received)
-
-    def _tensor_header(self, run: Run) -> bytes:
-        return frames.tensor_header(self._next(), run.dtype, (run.elements,))
 
     def _next(self) -> int:
         self._sent += 1

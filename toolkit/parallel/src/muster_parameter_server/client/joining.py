@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
-import os
-import socket
 import time
 
+from muster_collectives.wire import FrameError, RefusedError
 from muster_parameter_server.client.exchange import Link
 from muster_parameter_server.errors import ProtocolError, ServerLostError
 from muster_parameter_server.settings import Address, WorkerSettings
-from muster_parameter_server.wire import handshake
+from muster_parameter_server.wire.frames import PROTOCOL
 from muster_parameter_server.wire.sockets import dial
 
 _RETRY_S = 0.1
@@ -43,20 +41,26 @@ def _join_one(
     refusals = 0
     while True:
         limit_s = max(_RETRY_S, min(_STEP_S, end - time.monotonic()))
-        link = None
+        sock = None
         try:
-            link = Link(number, address, dial(address, limit_s, may_be_local))
-            hello = _exactly(link.sock, handshake.HELLO_BYTES, limit_s)
-            if _prove(link, hello, settings, number):
-                link.sock.setblocking(False)
-                return link
+            sock = dial(address, limit_s, may_be_local)
+            hello_by = time.monotonic() + limit_s
+            PROTOCOL.prove(sock, settings.key, settings.rank, number, hello_by, hello_by + _STEP_S)
+            sock.setblocking(False)
+            return Link(number, address, sock)
+        except RefusedError as error:
             refusals += 1
-            why = "it closed the connection during the handshake"
+            why = error.message
+        except FrameError as error:
+            raise ProtocolError(
+                f"server {number} at {address}, to rank {settings.rank}: {error.message}",
+                f"{error.fix or 'look what listens there'}; look at PARAMETER_SERVER_ADDRESSES",
+            ) from error
         except OSError as error:
             why = error.strerror or str(error)
         finally:
-            if link is not None and link.sock.getblocking():
-                link.sock.close()
+            if sock is not None and sock.getblocking():
+                sock.close()
         if refusals == _REFUSALS:
             raise ServerLostError(
                 f"server {number} at {address} refused rank {settings.rank}: {why}",
@@ -70,37 +74,3 @@ def _join_one(
                 "look whether that server runs: python -m muster_parameter_server",
             )
         time.sleep(_RETRY_S)
-
-
-def _prove(link: Link, hello: bytes, settings: WorkerSettings, number: int) -> bool:
-    """Whether the server took our proof; it gave its own. Raises ProtocolError."""
-    nonce = os.urandom(handshake.NONCE_BYTES)
-    try:
-        theirs = handshake.read_hello(hello)
-    except ProtocolError as error:
-        raise ProtocolError(f"{link.name}: {error.message}", error.fix) from error
-    numbers = (theirs, nonce, settings.rank, number)
-    try:
-        link.sock.sendall(handshake.answer(settings.key, *numbers))
-        proof = _exactly(link.sock, handshake.PROOF_BYTES, _STEP_S)
-    except OSError:
-        return False
-    if not hmac.compare_digest(proof, handshake.proof_of(settings.key, b"server", *numbers)):
-        raise ProtocolError(
-            f"{link.name} could not prove the key to rank {settings.rank}",
-            "another program may listen there; look at PARAMETER_SERVER_ADDRESSES",
-        )
-    return True
-
-
-def _exactly(sock: socket.socket, count: int, within_s: float) -> bytes:
-    """Raises OSError when the bytes have not come in time, however many of them did."""
-    end = time.monotonic() + within_s
-    data = bytearray()
-    while len(data) < count:
-        sock.settimeout(max(0.001, end - time.monotonic()))
-        got = sock.recv(count - len(data))
-        if not got:
-            raise ConnectionError("it closed the connection during the handshake")
-        data += got
-    return bytes(data)

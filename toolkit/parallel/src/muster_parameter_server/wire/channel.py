@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
+from muster_collectives.wire import HEADER_BYTES
 from muster_parameter_server.errors import ProtocolError
 from muster_parameter_server.wire import frames
 from muster_parameter_server.wire.frames import Dtype, Header, Kind
@@ -42,7 +43,7 @@ class Channel:
         header = self._header(stall_s)
         if header.kind is Kind.TENSOR:
             raise ProtocolError("a tensor came where text was due")
-        text = bytearray(header.text_bytes)
+        text = bytearray(header.size_bytes)
         self.fill(memoryview(text), stall_s)
         return header, frames.read_text(text)
 
@@ -63,8 +64,8 @@ class Channel:
         """VALUES and the tensors behind it, without a copy."""
         parts = [memoryview(frames.text_frame(Kind.VALUES, self._next(), message))]
         for dtype, data in tensors:
-            shape = (len(data) // dtype.item_bytes,)
-            parts += [memoryview(frames.tensor_header(self._next(), dtype, shape)), data]
+            elements = len(data) // dtype.item_bytes
+            parts += [memoryview(frames.tensor_header(self._next(), dtype, elements)), data]
         self._send_all(parts, stall_s)
 
     def fill(self, into: memoryview, stall_s: float, end: float | None = None) -> None:
@@ -102,7 +103,7 @@ class Channel:
         self._sock.close()
 
     def _header(self, stall_s: float) -> Header:
-        data = bytearray(frames.HEADER_BYTES)
+        data = bytearray(HEADER_BYTES)
         self.fill(memoryview(data), stall_s)
         self._received += 1
         return frames.decode(data, self._received)
