@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parall
 
 from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError, PeerError
 from muster_collectives.runtime.messages import error_of, ranks_text
-from muster_collectives.runtime.stragglers import Straggler, Stragglers, find
+from muster_collectives.runtime.stragglers import SlowRank, Stragglers, find
 from muster_collectives.runtime.types import Code, Description, DType, Failure, Op, RankStatus, Verb
 
 CALLED = Description(4, 100_000, Verb.ALL_REDUCE, DType.F32, Op.SUM, 0)
@@ -64,10 +64,10 @@ def test_death_and_leaving_are_told_apart() -> None:
 
 @pytest.mark.promise("F36")
 def test_a_rank_that_holds_the_others_up_is_found() -> None:
-    assert find({1: 30.0, 2: 1.0, 3: 0.5}, 60.0) == Straggler(1, 2.0)
+    assert find({1: 30.0, 2: 1.0, 3: 0.5}, 60.0) == SlowRank(1, 2.0)
     assert find({1: 30.0, 2: 29.0}, 60.0) is None  # all wait for all: no straggler
     assert find({1: 3.0, 2: 0.0}, 60.0) is None  # jitter
-    assert find({1: 40.0}, 60.0) == Straggler(1, 3.0)
+    assert find({1: 40.0}, 60.0) == SlowRank(1, 3.0)
     assert find({}, 60.0) is None
 
 

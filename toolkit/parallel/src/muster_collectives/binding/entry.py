@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from muster_collectives.binding import abi
-from muster_collectives.runtime import interpreter
+from muster_collectives.binding import abi, interpreter
 
 _FUNCTIONS = {
     "number": "PyLong_AsUnsignedLongLong",

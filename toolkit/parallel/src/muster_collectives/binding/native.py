@@ -25,7 +25,7 @@ from muster_collectives.runtime import reentrancy
 from muster_collectives.runtime.communicator import Call, Communicator, Region
 from muster_collectives.runtime.errors import ClosedError, CollectiveError, ForkError
 from muster_collectives.runtime.flight import Flight
-from muster_collectives.runtime.layout import Layout, ShmMethod
+from muster_collectives.runtime.layout import GroupLayout, ShmMethod
 from muster_collectives.runtime.messages import error_of
 from muster_collectives.runtime.stragglers import PERIOD_S, Stragglers
 from muster_collectives.runtime.types import (
@@ -56,7 +56,7 @@ class NativeCommunicator(Communicator):
     def __init__(
         self,
         library: ctypes.CDLL,
-        layout: Layout,
+        layout: GroupLayout,
         *,
         name: str,
         timeout_s: float,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 
 from muster_collectives.binding import abi
-from muster_collectives.runtime.layout import Layout
+from muster_collectives.runtime.layout import GroupLayout
 from muster_collectives.runtime.messages import error_of
 from muster_collectives.runtime.tuning import Tuning
 
 
 def create(
-    library: ctypes.CDLL, layout: Layout, timeout_s: float, place: abi.FailurePlace, name: str
+    library: ctypes.CDLL, layout: GroupLayout, timeout_s: float, place: abi.FailurePlace, name: str
 ) -> ctypes.c_void_p:
     """The core's handle of a new group. Raises CollectiveError: a rank did not come, no memory."""
     nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)

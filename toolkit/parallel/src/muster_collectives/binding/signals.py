@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from muster_collectives.binding import abi
-from muster_collectives.runtime import interpreter
+from muster_collectives.binding import abi, interpreter
 
 _FUNCTIONS = {
     "ensure_gil": "PyGILState_Ensure",

@@ -25,7 +25,7 @@ from muster_collectives.runtime.errors import (
     UsageError,
 )
 from muster_collectives.runtime.flight import Flight
-from muster_collectives.runtime.layout import KEY_BYTES, Layout
+from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
@@ -116,9 +116,7 @@ def _node_info(
         net_namespace=machine.namespace("net"),
         shm=machine.device_of(shared_memory.SHM_FOLDER),
         memfd=shared_memory.can_memfd(),
-        user=os.geteuid(),
         node=settings.node,
-        host=socket.gethostname(),
         processors=machine.processors(),
         hosts=hosts,
         port=int(listener.getsockname()[1]) if listener is not None else 0,
@@ -203,7 +201,7 @@ def _communicator(
 
     place = find_locality(agreement, plan, rank, size, bytes_of)
     between = len(set(place.nodes)) > 1
-    layout = Layout(
+    layout = GroupLayout(
         rank=rank, size=size, nodes=place.nodes, segment_fd=place.fd,
         listen_fd=_listen_fd(listener, between), addresses=plan.addresses if between else (),
         key=key, tuning=plan.tuning,

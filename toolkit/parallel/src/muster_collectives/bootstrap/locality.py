@@ -34,93 +34,78 @@ def find_locality(
     agreement: Agreement, plan: GroupPlan, rank: int, size: int, bytes_of: Callable[[int], int]
 ) -> Locality:
     """`bytes_of(locals)` is the size of a node's memory. Raises CollectiveError."""
-    mine = plan.of(rank)
-    held: dict[ShmMethod, int] = {}
+    probe = _Probe(agreement, plan, rank, bytes_of(len(plan.of(rank).members)))
     try:
-        answer = _try(agreement, plan, rank, 0, held, bytes_of(len(mine.members)))
+        answer = probe.turn(0)
         if answer["again"]:
-            answer = _try(agreement, plan, rank, 1, held, bytes_of(len(mine.members)), answer)
+            answer = probe.turn(1, answer)
         results = [decode_probe_result(said) for said in answer["proofs"]]
         leaders = nodes_of(plan.probe_groups, results)
         shared = leaders.count(leaders[rank]) > 1
         shm_method = results[rank].shm_method if shared else ShmMethod.ALONE
-        fd = held.pop(shm_method, -1) if shared else -1
+        fd = probe.held.pop(shm_method, -1) if shared else -1
     finally:
-        for unused in held.values():
+        for unused in probe.held.values():
             shared_memory.close(unused)
     why = tuple(_why(rank, other, leaders, results, plan) for other in range(size))
     return Locality(numbered(leaders), shm_method, fd, why)
 
 
-def _try(
-    agreement: Agreement,
-    plan: GroupPlan,
-    rank: int,
-    turn: int,
-    held: dict[ShmMethod, int],
-    bytes_: int,
-    before: Said | None = None,
-) -> Said:
-    """One turn: the leader offers, the others accept, rank 0 sees who shares."""
-    mine = plan.of(rank)
-    shm_method = mine.shm_method[turn] if len(mine.shm_method) > turn else ShmMethod.ALONE
-    words: Said = {}
-    try:
-        if shm_method is ShmMethod.ALONE or (
-            before is not None and mine.leader not in before["again"]
-        ):
-            said = ProbeResult(
-                ShmMethod.ALONE, False, "" if len(mine.members) == 1 else "nothing to share"
+class _Probe:
+    """This rank's tries to share memory with its candidates. `held`: the memory in hand."""
+
+    def __init__(self, agreement: Agreement, plan: GroupPlan, rank: int, bytes_: int) -> None:
+        self.held: dict[ShmMethod, int] = {}
+        self._agreement = agreement
+        self._plan = plan
+        self._rank = rank
+        self._mine = plan.of(rank)
+        self._bytes = bytes_
+        self._words: Said = {}  # of an offer that still has a name
+
+    def turn(self, turn: int, before: Said | None = None) -> Said:
+        """The leader offers, the others accept, rank 0 sees who shares."""
+        mine = self._mine
+        shm_method = mine.shm_method[turn] if len(mine.shm_method) > turn else ShmMethod.ALONE
+        if before is not None and mine.leader not in before["again"]:
+            shm_method = ShmMethod.ALONE
+        try:
+            if shm_method is ShmMethod.ALONE:
+                why = "" if len(mine.members) == 1 else "nothing to share"
+                said = ProbeResult(ShmMethod.ALONE, False, why)
+            elif self._rank == mine.leader:
+                said = self._offer(f"offer{turn}/{mine.leader}", shm_method)
+            else:
+                said = self._accept(f"offer{turn}/{mine.leader}", shm_method)
+            return self._agreement.decide(
+                f"share{turn}",
+                encode_probe_result(said),
+                lambda all_: _decide(self._plan, turn, all_, before),
             )
-        elif rank == mine.leader:
-            said, words = _offer(agreement, mine, shm_method, turn, held, bytes_)
-        else:
-            said = _accept(agreement, mine, shm_method, turn, held)
-        return agreement.decide(
-            f"share{turn}",
-            encode_probe_result(said),
-            lambda all_: _decide(plan, turn, all_, before),
-        )
-    finally:
-        shared_memory.withdraw(words)
+        finally:
+            shared_memory.withdraw(self._words)
 
+    def _offer(self, key: str, shm_method: ShmMethod) -> ProbeResult:
+        try:
+            self.held[shm_method], self._words = shared_memory.offer(shm_method, self._bytes)
+        except OSError as error:
+            self._agreement.leave(key, {"failed": str(error.strerror)})
+            return ProbeResult(shm_method, False, f"{shm_method.value}: {error.strerror}")
+        self._agreement.leave(key, self._words)
+        return ProbeResult(shm_method, True, f"{shm_method.value} offered")
 
-def _offer(
-    agreement: Agreement,
-    mine: ProbeGroup,
-    shm_method: ShmMethod,
-    turn: int,
-    held: dict[ShmMethod, int],
-    bytes_: int,
-) -> tuple[ProbeResult, Said]:
-    try:
-        fd, words = shared_memory.offer(shm_method, bytes_)
-    except OSError as error:
-        agreement.leave(f"offer{turn}/{mine.leader}", {"failed": str(error.strerror)})
-        return ProbeResult(shm_method, False, f"{shm_method.value}: {error.strerror}"), {}
-    held[shm_method] = fd
-    agreement.leave(f"offer{turn}/{mine.leader}", words)
-    return ProbeResult(shm_method, True, f"{shm_method.value} offered"), words
-
-
-def _accept(
-    agreement: Agreement,
-    mine: ProbeGroup,
-    shm_method: ShmMethod,
-    turn: int,
-    held: dict[ShmMethod, int],
-) -> ProbeResult:
-    words = agreement.read(f"offer{turn}/{mine.leader}", f"rank {mine.leader}'s offer of memory")
-    if "failed" in words:
-        return ProbeResult(
-            shm_method, False, f"{shm_method.value} of rank {mine.leader}: {words['failed']}"
-        )
-    try:
-        held[shm_method] = shared_memory.accept(shm_method, words)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return ProbeResult(shm_method, False, f"{shm_method.value} of rank {mine.leader}: {reason}")
-    return ProbeResult(shm_method, True, f"{shm_method.value} of rank {mine.leader}, nonce found")
+    def _accept(self, key: str, shm_method: ShmMethod) -> ProbeResult:
+        leader = f"rank {self._mine.leader}"
+        what = f"{shm_method.value} of {leader}"
+        words = self._agreement.read(key, f"{leader}'s offer of memory")
+        if "failed" in words:
+            return ProbeResult(shm_method, False, f"{what}: {words['failed']}")
+        try:
+            self.held[shm_method] = shared_memory.accept(shm_method, words)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            return ProbeResult(shm_method, False, f"{what}: {reason}")
+        return ProbeResult(shm_method, True, f"{what}, nonce found")
 
 
 def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | None) -> Said:

@@ -28,9 +28,7 @@ class NodeInfo:
     net_namespace: str
     shm: str
     memfd: bool
-    user: int
     node: str
-    host: str
     processors: int
     hosts: tuple[str, ...]
     port: int

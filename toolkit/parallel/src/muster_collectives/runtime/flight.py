@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.types import DTYPE_NAMES, Record
@@ -66,11 +67,7 @@ class Flight:
             "operations": [_line(record) for record in records],
         }
         try:
-            os.makedirs(self._folder, exist_ok=True)
-            partial = f"{self.path}.{os.getpid()}.partial"
-            with open(partial, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-            os.replace(partial, self.path)
+            write_json(self.path, document)
         except OSError as failed:
             _log.warning("the flight log %s cannot be written: %s", self.path, failed)
 
@@ -89,3 +86,19 @@ def _line(record: Record) -> dict[str, object]:
         "code": record.code.name,
         "path": record.path.name.lower() if record.path is not None else "",
     }
+
+
+def write_json(path: str, document: Mapping[str, object]) -> None:
+    """A JSON file; makes its folder where it is missing. A reader finds the whole document or none;
+    a kill in the very moment of writing may leave a hidden file beside it. Raises OSError."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    partial = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        with open(partial, "x", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise

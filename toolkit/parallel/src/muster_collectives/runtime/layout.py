@@ -43,7 +43,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GroupLayout:
     """A group as one rank sees it. `segment_fd` -1: alone in its node; `listen_fd` -1: one node, or
     no socket; `addresses` [size], empty where no rank needs to reach another by TCP."""
 

@@ -14,7 +14,7 @@ _FAR_LONGER = 4.0
 _log = logging.getLogger("muster_collectives")
 
 
-class Straggler(NamedTuple):
+class SlowRank(NamedTuple):
     """The rank that held up its node. `factor`: how much shorter the time would have been without
     waiting for `rank`."""
 
@@ -22,7 +22,7 @@ class Straggler(NamedTuple):
     factor: float
 
 
-def find(waited_s: Mapping[int, float], period_s: float) -> Straggler | None:
+def find(waited_s: Mapping[int, float], period_s: float) -> SlowRank | None:
     """Who was waited for far longer than the others in the last `period_s` (pure).
 
     `waited_s` is by rank, without this one.
@@ -35,7 +35,7 @@ def find(waited_s: Mapping[int, float], period_s: float) -> Straggler | None:
     if others and worst < _FAR_LONGER * statistics.median(others):
         return None
     factor = period_s / (period_s - worst)
-    return Straggler(rank, factor) if factor >= LEAST_FACTOR else None
+    return SlowRank(rank, factor) if factor >= LEAST_FACTOR else None
 
 
 class Stragglers:

@@ -9,9 +9,7 @@ docs/reference/collectives.md lists the fields.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import json
 import logging
 import os
 import re
@@ -24,6 +22,7 @@ from typing import Any, Protocol
 
 from muster_collectives.runtime.environment import run_of
 from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.flight import write_json
 from muster_collectives.runtime.types import Stats
 
 VERSION = 1
@@ -78,7 +77,7 @@ class Summary:
         except CollectiveError:  # closed meanwhile, or a child of the process: nothing to read
             return
         try:
-            _write(self.folder, self._name(), self.document(found))
+            write_json(os.path.join(self.folder, self._name()), self.document(found))
         except OSError as error:
             _warn_once(self.folder, error.strerror or str(error))
 
@@ -132,20 +131,6 @@ def _counters(stats: Stats) -> dict[str, Any]:
         "sends_bytes": stats.sends_bytes,
         "receives_bytes": stats.receives_bytes,
     }  # fmt: skip
-
-
-def _write(folder: str, name: str, document: Mapping[str, Any]) -> None:
-    """Whole or not there at all. Raises OSError."""
-    os.makedirs(folder, exist_ok=True)
-    partial = os.path.join(folder, f".{name}.{os.getpid()}")
-    try:
-        with open(partial, "x", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-        os.replace(partial, os.path.join(folder, name))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
 
 
 @functools.lru_cache(maxsize=64)
