@@ -324,15 +324,6 @@ def test_a_leader_whose_process_ends_while_its_machine_lives_is_lost_at_once(up:
     check_followers(hosts, "its port is closed")
 
 
-@pytest.mark.promise("F34")
-def test_a_leader_that_is_gone_with_its_machine_is_lost_to_every_follower(up: Up) -> None:
-    run, hosts = up(hosts=3)
-    os.kill(hosts[0].pid, signal.SIGKILL)
-    result = run.wait(20)
-    assert result.code != 0
-    check_followers(hosts, "")
-
-
 def check_followers(hosts: list[Host], why: str) -> None:
     assert hosts[0].outcome is None
     for host in hosts[1:]:

@@ -106,36 +106,22 @@ def save(*_):
     time.sleep(1.5)
     print("saved", flush=True)
     sys.exit(0)
-signal.signal(signal.SIGTERM, {handler})
+signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(600)
 '
 """
 
 
-def shell_that_dies_at_once(cluster: Make, handler: str, **environ: str) -> Cluster:
-    """A job whose shell ends by the stop itself, when its child has only begun to save."""
-    script = SHELL_WITH_A_CHILD.format(handler=handler)
-    job = cluster(script, hosts=1, program="run.sh", environ=environ)
-    job.start_until("ready")
-    job.signal("algo-1")
-    return job
-
-
 @pytest.mark.promise("F01")
 def test_a_shell_entry_point_has_ended_when_its_group_is_empty(cluster: Make) -> None:
-    job = shell_that_dies_at_once(cluster, "save")
+    """The shell ends by the stop itself, when its child has only begun to save."""
+    job = cluster(SHELL_WITH_A_CHILD, hosts=1, program="run.sh")
+    job.start_until("ready")
+    job.signal("algo-1")
     result = job.wait(15)["algo-1"]
     assert (result.code, result.out) == (143, "ready\ntold\nsaved\n"), result.err
     assert result.failure == ""
-
-
-@pytest.mark.promise("F04")
-def test_a_group_that_ignores_the_stop_is_killed_when_the_grace_is_over(cluster: Make) -> None:
-    job = shell_that_dies_at_once(cluster, "signal.SIG_IGN", MUSTER_STOP_GRACE_S="1")
-    result = job.wait(15)["algo-1"]
-    assert result.code == 143
-    assert result.first_line == "StoppedError: 1 of 1 ranks did not stop in 1 s (algo-1 rank 0)"
 
 
 def take_the_status_of_the_script() -> None:

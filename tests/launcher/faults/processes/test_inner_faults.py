@@ -18,6 +18,7 @@ PLACES = [
     f"{WORK}.stage",
     f"{WORK}.plan",
     f"{WORK}.write",
+    "muster.run.child.shims:open_private_folder",
     "muster.run.child.ranks:HostRanks.start",
     "muster.run.child.ranks:HostRanks.registered",
     "muster.run.child.child:Child.changed",
@@ -47,15 +48,6 @@ def test_no_exception_inside_the_launcher_ends_with_success(
     assert (result.code, result.success) == (105, False), result.err
     assert "InternalError" in result.err
     assert result.first_line.startswith("InternalError: "), result.err
-
-
-@pytest.mark.promise("F12")
-def test_no_folder_for_the_socket_is_a_failure_with_a_file(cluster: Make) -> None:
-    job = cluster("print('ran')", hosts=1)
-    where = "muster.run.child.shims:open_private_folder"
-    result = end_of_broken(job, where, "OSError(28, 'no space')")
-    assert (result.code, result.success) == (105, False), result.err
-    assert result.first_line.startswith("InternalError: ")
 
 
 @pytest.mark.promise("F12")
