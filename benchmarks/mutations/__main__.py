@@ -105,8 +105,15 @@ def main() -> int:
     every = picked(trees[0], chosen.count, chosen.seed)
     paths = sorted({one.path for one in every})
     files = {test for path in paths for tests in chosen_tests(trees[0], path) for test in tests}
-    share(runners, Runner.measure, sorted(files - {*known}))
-    kept.write_text(json.dumps(known, indent=1))
+    lock = threading.Lock()
+
+    def measure(runner: Runner, file: str) -> None:
+        runner.measure(file)
+        with lock:
+            kept.write_text(json.dumps({**known}, indent=1))
+            print(f"{len(known)}/{len(files)} {file}: {len(known[file])} tests", flush=True)
+
+    share(runners, measure, sorted(files - {*known}))
     session = Session(folder, chosen.seed, every)
     share(runners, session.judge, session.left)
     for group in TARGETS:
