@@ -16,8 +16,9 @@ from typing import Any
 from benchmarks.collectives.links import NAMESPACE, enter
 from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
 from muster_collectives.tools.bench.cases import Result, decode_spec, encode_result
-from muster_collectives.tools.bench.group import LIMIT_S, Group, SharedStore, place
+from muster_collectives.tools.bench.group import LIMIT_S, BenchGroup, place
 from muster_collectives.tools.bench.measure import measure
+from muster_collectives.torch.store import TorchStore
 
 _BASE = replace(Tuning(), spin_s=0.0)  # more ranks than processors
 GROUPS: Mapping[str, Tuning] = {
@@ -35,8 +36,8 @@ def main(spec_path: str, output: str) -> None:
         enter(os.environ[NAMESPACE])
     with open(spec_path, encoding="utf-8") as file:
         spec = decode_spec(json.load(file))
-    group = Group(*place())
-    store = SharedStore(group.dist.PrefixStore("wires", group.store))
+    group = BenchGroup(*place())
+    store = TorchStore(group.store, "wires")
     asked = dict.fromkeys(name for case in spec.cases for name in case.names if name in GROUPS)
     comms = {
         name: connect(store, group.rank, group.size, name=name, timeout_s=LIMIT_S,
@@ -56,7 +57,7 @@ def main(spec_path: str, output: str) -> None:
     group.close()
 
 
-def _call(group: Group, comm: Communicator | None, data: Any) -> Callable[[], object]:
+def _call(group: BenchGroup, comm: Communicator | None, data: Any) -> Callable[[], object]:
     """Over gloo where there is no group of ours."""
     if comm is None:
         return lambda: group.dist.all_reduce(data, group=group.gloo)
@@ -66,7 +67,7 @@ def _call(group: Group, comm: Communicator | None, data: Any) -> Callable[[], ob
     )
 
 
-def _check(group: Group, data: Any, calls: Mapping[str, Callable[[], object]]) -> None:
+def _check(group: BenchGroup, data: Any, calls: Mapping[str, Callable[[], object]]) -> None:
     """Raises ValueError where a sum is wrong; leaves zeros."""
     expected = group.size * (group.size + 1) / 2
     for name, call in calls.items():

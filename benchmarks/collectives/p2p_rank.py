@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
 from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, decode_spec, encode_result
-from muster_collectives.tools.bench.group import Group, place
+from muster_collectives.tools.bench.group import BenchGroup, place
 from muster_collectives.tools.bench.measure import measure
 
 Call = Callable[[], object]
@@ -25,7 +25,7 @@ _FLAG = "BENCH_FLAG"  # a file that both sides map: how the receiver says that i
 class Wire:
     """Sends and receives of one contender; `send_later` and `receive_later` give works to wait."""
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: BenchGroup, name: str) -> None:
         dist, where = group.dist, group.gloo if name == GLOO else None
         if name == MPI:
             if group.mpi is None:
@@ -57,12 +57,12 @@ class Flag:
         self._words[0] += 1
 
 
-def one_way(group: Group, wire: Wire, size: int) -> Call:
+def one_way(group: BenchGroup, wire: Wire, size: int) -> Call:
     data = _bytes(group, size)
     return (lambda: wire.send(data, 1)) if group.rank == 0 else (lambda: wire.receive(data, 0))
 
 
-def ping_pong(group: Group, wire: Wire, size: int) -> Call:
+def ping_pong(group: BenchGroup, wire: Wire, size: int) -> Call:
     data, peer = _bytes(group, size), 1 - group.rank
 
     def call() -> None:
@@ -73,7 +73,7 @@ def ping_pong(group: Group, wire: Wire, size: int) -> Call:
     return call
 
 
-def pairs(group: Group, wire: Wire, size: int) -> Call:
+def pairs(group: BenchGroup, wire: Wire, size: int) -> Call:
     """Every rank to every other at once; of two ranks: both ways."""
     peers = [rank for rank in range(group.size) if rank != group.rank]
     data, rooms = _bytes(group, size), {peer: _bytes(group, size) for peer in peers}
@@ -87,18 +87,18 @@ def pairs(group: Group, wire: Wire, size: int) -> Call:
     return call
 
 
-def matmul(group: Group, wire: Wire, size: int) -> Call:
+def matmul(group: BenchGroup, wire: Wire, size: int) -> Call:
     """The sender multiplies matrices on one thread until the receiver has the message."""
     square = group.torch.ones(256, 256)
     return _while_away(group, wire, size, lambda: square @ square)
 
 
-def python(group: Group, wire: Wire, size: int) -> Call:
+def python(group: BenchGroup, wire: Wire, size: int) -> Call:
     """The same with a sender in pure Python."""
     return _while_away(group, wire, size, lambda: sum(range(1000)))
 
 
-def _while_away(group: Group, wire: Wire, size: int, compute: Call) -> Call:
+def _while_away(group: BenchGroup, wire: Wire, size: int, compute: Call) -> Call:
     data, flag = _bytes(group, size), Flag(os.environ[_FLAG])
 
     def send() -> None:
@@ -115,12 +115,12 @@ def _while_away(group: Group, wire: Wire, size: int, compute: Call) -> Call:
     return receive if group.rank else send
 
 
-PATTERNS: Mapping[str, Callable[[Group, Wire, int], Call]] = {
+PATTERNS: Mapping[str, Callable[[BenchGroup, Wire, int], Call]] = {
     each.__name__: each for each in (one_way, ping_pong, pairs, matmul, python)
 }
 
 
-def _bytes(group: Group, size: int) -> Any:
+def _bytes(group: BenchGroup, size: int) -> Any:
     return group.torch.ones(size, dtype=group.torch.uint8)
 
 
@@ -130,7 +130,7 @@ def main(spec_path: str, output: str) -> None:
     os.environ[_FLAG] = f"{output}.flag"
     with open(spec_path, encoding="utf-8") as file:
         spec = decode_spec(json.load(file))
-    group = Group(*place())
+    group = BenchGroup(*place())
     if group.rank == 0:
         with open(os.environ[_FLAG], "wb") as flag:
             flag.write(bytes(8))
@@ -143,7 +143,7 @@ def main(spec_path: str, output: str) -> None:
     group.close()
 
 
-def _measured(group: Group, case: Case, rounds: int, budget_s: float) -> Result:
+def _measured(group: BenchGroup, case: Case, rounds: int, budget_s: float) -> Result:
     calls, absent = {}, {}
     for name in case.names:
         try:

@@ -12,14 +12,14 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.tools.bench.group import Group
+from muster_collectives.tools.bench.group import BenchGroup
 
 SHAPES = ((256, 3), (1024, 3), (2048, 3))  # width and number of layers: 0.8, 12, 48 MiB
 REGISTERED_SHAPE = (1024, 3)
 SETTLING = 3  # steps until DDP has cut its buckets anew and they are registered
 
 
-def trained(group: Group) -> Iterator[Trained]:
+def trained(group: BenchGroup) -> Iterator[Trained]:
     from torch.nn.parallel import DistributedDataParallel as Parallel
 
     for width, layers in SHAPES:
@@ -36,7 +36,7 @@ def trained(group: Group) -> Iterator[Trained]:
     yield registered(group)
 
 
-def registered(group: Group) -> Trained:
+def registered(group: BenchGroup) -> Trained:
     """All of them with gradients that are views of their buckets, as the hook wants it."""
     from torch.nn.parallel import DistributedDataParallel as Parallel
 

@@ -13,14 +13,14 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.tools.bench.group import Group
+from muster_collectives.tools.bench.group import BenchGroup
 
 WIDTH, LAYERS = 1024, 3
 # of the largest gradient: what 16 bits, and 8 bits on either side, may lose
 CLOSE_16, CLOSE_8 = 2e-2, 6e-2
 
 
-def trained(group: Group) -> Iterator[Trained]:
+def trained(group: BenchGroup) -> Iterator[Trained]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     from muster_collectives.torch.hooks import bf16_hook, fp16_hook
@@ -34,7 +34,7 @@ def trained(group: Group) -> Iterator[Trained]:
     yield int8(group)
 
 
-def halves(group: Group, what: str, own: Any, stock: Any) -> Trained:
+def halves(group: BenchGroup, what: str, own: Any, stock: Any) -> Trained:
     world = group.dist.group.WORLD
     models = {
         OURS: _hooked(group, world, world, own),
@@ -44,7 +44,7 @@ def halves(group: Group, what: str, own: Any, stock: Any) -> Trained:
     return _ready(group, what, models, CLOSE_16)
 
 
-def int8(group: Group) -> Trained:
+def int8(group: BenchGroup) -> Trained:
     """torch has none for processors: its hook reads a form of result that only NCCL gives."""
     from torch.nn.parallel import DistributedDataParallel as Parallel
 
@@ -64,7 +64,7 @@ def int8(group: Group) -> Trained:
     return _ready(group, INT8, models, CLOSE_8)._replace(close=close)
 
 
-def _hooked(group: Group, where: Any, state: Any, hook: Any) -> Any:
+def _hooked(group: BenchGroup, where: Any, state: Any, hook: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel as Parallel
 
     model = Parallel(network(group, WIDTH, LAYERS), process_group=where)
@@ -72,7 +72,7 @@ def _hooked(group: Group, where: Any, state: Any, hook: Any) -> Any:
     return model
 
 
-def _ready(group: Group, what: str, models: dict[str, Any], close: float) -> Trained:
+def _ready(group: BenchGroup, what: str, models: dict[str, Any], close: float) -> Trained:
     steps = {name: step_of(group, model, WIDTH) for name, model in models.items()}
     for step in steps.values():
         step()

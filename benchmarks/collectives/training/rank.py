@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from benchmarks.collectives.training import ddp, hooks, sharded
 from benchmarks.collectives.training.steps import Trained, require_ways
 from muster_collectives.tools.bench.cases import Case, Result, encode_result
-from muster_collectives.tools.bench.group import Group, place
+from muster_collectives.tools.bench.group import BenchGroup, place
 from muster_collectives.tools.bench.measure import measure
 
-PARTS: Mapping[str, Callable[[Group], Iterator[Trained]]] = {
+PARTS: Mapping[str, Callable[[BenchGroup], Iterator[Trained]]] = {
     "ddp": ddp.trained,
     "sharded": sharded.trained,
     "hooks": hooks.trained,
@@ -23,7 +23,7 @@ BUDGET_S = 2.0
 
 def main(part: str, rounds: int, output: str) -> None:
     warnings.filterwarnings("ignore")
-    group = Group(*place())
+    group = BenchGroup(*place())
     for each in PARTS[part](group):
         require_ways(group, each.steps)
         series = measure(group, each.steps, rounds, BUDGET_S)

@@ -13,7 +13,7 @@ from benchmarks.collectives.training.steps import (
     require_alike,
     step_of,
 )
-from muster_collectives.tools.bench.group import Group
+from muster_collectives.tools.bench.group import BenchGroup
 
 WIDTH, LAYERS = 1024, 2
 # of tensor parallelism: each block sums its output forward and its input's gradient backward, 1 MiB
@@ -21,13 +21,13 @@ WIDTH, LAYERS = 1024, 2
 NARROW, BLOCKS, ROWS = 128, 4, 2048
 
 
-def trained(group: Group) -> Iterator[Trained]:
+def trained(group: BenchGroup) -> Iterator[Trained]:
     yield fsdp1(group)
     yield fsdp2(group)
     yield tensor(group)
 
 
-def fsdp1(group: Group) -> Trained:
+def fsdp1(group: BenchGroup) -> Trained:
     from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -42,7 +42,7 @@ def fsdp1(group: Group) -> Trained:
     return _ready(group, FSDP1, models, bytes_of(network(group, WIDTH, LAYERS)))
 
 
-def fsdp2(group: Group) -> Trained:
+def fsdp2(group: BenchGroup) -> Trained:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -63,7 +63,7 @@ def fsdp2(group: Group) -> Trained:
     return made
 
 
-def tensor(group: Group) -> Trained:
+def tensor(group: BenchGroup) -> Trained:
     """MLPs one behind the other: the first matrix of each split by columns, the second by rows."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import (
@@ -86,12 +86,12 @@ def tensor(group: Group) -> Trained:
     return _ready(group, TENSOR, models, sent, NARROW, ROWS, alike=True)
 
 
-def _places(group: Group) -> tuple[tuple[str, Any], ...]:
+def _places(group: BenchGroup) -> tuple[tuple[str, Any], ...]:
     return ((OURS, group.dist.group.WORLD), (GLOO, group.gloo))
 
 
 def _ready(
-    group: Group, what: str, models: dict[str, Any], size_bytes: int, width: int = WIDTH,
+    group: BenchGroup, what: str, models: dict[str, Any], size_bytes: int, width: int = WIDTH,
     batch: int = 16, alike: bool = False,
 ) -> Trained:  # fmt: skip
     steps = {name: step_of(group, each, width, batch, alike) for name, each in models.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.collectives.training.rows import OURS, REGISTERED, STOCK
-from muster_collectives.tools.bench.group import Group
+from muster_collectives.tools.bench.group import BenchGroup
 
 BATCH = 16
 THROUGH_OURS = (OURS, REGISTERED, STOCK)
@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     close: Callable[[], None] = lambda: None
 
 
-def network(group: Group, width: int, layers: int) -> Any:
+def network(group: BenchGroup, width: int, layers: int) -> Any:
     """The same weights on every rank and in every copy."""
     group.torch.manual_seed(0)
     parts = [group.torch.nn.Linear(width, width) for _ in range(layers)]
@@ -35,7 +35,9 @@ def bytes_of(model: Any) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def step_of(group: Group, model: Any, width: int, batch: int = BATCH, alike: bool = False) -> Step:
+def step_of(
+    group: BenchGroup, model: Any, width: int, batch: int = BATCH, alike: bool = False
+) -> Step:
     """Forward, backward and an optimizer that changes nothing, so that every step is the first.
     `alike`: all ranks take the same batch, as tensor parallelism wants it."""
     chance = group.torch.Generator().manual_seed(0 if alike else group.rank)
@@ -50,7 +52,7 @@ def step_of(group: Group, model: Any, width: int, batch: int = BATCH, alike: boo
     return step
 
 
-def require_ways(group: Group, steps: Mapping[str, Step]) -> None:
+def require_ways(group: BenchGroup, steps: Mapping[str, Step]) -> None:
     """Makes one step of each contender. Raises ValueError where one that stands for our group does
     not call it, or another one does: torch keeps plans of meshes that look alike, and would let
     both go the first one's way."""
@@ -62,13 +64,13 @@ def require_ways(group: Group, steps: Mapping[str, Step]) -> None:
             raise ValueError(f"the step over {name!r} {way} our group")
 
 
-def _calls(group: Group) -> int:
+def _calls(group: BenchGroup) -> int:
     """Of the core, in our group, on this rank."""
     core = group.dist.group.WORLD.stats().core
     return sum(core.calls.values())
 
 
-def require_alike(group: Group, one: Any, other: Any, close: float = CLOSE) -> None:
+def require_alike(group: BenchGroup, one: Any, other: Any, close: float = CLOSE) -> None:
     """Of two models that have made a step: raises ValueError where their gradients on this rank
     differ by more than `close` of the largest, for then they do not do the same work."""
     torch = group.torch

@@ -1,4 +1,4 @@
-"""Sizes that autotune finds, as values: what is chosen from times, what of a file is taken."""
+"""Sizes that bench --tune finds, as values: what is chosen from times, what of a file is taken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parall
 
 from muster_collectives.runtime import machine, machine_file
 from muster_collectives.runtime.tuning import Tuning
-from muster_collectives.tools.autotune.choose import MARGIN, crossover, fastest, threshold
-from muster_collectives.tools.autotune.command import write
+from muster_collectives.tools.bench.tune import MARGIN, crossover, fastest, threshold, write
 
 DOCUMENT = {"version": 1, "processors": 8, "machine": "x86_64", "tuning": {"chunk_bytes": 65536}}
 BASE = Tuning()
@@ -64,12 +63,12 @@ def test_a_file_counts_for_its_machine_and_names_what_it_does_not_know() -> None
     ("content", "word"),
     [
         pytest.param(b"{", "Expecting", id="cut off"),
-        pytest.param(b"[]", "none that autotune wrote", id="another's"),
+        pytest.param(b"[]", "none that bench --tune wrote", id="another's"),
         pytest.param(b'{"\xff', "utf-8", id="no text"),
         pytest.param(b"[" * 60_000, "recursion", id="deep"),
         pytest.param(b" " * 70_000, "65536 bytes", id="large"),
         pytest.param({**DOCUMENT, "version": 2}, "version 2", id="newer"),
-        pytest.param({**DOCUMENT, "tuning": 1}, "none that autotune wrote", id="no sizes"),
+        pytest.param({**DOCUMENT, "tuning": 1}, "none that bench --tune wrote", id="no sizes"),
         pytest.param(tuned(chunk_bytes="1M"), 'chunk_bytes is "1M"', id="words"),
         pytest.param(tuned(chunk_bytes=65536.5), "chunk_bytes is 65536.5", id="half a byte"),
         pytest.param(tuned(chunk_bytes=True), "chunk_bytes is true", id="a switch"),
@@ -105,7 +104,7 @@ def test_no_file_is_nothing_to_say_and_a_folder_in_its_place_is(tmp_path: Path) 
 
 def test_what_is_written_is_what_is_read_and_nothing_half_stays(tmp_path: Path) -> None:
     path = tmp_path / "config" / "muster" / "collectives.json"
-    write(path, {"chunk_bytes": 131072, "direct_bytes": 1 << 62})
+    write(str(path), {"chunk_bytes": 131072, "direct_bytes": 1 << 62})
     tuning, notes = machine_file.apply(str(path), BASE, machine.processors())
     assert (tuning.chunk_bytes, tuning.direct_bytes, notes) == (131072, 1 << 62, ())
     assert [each.name for each in path.parent.iterdir()] == ["collectives.json"]

@@ -1,10 +1,8 @@
-"""`python -m muster_collectives.autotune`: see muster_collectives.tools.autotune."""
+"""`python -m muster_collectives.autotune` has become an option of bench."""
 
 from __future__ import annotations
 
 import sys
 
-from muster_collectives.tools.autotune.command import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit("autotune: this is `python -m muster_collectives.bench --tune` now")

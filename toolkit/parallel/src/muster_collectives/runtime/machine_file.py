@@ -1,4 +1,4 @@
-"""What `python -m muster_collectives.autotune` has found for this machine, in one JSON file.
+"""What `python -m muster_collectives.bench --tune` has found for this machine, in one JSON file.
 
 {"version": 1, "processors": 2, "machine": "x86_64", "tuning": {"chunk_bytes": 1048576, ...}}
 It lies in $XDG_CONFIG_HOME/muster/collectives.json. A file for another machine is not used.
@@ -50,7 +50,7 @@ def read(
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     document = json.loads(content)
     if not isinstance(document, dict) or not isinstance(document.get("tuning"), dict):
-        raise ValueError("it is none that autotune wrote")
+        raise ValueError("it is none that bench --tune wrote")
     if document.get("version") != VERSION:
         raise ValueError(f"it has version {document.get('version')}, and {VERSION} is known")
     if (document.get("processors"), document.get("machine")) != (processors, machine):

@@ -1,1 +1,1 @@
-"""Programs over the library: bench, doctor, autotune, summary."""
+"""Programs over the library: bench, doctor, summary."""

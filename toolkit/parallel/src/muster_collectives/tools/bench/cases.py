@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from muster_collectives.runtime.types import DTYPE_NAMES, DType
+
 VERBS = ("all_reduce", "all_gather", "reduce_scatter")
-DTYPE_BYTES: Mapping[str, int] = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
-    "int64": 8,
-}  # fmt: skip
+DTYPES: Mapping[str, DType] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # ours through torch.distributed, ours called without torch, ours on registered memory, ours with
 # as many float32; the peers; what reading and writing the memory takes by itself
 OURS, CORE, DIRECT, WIDE = "muster", "core", "direct", "float32"
@@ -87,8 +86,7 @@ class Result:
 
 
 def encode_spec(spec: Spec) -> dict[str, Any]:
-    return {"cases": [_encode_case(case) for case in spec.cases], "rounds": spec.rounds,
-            "budget_s": spec.budget_s}  # fmt: skip
+    return asdict(spec)
 
 
 def decode_spec(said: Mapping[str, Any]) -> Spec:
@@ -96,15 +94,7 @@ def decode_spec(said: Mapping[str, Any]) -> Spec:
 
 
 def encode_result(result: Result) -> dict[str, Any]:
-    return {
-        "case": _encode_case(result.case),
-        "ranks": result.ranks,
-        "absent": dict(result.absent),
-        "series": {
-            name: {"seconds": list(each.seconds), "cpu_s": list(each.cpu_s), "calls": each.calls}
-            for name, each in result.series.items()
-        },
-    }
+    return asdict(result)
 
 
 def decode_result(said: Mapping[str, Any]) -> Result:
@@ -115,11 +105,5 @@ def decode_result(said: Mapping[str, Any]) -> Result:
     return Result(_decode_case(said["case"]), said["ranks"], series, said["absent"])
 
 
-def _encode_case(case: Case) -> dict[str, Any]:
-    return {"verb": case.verb, "dtype": case.dtype, "size_bytes": case.size_bytes,
-            "names": list(case.names)}  # fmt: skip
-
-
 def _decode_case(said: Mapping[str, Any]) -> Case:
-    names: Sequence[str] = said["names"]
-    return Case(said["verb"], said["dtype"], said["size_bytes"], tuple(names))
+    return Case(said["verb"], said["dtype"], said["size_bytes"], tuple(said["names"]))

@@ -6,16 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster_collectives.core import CollectiveError, DType, Op, Region, Verb
+from muster_collectives.core import DTYPE_BYTES, CollectiveError, Op, Region, Verb
 from muster_collectives.tools.bench import cases
-from muster_collectives.tools.bench.cases import DTYPE_BYTES, Case
-from muster_collectives.tools.bench.group import Group
+from muster_collectives.tools.bench.cases import DTYPES, Case
+from muster_collectives.tools.bench.group import BenchGroup
 
 Call = Callable[[], object]
-CORE_DTYPES: Mapping[str, DType] = {
-    "float32": DType.F32, "float64": DType.F64, "float16": DType.F16, "bfloat16": DType.BF16,
-    "int8": DType.I8, "uint8": DType.U8, "int32": DType.I32, "int64": DType.I64,
-}  # fmt: skip
 _MPI_TYPES: Mapping[str, str] = {
     "float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T",
     "int32": "INT32_T", "int64": "INT64_T",
@@ -49,7 +45,7 @@ class Buffers:
     expected: float
 
 
-def prepare(group: Group, case: Case) -> Prepared:
+def prepare(group: BenchGroup, case: Case) -> Prepared:
     """Collective. Raises ValueError where a contender's result is wrong."""
     made = Prepared()
     buffers = _buffers(group, case, case.dtype)
@@ -63,10 +59,10 @@ def prepare(group: Group, case: Case) -> Prepared:
     return made
 
 
-def _buffers(group: Group, case: Case, dtype: str, count: int | None = None) -> Buffers:
+def _buffers(group: BenchGroup, case: Case, dtype: str, count: int | None = None) -> Buffers:
     kind = getattr(group.torch, dtype)
     n = group.size
-    whole = case.size_bytes // DTYPE_BYTES[dtype] if count is None else count
+    whole = case.size_bytes // DTYPE_BYTES[DTYPES[dtype]] if count is None else count
     if case.verb == "all_reduce":
         data = group.torch.zeros(whole, dtype=kind)
         return Buffers(data, data, whole, n * (n + 1) / 2)
@@ -78,14 +74,14 @@ def _buffers(group: Group, case: Case, dtype: str, count: int | None = None) -> 
                    part, n * (n + 1) / 2)  # fmt: skip
 
 
-def _call(group: Group, case: Case, name: str, buffers: Buffers, made: Prepared) -> Call:
+def _call(group: BenchGroup, case: Case, name: str, buffers: Buffers, made: Prepared) -> Call:
     """Raises LookupError with the reason where there is no such contender here."""
     if name == cases.LIMIT:
         return _memory_alone(group, case, buffers)
     if name == cases.WIDE:
         if case.dtype == "float32":
             raise LookupError("the case is float32 itself")
-        whole = case.size_bytes // DTYPE_BYTES[case.dtype]
+        whole = case.size_bytes // DTYPE_BYTES[DTYPES[case.dtype]]
         buffers = _buffers(group, case, "float32", whole)
         call = _through_torch(group, case.verb, buffers, None)
     elif name in (cases.OURS, cases.GLOO):
@@ -103,7 +99,7 @@ def _call(group: Group, case: Case, name: str, buffers: Buffers, made: Prepared)
     return call
 
 
-def _memory_alone(group: Group, case: Case, buffers: Buffers) -> Call:
+def _memory_alone(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
     """Without a word between ranks: the longer buffer read and written in place. A gather writes
     what it has not read, so there every part of the result is copied from this rank's input."""
     if case.verb == "all_gather":
@@ -113,7 +109,7 @@ def _memory_alone(group: Group, case: Case, buffers: Buffers) -> Call:
     return lambda: longer.mul_(1)
 
 
-def _through_torch(group: Group, verb: str, buffers: Buffers, where: Any) -> Call:
+def _through_torch(group: BenchGroup, verb: str, buffers: Buffers, where: Any) -> Call:
     dist = group.dist
     if verb == "all_reduce":
         return lambda: dist.all_reduce(buffers.result, group=where)
@@ -124,14 +120,14 @@ def _through_torch(group: Group, verb: str, buffers: Buffers, where: Any) -> Cal
     return lambda: scatter(buffers.result, buffers.given, group=where)
 
 
-def _through_core(group: Group, case: Case, buffers: Buffers) -> Call:
+def _through_core(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
     verb, run = Verb[case.verb.upper()], group.core.run
     source, target = buffers.given.data_ptr(), buffers.result.data_ptr()
-    count, dtype = buffers.count, CORE_DTYPES[case.dtype]
+    count, dtype = buffers.count, DTYPES[case.dtype]
     return lambda: run(verb, source=source, target=target, count=count, dtype=dtype, op=Op.SUM)
 
 
-def _registered(group: Group, case: Case, buffers: Buffers, made: Prepared) -> Buffers:
+def _registered(group: BenchGroup, case: Case, buffers: Buffers, made: Prepared) -> Buffers:
     """The same buffers in memory that the ranks have in common."""
 
     def registered(like: Any) -> Any:
@@ -148,7 +144,7 @@ def _registered(group: Group, case: Case, buffers: Buffers, made: Prepared) -> B
     return Buffers(given, result, buffers.count, buffers.expected)
 
 
-def _through_mpi(group: Group, case: Case, buffers: Buffers) -> Call:
+def _through_mpi(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
     if group.mpi is None:
         raise LookupError("mpirun has not started this run")
     if case.dtype not in _MPI_TYPES:
@@ -163,7 +159,7 @@ def _through_mpi(group: Group, case: Case, buffers: Buffers) -> Call:
     return lambda: world.Reduce_scatter_block([given, kind], [result, kind])
 
 
-def _check(group: Group, case: Case, name: str, buffers: Buffers, call: Call) -> None:
+def _check(group: BenchGroup, case: Case, name: str, buffers: Buffers, call: Call) -> None:
     """Every contender does the same work; afterwards all is zero, so that sums stay finite."""
     buffers.given.fill_(group.rank + 1)
     call()

@@ -13,25 +13,7 @@ from muster_collectives.tools.bench.team import Team
 LIMIT_S = 300.0
 
 
-class SharedStore:
-    """torch's store as the core wants it."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def set(self, key: str, value: bytes) -> None:
-        self._store.set(key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """Raises TimeoutError."""
-        try:
-            self._store.wait([key], timedelta(seconds=max(0.001, timeout_s)))
-        except RuntimeError as error:
-            raise TimeoutError(f"no {key} in the store after {timeout_s:g} s") from error
-        return bytes(self._store.get(key))
-
-
-class Group(Team):
+class BenchGroup(Team):
     """The ranks of a bench with torch: `core` is a group of its own, so that calls through torch do
     not mix with it."""
 
@@ -39,8 +21,7 @@ class Group(Team):
         import torch
         import torch.distributed as dist
 
-        if backend == "muster":
-            import muster_collectives.torch  # noqa: F401  registers the backend
+        from muster_collectives.torch.store import TorchStore  # this registers the backend too
 
         torch.set_num_threads(1)  # as many processors for each rank as there are ranks
         self.torch, self.dist = torch, dist
@@ -53,7 +34,7 @@ class Group(Team):
             timeout=limit,
         )  # fmt: skip
         self.gloo = dist.new_group(backend="gloo", timeout=limit)
-        shared = SharedStore(dist.PrefixStore("core", self.store))
+        shared = TorchStore(self.store, "core")
         super().__init__(connect(shared, rank, size, name="bench", timeout_s=LIMIT_S))
         self.mpi = _mpi(size)
 

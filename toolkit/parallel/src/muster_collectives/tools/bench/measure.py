@@ -5,25 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from muster_collectives.tools.bench.cases import Series
+from muster_collectives.tools.bench.team import Team
 
 MOST_CALLS = 2000
 
 
-class Ranks(Protocol):
-    """What the measuring needs of a group."""
-
-    def barrier(self) -> None: ...
-
-    def most(self, value: float) -> float: ...
-
-    def total(self, value: float) -> float: ...
-
-
 def measure(
-    ranks: Ranks, calls: Mapping[str, Callable[[], object]], rounds: int, budget_s: float
+    ranks: Team, calls: Mapping[str, Callable[[], object]], rounds: int, budget_s: float
 ) -> dict[str, Series]:
     """Collective: every rank calls it with the same names in the same order.
 
@@ -41,13 +31,13 @@ def measure(
     return {name: Series(tuple(seconds[name]), tuple(cpu[name]), count[name]) for name in calls}
 
 
-def _calls(ranks: Ranks, call: Callable[[], object], budget_s: float) -> int:
+def _calls(ranks: Team, call: Callable[[], object], budget_s: float) -> int:
     call()  # the first makes connections and touches memory
     took, _ = _round(ranks, call, 2)
     return max(1, min(MOST_CALLS, int(budget_s / took)))
 
 
-def _round(ranks: Ranks, call: Callable[[], object], count: int) -> tuple[float, float]:
+def _round(ranks: Team, call: Callable[[], object], count: int) -> tuple[float, float]:
     """Seconds of one call on the slowest rank, processor seconds of one call on all ranks."""
     ranks.barrier()
     cpu, began = _cpu_s(), time.perf_counter()

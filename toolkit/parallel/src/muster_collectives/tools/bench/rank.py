@@ -7,14 +7,14 @@ import sys
 
 from muster_collectives.tools.bench.cases import Result, decode_spec, encode_result
 from muster_collectives.tools.bench.contenders import prepare
-from muster_collectives.tools.bench.group import Group, place
+from muster_collectives.tools.bench.group import BenchGroup, place
 from muster_collectives.tools.bench.measure import measure
 
 
 def main(spec_path: str, output_path: str) -> None:
     with open(spec_path, encoding="utf-8") as file:
         spec = decode_spec(json.load(file))
-    group = Group(*place())
+    group = BenchGroup(*place())
     for case in spec.cases:
         made = prepare(group, case)
         series = measure(group, made.calls, spec.rounds, spec.budget_s)

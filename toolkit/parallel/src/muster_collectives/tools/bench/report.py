@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster_collectives.tools.bench.cases import CORE, GLOO, LIMIT, MPI, OURS, Result
+from muster_collectives.tools.columns import columns
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -23,10 +24,7 @@ def table(results: Sequence[Result]) -> str:
         lines.append([f"{result.case.verb} {result.case.dtype}", size_text(result.case.size_bytes),
                       *times, ratio(result, GLOO, OURS), ratio(result, MPI, CORE), share(result),
                       bus])  # fmt: skip
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = ["  ".join(cell.rjust(width) if column else cell.ljust(width)
-                      for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
-            for line in lines]  # fmt: skip
+    text = columns(lines, left=(0,))
     for name, reason in sorted({pair for each in results for pair in each.absent.items()}):
         text.append(f"not measured: {name}: {reason}")
     return "\n".join(text)

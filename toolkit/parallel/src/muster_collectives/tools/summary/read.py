@@ -16,7 +16,7 @@ _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class VerbFigures:
     """What one rank's summary says of one verb: elements' `bytes` as the call counts them,
     `time_s` in the calls."""
 
@@ -43,7 +43,7 @@ class RankSummary:
     transport: str
     why: str
     nodes: tuple[int, ...]
-    verbs: Mapping[str, Verb]
+    verbs: Mapping[str, VerbFigures]
     time_s: float
     wait_s: float
     waits_s: tuple[float, ...]
@@ -104,7 +104,7 @@ def read(text: bytes) -> RankSummary:
         began_s=float(said["began_s"]), lasted_s=float(said["lasted_s"]),
         transport=str(said["transport"]), why=str(said["why"]),
         nodes=tuple(map(int, said["nodes"])),
-        verbs={str(name): Verb(int(verb["calls"]), int(verb["bytes"]), float(verb["time_s"]))
+        verbs={str(name): VerbFigures(int(verb["calls"]), int(verb["bytes"]), float(verb["time_s"]))
                for name, verb in said["verbs"].items()},
         time_s=float(said["time_s"]), wait_s=float(said["wait_s"]),
         waits_s=tuple(map(float, said["waits_s"])), sent_bytes=int(said["sent_bytes"]),

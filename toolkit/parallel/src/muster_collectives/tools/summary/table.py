@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from muster_collectives.runtime.messages import ranks_text
+from muster_collectives.tools.columns import columns
 from muster_collectives.tools.summary.read import Files, RankSummary
 from muster_collectives.tools.summary.runs import Group, Run
 from muster_collectives.tools.summary.stragglers import joint_s
@@ -22,13 +23,7 @@ def as_text(runs: Sequence[Run], files: Files) -> str:
     for run in runs:
         lines += [f"run {run.name or 'without a name'}: {_count(len(run.groups), 'group')}"]
         rows = [_HEAD, *(row for group in run.groups for row in _rows(group))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-        for row in rows:
-            cells = [
-                cell.ljust(width) if name in ("group", "host") else cell.rjust(width)
-                for name, cell, width in zip(_HEAD, row, widths, strict=True)
-            ]
-            lines.append("  ".join(cells).rstrip())
+        lines += columns(rows, left=(0, 2))  # names
         lines += [note for group in run.groups for note in _notes(group)]
         lines.append(f"straggler: {run.straggler or 'none'}")
     if not runs:

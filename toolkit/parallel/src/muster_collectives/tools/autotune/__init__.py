@@ -1,1 +1,0 @@
-"""`python -m muster_collectives.autotune`: finds the sizes that suit this machine."""
