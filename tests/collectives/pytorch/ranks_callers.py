@@ -155,7 +155,7 @@ def a_barrier_does_not_wait_for_ranks_without_device_calls(world: World) -> None
 
 
 def host_sums_get_their_group_with_the_first_sum(world: World) -> None:
-    from muster_collectives.torch.cuda import LateSum
+    from muster_collectives.torch.cuda.staged import GroupSum
 
     made: list[object] = []
 
@@ -163,7 +163,7 @@ def host_sums_get_their_group_with_the_first_sum(world: World) -> None:
         made.append(threading.current_thread())
         return dist.group.WORLD
 
-    late = LateSum(make)
+    late = GroupSum(make)
     assert late.group is None and not made
     for _ in range(2):
         value = torch.ones(3)

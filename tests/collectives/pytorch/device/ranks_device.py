@@ -6,22 +6,19 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.torch.compress import verbs
-from muster_collectives.torch.cuda import (
-    DevicePath,
-    DeviceSettings,
-    GroupSum,
-    InnerGroups,
-    gloo,
-    make_groups,
-    plan_layout,
-)
+from muster_collectives.torch.compress import group_calls
+from muster_collectives.torch.cuda.groups import InnerGroups, make_groups
+from muster_collectives.torch.cuda.layout import plan_layout
+from muster_collectives.torch.cuda.path import DevicePath
+from muster_collectives.torch.cuda.settings import DeviceSettings
+from muster_collectives.torch.cuda.staged import GroupSum
 from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
@@ -31,9 +28,13 @@ ORDERS = {"node by node": (0, 0, 1, 1), "in turn": (0, 1, 0, 1)}
 COUNTS = (1, 7, 4096, 50_003)
 
 
+def gloo(store: Any, rank: int, size: int) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=LIMIT_S))
+
+
 def groups_of(world: World, nodes: Sequence[int], name: str) -> InnerGroups:
     store = dist.PrefixStore(f"device {name}", world.store)
-    return make_groups(store, plan_layout(world.rank, nodes), gloo(LIMIT_S))
+    return make_groups(store, plan_layout(world.rank, nodes), gloo)
 
 
 @contextmanager
@@ -51,13 +52,13 @@ def values(world: World, count: int, dtype: torch.dtype = torch.float32) -> Tens
 
 def exact_sum(groups: InnerGroups, tensor: Tensor) -> Tensor:
     total = tensor.double()
-    verbs.all_reduce(groups.world, total, SUM)
+    group_calls.all_reduce(groups.world, total, SUM).wait()
     return total
 
 
 def same_everywhere(world: World, groups: InnerGroups, tensor: Tensor) -> None:
     every = torch.empty(world.size * tensor.numel(), dtype=tensor.dtype)
-    verbs.all_gather(groups.world, every, tensor)
+    group_calls.all_gather(groups.world, every, tensor).wait()
     first, *others = every.view(world.size, -1)
     assert all(torch.equal(first, other) for other in others)
 
@@ -172,12 +173,12 @@ def gathers_and_scatters_in_two_levels_are_those_of_the_world(world: World) -> N
                 source = values(world, count)
                 ours, theirs = torch.empty(2, world.size * count).unbind()
                 check_work(path.all_gather_single(ours, source), ours)
-                verbs.all_gather(groups.world, theirs, source)
+                group_calls.all_gather(groups.world, theirs, source).wait()
                 assert torch.equal(ours, theirs), (name, count)
                 many = values(world, world.size * count)
                 mine, exact = torch.empty(2, count).unbind()
                 check_work(path.reduce_scatter_single(mine, many, SUM), mine)
-                verbs.reduce_scatter(groups.world, exact, many, SUM)
+                group_calls.reduce_scatter(groups.world, exact, many, SUM).wait()
                 assert torch.allclose(mine, exact, atol=1e-5), (name, count)
                 path.reduce_scatter_single(mine, many, AVG).wait()
                 assert torch.allclose(mine, exact / world.size, atol=1e-5), (name, count)
@@ -186,14 +187,14 @@ def gathers_and_scatters_in_two_levels_are_those_of_the_world(world: World) -> N
             mine = torch.empty(4096)
             many = values(world, world.size * 4096)
             exact = torch.empty(4096)
-            verbs.reduce_scatter(groups.world, exact, many, SUM)
+            group_calls.reduce_scatter(groups.world, exact, many, SUM).wait()
             path.reduce_scatter_single(mine, many, SUM).wait()
             assert float((mine - exact).abs().max()) < 3e-2 * float(exact.abs().max())
 
 
 def sums_through_the_host_are_those_of_the_group_there(world: World) -> None:
     groups = groups_of(world, (0, 0, 1, 1), "host")
-    host = GroupSum(dist.group.WORLD)  # ours: the core sums
+    host = GroupSum(lambda: dist.group.WORLD)  # ours: the core sums
     with path_of(groups, host, all_reduce="host", segment_bytes=4096) as path:
         works = []
         for count in COUNTS:  # several at once, in order

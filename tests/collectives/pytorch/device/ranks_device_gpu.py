@@ -7,16 +7,13 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from muster_collectives.torch.cuda import (
-    DevicePath,
-    DeviceSettings,
-    GroupSum,
-    gloo,
-    make_groups,
-    nccl,
-    plan_layout,
-)
+from muster_collectives.torch.cuda.groups import make_groups, nccl
+from muster_collectives.torch.cuda.layout import plan_layout
+from muster_collectives.torch.cuda.path import DevicePath
+from muster_collectives.torch.cuda.settings import DeviceSettings
+from muster_collectives.torch.cuda.staged import GroupSum
 from muster_collectives.torch.hooks import bf16_hook
+from tests.collectives.pytorch.device.ranks_device import gloo
 from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
@@ -27,9 +24,9 @@ CYCLES = 20_000_000  # some 10 ms of a busy stream
 
 def host_path(world: World, name: str) -> DevicePath:
     store = dist.PrefixStore(f"gpu {name}", world.store)
-    groups = make_groups(store, plan_layout(world.rank, [0] * world.size), gloo(LIMIT_S))
+    groups = make_groups(store, plan_layout(world.rank, [0] * world.size), gloo)
     settings = DeviceSettings(all_reduce="host", segment_bytes=1 << 20)
-    return DevicePath(groups, settings, GroupSum(dist.group.WORLD))
+    return DevicePath(groups, settings, GroupSum(lambda: dist.group.WORLD))
 
 
 def a_sum_begins_after_the_stream_and_the_stream_goes_on_after_it(world: World) -> None:

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster_collectives.torch.cuda import DevicePath, GroupSum
+from muster_collectives.torch.cuda.path import DevicePath
+from muster_collectives.torch.cuda.staged import GroupSum
 from muster_collectives.torch.ops.arguments import canonical
 from muster_collectives.torch.ops.verbs import VERBS
 from tests.collectives.pytorch.device import ranks_device
@@ -29,7 +30,6 @@ from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
 MIN, PROD = dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT
-ROWS = {verb.name: verb.row for verb in VERBS}
 LEVELS = {"all_reduce": "hierarchical", "reduce_scatter": "hierarchical"}
 EPSILON = 2.0**-11  # of float16, half a unit in the last place
 
@@ -100,18 +100,18 @@ def view_of(tensor: Tensor, world: World) -> Tensor:
 
 def called(path: DevicePath, name: str, *arguments: Any, **settings: Any) -> Any:
     """As the group calls it: the tensors, then options."""
-    row = ROWS[name]
-    options = row.options()
+    verb = VERBS[name]
+    options = verb.options()
     for key, value in settings.items():
         setattr(options, key, value)
-    return path.call(row, canonical(row, (*arguments, options), {}))
+    return path.call(verb, canonical(verb, (*arguments, options), {}))
 
 
 def paths(world: World) -> list[tuple[str, Any, dict[str, Any]]]:
     """Name, what sums on the host, settings: every way that an all-reduce may take."""
     return [
         ("world", None, {}), ("hierarchical", None, LEVELS),
-        ("host", GroupSum(dist.group.WORLD), {"all_reduce": "host"}),
+        ("host", GroupSum(lambda: dist.group.WORLD), {"all_reduce": "host"}),
     ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
 
 def test_settings_come_from_the_environment_and_name_the_variable() -> None:
     from muster_collectives.runtime.errors import SettingsError
-    from muster_collectives.torch.cuda import DeviceSettings, read_settings
+    from muster_collectives.torch.cuda.settings import DeviceSettings, read_settings
 
     assert read_settings({}) == DeviceSettings()
     read = read_settings(
@@ -90,7 +90,7 @@ def test_settings_come_from_the_environment_and_name_the_variable() -> None:
 
 def test_defaults_are_those_that_are_documented_and_those_of_the_core() -> None:
     from muster_collectives.runtime.tuning import parse_bytes
-    from muster_collectives.torch.cuda import DeviceSettings
+    from muster_collectives.torch.cuda.settings import DeviceSettings
 
     rows: dict[str, str] = {}
     manual = (CHECKOUT / "docs" / "reference" / "collectives.md").read_text()
@@ -166,7 +166,7 @@ def test_variables_of_the_device_path_are_known_to_the_core() -> None:
     from dataclasses import fields
 
     from muster_collectives.runtime.variables import KNOWN
-    from muster_collectives.torch.cuda import DeviceSettings
+    from muster_collectives.torch.cuda.settings import DeviceSettings
 
     names = {field.name for field in fields(DeviceSettings)} - {"wire", "timeout_s"}
     assert {f"COLLECTIVES_DEVICE_{name.upper()}" for name in names} <= set(KNOWN)
@@ -238,13 +238,15 @@ def test_a_sum_in_int8_keeps_what_both_roundings_lost(
     """Of one rank, so that the sum is the vector: what came out and what is kept make it whole."""
     import torch
 
-    from muster_collectives.torch.compress import exchange, verbs
+    from muster_collectives.torch.compress import exchange, group_calls
+    from muster_collectives.torch.works.work import CompletedWork
 
-    def copied(group: object, output: torch.Tensor, source: torch.Tensor) -> None:
+    def copied(group: object, output: torch.Tensor, source: torch.Tensor) -> CompletedWork:
         output.copy_(source)
+        return CompletedWork()
 
-    monkeypatch.setattr(verbs, "all_to_all", copied)
-    monkeypatch.setattr(verbs, "all_gather", copied)
+    monkeypatch.setattr(group_calls, "all_to_all", copied)
+    monkeypatch.setattr(group_calls, "all_gather", copied)
     vector = torch.randn(sum(parts), generator=torch.Generator().manual_seed(4))
     error = torch.full_like(vector, 0.01)
     values = vector.clone()
@@ -276,7 +278,9 @@ def test_warm_up_and_selection_are_the_same_everywhere() -> None:
 
 
 def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
-    from muster_collectives.torch.cuda import InnerGroups, LateSum, plan_layout
+    from muster_collectives.torch.cuda.groups import InnerGroups
+    from muster_collectives.torch.cuda.layout import plan_layout
+    from muster_collectives.torch.cuda.staged import GroupSum
     from muster_collectives.torch.delegates import Device
 
     class Inner:
@@ -289,7 +293,7 @@ def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
         groups = InnerGroups(plan_layout(0, [0]), Inner())  # type: ignore[arg-type]
 
     device = Device(None, 0, [0], 1.0, Inner)
-    device._path, device._host = Path(), LateSum(Inner)
+    device._path, device._host = Path(), GroupSum(Inner)
     device.abort()  # before the first sum
     device._host.group = host = Inner()
     device.abort()
@@ -327,13 +331,11 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
     import torch
     import torch.distributed as dist
 
-    from muster_collectives.torch.cuda import (
-        DevicePath,
-        DeviceSettings,
-        InnerGroups,
-        batch,
-        plan_layout,
-    )
+    from muster_collectives.torch.cuda import batch
+    from muster_collectives.torch.cuda.groups import InnerGroups
+    from muster_collectives.torch.cuda.layout import plan_layout
+    from muster_collectives.torch.cuda.path import DevicePath
+    from muster_collectives.torch.cuda.settings import DeviceSettings
     from muster_collectives.torch.ops.arguments import Arguments
     from muster_collectives.torch.ops.verbs import VERBS
 
@@ -360,5 +362,5 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
     world.asked.clear()
     of_torch(ops, [("send", 1)])  # two transfers never came: something else was raised between them
     with pytest.raises(AttributeError, match="allreduce"):  # of the stand-in
-        path.call(VERBS[0].row, Arguments(([torch.ones(1)],), dist.AllreduceOptions()))
+        path.call(VERBS["allreduce"], Arguments(([torch.ones(1)],), dist.AllreduceOptions()))
     assert world.asked == ["start", "send", "end"], "the next collective fell into an open batch"

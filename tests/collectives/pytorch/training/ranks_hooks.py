@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
-from muster_collectives.torch.cuda.work import HostWork
+from muster_collectives.torch.cuda.stream_work import HostWork
 from muster_collectives.torch.hooks import (
     Int8State,
     TopKState,

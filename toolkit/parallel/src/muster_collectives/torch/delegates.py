@@ -18,34 +18,12 @@ import torch
 import torch.distributed as dist
 
 from muster_collectives.torch.ops import views
-from muster_collectives.torch.ops.arguments import Arguments, Row
-from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
+from muster_collectives.torch.ops.arguments import Arguments, C10dVerb
+from muster_collectives.torch.works.work import CompletedWork
 
-__all__ = ["Device", "Fallback", "forward"]
+__all__ = ["Device", "Fallback"]
 
 _log = logging.getLogger("muster_collectives")
-
-# a verb on several tensors that an inner group may not have, as the one on each of them
-_SINGLES = {
-    "all_gather_single_coalesced": ("all_gather_single", "_allgather_base"),
-    "reduce_scatter_single_coalesced": ("reduce_scatter_single", "_reduce_scatter_base"),
-}
-
-
-def forward(inner: Any, row: Row, arguments: Arguments) -> Any:
-    """The same call on an inner group, by the name that it has there."""
-    for spelling in row.spellings:
-        method = getattr(inner, spelling, None)
-        if method is not None:
-            return method(*arguments.tensors, arguments.options)
-    for spelling in _SINGLES.get(row.name, ()):
-        method = getattr(inner, spelling, None)
-        if method is not None:
-            outputs, inputs = arguments.tensors
-            return CoalescedWork(
-                [method(to, of, arguments.options) for to, of in zip(outputs, inputs, strict=True)]
-            )
-    raise NotImplementedError(f"{type(inner).__name__} has no {row.name}")
 
 
 class Fallback:
@@ -71,14 +49,14 @@ class Fallback:
                 )
             return self._group
 
-    def call(self, row: Row, arguments: Arguments) -> Any:
+    def call(self, verb: C10dVerb, arguments: Arguments) -> Any:
         """A c10d work; raises what gloo raises."""
         group = self.group
-        self.calls[row.name] += 1
+        self.calls[verb.name] += 1
         if not views.has_views(arguments.tensors):
-            return forward(group, row, arguments)
+            return verb.call_on(group, arguments)
         tensors, written = views.resolved(arguments.tensors)
-        forward(group, row, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
+        verb.call_on(group, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
         for view, plain in written:
             views.write(view, plain)
         outputs = arguments.tensors[0]
@@ -122,24 +100,25 @@ class Device:
         """The DevicePath; collective at its first use."""
         with self._making:
             if self._path is None:
-                from muster_collectives.torch import cuda
+                from muster_collectives.torch.cuda.groups import make_groups, nccl
+                from muster_collectives.torch.cuda.layout import plan_layout
+                from muster_collectives.torch.cuda.path import DevicePath
+                from muster_collectives.torch.cuda.settings import read_settings
+                from muster_collectives.torch.cuda.staged import GroupSum
 
-                settings = cuda.read_settings(os.environ, self._timeout_s)
-                groups = cuda.make_groups(
-                    self._store,
-                    cuda.plan_layout(self._rank, self._nodes),
-                    cuda.nccl(self._timeout_s),
-                )
+                settings = read_settings(os.environ, self._timeout_s)
+                layout = plan_layout(self._rank, self._nodes)
+                groups = make_groups(self._store, layout, nccl(self._timeout_s))
                 if settings.all_reduce == "host":
-                    self._host = cuda.LateSum(self._host_group)
-                self._path = cuda.DevicePath(groups, settings, self._host)
+                    self._host = GroupSum(self._host_group)
+                self._path = DevicePath(groups, settings, self._host)
             return self._path
 
-    def call(self, row: Row, arguments: Arguments) -> Any:
+    def call(self, verb: C10dVerb, arguments: Arguments) -> Any:
         """A c10d work whose wait orders streams."""
         path = self.path
-        self.calls[row.name] += 1
-        return path.call(row, arguments)
+        self.calls[verb.name] += 1
+        return path.call(verb, arguments)
 
     def transfer(self, verb: str, tensor: Any, *rest: Any) -> Any:
         """A send or a receive."""

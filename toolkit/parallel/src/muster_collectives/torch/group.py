@@ -18,59 +18,20 @@ import torch
 import torch.distributed as dist
 
 from muster_collectives.runtime.communicator import Communicator
-from muster_collectives.runtime.types import DType, Op
-from muster_collectives.runtime.types import Verb as CoreVerb
+from muster_collectives.runtime.types import Verb
 from muster_collectives.torch.group_state import GroupState
-from muster_collectives.torch.ops.arguments import OPS, canonical, timeout_of
-from muster_collectives.torch.ops.lowered import LoweredOp, reducible
+from muster_collectives.torch.ops.arguments import OPS, C10dVerb, canonical, timeout_of
+from muster_collectives.torch.ops.lowered import LoweredOp, is_as_it_lies, reducible
 from muster_collectives.torch.ops.untraced import leave_alone
-from muster_collectives.torch.ops.verbs import VERBS, Verb
+from muster_collectives.torch.ops.verbs import VERBS
 from muster_collectives.torch.reports import GroupStats
 from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
 __all__ = ["MusterProcessGroup"]
 
 _C10D = vars(dist.distributed_c10d)
-_SAYS_ASYNC = hasattr(dist.AllreduceOptions, "asyncOp")  # older torch does not
-_ALL_REDUCE = CoreVerb.ALL_REDUCE
 _STRIDED = torch.strided
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-def _fast_sums() -> dict[torch.dtype, dict[int, tuple[DType, Op]]]:
-    """What all_reduce of a plain tensor comes to, by dtype and the hash of the ReduceOp."""
-    found: dict[torch.dtype, dict[int, tuple[DType, Op]]] = {}
-    for dtype in (
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8,
-        torch.int32, torch.int64, torch.bool,
-    ):  # fmt: skip
-        sums = {}
-        for number, op in OPS.items():
-            kind = reducible(torch.empty(0, dtype=dtype), op)
-            if kind is not None:
-                sums[number] = kind[:2]
-        found[dtype] = sums
-    return found
-
-
-def _sums_of(communicator: Communicator) -> Callable[[int, int, DType, Op, float], None]:
-    """All-reduce in place at an address: the short way in, where the communicator has one."""
-    short = getattr(communicator, "all_reduce_at", None)
-    if short is not None:
-        return short  # type: ignore[no-any-return]
-    run = communicator.run
-
-    def all_reduce_at(address: int, count: int, dtype: DType, op: Op, timeout_s: float) -> None:
-        run(
-            _ALL_REDUCE, source=address, target=address, count=count, dtype=dtype, op=op,
-            timeout_s=timeout_s,
-        )  # fmt: skip
-
-    return all_reduce_at
-
-
-_FAST = _fast_sums()
-_NO_SUMS: dict[int, tuple[DType, Op]] = {}
 
 
 class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
@@ -91,7 +52,6 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._op_queue = state.op_queue
         self._is_eager = state.op_queue.eager
         self._run: Any = None if state.communicator is None else state.communicator.run
-        self._sums = None if state.communicator is None else _sums_of(state.communicator)
         self._done = CompletedWork()
         self._together: list[Any] | None = None
         self._transfers: Any = state.transfers
@@ -178,84 +138,82 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Finishes what was begun and gives everything back."""
-        self._run = self._sums = None
+        self._run = None
         self._finalizer()
 
     # --- verbs
 
     def allreduce(self, tensors: Any, opts: Any = None, *rest: Any, **named: Any) -> Any:
-        """The path of DDP and of small sums: everything that costs a microsecond is left out.
+        """c10d's allreduce; see torch.distributed."""
+        is_explicit = _is_from_c10d()
+        if opts.__class__ is dist.AllreduceOptions:
+            work = self._sum_as_it_lies(tensors, opts, is_explicit)
+            if work is not None:
+                return work
+        given = (tensors, *rest) if opts is None else (tensors, opts, *rest)
+        return self._call(VERBS["allreduce"], given, named, is_explicit)
 
-        A view that says "negated" is not read as it lies there, so it is none of these: the largest
-        of numbers is not the largest of their negatives.
-        """
-        sums = self._sums
-        if sums is not None and opts is not None and tensors.__class__ is list and not rest:
-            tensor: Any = tensors[0] if len(tensors) == 1 else None
-            kind = None
-            if tensor.__class__ in _PLAIN and tensor.is_cpu:
-                kind = _FAST.get(tensor.dtype, _NO_SUMS).get(hash(opts.reduceOp))
-            if (
-                kind is not None
-                and tensor.layout is _STRIDED
-                and tensor.is_contiguous()
-                and not tensor.is_neg()
-            ):
-                later = opts.asyncOp if _SAYS_ASYNC else True
-                if not (later and self._size > 1 and (self._is_eager or _is_from_c10d())):
-                    limit_s = self._timeout_s
-                    if later:  # who says otherwise is dist.all_reduce, which has no timeout
-                        named_s = timeout_of(opts)
-                        limit_s = limit_s if named_s is None else named_s
-                    place = tensor.data_ptr()
-                    if self._op_queue.is_used:
-                        self._op_queue.run(
-                            functools.partial(
-                                sums, place, tensor.numel(), kind[0], kind[1], limit_s
-                            )
-                        )
-                    else:
-                        sums(place, tensor.numel(), kind[0], kind[1], limit_s)
-                    return CompletedWork(tensors) if later else self._done
-        if opts is not None:
-            rest = (opts, *rest)
-        return self._call(_VERB["allreduce"], (tensors, *rest), named, _is_from_c10d())
+    def _sum_as_it_lies(self, tensors: Any, options: Any, is_explicit: bool) -> Any:
+        """The sum that DDP and small tensors need, where microseconds count: of one tensor that the
+        core reads as it lies, now. It is lowered to a single call, without the lists and copies of
+        a LoweredOp. None for any other."""
+        if self._run is None or tensors.__class__ is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        if tensor.__class__ not in _PLAIN or not tensor.is_cpu or tensor.layout is not _STRIDED:
+            return None
+        element = reducible(tensor.dtype, OPS.get(hash(options.reduceOp)))
+        is_plain = element is not None and is_as_it_lies(tensor)
+        if element is None or not is_plain or self._is_queued(options, is_explicit):
+            return None
+        is_async = getattr(options, "asyncOp", True)
+        # what is not asynchronous comes from dist.all_reduce, which has no timeout
+        limit_s = self._limit_s(options) if is_async else self._timeout_s
+        place = tensor.data_ptr()
+        call = functools.partial(
+            self._run, Verb.ALL_REDUCE, source=place, target=place,
+            count=tensor.numel() * element.width, dtype=element.dtype, op=element.op,
+            timeout_s=limit_s,
+        )  # fmt: skip
+        if self._op_queue.is_used:
+            self._op_queue.run(call)
+        else:
+            call()
+        return CompletedWork(tensors) if is_async else self._done
 
     def _call(
-        self, verb: Verb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
+        self, verb: C10dVerb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
     ) -> Any:
         """Any verb on any device. `is_explicit`: called by a function of torch.distributed, so that
         the program may do anything between an asynchronous call and its wait."""
-        arguments = canonical(verb.row, args, named)
+        arguments = canonical(verb, args, named)
         device = self._device_of(verb, arguments.tensors)
-        if device == "cpu":
-            plan = None
-            if self._run is not None:
-                plan = verb.plan(self._size, self._rank, *arguments.tensors, arguments.options)
-            settle = self._state.device.settler() if verb.name == "barrier" else None
-            if plan is None:
-                self._require_open()
-                self._op_queue.advance()
-                if settle is not None:
-                    settle()
-                work = self._state.fallback.call(verb.row, arguments)
-            else:
-                plan.first = settle
-                work = self._issue(plan, arguments.options, is_explicit)
-        elif device == "cuda":
-            work = self._state.device.call(verb.row, arguments)
-        else:
+        if device == "cuda":
+            return self._begun(self._state.device.call(verb, arguments))
+        if device != "cpu":
             raise TypeError(
                 f"{verb.name} of a tensor on {device!r}: group 'muster' has cpu and cuda tensors"
             )
-        return self._begun(work)
+        lowered = None
+        if self._run is not None:
+            options = arguments.options
+            lowered = verb.lower(self._size, self._rank, *arguments.tensors, options)
+        settle = self._state.device.settler() if verb.name == "barrier" else None
+        if lowered is not None:
+            lowered.first = settle
+            return self._begun(self._issue(lowered, arguments.options, is_explicit))
+        self._require_open()
+        self._op_queue.advance()
+        if settle is not None:
+            settle()
+        return self._begun(self._state.fallback.call(verb, arguments))
 
     def _begun(self, work: Any) -> Any:
         if self._together is not None:
             self._together.append(work)
         return work
 
-    def _device_of(self, verb: Verb, tensors: Any) -> str:
+    def _device_of(self, verb: C10dVerb, tensors: Any) -> str:
         """The kind of device of all tensors. Raises ValueError where they are of several."""
         kinds = set(_devices(tensors))
         if len(kinds) > 1:
@@ -266,14 +224,21 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             )
         return kinds.pop() if kinds else "cpu"
 
-    def _issue(self, plan: LoweredOp, options: Any, is_explicit: bool) -> Any:
-        limit_s = timeout_of(options)
-        limit_s = self._timeout_s if limit_s is None else limit_s
-        later = getattr(options, "asyncOp", True) and self._size > 1
-        if later and (self._is_eager or is_explicit):
-            return self._op_queue.submit(plan, limit_s)
-        self._op_queue.run(functools.partial(plan.perform, self._run, limit_s))
-        return CompletedWork(plan.outputs)
+    def _issue(self, lowered: LoweredOp, options: Any, is_explicit: bool) -> Any:
+        limit_s = self._limit_s(options)
+        if self._is_queued(options, is_explicit):
+            return self._op_queue.submit(lowered, limit_s)
+        self._op_queue.run(functools.partial(lowered.perform, self._run, limit_s))
+        return CompletedWork(lowered.outputs)
+
+    def _is_queued(self, options: Any, is_explicit: bool) -> bool:
+        """Whether it is begun now and ends later. Older torch does not say what is asynchronous."""
+        is_apart = self._size > 1 and (self._is_eager or is_explicit)
+        return is_apart and getattr(options, "asyncOp", True)
+
+    def _limit_s(self, options: Any) -> float:
+        named_s = timeout_of(options)
+        return self._timeout_s if named_s is None else named_s
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:
@@ -324,7 +289,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             options.asyncOp = False
         if timeout is not None and timeout > timedelta(0):
             options.timeout = timeout
-        self._call(_VERB["barrier"], (options,), {}, False)
+        self._call(VERBS["barrier"], (options,), {}, False)
 
 
 def _one(tensors: Any) -> Any:
@@ -351,7 +316,7 @@ def _is_from_c10d() -> bool:
     return caller is not None and caller.f_globals is _C10D
 
 
-def _method(verb: Verb) -> Callable[..., Any]:
+def _method(verb: C10dVerb) -> Callable[..., Any]:
     def call(group: MusterProcessGroup, *args: Any, **named: Any) -> Any:
         return group._call(verb, args, named, _is_from_c10d())
 
@@ -359,13 +324,10 @@ def _method(verb: Verb) -> Callable[..., Any]:
     return call
 
 
-_VERB: Mapping[str, Verb] = {verb.name: verb for verb in VERBS}
-
-
 def _spell() -> None:
     """Each verb under all its names: c10d looks methods up by name, and names have changed."""
-    for verb in VERBS:
-        for spelling in verb.row.spellings:
+    for verb in VERBS.values():
+        for spelling in verb.spellings:
             if spelling not in vars(MusterProcessGroup):
                 setattr(MusterProcessGroup, spelling, _method(verb))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from muster_collectives.torch.compress import verbs
-from muster_collectives.torch.compress.wires import Wire, finite_
+from muster_collectives.torch.compress import group_calls
+from muster_collectives.torch.compress.wires import WireFormat, finite_
 
 
 def padded_part(count: int, ranks: int, grain: int) -> int:
@@ -21,7 +21,7 @@ def padded_part(count: int, ranks: int, grain: int) -> int:
 
 
 def sum_over(
-    group: verbs.Group, rank: int, ranks: int, values: Tensor, wire: Wire,
+    group: group_calls.Group, rank: int, ranks: int, values: Tensor, wire: WireFormat,
     error: Tensor | None = None, scale: float = 1.0,
 ) -> None:  # fmt: skip
     """`values` (float32, contiguous, 1-d) becomes `scale` times the sum over all ranks. The sum is
@@ -36,7 +36,7 @@ def sum_over(
     kept = _rows(error, ranks, part) if error is not None else None
     packed = wire.pack(_rows(values, ranks, part), kept)
     received = torch.empty_like(packed)
-    verbs.all_to_all(group, received, packed)
+    group_calls.all_to_all(group, received, packed).wait()
     own = wire.sum(received, part)
     if scale != 1.0:
         own.mul_(scale)
@@ -49,11 +49,13 @@ def sum_over(
         if kept.data_ptr() != error.data_ptr():
             error.copy_(kept.view(-1)[:count])
     gathered = torch.empty_like(packed)
-    verbs.all_gather(group, gathered, second)
+    group_calls.all_gather(group, gathered, second).wait()
     values.copy_(wire.unpack(gathered, part).view(-1)[:count])
 
 
-def reduce_scatter_over(group: verbs.Group, rows: Tensor, output: Tensor, wire: Wire) -> None:
+def reduce_scatter_over(
+    group: group_calls.Group, rows: Tensor, output: Tensor, wire: WireFormat
+) -> None:
     """`output` (float32 [n]) becomes the sum over ranks of their row for this rank; rows [r, n].
 
     Every value is rounded once.
@@ -64,7 +66,7 @@ def reduce_scatter_over(group: verbs.Group, rows: Tensor, output: Tensor, wire: 
         rows = torch.nn.functional.pad(rows, (0, part - count))
     packed = wire.pack(rows.contiguous())
     received = torch.empty_like(packed)
-    verbs.all_to_all(group, received, packed)
+    group_calls.all_to_all(group, received, packed).wait()
     output.copy_(wire.sum(received, part)[:count])
 
 

@@ -14,7 +14,7 @@ from muster_collectives.torch.compress import blocks, core_blocks
 NAMES = ("same", "fp16", "bf16", "int8")
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     """Rows of float32 values to what is sent, and back. `grain`: a row is a multiple of it."""
 
     @property
@@ -102,7 +102,7 @@ def finite_(error: torch.Tensor) -> torch.Tensor:
     return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def wire_of(name: str) -> Wire | None:
+def wire_of(name: str) -> WireFormat | None:
     """None for "same". Raises ValueError for a name that is not in NAMES."""
     if name == "same":
         return None

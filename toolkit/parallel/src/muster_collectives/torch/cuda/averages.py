@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from muster_collectives.torch.cuda.layout import Layout
+from muster_collectives.torch.cuda.layout import NodeLayout
 
 
 class Factors(NamedTuple):
@@ -26,7 +26,7 @@ class Factors(NamedTuple):
     divisor: float
 
 
-def factors_of(layout: Layout, dtype: torch.dtype, average: bool, wired: bool) -> Factors:
+def factors_of(layout: NodeLayout, dtype: torch.dtype, average: bool, wired: bool) -> Factors:
     """Of a sum (nothing to do) or an average of two levels. `wired`: sums of the nodes travel in a
     narrower form than `dtype`, though they are made in it."""
     if not average:

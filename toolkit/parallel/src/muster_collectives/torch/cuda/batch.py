@@ -19,6 +19,7 @@ from torch import Tensor
 
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.untraced import leave_alone
+from muster_collectives.torch.works.base import MusterWork
 
 Work = Any
 _DEPTH = 12  # frames between torch's function and a transfer: a few, and its wrappers
@@ -76,19 +77,16 @@ class Batch:
         return self._work
 
 
-class BatchWork(dist._Work):  # type: ignore[misc]  # a class of C++
+class BatchWork(MusterWork):
     """One transfer of a batch: over when all of it is."""
 
     def __init__(self, batch: Batch, tensor: Tensor) -> None:
-        super().__init__()
-        self._batch, self._tensor = batch, tensor
+        super().__init__([tensor])
+        self._batch = batch
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         work = self._batch.close()
         return bool(work.wait() if timeout is None else work.wait(timeout))
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def is_completed(self) -> bool:
         return bool(self._batch.close().is_completed())
@@ -99,12 +97,9 @@ class BatchWork(dist._Work):  # type: ignore[misc]  # a class of C++
     def exception(self) -> Any:
         return self._batch.close().exception()
 
-    def result(self) -> list[Tensor]:
-        return [self._tensor]
-
     def get_future(self) -> Any:
         future = self._batch.close().get_future()
-        return future.then(lambda done: (done.value(), [self._tensor])[1])
+        return future.then(lambda done: (done.value(), self.result())[1])
 
 
 leave_alone(BatchWork)

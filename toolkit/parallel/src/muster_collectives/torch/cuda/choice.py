@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from muster_collectives.torch.compress import verbs
+from muster_collectives.torch.compress import group_calls
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.settings import DeviceSettings
 
@@ -24,16 +23,6 @@ SIZES_BYTES = (1 << 20, 8 << 20, 64 << 20)
 SMALL_BYTES = (1 << 14, 1 << 16)  # on processors, where tests alone have device paths
 _ROUNDS = 3
 _GAIN = 0.95  # two levels must be faster by this much: the world group has seen more testing
-
-
-class Path(Protocol):
-    """What is measured; a DevicePath."""
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> Any: ...
-
-    def all_gather_single(self, output: Tensor, source: Tensor) -> Any: ...
-
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, op: Any) -> Any: ...
 
 
 def is_open(settings: DeviceSettings) -> bool:
@@ -53,10 +42,11 @@ def rivals(settings: DeviceSettings) -> dict[str, DeviceSettings]:
 def settled(
     groups: InnerGroups,
     settings: DeviceSettings,
-    paths: Mapping[str, Path],
+    paths: Mapping[str, Any],
     device: torch.device,
 ) -> DeviceSettings:
-    """The settings without "auto", the same on all ranks. Collective."""
+    """The settings without "auto", the same on all ranks. Collective. `paths`: a DevicePath for
+    each of `rivals`."""
     verbs_open = [verb for verb in VERBS if getattr(settings, verb) == "auto"]
     if groups.levels is None:
         worlds: dict[str, Any] = dict.fromkeys(verbs_open, "world")
@@ -69,7 +59,8 @@ def settled(
         for size in sizes
     ]
     slowest = torch.tensor(seconds, device=device)
-    verbs.all_reduce(groups.world, slowest, dist.ReduceOp.MAX)  # all ranks decide alike
+    # all ranks decide alike
+    group_calls.all_reduce(groups.world, slowest, dist.ReduceOp.MAX).wait()
     gains = (slowest[:, 1] < slowest[:, 0] * _GAIN).view(len(verbs_open), len(sizes)).tolist()
     chosen, least_bytes = decided(dict(zip(verbs_open, gains, strict=True)), sizes)
     return replace(settings, **chosen, least_bytes=max(least_bytes, settings.least_bytes))
@@ -86,7 +77,7 @@ def decided(gains: Mapping[str, list[bool]], sizes: tuple[int, ...]) -> tuple[di
     return chosen, least
 
 
-def _seconds(path: Path, verb: str, bytes_: int, ranks: int, device: torch.device) -> float:
+def _seconds(path: Any, verb: str, bytes_: int, ranks: int, device: torch.device) -> float:
     """The best of some rounds; the first, which sets things up, does not count."""
     part = torch.zeros(max(1, bytes_ // 4 // ranks), device=device)
     whole = torch.zeros(part.numel() * ranks, device=device)

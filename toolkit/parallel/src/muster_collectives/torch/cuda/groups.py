@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.torch.compress.verbs import Group
-from muster_collectives.torch.cuda.layout import Layout
+from muster_collectives.torch.compress.group_calls import Group
+from muster_collectives.torch.cuda.layout import NodeLayout
 
 # From a store of its own, a rank and a size to a process group of those
 Make = Callable[[Any, int, int], Group]
@@ -24,7 +24,7 @@ class InnerGroups:
     `intra`: the ranks of this node, numbered by place. `inter`: those of this place in each node,
     numbered by node: with a network adapter for each GPU, a rail."""
 
-    layout: Layout
+    layout: NodeLayout
     world: Group
     intra: Group | None = None
     inter: Group | None = None
@@ -37,7 +37,7 @@ class InnerGroups:
         return self.intra, self.inter
 
 
-def make_groups(store: Any, layout: Layout, make: Make) -> InnerGroups:
+def make_groups(store: Any, layout: NodeLayout, make: Make) -> InnerGroups:
     """Collective: all ranks call it with the same store and layouts of the same nodes."""
     world = make(dist.PrefixStore("world", store), layout.rank, layout.size)
     if not layout.two_level:
@@ -61,14 +61,5 @@ def nccl(timeout_s: float) -> Make:
         options = backend.Options()
         options._timeout = timedelta(seconds=timeout_s)
         return backend(store, rank, size, options)
-
-    return make
-
-
-def gloo(timeout_s: float) -> Make:
-    """Makes gloo groups: where tensors lie on processors, such as in tests."""
-
-    def make(store: Any, rank: int, size: int) -> Group:
-        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
 
     return make

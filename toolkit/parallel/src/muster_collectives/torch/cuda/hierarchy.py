@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muster_collectives.runtime.types import Op
-from muster_collectives.torch.compress import exchange, verbs
-from muster_collectives.torch.compress.wires import Wire
+from muster_collectives.torch.compress import exchange, group_calls
+from muster_collectives.torch.compress.wires import WireFormat
 from muster_collectives.torch.cuda.averages import Factors, factors_of
 from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.side_streams import SideStreams
@@ -38,12 +38,12 @@ def is_of_levels(tensor: Tensor, op: Any) -> bool:
     that of integers, which NCCL can do, is left to the world.
     """
     which = op_of(op)
-    return which is not None and (which is not Op.AVG or reducible(tensor, which) is not None)
+    return which is not None and (which is not Op.AVG or reducible(tensor.dtype, which) is not None)
 
 
 def all_reduce(
     groups: InnerGroups, side_streams: SideStreams, tensor: Tensor, op: Any, segment_bytes: int,
-    wire: Wire | None = None,
+    wire: WireFormat | None = None,
 ) -> None:  # fmt: skip
     """In place, contiguous. Each segment: reduce-scatter in the node, all-reduce on the rail,
     all-gather in the node; the rail's leg of one overlaps the node's legs of its neighbours.
@@ -64,7 +64,7 @@ def all_reduce(
                 piece.mul_(factors.node)
             whole = _padded(piece, shard_count * layout.locals)
             shard = torch.empty(shard_count, dtype=tensor.dtype, device=tensor.device)
-            verbs.reduce_scatter(intra, shard, whole, inner_op)
+            group_calls.reduce_scatter(intra, shard, whole, inner_op).wait()
         if previous is not None:
             _gather_back(groups, side_streams, *previous)
         side_streams.far.follow(side_streams.near)
@@ -96,17 +96,17 @@ def all_gather(
     with side_streams.near.on():
         whole = output.view(-1) if direct else torch.empty_like(output.view(-1))
         parts = whole.view(layout.nodes, -1)
-        verbs.all_gather(intra, parts[layout.node], flat)  # needs no rail
+        group_calls.all_gather(intra, parts[layout.node], flat).wait()  # needs no rail
     for node in range(layout.nodes):
         with side_streams.far.on():
             piece = flat if node == layout.node else torch.empty_like(flat)
-            verbs.broadcast(inter, piece, node)
+            group_calls.broadcast(inter, piece, node).wait()
         if node == layout.node:
             continue
         side_streams.near.follow(side_streams.far)
         side_streams.near.uses((piece,))
         with side_streams.near.on():
-            verbs.all_gather(intra, parts[node], piece)
+            group_calls.all_gather(intra, parts[node], piece).wait()
     if not direct:
         with side_streams.near.on():
             order = torch.tensor(layout.by_node, device=output.device)
@@ -119,7 +119,7 @@ def reduce_scatter(
     output: Tensor,
     source: Tensor,
     op: Any,
-    wire: Wire | None,
+    wire: WireFormat | None,
 ) -> None:
     """One reduce-scatter in the node for each node, then one on the rail over what they gave."""
     layout, intra, inter = groups.layout, groups.intra, groups.inter
@@ -136,7 +136,7 @@ def reduce_scatter(
         parts = parts.view(layout.nodes, -1)
         sums = torch.empty(layout.nodes, output.numel(), dtype=source.dtype, device=source.device)
         for node in range(layout.nodes):
-            verbs.reduce_scatter(intra, sums[node], parts[node], inner_op)
+            group_calls.reduce_scatter(intra, sums[node], parts[node], inner_op).wait()
     side_streams.far.follow(side_streams.near)
     side_streams.far.uses((sums,))
     with side_streams.far.on():
@@ -145,19 +145,20 @@ def reduce_scatter(
         if wire is not None and wired:
             exchange.reduce_scatter_over(inter, sums, output.view(-1), wire)
         else:
-            verbs.reduce_scatter(inter, output.view(-1), sums.view(-1), inner_op)
+            flat = output.view(-1)
+            group_calls.reduce_scatter(inter, flat, sums.view(-1), inner_op).wait()
         if factors.divisor != 1.0:
             output.div_(factors.divisor)
 
 
 def _over_rail(
-    groups: InnerGroups, shard: Tensor, op: Any, factors: Factors, wire: Wire | None
+    groups: InnerGroups, shard: Tensor, op: Any, factors: Factors, wire: WireFormat | None
 ) -> None:
     layout = groups.layout
     if factors.rail != 1.0:
         shard.mul_(factors.rail)
     if wire is None:
-        verbs.all_reduce(groups.inter, shard, op)
+        group_calls.all_reduce(groups.inter, shard, op).wait()
         if factors.divisor != 1.0:
             shard.div_(factors.divisor)
     else:
@@ -171,7 +172,7 @@ def _gather_back(
     side_streams.out.follow(side_streams.far)
     side_streams.out.uses((whole, shard))
     with side_streams.out.on():
-        verbs.all_gather(groups.intra, whole, shard)
+        group_calls.all_gather(groups.intra, whole, shard).wait()
         if whole.data_ptr() != piece.data_ptr():
             piece.copy_(whole[: piece.numel()])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NodeLayout:
     """Which ranks share a node. `members[n]` are the ranks of node n, ascending; nodes by first
     appearance in rank order.
 
@@ -53,7 +53,7 @@ class Layout:
         return tuple(node[self.local] for node in self.members)
 
 
-def plan_layout(rank: int, node_of: Sequence[int]) -> Layout:
+def plan_layout(rank: int, node_of: Sequence[int]) -> NodeLayout:
     """`node_of[r]` names rank r's node. Raises ValueError if `rank` is not one of them."""
     if not 0 <= rank < len(node_of):
         raise ValueError(f"rank {rank} is none of {len(node_of)} ranks")
@@ -62,4 +62,4 @@ def plan_layout(rank: int, node_of: Sequence[int]) -> Layout:
         tuple(each for each, name in enumerate(node_of) if name == node) for node in names
     )
     node = names.index(node_of[rank])
-    return Layout(rank, members, node, members[node].index(rank))
+    return NodeLayout(rank, members, node, members[node].index(rank))

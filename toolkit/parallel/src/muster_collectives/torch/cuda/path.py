@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
 
-from muster_collectives.torch.compress import verbs
+from muster_collectives.torch.compress import group_calls
 from muster_collectives.torch.compress.wires import wire_of
 from muster_collectives.torch.cuda import choice, hierarchy
 from muster_collectives.torch.cuda.batch import Batch, calling_batch
@@ -18,10 +17,9 @@ from muster_collectives.torch.cuda.groups import InnerGroups
 from muster_collectives.torch.cuda.settings import DeviceSettings
 from muster_collectives.torch.cuda.side_streams import SideStreams
 from muster_collectives.torch.cuda.staged import HostStaging, HostSum
-from muster_collectives.torch.cuda.work import SideStreamWork
-from muster_collectives.torch.delegates import forward
+from muster_collectives.torch.cuda.stream_work import SideStreamWork
 from muster_collectives.torch.ops import views
-from muster_collectives.torch.ops.arguments import Arguments, Row, op_of
+from muster_collectives.torch.ops.arguments import Arguments, C10dVerb, op_of
 from muster_collectives.torch.ops.lowered import reducible
 
 Work = Any  # dist.Work, ours or that of the inner group
@@ -50,15 +48,15 @@ class DevicePath:
         if host_sum is not None:
             self._staging = HostStaging(host_sum, settings.segment_bytes, settings.timeout_s)
 
-    def call(self, row: Row, arguments: Arguments) -> Work:
+    def call(self, verb: C10dVerb, arguments: Arguments) -> Work:
         """Any verb of c10d, on tensors that may be views that say "negated" or "conjugated"."""
         if self._batch is not None:  # an exception has interrupted it
             batch, self._batch = self._batch, None
             batch.close()
-        if not views.has_views(arguments.tensors) or self._is_of_host(row, arguments):
-            return self._issue(row, arguments)
+        if not views.has_views(arguments.tensors) or self._is_of_host(verb, arguments):
+            return self._issue(verb, arguments)
         tensors, written = views.resolved(arguments.tensors)
-        work = self._issue(row, Arguments(tensors, arguments.options))
+        work = self._issue(verb, Arguments(tensors, arguments.options))
         return self._copied_back(work, written, arguments.tensors[0])
 
     def transfer(self, verb: str, tensor: Tensor, *rest: Any) -> Work:
@@ -90,9 +88,7 @@ class DevicePath:
         if path == "host" and self._staging is not None:
             return self._staging.all_reduce(self._lanes_of(tensor), tensor, op)
         if path == "world":
-            options = c10d.AllreduceOptions()
-            options.reduceOp = op
-            return self.groups.world.allreduce([tensor], options)
+            return group_calls.all_reduce(self.groups.world, tensor, op)
         side_streams = self._begin(tensor)
         wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
         segment_bytes = self.settings.segment_bytes
@@ -107,8 +103,7 @@ class DevicePath:
         path = self._two_level_path(chosen, output.nbytes, output, source)
         self.calls[f"all_gather:{path}"] += 1
         if path == "world":
-            gather = verbs.one_of(self.groups.world, "all_gather_single", "_allgather_base")
-            return gather(output, source, c10d.AllgatherOptions())
+            return group_calls.all_gather(self.groups.world, output, source)
         side_streams = self._begin(output, source)
         with torch.no_grad():
             hierarchy.all_gather(self.groups, side_streams, output, source)
@@ -125,12 +120,7 @@ class DevicePath:
         path = self._two_level_path(chosen, source.nbytes, output, source)
         self.calls[f"reduce_scatter:{path}"] += 1
         if path == "world":
-            options = c10d.ReduceScatterOptions()
-            options.reduceOp = op
-            scatter = verbs.one_of(
-                self.groups.world, "reduce_scatter_single", "_reduce_scatter_base"
-            )
-            return scatter(output, source, options)
+            return group_calls.reduce_scatter(self.groups.world, output, source, op)
         side_streams = self._begin(output, source)
         wire = self._wire if sums else None
         with torch.no_grad():
@@ -142,19 +132,19 @@ class DevicePath:
         if self._staging is not None:
             self._staging.close()
 
-    def _issue(self, row: Row, arguments: Arguments) -> Work:
+    def _issue(self, verb: C10dVerb, arguments: Arguments) -> Work:
         tensors, options = arguments.tensors, arguments.options
-        if row.name == "allreduce" and len(tensors[0]) == 1 and not tensors[0][0].is_sparse:
+        if verb.name == "allreduce" and len(tensors[0]) == 1 and not tensors[0][0].is_sparse:
             return self.all_reduce(tensors[0][0], options.reduceOp)
-        if row.name == "all_gather_single":
+        if verb.name == "all_gather_single":
             return self.all_gather_single(tensors[0], tensors[1])
-        if row.name == "reduce_scatter_single":
+        if verb.name == "reduce_scatter_single":
             return self.reduce_scatter_single(tensors[0], tensors[1], options.reduceOp)
-        return forward(self.groups.world, row, arguments)
+        return verb.call_on(self.groups.world, arguments)
 
-    def _is_of_host(self, row: Row, arguments: Arguments) -> bool:
+    def _is_of_host(self, verb: C10dVerb, arguments: Arguments) -> bool:
         """Whether the host sums it: copies there and back say what a view says as it is."""
-        if row.name != "allreduce" or len(arguments.tensors[0]) != 1:
+        if verb.name != "allreduce" or len(arguments.tensors[0]) != 1:
             return False
         return self._all_reduce_path(arguments.tensors[0][0], arguments.options.reduceOp) == "host"
 
@@ -184,7 +174,7 @@ class DevicePath:
         chosen = self.settings.all_reduce
         if chosen == "host":
             # what sums there is the core, or gloo, which has fewer reductions than NCCL
-            summed = reducible(tensor, op_of(op)) is not None
+            summed = reducible(tensor.dtype, op_of(op)) is not None
             return "host" if summed and tensor.is_contiguous() and tensor.numel() else "world"
         if not hierarchy.is_of_levels(tensor, op):
             return "world"

@@ -7,47 +7,36 @@ of one piece overlap the sum of another. One thread has the sums, in the order o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from muster_collectives.runtime.executor import SerialExecutor
-from muster_collectives.torch.compress import verbs
+from muster_collectives.torch.compress import group_calls
 from muster_collectives.torch.cuda.side_streams import SideStream, SideStreams
-from muster_collectives.torch.cuda.work import HostWork
+from muster_collectives.torch.cuda.stream_work import HostWork
 from muster_collectives.torch.ops import views
 
 _IDLE_S = 10.0  # then the thread ends; the next call starts another
 
 
-class HostSum(Protocol):
-    """Reduces a contiguous host tensor in place over all ranks, in one thread at a time."""
-
-    def __call__(self, tensor: Tensor, op: Any) -> None: ...
+# Reduces a contiguous host tensor in place over all ranks, in one thread at a time
+HostSum = Callable[[Tensor, Any], None]
 
 
 class GroupSum:
-    """Sums by a process group of its own that takes host tensors: the core's, or gloo."""
+    """Sums by a group of its own that takes host tensors, the core's or gloo, which `make` makes
+    when the first sum comes: all ranks come to that together."""
 
-    def __init__(self, group: verbs.Group) -> None:
-        self._group = group
-
-    def __call__(self, tensor: Tensor, op: Any) -> None:
-        verbs.all_reduce(self._group, tensor, op)
-
-
-class LateSum:
-    """Sums by a group that is made when the first sum comes: all ranks come to that together."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], group_calls.Group]) -> None:
         self._make = make
-        self.group: Any = None  # None before the first sum
+        self.group: group_calls.Group = None  # None before the first sum
 
     def __call__(self, tensor: Tensor, op: Any) -> None:
         if self.group is None:
             self.group = self._make()
-        GroupSum(self.group)(tensor, op)
+        group_calls.all_reduce(self.group, tensor, op).wait()
 
 
 class HostStaging:

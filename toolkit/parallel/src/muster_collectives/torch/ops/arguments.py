@@ -1,38 +1,20 @@
-"""What c10d passes, in one form; torch's types as the core's."""
+"""What c10d passes, in one form; its operations as the core's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from muster_collectives.runtime.types import DType, Op
+from muster_collectives.runtime.types import Op
+from muster_collectives.torch.ops.lowered import LoweredOp
+from muster_collectives.torch.works.work import CoalescedWork
 
-__all__ = [
-    "DTYPES",
-    "OPS",
-    "Arguments",
-    "Row",
-    "canonical",
-    "complex_parts",
-    "op_of",
-    "timeout_of",
-]
+__all__ = ["OPS", "Arguments", "C10dVerb", "canonical", "op_of", "timeout_of"]
 
-DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.uint8: DType.U8,
-    torch.int8: DType.I8,
-    torch.int32: DType.I32,
-    torch.int64: DType.I64,
-}
 # By the hash, which is the number of the operation: comparing two ReduceOp objects costs a
 # microsecond, and ReduceOp.SUM itself is of another type, so that `op in (SUM, AVG)` is never true.
 OPS: Mapping[int, Op] = {
@@ -48,12 +30,12 @@ OPS: Mapping[int, Op] = {
         (dist.ReduceOp.BXOR, Op.BXOR),
     )
 }
-_COMPLEX: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
 
-
-def complex_parts(dtype: torch.dtype) -> DType | None:
-    """The type of the two numbers that an element of a complex `dtype` is made of."""
-    return _COMPLEX.get(dtype)
+# a verb on several tensors that an inner group may not have, as the one on each of them
+_SINGLES = {
+    "all_gather_single_coalesced": ("all_gather_single", "_allgather_base"),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_single", "_reduce_scatter_base"),
+}
 
 
 def op_of(value: Any) -> Op | None:
@@ -70,13 +52,15 @@ def timeout_of(options: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One verb of c10d. `spellings`: the names of 2.13 first, then those of older versions.
+class C10dVerb:
+    """One verb of c10d. `lower`: what it comes to on CPU tensors; it takes the group's size, the
+    rank, then what c10d passes. `spellings`: the names of 2.13 first, then those of older versions.
 
     `levels`: for each tensor argument how deep its lists are; -1 is a list of numbers. `extras`:
     what the short form of the call (without an options object) has after the tensors.
     """
 
+    lower: Callable[..., LoweredOp | None]
     spellings: tuple[str, ...]
     levels: tuple[int, ...]
     options: type[Any]
@@ -85,6 +69,19 @@ class Row:
     @property
     def name(self) -> str:
         return self.spellings[0]
+
+    def call_on(self, inner: Any, arguments: Arguments) -> Any:
+        """The same call on another group, by the name that it has there."""
+        for spelling in self.spellings:
+            method = getattr(inner, spelling, None)
+            if method is not None:
+                return method(*arguments.tensors, arguments.options)
+        for spelling in _SINGLES.get(self.name, ()):
+            method = getattr(inner, spelling, None)
+            if method is not None:
+                pairs = zip(*arguments.tensors, strict=True)
+                return CoalescedWork([method(to, of, arguments.options) for to, of in pairs])
+        raise NotImplementedError(f"{type(inner).__name__} has no {self.name}")
 
 
 @dataclass(frozen=True)
@@ -98,26 +95,28 @@ class Arguments:
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
-def canonical(row: Row, args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
+def canonical(verb: C10dVerb, args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
     """The long form of any form that the methods of a c10d group take. Raises TypeError."""
-    settings = {key: value for key, value in named.items() if key in ("opts", *row.extras)}
+    settings = {key: value for key, value in named.items() if key in ("opts", *verb.extras)}
     values = [*args, *(value for key, value in named.items() if key not in settings)]
-    count = len(row.levels)
+    count = len(verb.levels)
     if len(values) < count:
-        raise TypeError(f"{row.name} takes {count} tensor arguments, {len(values)} were given")
-    tensors = tuple(_nested(value, level) for value, level in zip(values, row.levels, strict=False))
+        raise TypeError(f"{verb.name} takes {count} tensor arguments, {len(values)} were given")
+    tensors = tuple(
+        _nested(value, level) for value, level in zip(values, verb.levels, strict=False)
+    )
     rest = values[count:]
     if rest and hasattr(rest[0], "timeout"):  # an options object, whatever its class
         return Arguments(tensors, rest[0])
     if rest and rest[0] is None and len(rest) == 1:
         rest = []
-    if len(rest) > len(row.extras):
-        raise TypeError(f"{row.name} takes at most {len(row.extras)} arguments after the tensors")
+    if len(rest) > len(verb.extras):
+        raise TypeError(f"{verb.name} takes at most {len(verb.extras)} arguments after the tensors")
     options = settings.pop("opts", None)
     if options is not None:
         return Arguments(tensors, options)
-    options = row.options()
-    for key, value in (*zip(row.extras, rest, strict=False), *settings.items()):
+    options = verb.options()
+    for key, value in (*zip(verb.extras, rest, strict=False), *settings.items()):
         if value is not None:
             wrapped = dist.ReduceOp(value) if key == "op" else value
             setattr(options, _FIELDS[key], wrapped)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muster_collectives.runtime.types import DType, Verb
-from muster_collectives.torch.ops.lowered import CoreCall, LoweredOp, plain, same, width
+from muster_collectives.torch.ops.lowered import CoreCall, Element, LoweredOp, movable, plain, same
 
 __all__ = [
     "all_gather",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def barrier(size: int, rank: int, options: Any) -> LoweredOp | None:
-    return LoweredOp(steps=[CoreCall(Verb.BARRIER, 0, 0, 0, DType.U8)])
+    return LoweredOp(calls=[CoreCall(Verb.BARRIER, 0, 0, 0, DType.U8)])
 
 
 def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
@@ -40,11 +40,8 @@ def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> Low
 
 
 def _broadcast(plan: LoweredOp, tensor: torch.Tensor, root: int, mine: bool) -> None:
-    dtype, each = width(tensor)
     place = plan.source(tensor) if mine else plan.target(tensor)
-    plan.steps.append(
-        CoreCall(Verb.BROADCAST, place, place, tensor.numel() * each, dtype, root=root)
-    )
+    plan.add(Verb.BROADCAST, place, place, tensor.numel(), movable(tensor), root)
 
 
 def all_gather_single(
@@ -66,16 +63,8 @@ def all_gather_single_coalesced(
                 f"all_gather over {size} ranks: the output has {target.numel()} {target.dtype}, "
                 f"and {size} times the input is {source.numel() * size} {source.dtype}"
             )
-        dtype, each = width(source)
-        plan.steps.append(
-            CoreCall(
-                Verb.ALL_GATHER,
-                plan.source(source),
-                plan.target(target),
-                source.numel() * each,
-                dtype,
-            )
-        )
+        places = plan.source(source), plan.target(target)
+        plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
     return plan
 
 
@@ -113,17 +102,9 @@ def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any)
             f"all_gather: place {rank} of the list has {targets[rank].numel()} elements, the "
             f"input {source.numel()}"
         )
-    dtype, each = width(source)
     if same(targets):
-        plan.steps.append(
-            CoreCall(
-                Verb.ALL_GATHER,
-                plan.source(source),
-                plan.joined(targets, False, True),
-                source.numel() * each,
-                dtype,
-            )
-        )
+        places = plan.source(source), plan.target(*targets)
+        plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
         return True
     for root, target in enumerate(targets):
         if root == rank:
@@ -150,13 +131,9 @@ def gather(
                 return None
             if not same([source, *targets]):
                 raise ValueError("gather wants a list of tensors like the input")
-            target = plan.joined(targets, False, True)
-        dtype, each = width(source)
-        plan.steps.append(
-            CoreCall(
-                Verb.GATHER, plan.source(source), target, source.numel() * each, dtype, root=root
-            )
-        )
+            target = plan.target(*targets)
+        place = plan.source(source)
+        plan.add(Verb.GATHER, place, target, source.numel(), movable(source), root)
     return plan
 
 
@@ -176,13 +153,9 @@ def scatter(
                 return None
             if not same([target, *parts]):
                 raise ValueError("scatter wants a list of tensors like the output")
-            source = plan.joined(parts, True, False)
-        dtype, each = width(target)
-        plan.steps.append(
-            CoreCall(
-                Verb.SCATTER, source, plan.target(target), target.numel() * each, dtype, root=root
-            )
-        )
+            source = plan.source(*parts)
+        place = plan.target(target)
+        plan.add(Verb.SCATTER, source, place, target.numel(), movable(target), root)
     return plan
 
 
@@ -201,11 +174,10 @@ def all_to_all_single(
         return None
     if target.dtype is not source.dtype:
         raise ValueError(f"all_to_all of {source.dtype} into {target.dtype}")
-    dtype, each = width(source)
     plan = LoweredOp(outputs=[output])
-    ins = _parts("input", source, input_splits, size, each)
-    outs = _parts("output", target, output_splits, size, each)
-    plan.steps.append(_exchange(plan.source(source), plan.target(target), ins, outs, dtype))
+    ins = _parts("input", source, input_splits, size)
+    outs = _parts("output", target, output_splits, size)
+    _exchange(plan, plan.source(source), plan.target(target), ins, outs, movable(source))
     return plan
 
 
@@ -217,39 +189,40 @@ def all_to_all(
         return None
     if any(each.dtype is not sources[0].dtype for each in (*sources, *targets)):
         raise ValueError("all_to_all wants tensors of one dtype")
-    dtype, each = width(sources[0])
     plan = LoweredOp(outputs=list(outputs))
-    ins = tuple(tensor.numel() * each for tensor in sources)
-    outs = tuple(tensor.numel() * each for tensor in targets)
-    plan.steps.append(
-        _exchange(
-            plan.joined(sources, True, False), plan.joined(targets, False, True), ins, outs, dtype
-        )
-    )
+    ins, outs = [each.numel() for each in sources], [each.numel() for each in targets]
+    places = plan.source(*sources), plan.target(*targets)
+    _exchange(plan, *places, ins, outs, movable(sources[0]))
     return plan
 
 
 def _exchange(
-    source: int, target: int, ins: tuple[int, ...], outs: tuple[int, ...], dtype: DType
-) -> CoreCall:
+    plan: LoweredOp, source: int, target: int, ins: Sequence[int], outs: Sequence[int],
+    element: Element,
+) -> None:  # fmt: skip
     """Always with the counts: whether all are equal is known to one rank alone."""
-    return CoreCall(Verb.ALL_TO_ALL, source, target, 0, dtype, in_counts=ins, out_counts=outs)
+    counts = [tuple(each * element.width for each in parts) for parts in (ins, outs)]
+    plan.calls.append(
+        CoreCall(
+            Verb.ALL_TO_ALL, source, target, 0, element.dtype, in_counts=counts[0],
+            out_counts=counts[1],
+        )
+    )  # fmt: skip
 
 
-def _parts(
-    what: str, tensor: torch.Tensor, splits: Sequence[int], size: int, each: int
-) -> tuple[int, ...]:
+def _parts(what: str, tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """The elements of each part."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % size:
             raise ValueError(f"all_to_all: the {what}'s {rows} rows are no multiple of {size}")
-        return (tensor.numel() // size * each,) * size
+        return [tensor.numel() // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
             f"all_to_all over {size} ranks: splits {list(splits)} of an {what} of {rows} rows"
         )
     per_row = tensor.numel() // rows if rows else 0
-    return tuple(split * per_row * each for split in splits)
+    return [split * per_row for split in splits]
 
 
 def _dense(what: str, size: int, tensors: Sequence[Any]) -> list[torch.Tensor] | None:

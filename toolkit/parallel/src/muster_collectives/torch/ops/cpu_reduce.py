@@ -7,68 +7,44 @@ from typing import Any
 
 import torch
 
-from muster_collectives.runtime.types import DType, Op, Verb
+from muster_collectives.runtime.types import Op, Verb
 from muster_collectives.torch.ops.arguments import op_of
-from muster_collectives.torch.ops.lowered import CoreCall, LoweredOp, plain, reducible, same
+from muster_collectives.torch.ops.lowered import Element, LoweredOp, plain, reducible, same
 
 __all__ = [
     "all_reduce",
-    "all_reduce_coalesced",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
 ]
 
-# all_reduce_coalesced: tensors up to this go together through one call
+# all_reduce of several: tensors up to this go together through one call
 SMALL_BYTES = 64 << 10
 TOGETHER_BYTES = 4 << 20
 
 
 def all_reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
-    plan = LoweredOp(outputs=list(tensors))
-    op = op_of(options.reduceOp)
-    for given in tensors:
-        if not _reduce_in_place(plan, given, op):
-            return None
-    return plan
-
-
-def _reduce_in_place(plan: LoweredOp, given: Any, op: Op | None) -> bool:
-    tensor = plain(given)
-    kind = None if tensor is None else reducible(tensor, op)
-    if tensor is None or kind is None:
-        return False
-    dtype, which, each = kind
-    place = plan.both(tensor)
-    plan.steps.append(CoreCall(Verb.ALL_REDUCE, place, place, tensor.numel() * each, dtype, which))
-    return True
-
-
-def all_reduce_coalesced(
-    size: int, rank: int, tensors: Sequence[Any], options: Any
-) -> LoweredOp | None:
     """Small tensors of one dtype go as one; which are small is the same on all ranks."""
     plan = LoweredOp(outputs=list(tensors))
     op = op_of(options.reduceOp)
+    rows: list[list[torch.Tensor]] = []
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for given in tensors:
         tensor = plain(given)
-        if tensor is None or reducible(tensor, op) is None:
+        if tensor is None or reducible(tensor.dtype, op) is None:
             return None
         if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
             small.setdefault(tensor.dtype, []).append(tensor)
-        elif not _reduce_in_place(plan, tensor, op):
+        else:
+            rows.append([tensor])
+    rows += [row for together in small.values() for row in _rows(together)]
+    for row in rows:
+        element = reducible(row[0].dtype, op)
+        if element is None:
             return None
-    for together in small.values():
-        for part in _rows(together):
-            kind = reducible(part[0], op)
-            if kind is None:
-                return None
-            dtype, which, each = kind
-            count = sum(tensor.numel() for tensor in part) * each
-            place = plan.joined(part, True, True)
-            plan.steps.append(CoreCall(Verb.ALL_REDUCE, place, place, count, dtype, which))
+        place = plan.both(*row)
+        plan.add(Verb.ALL_REDUCE, place, place, sum(each.numel() for each in row), element)
     return plan
 
 
@@ -86,27 +62,24 @@ def _rows(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return rows
 
 
+def _reducible(given: Any, op: Op | None) -> tuple[torch.Tensor, Element] | None:
+    """The dense tensor and what its elements are; None where the core has no such sum."""
+    tensor = plain(given)
+    element = None if tensor is None else reducible(tensor.dtype, op)
+    return None if tensor is None or element is None else (tensor, element)
+
+
 def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
     plan = LoweredOp(outputs=list(tensors))
     op, root = op_of(options.reduceOp), int(options.rootRank)
     for given in tensors:
-        tensor = plain(given)
-        kind = None if tensor is None else reducible(tensor, op)
-        if tensor is None or kind is None:
+        found = _reducible(given, op)
+        if found is None:
             return None
-        dtype, which, each = kind
+        tensor, element = found
         source = plan.both(tensor) if rank == root else plan.source(tensor)
-        plan.steps.append(
-            CoreCall(
-                Verb.REDUCE,
-                source,
-                source if rank == root else 0,
-                tensor.numel() * each,
-                dtype,
-                which,
-                root,
-            )
-        )
+        target = source if rank == root else 0
+        plan.add(Verb.REDUCE, source, target, tensor.numel(), element, root)
     return plan
 
 
@@ -122,27 +95,18 @@ def reduce_scatter_single_coalesced(
     plan = LoweredOp(outputs=list(outputs))
     op = op_of(options.reduceOp)
     for to, of in zip(outputs, inputs, strict=True):
-        target, source = plain(to), plain(of)
-        kind = None if target is None else reducible(target, op)
-        if target is None or source is None or kind is None:
+        found, source = _reducible(to, op), plain(of)
+        if found is None or source is None:
             return None
+        target, element = found
         if source.dtype is not target.dtype or source.numel() != target.numel() * size:
             raise ValueError(
                 f"reduce_scatter over {size} ranks: the input has {source.numel()} "
                 f"{source.dtype}, and {size} times the output is {target.numel() * size} "
                 f"{target.dtype}"
             )
-        dtype, which, each = kind
-        plan.steps.append(
-            CoreCall(
-                Verb.REDUCE_SCATTER,
-                plan.source(source),
-                plan.target(target),
-                target.numel() * each,
-                dtype,
-                which,
-            )
-        )
+        places = plan.source(source), plan.target(target)
+        plan.add(Verb.REDUCE_SCATTER, *places, target.numel(), element)
     return plan
 
 
@@ -153,53 +117,23 @@ def reduce_scatter(
     plan = LoweredOp(outputs=list(outputs))
     op = op_of(options.reduceOp)
     for to, of in zip(outputs, inputs, strict=True):
-        target = plain(to)
-        parts = [plain(each) for each in of]
-        dense = [each for each in parts if each is not None]
-        kind = None if target is None else reducible(target, op)
-        if target is None or kind is None or len(dense) < len(parts):
+        found = _reducible(to, op)
+        parts = [each for each in map(plain, of) if each is not None]
+        if found is None or len(parts) < len(of):
             return None
-        if len(dense) != size or any(each.dtype is not target.dtype for each in dense):
+        target, element = found
+        if len(parts) != size or any(each.dtype is not target.dtype for each in parts):
             raise ValueError(f"reduce_scatter wants a list of {size} tensors of {target.dtype}")
-        if dense[rank].numel() != target.numel():
+        if parts[rank].numel() != target.numel():
             raise ValueError(
-                f"reduce_scatter: part {rank} has {dense[rank].numel()} elements, the output "
+                f"reduce_scatter: part {rank} has {parts[rank].numel()} elements, the output "
                 f"{target.numel()}"
             )
-        if same(dense):
-            dtype, which, each = kind
-            plan.steps.append(
-                CoreCall(
-                    Verb.REDUCE_SCATTER,
-                    plan.joined(dense, True, False),
-                    plan.target(target),
-                    target.numel() * each,
-                    dtype,
-                    which,
-                )
-            )
-        else:
-            _reduce_each(plan, rank, target, dense, kind)
+        if same(parts):
+            places = plan.source(*parts), plan.target(target)
+            plan.add(Verb.REDUCE_SCATTER, *places, target.numel(), element)
+            continue
+        for root, part in enumerate(parts):
+            places = plan.source(part), plan.target(target) if rank == root else 0
+            plan.add(Verb.REDUCE, *places, part.numel(), element, root)
     return plan
-
-
-def _reduce_each(
-    plan: LoweredOp,
-    rank: int,
-    target: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    kind: tuple[DType, Op, int],
-) -> None:
-    dtype, which, each = kind
-    for root, part in enumerate(parts):
-        plan.steps.append(
-            CoreCall(
-                Verb.REDUCE,
-                plan.source(part),
-                plan.target(target) if rank == root else 0,
-                part.numel() * each,
-                dtype,
-                which,
-                root,
-            )
-        )

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from muster_collectives.runtime.types import DType, Op, Verb
+from muster_collectives.runtime.types import DType, Op, Verb, is_defined
 from muster_collectives.torch.ops import views
-from muster_collectives.torch.ops.arguments import DTYPES, complex_parts
 
-__all__ = ["LoweredOp", "CoreCall", "adjacent", "plain", "reducible", "same", "width"]
+__all__ = [
+    "CoreCall", "Element", "LoweredOp", "is_as_it_lies", "movable", "plain", "reducible", "same",
+]  # fmt: skip
 
-
-class Run(Protocol):
-    """`Communicator.run`."""
-
-    def __call__(
-        self,
-        verb: Verb,
-        *,
-        source: int,
-        target: int,
-        count: int,
-        dtype: DType,
-        op: Op = ...,
-        root: int = ...,
-        in_counts: Sequence[int] | None = ...,
-        out_counts: Sequence[int] | None = ...,
-        timeout_s: float | None = ...,
-    ) -> None: ...
+_DTYPES: Mapping[torch.dtype, DType] = {
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.uint8: DType.U8,
+    torch.int8: DType.I8,
+    torch.int32: DType.I32,
+    torch.int64: DType.I64,
+}
+_COMPLEX: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
 
 
 @dataclass(frozen=True)
@@ -49,30 +44,46 @@ class CoreCall:
     out_counts: tuple[int, ...] | None = None
 
 
+class Element(NamedTuple):
+    """What an element of a tensor is to the core: `width` values of `dtype`, reduced by `op`."""
+
+    dtype: DType
+    op: Op
+    width: int
+
+
 @dataclass
 class LoweredOp:
     """`before` and `after` are copies (to, from); `keep` is memory that the addresses point to.
 
-    Copies are made when the plan runs, not when it is made: an operation may use what the one
-    queued before it wrote.
+    Copies are made when the operation runs, not when it is made: it may use what the one queued
+    before it wrote.
     """
 
     outputs: list[Any] = field(default_factory=list)
     before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    steps: list[CoreCall] = field(default_factory=list)
+    calls: list[CoreCall] = field(default_factory=list)
     after: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     first: Callable[[], object] | None = None  # what comes before everything
 
-    def perform(self, run: Run, timeout_s: float | None) -> None:
+    def add(
+        self, verb: Verb, source: int, target: int, count: int, element: Element, root: int = 0
+    ) -> None:
+        """A call; `count` in elements of the tensors."""
+        count *= element.width
+        self.calls.append(CoreCall(verb, source, target, count, element.dtype, element.op, root))
+
+    def perform(self, run: Callable[..., None], timeout_s: float | None) -> None:
+        """`run`: `Communicator.run`."""
         if self.first is not None:
             self.first()
         self.copy_in()
-        for step in self.steps:
+        for call in self.calls:
             run(
-                step.verb, source=step.source, target=step.target, count=step.count,
-                dtype=step.dtype, op=step.op, root=step.root, in_counts=step.in_counts,
-                out_counts=step.out_counts, timeout_s=timeout_s,
+                call.verb, source=call.source, target=call.target, count=call.count,
+                dtype=call.dtype, op=call.op, root=call.root, in_counts=call.in_counts,
+                out_counts=call.out_counts, timeout_s=timeout_s,
             )  # fmt: skip
         self.copy_out()
 
@@ -86,23 +97,23 @@ class LoweredOp:
 
     # --- addresses of tensors, staged where they are not contiguous
 
-    def source(self, tensor: torch.Tensor) -> int:
-        """Where the core reads it."""
-        return int(self._staged(tensor, True, False).data_ptr())
+    def source(self, *tensors: torch.Tensor) -> int:
+        """Where the core reads them, in one row."""
+        return self._row(tensors, True, False)
 
-    def target(self, tensor: torch.Tensor) -> int:
-        """Where the core writes it."""
-        return int(self._staged(tensor, False, True).data_ptr())
+    def target(self, *tensors: torch.Tensor) -> int:
+        """Where the core writes them, in one row."""
+        return self._row(tensors, False, True)
 
-    def both(self, tensor: torch.Tensor) -> int:
-        """Where the core reads and writes it."""
-        return int(self._staged(tensor, True, True).data_ptr())
+    def both(self, *tensors: torch.Tensor) -> int:
+        """Where the core reads and writes them, in one row."""
+        return self._row(tensors, True, True)
 
-    def joined(self, tensors: Sequence[torch.Tensor], read: bool, write: bool) -> int:
+    def _row(self, tensors: Sequence[torch.Tensor], read: bool, write: bool) -> int:
         """The address of `tensors` in one row: their own where they lie so, else of a copy."""
         self.keep.append(tensors)
-        if adjacent(tensors):  # those without elements have no address
-            return int(next(each.data_ptr() for each in tensors if each.numel()))
+        if _adjacent(tensors):  # those without elements have no address
+            return int(next((each.data_ptr() for each in tensors if each.numel()), 0))
         total = sum(each.numel() for each in tensors)
         row = torch.empty(total, dtype=tensors[0].dtype)
         self.keep.append(row)
@@ -115,18 +126,6 @@ class LoweredOp:
             if write:
                 self.after.append((each, part))
         return int(row.data_ptr())
-
-    def _staged(self, tensor: torch.Tensor, read: bool, write: bool) -> torch.Tensor:
-        self.keep.append(tensor)
-        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-            return tensor
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self.keep.append(copy)
-        if read:
-            self.before.append((copy, tensor))
-        if write:
-            self.after.append((tensor, copy))
-        return copy
 
 
 def plain(tensor: Any) -> torch.Tensor | None:
@@ -143,43 +142,43 @@ def same(tensors: Sequence[torch.Tensor]) -> bool:
     return all(each.dtype is first.dtype and each.numel() == first.numel() for each in tensors[1:])
 
 
-def adjacent(tensors: Sequence[torch.Tensor]) -> bool:
+def is_as_it_lies(tensor: torch.Tensor) -> bool:
+    """Whether the numbers in its memory, in a row, are what it says."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _adjacent(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether they lie one after the other without gaps, as the parts of one tensor do."""
     place = None
     for each in tensors:
-        if not each.is_contiguous() or each.is_conj() or each.is_neg():
+        if not is_as_it_lies(each):
             return False
         if not each.numel():
             continue
         if place is not None and each.data_ptr() != place:
             return False
         place = each.data_ptr() + each.numel() * each.element_size()
-    return place is not None
+    return True
 
 
-def width(tensor: torch.Tensor) -> tuple[DType, int]:
-    """For moves: the core's type, and how many of it an element is. Any type can be moved."""
-    kind = DTYPES.get(tensor.dtype)
-    return (kind, 1) if kind is not None else (DType.U8, tensor.element_size())
+def movable(tensor: torch.Tensor) -> Element:
+    """For moves: any type can be moved."""
+    kind = _DTYPES.get(tensor.dtype)
+    if kind is None:
+        return Element(DType.U8, Op.SUM, tensor.element_size())
+    return Element(kind, Op.SUM, 1)
 
 
-def reducible(tensor: torch.Tensor, op: Op | None) -> tuple[DType, Op, int] | None:
-    """For sums: the core's type and operation, and how many of it an element is; None where the
-    core has no such sum."""
+@functools.cache
+def reducible(dtype: torch.dtype, op: Op | None) -> Element | None:
+    """For sums; None where the core has no such sum."""
     if op is None:
         return None
-    kind = DTYPES.get(tensor.dtype)
+    kind = _DTYPES.get(dtype)
     if kind is not None:
-        floats = tensor.dtype.is_floating_point
-        if op is Op.AVG and not floats:
-            return None
-        if op in (Op.BAND, Op.BOR, Op.BXOR) and floats:
-            return None
-        return kind, op, 1
-    if tensor.dtype is torch.bool:  # bytes of 0 and 1: "any" and "all" must stay so
+        return Element(kind, op, 1) if is_defined(kind, op) else None
+    if dtype is torch.bool:  # bytes of 0 and 1: "any" and "all" must stay so
         logical = {Op.SUM: Op.MAX, Op.PROD: Op.MIN, Op.AVG: None}.get(op, op)
-        return None if logical is None else (DType.U8, logical, 1)
-    parts = complex_parts(tensor.dtype)
-    if parts is not None and op in (Op.SUM, Op.AVG):
-        return parts, op, 2
-    return None
+        return None if logical is None else Element(DType.U8, logical, 1)
+    parts = _COMPLEX.get(dtype)
+    return Element(parts, op, 2) if parts is not None and op in (Op.SUM, Op.AVG) else None

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from muster_collectives.torch.ops import cpu_move, cpu_reduce
-from muster_collectives.torch.ops.arguments import Row
+from muster_collectives.torch.ops.arguments import C10dVerb
 from muster_collectives.torch.ops.lowered import LoweredOp
 
-__all__ = ["VERBS", "Verb"]
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb of c10d on CPU tensors. `row` says how it is called, `plan` what it comes to on CPU
-    tensors: it takes the group's size, the rank, then what c10d passes."""
-
-    row: Row
-    plan: Callable[..., LoweredOp | None]
-
-    @property
-    def name(self) -> str:
-        return self.row.name
-
-
-def _options(*names: str) -> Any:
-    """The first of these classes that this torch has."""
-    for name in names:
-        found = getattr(dist, name, None) or getattr(dist.distributed_c10d, name, None)
-        if found is not None:
-            return found
-    raise ImportError(f"torch.distributed has none of {', '.join(names)}")
+__all__ = ["VERBS"]
 
 
 def _verb(
-    plan: Callable[..., LoweredOp | None],
+    lower: Callable[..., LoweredOp | None],
     spellings: str,
     levels: tuple[int, ...],
     options: str,
     *extras: str,
-) -> Verb:
-    return Verb(Row(tuple(spellings.split()), levels, _options(options), extras), plan)
+) -> C10dVerb:
+    kind: Any = getattr(dist, options, None) or getattr(dist.distributed_c10d, options)
+    return C10dVerb(lower, tuple(spellings.split()), levels, kind, extras)
 
 
 _REDUCE, _MOVE = cpu_reduce, cpu_move
-VERBS: tuple[Verb, ...] = (
+_TABLE = (
     _verb(_REDUCE.all_reduce, "allreduce", (1,), "AllreduceOptions", "op", "timeout"),
-    _verb(_REDUCE.all_reduce_coalesced, "allreduce_coalesced", (1,), "AllreduceCoalescedOptions"),
+    _verb(_REDUCE.all_reduce, "allreduce_coalesced", (1,), "AllreduceCoalescedOptions"),
     _verb(_REDUCE.reduce, "reduce", (1,), "ReduceOptions", "root", "op", "timeout"),
     _verb(
         _REDUCE.reduce_scatter, "reduce_scatter", (1, 2), "ReduceScatterOptions", "op", "timeout"
@@ -84,3 +62,4 @@ VERBS: tuple[Verb, ...] = (
     _verb(_MOVE.all_to_all, "alltoall", (1, 1), "AllToAllOptions", "timeout"),
     _verb(_MOVE.barrier, "barrier", (), "BarrierOptions", "timeout"),
 )  # fmt: skip
+VERBS: Mapping[str, C10dVerb] = {verb.name: verb for verb in _TABLE}

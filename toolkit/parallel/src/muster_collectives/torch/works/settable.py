@@ -20,14 +20,14 @@ class SettableFuture:
     def __init__(self, device: torch.device | None = None) -> None:
         on_device = device is not None and device.type == "cuda"
         self._source: Future[Any] = Future(devices=[device] if on_device else None)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.future: Future[Any] = self._source.then(self._value_or_error)
 
     def set_result(self, value: Any) -> None:
         """Of CUDA tensors: records what its waiters' streams wait for, on the current stream."""
         self._source.set_result(value)
 
-    def set_error(self, error: Exception) -> None:
+    def set_error(self, error: BaseException) -> None:
         self._error = error
         self._source.set_result(None)
 

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.futures import Future
 
 from muster_collectives.runtime.communicator import Async, Request
@@ -24,20 +23,14 @@ from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError
 from muster_collectives.runtime.types import Code, Status
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.untraced import leave_alone
+from muster_collectives.torch.works.base import MusterWork, limit_s
 from muster_collectives.torch.works.follower import Follower
+from muster_collectives.torch.works.settable import SettableFuture
 
-__all__ = ["CompletedWork", "CoalescedWork", "QueuedWork", "P2PWork", "limit_s"]
+__all__ = ["CoalescedWork", "CompletedWork", "P2PWork", "QueuedWork"]
 
 _LONGEST_S = threading.TIMEOUT_MAX
 _CLAIMS = threading.Lock()  # held for two assignments: who sets the result of a future
-
-
-def limit_s(timeout: timedelta | None) -> float | None:
-    """Seconds of a `wait(timeout)`; None where c10d means "as long as the group's timeout"."""
-    if timeout is None:
-        return None
-    seconds = timeout.total_seconds()
-    return seconds if seconds > 0 else None
 
 
 def _late(what: str, seconds: float | None) -> CollectiveTimeout:
@@ -48,41 +41,28 @@ def _late(what: str, seconds: float | None) -> CollectiveTimeout:
     )
 
 
-class CompletedWork(dist._Work):  # type: ignore[misc]
+class CompletedWork(MusterWork):
     """The work of a call that is over; `outputs` is what its future carries. Nothing can go
     wrong with it any more."""
 
     def __init__(self, outputs: Sequence[Any] = ()) -> None:
-        super().__init__()
-        self._outputs = outputs
+        super().__init__(outputs)
         self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        return None
-
     def is_completed(self) -> bool:
         return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def result(self) -> list[Any]:
-        return list(self._outputs)
 
     def get_future(self) -> Any:
         if self._future is None:
             self._future = Future()
-            self._future.set_result(list(self._outputs))
+            self._future.set_result(self.result())
         return self._future
 
 
-class QueuedWork(dist._Work):  # type: ignore[misc]
+class QueuedWork(MusterWork):
     """A call in a group's operation queue. `perform` is called once, in its turn; `publish` once
     after it and outside of the turn, since it runs callbacks. `begun`: the core's thread runs its
     calls, and `action` is what is left to do after them. `is_held`: what comes after it waits
@@ -97,18 +77,15 @@ class QueuedWork(dist._Work):  # type: ignore[misc]
         begun: Async | None,
         is_held: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(outputs)
         self._action: Callable[[], None] | None = action
         self._begun = begun
         self.is_held = is_held
-        self._outputs = outputs
         self._help_out = help_out
         self._at_once = at_once
-        self._error: BaseException | None = None
         self._over = False
         self._gate: threading.Event | None = None
-        self._source: Any = None  # the future that publish sets
-        self._future: Any = None  # the one that is given away
+        self._settable: SettableFuture | None = None
 
     # --- the lane's side
 
@@ -135,11 +112,11 @@ class QueuedWork(dist._Work):  # type: ignore[misc]
     def publish(self) -> None:
         with _CLAIMS:
             self._over = True
-            source, gate = self._source, self._gate
+            settable, gate = self._settable, self._gate
         if gate is not None:
             gate.set()
-        if source is not None:
-            source.set_result(list(self._outputs))
+        if settable is not None:
+            self._settle(settable)
 
     def until_over(self, timeout_s: float | None) -> bool:
         """Until another thread has published it; False after `timeout_s`."""
@@ -162,44 +139,29 @@ class QueuedWork(dist._Work):  # type: ignore[misc]
             raise self._error
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return self._over
 
-    def is_success(self) -> bool:
-        return self._over and self._error is None
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> list[Any]:
-        return list(self._outputs)
-
     def get_future(self) -> Any:
-        """Carries the list of tensors. C++ sees a failure too: only a callback that raises gives
-        a future an error that DDP's reducer can read."""
-        if self._future is None:
-            source = Future()
-            self._future = source.then(self._tensors_or_error)
+        """Carries the list of tensors."""
+        if self._settable is None:
+            settable = SettableFuture()
             with _CLAIMS:
-                over = self._over
-                if not over:
-                    self._source = source
+                self._settable, over = settable, self._over
             if over:
-                source.set_result(list(self._outputs))
+                self._settle(settable)
             elif self._at_once():
                 self._help_out(self, None)
-        return self._future
+        return self._settable.future
 
-    def _tensors_or_error(self, source: Any) -> list[Any]:
+    def _settle(self, settable: SettableFuture) -> None:
         if self._error is not None:
-            raise self._error
-        return list(source.value())
+            settable.set_error(self._error)
+        else:
+            settable.set_result(self.result())
 
 
-class P2PWork(dist._Work):  # type: ignore[misc]
+class P2PWork(MusterWork):
     """A send or a receive. `tensor` lives as long as this; a receive into a tensor that is not
     contiguous goes through `staged`. `when_over` is told once somebody has waited for it."""
 
@@ -212,7 +174,7 @@ class P2PWork(dist._Work):  # type: ignore[misc]
         when_over: Callable[[P2PWork], None],
         follower: Follower,
     ) -> None:
-        super().__init__()
+        super().__init__([tensor])
         self._request = request
         self._follower = follower
         self._when_over = when_over
@@ -220,7 +182,6 @@ class P2PWork(dist._Work):  # type: ignore[misc]
         self._staged = staged
         self._expects_bytes = expects_bytes
         self._peer = -1
-        self._error: BaseException | None = None
         self._over = False
         self._future: Any = None
         self._once = threading.Lock()
@@ -265,9 +226,6 @@ class P2PWork(dist._Work):  # type: ignore[misc]
         elif self._staged is not self._tensor:
             views.write(self._tensor, self._staged.view(self._tensor.shape))
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def has_ended(self) -> bool:
         """Whether the core is done with the memory."""
         return self._over or self._request.done()
@@ -283,15 +241,6 @@ class P2PWork(dist._Work):  # type: ignore[misc]
                 self._once.release()
         return self._over
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BaseException | None:
-        return self._error if self.is_completed() else None
-
-    def result(self) -> list[torch.Tensor]:
-        return [self._tensor]
-
     def source_rank(self) -> int:
         return self._peer
 
@@ -302,32 +251,28 @@ class P2PWork(dist._Work):  # type: ignore[misc]
         """Settled by the group's follower: nothing else looks at a transfer until someone waits."""
         with self._making:
             if self._future is None:
-                source = Future()
-                future = source.then(self._tensors_or_error)
-                self._follower.follow(self._request, functools.partial(self._settle, source))
-                self._future = future
+                settable = SettableFuture()
+                self._follower.follow(self._request, functools.partial(self._settle, settable))
+                self._future = settable.future
             return self._future
 
-    def _settle(self, source: Any) -> None:
+    def _settle(self, settable: SettableFuture) -> None:
         try:
             self.wait()
-        except BaseException as error:  # the transfer's own is in _error, which the callback raises
+        except BaseException as error:
             if not self._over:  # the wait alone has ended
-                source.set_exception(RuntimeError(f"the wait for it has failed: {error!r}"))
+                settable.set_error(RuntimeError(f"the wait for it has failed: {error!r}"))
                 raise
-        source.set_result([self._tensor])
-
-    def _tensors_or_error(self, source: Any) -> list[Any]:
-        if self._error is not None:
-            raise self._error
-        return list(source.value())
+            settable.set_error(error)
+        else:
+            settable.set_result(self.result())
 
 
-class CoalescedWork(dist._Work):  # type: ignore[misc]
+class CoalescedWork(MusterWork):
     """Several works as one. Done when all of `works` are; raises the first failure."""
 
     def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
+        super().__init__(())
         self._works = tuple(works)
         self._future: Any = None
 
@@ -338,9 +283,6 @@ class CoalescedWork(dist._Work):  # type: ignore[misc]
             else:
                 work.wait(timeout)
         return True
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)

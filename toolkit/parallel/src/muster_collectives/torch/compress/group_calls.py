@@ -1,7 +1,7 @@
 """Collectives of any process group, or of a bare backend, under either of their spellings.
 
-torch 2.13 calls them `*_single`; before that, and on backends still, they are `*_base`. Each call
-waits: on a device that is an order between streams, on a processor the caller stands still.
+torch 2.13 calls them `*_single`; before that, and on backends still, they are `*_base`. Each gives
+a work: on a device its wait is an order between streams, on a processor the caller stands still.
 """
 
 from __future__ import annotations
@@ -14,42 +14,41 @@ from torch.distributed import distributed_c10d as c10d
 Group = Any  # dist.ProcessGroup, or one of its backends: they share no base class
 
 
-def all_gather(group: Group, output: Tensor, source: Tensor) -> None:
+def all_gather(group: Group, output: Tensor, source: Tensor) -> Any:
     """`output` is `source` of every rank, by rank; both contiguous."""
-    one_of(group, "all_gather_single", "_allgather_base")(
-        output, source, c10d.AllgatherOptions()
-    ).wait()
+    gather = _one_of(group, "all_gather_single", "_allgather_base")
+    return gather(output, source, c10d.AllgatherOptions())
 
 
-def reduce_scatter(group: Group, output: Tensor, source: Tensor, op: Any) -> None:
+def reduce_scatter(group: Group, output: Tensor, source: Tensor, op: Any) -> Any:
     """`output` is this rank's part of the reduction of every rank's `source`; both contiguous."""
     options = c10d.ReduceScatterOptions()
     options.reduceOp = op
-    one_of(group, "reduce_scatter_single", "_reduce_scatter_base")(output, source, options).wait()
+    scatter = _one_of(group, "reduce_scatter_single", "_reduce_scatter_base")
+    return scatter(output, source, options)
 
 
-def all_to_all(group: Group, output: Tensor, source: Tensor) -> None:
+def all_to_all(group: Group, output: Tensor, source: Tensor) -> Any:
     """Part r of `source` goes to rank r; equal parts along the first dimension."""
-    one_of(group, "all_to_all_single", "alltoall_base")(
-        output, source, [], [], c10d.AllToAllOptions()
-    ).wait()
+    exchange = _one_of(group, "all_to_all_single", "alltoall_base")
+    return exchange(output, source, [], [], c10d.AllToAllOptions())
 
 
-def all_reduce(group: Group, tensor: Tensor, op: Any) -> None:
+def all_reduce(group: Group, tensor: Tensor, op: Any) -> Any:
     """In place."""
     options = c10d.AllreduceOptions()
     options.reduceOp = op
-    group.allreduce([tensor], options).wait()
+    return group.allreduce([tensor], options)
 
 
-def broadcast(group: Group, tensor: Tensor, root: int) -> None:
+def broadcast(group: Group, tensor: Tensor, root: int) -> Any:
     """In place, from the rank `root` of this group."""
     options = c10d.BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
-    group.broadcast([tensor], options).wait()
+    return group.broadcast([tensor], options)
 
 
-def one_of(group: Group, *names: str) -> Any:
+def _one_of(group: Group, *names: str) -> Any:
     """The first method of these names that the group has."""
     for name in names:
         found = getattr(group, name, None)
