@@ -134,14 +134,14 @@ def test_doctor_names_neighbours_that_share_no_memory() -> None:
     assert troubles(named) == []
 
 
-@pytest.mark.parametrize("name", ["bench", "doctor", "autotune"])
+@pytest.mark.parametrize("words", [("bench",), ("bench", "--tune"), ("doctor",)])
 def test_without_a_compiled_core_a_tool_says_why_and_the_fix_and_measures_nothing(
-    name: str, tmp_path: Path
+    words: tuple[str, ...], tmp_path: Path
 ) -> None:
     path, home = tmp_path / "no.so", tmp_path / "home"
     environ = {"COLLECTIVES_CORE": str(path), "XDG_CONFIG_HOME": str(home)}
-    assert tool(name, environ=environ, code=1).splitlines() == [
-        f"{name}: there is no compiled core at {path}", FIX
+    assert tool(*words, environ=environ, code=1).splitlines() == [
+        f"{words[0]}: there is no compiled core at {path}", FIX
     ]  # fmt: skip
     assert not home.exists()
 

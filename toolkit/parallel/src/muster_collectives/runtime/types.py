@@ -50,6 +50,15 @@ class Op(enum.IntEnum):
     BXOR = 7
 
 
+class ReduceOp(enum.Enum):
+    """What the older API of smdistributed.dataparallel makes of the values of all ranks."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
 class Wire(enum.IntEnum):
     """How fp32 sums travel between nodes."""
 

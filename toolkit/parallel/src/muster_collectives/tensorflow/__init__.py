@@ -12,6 +12,7 @@ in graphs of TensorFlow 1, not in functions that XLA compiles (jit_compile=True)
 go through host memory.
 """
 
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.context import (
     init,
@@ -24,7 +25,6 @@ from muster_collectives.tensorflow.context import (
 )
 from muster_collectives.tensorflow.operations import allreduce, broadcast, oob_allreduce, overlap
 from muster_collectives.tensorflow.optimizer import DistributedOptimizer
-from muster_collectives.tensorflow.reductions import ReduceOp
 from muster_collectives.tensorflow.tape import DistributedGradientTape
 from muster_collectives.tensorflow.variables import (
     BroadcastGlobalVariablesHook,

@@ -12,15 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.tensorflow import context
 from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.ordering import GraphOrder
-from muster_collectives.tensorflow.reductions import (
-    Array,
-    ReduceOp,
-    broadcast_arrays,
-    reduce_arrays,
-)
+from muster_collectives.tensorflow.reductions import Array, broadcast_arrays, reduce_arrays
 
 
 def allreduce(

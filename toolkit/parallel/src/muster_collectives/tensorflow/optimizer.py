@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.keras_optimizer import Reduce, keras_optimizer
 from muster_collectives.tensorflow.operations import reduce_all
-from muster_collectives.tensorflow.reductions import ReduceOp
 
 
 def DistributedOptimizer(  # noqa: N802  # the name is the legacy API's

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from muster_collectives.runtime.communicator import Communicator
-from muster_collectives.runtime.types import DType, Op
+from muster_collectives.runtime.types import DType, Op, ReduceOp
 
 Array = Any  # np.ndarray of any element type
-
-
-class ReduceOp(enum.Enum):
-    """What `allreduce` makes of the tensors of all ranks."""
-
-    AVERAGE = "average"
-    SUM = "sum"
-    MIN = "min"
-    MAX = "max"
 
 
 # By the names of numpy's element types; bfloat16 is a type that TensorFlow adds to numpy.

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.operations import reduce_all
-from muster_collectives.tensorflow.reductions import ReduceOp
 
 
 class DistributedGradientTape:

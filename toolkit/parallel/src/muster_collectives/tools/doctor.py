@@ -30,6 +30,7 @@ from muster_collectives.tools.bench.team import Team
 _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
                "/sys/kernel/mm/transparent_hugepage/shmem_enabled")  # fmt: skip
 _LIMIT_S = 60.0
+_UNTUNED = "the defaults (bench --tune writes a file)"
 _APART = (
     "  Fix: one user for the ranks of a machine, and one process namespace or one /dev/shm for all"
 )
@@ -114,7 +115,7 @@ def _own(notes: Sequence[str]) -> list[str]:
         f"/dev/shm: {shm} (not needed: memory is shared through memfd)",
         f"huge pages: {'; '.join(_chosen(each) for each in _HUGE_PAGES)}",
         f"torch: {torch}",
-        f"tuned sizes: {path if os.path.exists(path) else 'the defaults (autotune writes a file)'}",
+        f"tuned sizes: {path if os.path.exists(path) else _UNTUNED}",
         "sizes: " + ", ".join(f"{name}={value}" for name, value in encode(settings.tuning).items()),
     ]
     given = variables.read(os.environ).values

@@ -5,7 +5,6 @@ Scripts that were written for it run unchanged on any machine; new ones use torc
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,20 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muster_collectives.runtime import environment
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.hooks.average import divides, group_or_world
 
 BACKEND = "smddp"
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-
-
-class ReduceOp(enum.Enum):
-    """What all_reduce makes of the tensors of all ranks."""
-
-    SUM = "sum"
-    AVERAGE = "average"
-    MIN = "min"
-    MAX = "max"
 
 
 _OPS = {
