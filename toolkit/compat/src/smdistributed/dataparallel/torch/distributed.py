@@ -2,8 +2,8 @@
 
 from torch.distributed import group  # scripts say group.WORLD
 
+from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.torch.legacy import (
-    ReduceOp,
     all_gather,
     all_reduce,
     all_to_all_single,
