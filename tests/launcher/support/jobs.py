@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from muster.plan.launchplan import Command, Daemon, Launcher, LaunchPlan
 from muster.types.cluster import Cluster, Host
 from muster.types.deadlines import Deadlines
 from muster.types.distribution import Distribution, Single
@@ -95,3 +96,20 @@ def make_staged(
         environ=dict(environ or {}),
         code_hash="c0de",
     )
+
+
+def launcher_of(plan: LaunchPlan) -> Command:
+    """The command of this host's launcher, or of its launch daemon: there must be one."""
+    assert isinstance(plan.starter, Launcher | Daemon)
+    return plan.starter.command
+
+
+def daemon_of(plan: LaunchPlan) -> Daemon:
+    """This host's launch daemon, which there must be."""
+    assert isinstance(plan.starter, Daemon)
+    return plan.starter
+
+
+def daemon_hosts_of(plan: LaunchPlan) -> Mapping[str, int]:
+    """The hosts that this host's launcher asks for their launch daemons."""
+    return plan.starter.daemon_hosts if isinstance(plan.starter, Launcher) else {}

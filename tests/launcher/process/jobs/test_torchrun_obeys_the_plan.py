@@ -15,7 +15,7 @@ from muster.plan.script import RANK_SHIM
 from muster.stage.machine.programs import find_tools
 from muster.types.distribution import Torchrun
 from muster.types.job import Settings
-from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
+from tests.launcher.support.jobs import launcher_of, make_cluster, make_facts, make_job, make_staged
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.torch
@@ -48,10 +48,9 @@ def test_two_hosts_of_unequal_size_make_the_ranks_of_the_table(tmp_path: Path) -
         )
         staged = make_staged(job, python=sys.executable, environ=environ)
         made = plan(job, facts, staged, find_tools(environ, sys.executable))
-        assert made.launcher is not None
-        end = made.launcher.argv.index(RANK_SHIM)
-        argv = [*made.launcher.argv[:end], str(recorder), str(tmp_path)]
-        running.append(subprocess.Popen(argv, env=made.launcher.env, cwd=tmp_path))
+        end = launcher_of(made).argv.index(RANK_SHIM)
+        argv = [*launcher_of(made).argv[:end], str(recorder), str(tmp_path)]
+        running.append(subprocess.Popen(argv, env=launcher_of(made).env, cwd=tmp_path))
     try:
         assert [process.wait(60) for process in running] == [0, 0]
     finally:
@@ -68,7 +67,7 @@ def test_two_hosts_of_unequal_size_make_the_ranks_of_the_table(tmp_path: Path) -
         made_by_torchrun = {
             name for name in got if name not in made.script.env and name != "LC_CTYPE"
         }
-        assert {name for name in made_by_torchrun if not listed(name, made.rank_env)} == set()
+        assert {name for name in made_by_torchrun if not listed(name, made.made_at_start)} == set()
 
 
 def listed(name: str, patterns: tuple[str, ...]) -> bool:

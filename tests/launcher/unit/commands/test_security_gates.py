@@ -11,6 +11,7 @@ import pytest
 
 import muster
 from muster.plan import plan
+from muster.plan.launchplan import Launcher
 from muster.types.distribution import Distribution, Single, Torchrun
 from muster.types.tools import Tools
 from tests.launcher.support.jobs import make_facts, make_job, make_staged
@@ -124,7 +125,8 @@ def test_no_text_of_a_peer_reaches_the_ranks_of_another_host(option: Distributio
         address=evil, interface=evil, code_hash=evil, toolkit=evil, python=evil
     )
     made = plan(job, facts, make_staged(job), Tools())
-    for command in (made.script, made.launcher):
-        if command is not None:
-            assert evil not in repr((command.argv, dict(command.env), command.cwd))
-    assert (made.script, made.launcher) == (honest.script, honest.launcher)
+    commands = [made.script]
+    commands += [made.starter.command] if isinstance(made.starter, Launcher) else []
+    for command in commands:
+        assert evil not in repr((command.argv, dict(command.env), command.cwd))
+    assert (made.script, made.starter) == (honest.script, honest.starter)

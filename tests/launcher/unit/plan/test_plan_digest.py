@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import Direct, LaunchPlan
 from muster.plan.script import without_base
 from muster.types.cluster import Cluster, Host
 from muster.types.distribution import Distribution, Single, Torchrun
 from muster.types.job import Job, Settings, Staged
 from muster.types.machine import HostFacts
 from muster.types.tools import Tools
-from tests.launcher.support.jobs import make_facts, make_job, make_staged
+from tests.launcher.support.jobs import launcher_of, make_facts, make_job, make_staged
 
 
 class World(NamedTuple):
@@ -97,12 +97,12 @@ def test_ranks_are_contiguous_on_each_host_in_the_order_of_the_distribution(worl
 @given(worlds())
 def test_torchrun_is_told_the_numbers_of_the_table(world: World) -> None:
     for current, made in enumerate(plans(world)):
-        if made.launcher is None:
+        if made.starter == Direct():
             assert isinstance(world.distribution, Single) or made.ranks_of(current)[0].rank >= (
                 made.world_size
             )
             continue
-        line = made.launcher.argv
+        line = launcher_of(made).argv
         assert line[line.index("--nproc_per_node") + 1] == str(len(made.ranks_of(current)))
         assert line[line.index("--nnodes") + 1] == str(len(world.cluster.distribution))
 

@@ -7,7 +7,7 @@ import pytest
 from muster.plan import plan
 from muster.types.distribution import Distribution, Mpi, ParameterServer, Torchrun
 from muster.types.errors import ConfigError
-from tests.launcher.support.jobs import make_facts, make_job, make_staged
+from tests.launcher.support.jobs import launcher_of, make_facts, make_job, make_staged
 
 
 def test_torchrun_meets_at_the_plain_address() -> None:
@@ -19,8 +19,7 @@ def test_torchrun_meets_at_the_plain_address() -> None:
     job = make_job(2, Torchrun())
     made = plan(job, facts, make_staged(job))
     assert made.master_addr == "fd00::1"
-    assert made.launcher is not None
-    argv = made.launcher.argv
+    argv = launcher_of(made).argv
     assert argv[argv.index("--master_addr") + 1] == "fd00::1"
 
 

@@ -19,11 +19,8 @@ def make_plan(**changes: Any) -> LaunchPlan:
         "leader": 0,
         "master_addr": "algo-1",
         "ports": {"control": 1, "store": 2},
-        "launcher": None,
-        "launcher_outlives_ranks": False,
         "script": COMMAND,
         "script_is_python": True,
-        "rank_env": (),
         "agreed": ("python", "train.py"),
     }
     return LaunchPlan(**{**fields, **changes})

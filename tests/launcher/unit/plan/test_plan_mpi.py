@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, RankSlot, Scratch
 from muster.plan.script import PYTHON_MAIN, RANK_SHIM, SPAWN_AGENT
-from muster.run.child.rank import rank_environment
 from muster.stage.machine.programs import find_mpi, find_tools
 from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError
 from muster.types.job import Settings
 from muster.types.tools import Tools
-from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
+from tests.launcher.support.jobs import (
+    daemon_hosts_of,
+    daemon_of,
+    launcher_of,
+    make_cluster,
+    make_facts,
+    make_job,
+    make_staged,
+)
 
 VERSIONS = ("4.1.4", "5.0.11")
 TOOLS = {
@@ -46,8 +53,7 @@ def plan_on(
 
 
 def line(made: LaunchPlan) -> tuple[str, ...]:
-    assert made.launcher is not None
-    return made.launcher.argv
+    return launcher_of(made).argv
 
 
 LINES = {
@@ -91,11 +97,10 @@ def test_the_leader_runs_mpirun_over_our_shims(version: str, hosts: int) -> None
 @both
 def test_followers_start_nothing_but_the_daemon_that_is_asked_for(version: str) -> None:
     leader, follower = plan_on(0, 2, version), plan_on(1, 2, version)
-    assert (follower.launcher, leader.daemon) == (None, None)
-    assert follower.daemon is not None
-    assert follower.daemon.command.argv[0] == TOOLS[version].mpi_daemon
-    assert leader.daemon_hosts == {"10.0.0.2": 1}
-    assert follower.daemon_hosts == {}
+    assert isinstance(leader.starter, Launcher)
+    assert daemon_of(follower).command.argv[0] == TOOLS[version].mpi_daemon
+    assert daemon_hosts_of(leader) == {"10.0.0.2": 1}
+    assert daemon_hosts_of(follower) == {}
     assert leader.digest == follower.digest
 
 
@@ -113,7 +118,7 @@ def test_every_rank_gets_the_names_that_pytorch_reads(version: str, current: int
     rank = made.ranks_of(current)[1]
     number = str(rank.rank)
     of_mpi = {"OMPI_COMM_WORLD_RANK": number, "SM_SECRET": "of the leader", "LD_PRELOAD": "evil"}
-    environ = rank_environment(made, rank, of_mpi)
+    environ = made.rank_environment(rank.rank, of_mpi, {})
     assert environ["RANK"] == environ["OMPI_COMM_WORLD_RANK"] == number
     assert (environ["LOCAL_RANK"], environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"]) == (
         *("1", "4", "2"),
@@ -129,8 +134,7 @@ def test_no_value_of_the_environment_is_on_a_command_line(version: str) -> None:
     for current in (0, 1):
         made = plan_on(current, 2, version, environ=environ)
         lines = [made.script.argv, made.agreed]
-        lines += [made.launcher.argv] if made.launcher else []
-        lines += [made.daemon.command.argv] if made.daemon else []
+        lines.append(launcher_of(made).argv)
         assert "canary" not in str(lines)
         assert "-x" not in made.agreed
 
@@ -143,7 +147,7 @@ def test_parameters_of_the_environment_are_for_ranks_and_never_for_how_daemons_s
     environ |= {"OMPI_MCA_orte_launch_agent": "/tmp/evil", "PRTE_MCA_plm_ssh_agent": "ssh"}
     for current in (0, 1):
         made = plan_on(current, 2, version, environ=environ)
-        command = made.launcher or (made.daemon and made.daemon.command)
+        command = launcher_of(made)
         assert command
         assert not [n for n in command.env if n.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
         assert made.script.env["OMPI_MCA_coll"] == "^hcoll"
@@ -195,7 +199,7 @@ def test_no_variable_of_the_options_reaches_mpirun_or_its_daemons(version: str) 
         made = plan_on(
             current, 2, version, environ=environ, custom=f"{custom} -x PMIX_MCA_gds=hash"
         )
-        command = made.launcher or (made.daemon and made.daemon.command)
+        command = launcher_of(made)
         assert command
         assert not command.env.keys() & {"LD_PRELOAD", "A", "PMIX_MCA_gds"}
         assert {name: command.env[name] for name in environ} == environ
@@ -207,7 +211,7 @@ def test_no_variable_that_open_mpi_carries_by_itself_is_in_its_environment(versi
     environ = {"OMPI_ODD": "of this host", "OMPI_MCA_coll": "^hcoll", "OPAL_PREFIX": "/image"}
     for current in (0, 1):
         made = plan_on(current, 2, version, environ=environ)
-        command = made.launcher or (made.daemon and made.daemon.command)
+        command = launcher_of(made)
         assert command
         assert not [name for name in command.env if name.startswith("OMPI_")]
         assert command.env["OPAL_PREFIX"] == "/image"
@@ -215,9 +219,9 @@ def test_no_variable_that_open_mpi_carries_by_itself_is_in_its_environment(versi
 
 
 def test_a_rank_that_is_alone_has_lost_no_other() -> None:
-    assert 14 not in plan_on(0, 1, processes=1).peer_loss_exit_codes
-    assert 14 in plan_on(0, 1, processes=2).peer_loss_exit_codes
-    for status, words in plan_on(0, 2).peer_loss_exit_codes.items():
+    assert 14 not in plan_on(0, 1, processes=1).ends.peer_loss_exit_codes
+    assert 14 in plan_on(0, 1, processes=2).ends.peer_loss_exit_codes
+    for status, words in plan_on(0, 2).ends.peer_loss_exit_codes.items():
         assert words.startswith(f"it ended without an error message; Open MPI uses {status} when ")
 
 
@@ -267,23 +271,26 @@ SURROUNDINGS = {
 @pytest.mark.parametrize("current", [0, 1])
 def test_no_launcher_around_us_reaches_mpirun_or_ranks(version: str, current: int) -> None:
     made = plan_on(current, 2, version, environ={**SURROUNDINGS, "SM_HOSTS": "[]"})
-    commands = [made.script, *([made.launcher] if made.launcher else [])]
-    commands += [made.daemon.command] if made.daemon else []
-    for command in commands:
+    for command in (made.script, launcher_of(made)):
         assert not command.env.keys() & SURROUNDINGS.keys()
         assert command.env["SM_HOSTS"] == "[]"
     assert any("SLURM_JOB_ID is kept from mpirun" in note for note in made.notes)
+
+
+def scratch_of(made: LaunchPlan) -> Scratch:
+    assert made.launched is not None
+    return made.launched.scratch
 
 
 @both
 def test_what_open_mpi_leaves_goes_to_folders_of_the_job(version: str) -> None:
     folder = {"4.1.4": "btl_vader", "5.0.11": "btl_sm"}[version]
     made = plan_on(1, 2, version)
-    assert made.scratch.launcher == ("TMPDIR",)
-    assert f"OMPI_MCA_{folder}_backing_directory" in made.scratch.ranks
+    assert scratch_of(made).launcher == ("TMPDIR",)
+    assert f"OMPI_MCA_{folder}_backing_directory" in scratch_of(made).ranks
     own = {f"OMPI_MCA_{folder}_backing_directory": "/mine"}
     kept = plan_on(1, 2, version, environ=own)
-    assert not own.keys() & set(kept.scratch.ranks)
+    assert not own.keys() & set(scratch_of(kept).ranks)
 
 
 @pytest.mark.parametrize(
@@ -307,12 +314,12 @@ def test_where_hosts_call_their_interfaces_differently_each_uses_its_own(
         job = make_job(2, Mpi(processes_per_host=1), current)
         made = plan(job, facts, make_staged(job), TOOLS[version])
         digests.add(made.digest)
-        words = made.launcher.argv if made.launcher else made.daemon.command.argv  # type: ignore[union-attr]
+        words = launcher_of(made).argv
         assert words[words.index("oob_tcp_if_include") + 1] == own
         assert "btl_tcp_if_include" not in words
         assert made.script.env["OMPI_MCA_btl_tcp_if_include"] == own
-        if made.daemon:  # the leader's mpirun tells it the leader's
-            expects = made.daemon.known["oob_tcp_if_include"]
+        if isinstance(made.starter, Daemon):  # the leader's mpirun tells it the leader's
+            expects = made.starter.known["oob_tcp_if_include"]
             assert re.fullmatch(expects, expected[0])
     assert len(digests) == 1
 

@@ -9,7 +9,7 @@ from muster.plan.openmpi.launch import plan_mpi
 from muster.types.distribution import Mpi
 from muster.types.job import Documents
 from muster.types.tools import Tools
-from tests.launcher.support.jobs import make_facts, make_job, make_staged
+from tests.launcher.support.jobs import launcher_of, make_facts, make_job, make_staged
 
 OPTIONS = ("mpi", "pytorchddp", "smdistributed.dataparallel", "smdistributed.modelparallel")
 EACH_OPTION = pytest.mark.parametrize("name", OPTIONS)
@@ -62,8 +62,7 @@ def test_a_variable_that_the_options_ask_for_wins_over_ours_on_every_host(name: 
         assert "-x RANK is left out: muster sets it for every rank" in plan.notes
         names = [one.name for one in plan.additions]
         assert len(names) == len(set(names))
-    launcher = made(option).launcher
-    assert launcher is not None
+    launcher = launcher_of(made(option))
     assert not {"-x", "A=1"} & set(launcher.argv)
 
 

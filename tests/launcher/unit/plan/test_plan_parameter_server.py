@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan, port_variable
+from muster.plan.launchplan import LaunchPlan, WorkEnds, port_variable
 from muster.plan.script import TENSORFLOW_SERVER
 from muster.stage.machine.frameworks import find_frameworks, imports
 from muster.types.distribution import ParameterServer
@@ -104,7 +104,7 @@ def test_each_host_of_tensorflow_has_its_task_and_its_server(
     assert server.command.env["CUDA_VISIBLE_DEVICES"] == "-1"
     assert "CUDA_VISIBLE_DEVICES" not in made.script.env
     assert made.script.argv == ("/usr/bin/python3", "train.py")
-    assert made.ends_with_rank0
+    assert made.ends.work_ends is WorkEnds.WITH_RANK_0
     assert made.world_size == 3
     assert dict(made.ports) == {"control": 7776, "store": 7777, "worker": 2222, "ps": 2223}
 
@@ -212,7 +212,7 @@ def test_mirrored_workers_are_all_hosts_and_there_are_no_servers(current: int) -
         "environment": "cloud",
     }
     assert made.services == ()
-    assert not made.ends_with_rank0
+    assert made.ends.work_ends is WorkEnds.WITH_RANKS
     assert dict(made.ports) == {"control": 7776, "store": 7777, "worker": 8890}
 
 
@@ -270,7 +270,7 @@ def test_mxnet_has_a_scheduler_on_the_first_host_and_a_server_on_each() -> None:
     for one in made:
         assert dmlc(one.script.env) == {**SHARED, "DMLC_ROLE": "worker"}
         assert dict(one.ports) == {"control": 7776, "store": 7777, "ps": 8000}
-        assert not one.ends_with_rank0
+        assert one.ends.work_ends is WorkEnds.WITH_RANKS
         for service in one.services:
             assert service.command.argv == ("/usr/bin/python3", "-c", "import mxnet")
             role = service.name.partition("-")[0]
@@ -331,10 +331,10 @@ def test_the_key_of_the_servers_is_in_no_plan_until_they_start() -> None:
     made = plan_on(0, 2, PT, environ={"PARAMETER_SERVER_KEY": "old-and-foreign"})
     assert made.secret_variable == "PARAMETER_SERVER_KEY"
     assert "PARAMETER_SERVER_KEY" not in made.script.env
-    started = made.with_secret("made-now")
-    for env in (started.script.env, started.services[0].command.env):
+    at_start = {"PARAMETER_SERVER_KEY": "made-now"}
+    server = made.services[0].command.with_variables(at_start)
+    for env in (made.rank_environment(0, {}, at_start), server.env):
         assert env["PARAMETER_SERVER_KEY"] == "made-now"
-    assert started.digest == made.digest
     helper = plan_on(0, 3, PT, groups=HETERO)
     assert helper.secret_variable == ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.plan.launchplan import Direct, LaunchPlan, RankSlot
 from muster.types.errors import InternalError
 from muster.types.job import Settings
 from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
@@ -18,11 +18,11 @@ def plan_on(current: int, hosts: int, environ: dict[str, str] | None = None) -> 
 
 def test_one_host_runs_the_script_once_under_a_shim_of_the_supervisor() -> None:
     made = plan_on(0, 1)
-    assert made.launcher is None
+    assert made.starter == Direct()
     assert made.script.argv == ("/usr/bin/python3", "train.py", "--lr", "0.1")
     assert made.script.cwd == "/opt/ml/code"
     assert made.ranks == (RankSlot(0, 0, 0),)
-    assert (made.world_size, made.ports, made.rank_env) == (1, {}, ())
+    assert (made.world_size, made.ports, made.made_at_start) == (1, {}, ("MUSTER_RUN_ID",))
 
 
 def test_one_host_gets_no_rank_or_network_variable() -> None:
@@ -42,7 +42,7 @@ def test_one_host_leaves_rank_variables_of_the_user_alone() -> None:
 @pytest.mark.parametrize("current", [0, 1, 2])
 def test_each_of_several_hosts_runs_the_script_once_and_knows_the_leader(current: int) -> None:
     made = plan_on(current, 3)
-    assert made.launcher is None
+    assert made.starter == Direct()
     assert made.world_size == 3
     assert made.ranks_of(current) == (RankSlot(current, current, 0),)
     assert made.script.env == {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import Direct, LaunchPlan
 from muster.plan.openmpi.launch import plan_mpi
 from muster.plan.slots import mpi_processes
 from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
@@ -14,7 +14,14 @@ from muster.types.errors import ConfigError
 from muster.types.job import Documents, Job, Settings
 from muster.types.machine import HostFacts
 from muster.types.tools import Tools
-from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
+from tests.launcher.support.jobs import (
+    daemon_hosts_of,
+    launcher_of,
+    make_cluster,
+    make_facts,
+    make_job,
+    make_staged,
+)
 
 TOOLS = Tools(mpirun="/bin/mpirun", mpi_daemon="/bin/orted")
 OPTIONS = ("mpi", "pytorchddp", "smdistributed.dataparallel", MODEL_PARALLEL)
@@ -146,16 +153,13 @@ def test_a_host_outside_the_distribution_runs_the_script_once_and_that_is_said(n
     line = "outside the distribution, running the script once each: algo-1"
     assert all(line in made.notes for made in plans)
     helper, leader, member = plans
-    assert (helper.launcher, helper.daemon, helper.per_rank) == (None, None, {})
+    assert (helper.starter, helper.per_rank) == (Direct(), {})
     assert [slot.rank for slot in helper.ranks_of(0)] == [4]
     assert helper.world_size == 4
-    assert helper.rank_env == ()
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & helper.script.env.keys()
-    assert leader.launcher is not None
-    assert "10.0.0.2:2,10.0.0.3:2" in leader.launcher.argv
-    assert not any("10.0.0.1" in word for word in leader.launcher.argv)
-    assert leader.daemon_hosts == {"10.0.0.3": 2}
-    assert member.daemon is not None
+    assert "10.0.0.2:2,10.0.0.3:2" in launcher_of(leader).argv
+    assert not any("10.0.0.1" in word for word in launcher_of(leader).argv)
+    assert daemon_hosts_of(leader) == {"10.0.0.3": 2}
     assert sorted(member.per_rank) == [2, 3]
     assert len({made.digest for made in plans}) == 1
 

@@ -8,13 +8,13 @@ import pytest
 
 import muster
 from muster.plan import plan
-from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.plan.launchplan import Direct, LaunchPlan, RankSlot, WorkEnds
 from muster.plan.script import RANK_SHIM
 from muster.types.distribution import Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Settings
 from muster.types.tools import Tools
-from tests.launcher.support.jobs import make_cluster, make_facts, make_job, make_staged
+from tests.launcher.support.jobs import launcher_of, make_cluster, make_facts, make_job, make_staged
 
 TOOLS = Tools(("/env/bin/torchrun",), "/env/bin/neuron_parallel_compile")
 SHIM_LINE = ("--no_python", "/usr/bin/python3", "-I", "-S", RANK_SHIM)
@@ -34,8 +34,7 @@ def plan_on(
 
 
 def launcher(made: LaunchPlan) -> tuple[str, ...]:
-    assert made.launcher is not None
-    return made.launcher.argv
+    return launcher_of(made).argv
 
 
 def test_the_shim_that_torchrun_starts_is_the_file_of_this_package() -> None:
@@ -134,7 +133,7 @@ def test_groups_may_hold_different_numbers_of_ranks_in_the_order_of_the_distribu
 
 def test_a_host_outside_the_distribution_runs_the_script_once_and_knows_the_leader() -> None:
     made = hetero_plan(0, {"RANK": "3", "WORLD_SIZE": "9"})
-    assert made.launcher is None
+    assert made.starter == Direct()
     assert made.script.env["MASTER_ADDR"] == "algo-2"
     assert made.script.env["MASTER_PORT"] == "7777"
     assert not {"RANK", "WORLD_SIZE", "OMP_NUM_THREADS"} & set(made.script.env)
@@ -144,18 +143,15 @@ def test_a_host_outside_the_distribution_runs_the_script_once_and_knows_the_lead
 def test_torchrun_is_not_told_that_hosts_are_identical_when_they_are_not() -> None:
     name = "TORCH_ELASTIC_WORKER_IDENTICAL"
     made = hetero_plan(1, {name: "1"})
-    assert made.launcher is not None
-    assert name not in made.launcher.env
+    assert name not in launcher_of(made).env
     assert any(name in note for note in made.notes)
     alike = plan_on(0, 2, environ={name: "1"})
-    assert alike.launcher is not None
-    assert alike.launcher.env[name] == "1"
+    assert launcher_of(alike).env[name] == "1"
 
 
 def test_variables_that_change_the_defaults_of_torchrun_reach_neither_it_nor_the_script() -> None:
     made = plan_on(0, 2, environ={"PET_NNODES": "5", "PET_RDZV_BACKEND": "c10d", "PETS": "2"})
-    assert made.launcher is not None
-    for environ in (made.launcher.env, made.script.env):
+    for environ in (launcher_of(made).env, made.script.env):
         assert [name for name in environ if name.startswith("PET")] == ["PETS"]
     assert sum("PET_" in note for note in made.notes) == 2
 
@@ -164,8 +160,7 @@ def test_variables_that_change_the_defaults_of_torchrun_reach_neither_it_nor_the
 def test_rank_variables_of_the_user_are_overridden_with_one_note_each() -> None:
     mine = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "LOCAL_RANK": "0"}
     made = plan_on(0, 2, environ={**mine, "NCCL_DEBUG": "INFO"})
-    assert made.launcher is not None
-    for environ in (made.launcher.env, made.script.env):
+    for environ in (launcher_of(made).env, made.script.env):
         assert not set(mine) & set(environ)
         assert environ["NCCL_DEBUG"] == "INFO"
     for name in mine:
@@ -180,9 +175,8 @@ def test_ranks_share_the_cpus_instead_of_having_one_thread_each(
     cpus: int, processes: int, threads: str | None
 ) -> None:
     made = plan_on(0, 1, processes, {}, TOOLS, cpus=cpus)
-    assert made.launcher is not None
     assert made.script.env.get("OMP_NUM_THREADS") == threads
-    assert made.launcher.env.get("OMP_NUM_THREADS") == threads
+    assert launcher_of(made).env.get("OMP_NUM_THREADS") == threads
     assert any("OMP_NUM_THREADS" in note for note in made.notes) is (threads is not None)
 
 
@@ -195,8 +189,8 @@ def test_the_number_of_threads_that_the_user_chose_is_kept() -> None:
 def test_graphs_are_compiled_first_when_asked_for_on_neuron_cores() -> None:
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": "1"}, TOOLS, neurons=2)
     assert launcher(made)[:2] == ("/env/bin/neuron_parallel_compile", "/env/bin/torchrun")
-    assert "NEURON_*" in made.rank_env
-    assert made.launcher_outlives_ranks
+    assert "NEURON_*" in made.made_at_start
+    assert made.ends.work_ends is WorkEnds.WITH_LAUNCHER
 
 
 @pytest.mark.parametrize(("value", "neurons"), [("0", 2), ("1", 0)])
@@ -205,8 +199,8 @@ def test_graphs_are_not_compiled_without_the_variable_or_without_neuron_cores(
 ) -> None:
     made = plan_on(0, 2, None, {"RUN_NEURON_PARALLEL_COMPILE": value}, TOOLS, neurons=neurons)
     assert launcher(made)[0] == "/env/bin/torchrun"
-    assert "NEURON_*" not in made.rank_env
-    assert not made.launcher_outlives_ranks
+    assert "NEURON_*" not in made.made_at_start
+    assert made.ends.work_ends is WorkEnds.WITH_RANKS
 
 
 def test_a_missing_compile_tool_is_named() -> None:

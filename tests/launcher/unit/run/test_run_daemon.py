@@ -36,8 +36,8 @@ def daemon_of(version: str) -> Daemon:
     job = make_job(3, Mpi(processes_per_host=2), current=1)
     tools = Tools(mpirun="/own/bin/mpirun", mpi_daemon=DAEMONS[version])
     staged = make_staged(job, environ={"PATH": "/own/bin", "OMPI_MCA_btl": "tcp,self"})
-    made = plan(job, make_facts(3, mpi=version), staged, tools).daemon
-    assert made is not None
+    made = plan(job, make_facts(3, mpi=version), staged, tools).starter
+    assert isinstance(made, Daemon)
     return made
 
 

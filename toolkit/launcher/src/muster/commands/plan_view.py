@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import Daemon, Launcher, LaunchPlan
 from muster.types.errors import ConfigError, MusterError, Problem
 from muster.types.masking import MASK, Masker, is_secret_name
 from muster.types.plain import printable
@@ -48,10 +48,15 @@ def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, ob
         "leader": place == made.leader,
         "in_distribution": place in preview.job.cluster.distribution,
         "ranks": [slot.rank for slot in made.ranks_of(place)],
-        "launcher": None if made.launcher is None else masked_argv(made.launcher.argv, masker),
-        "daemon": None
-        if made.daemon is None
-        else {"command": masked_argv(made.daemon.command.argv, masker), "starts": "on request"},
+        "launcher": masked_argv(made.starter.command.argv, masker)
+        if isinstance(made.starter, Launcher)
+        else None,
+        "daemon": {
+            "command": masked_argv(made.starter.command.argv, masker),
+            "starts": "on request",
+        }
+        if isinstance(made.starter, Daemon)
+        else None,
         "services": [
             {"name": service.name, "command": masked_argv(service.command.argv, masker)}
             for service in made.services
@@ -94,10 +99,10 @@ def _host_lines(preview: Preview, place: int) -> list[str]:
     made, cluster, masker = preview.plans[place], preview.job.cluster, preview.masker
     role = ", the leader" if place == made.leader else ""
     lines = [f"  {cluster.hosts[place].name}{role}: {_ranks(made, place, cluster.distribution)}"]
-    if made.launcher is not None:
-        lines.append(f"    {command_line(made.launcher.argv, masker)}")
-    if made.daemon is not None:
-        daemon = command_line(made.daemon.command.argv, masker)
+    if isinstance(made.starter, Launcher):
+        lines.append(f"    {command_line(made.starter.command.argv, masker)}")
+    if isinstance(made.starter, Daemon):
+        daemon = command_line(made.starter.command.argv, masker)
         lines.append(f"    when {cluster.leader.name}'s mpirun asks for it: {daemon}")
     for service in made.services:
         lines.append(f"    {service.name}: {command_line(service.command.argv, masker)}")

@@ -31,8 +31,8 @@ def plan(
     Raises ConfigError when the hosts cannot hold what was asked for.
     """
     match job.distribution:
-        case Single() as option:
-            return plan_single(job, option, facts, staged)
+        case Single():
+            return plan_single(job, facts, staged)
         case Torchrun() as option:
             from muster.plan.torchrun import plan_torchrun
 

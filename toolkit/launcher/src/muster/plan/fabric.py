@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from muster.plan.launchplan import Addition
+from muster.types.environment import MACHINE
 from muster.types.job import Job
 from muster.types.machine import HostFacts
 from muster.types.names import listed
@@ -37,13 +38,13 @@ def plan_fabric(job: Job, facts: tuple[HostFacts, ...], environ: Mapping[str, st
         return Fabric((), ())
     mine = facts[job.cluster.current]
     wanted = [
-        Addition(name, mine.interface, reason)
+        Addition(name, mine.interface, reason, MACHINE)
         for name, reason in SOCKET_VARIABLES.items()
         if mine.interface
     ]
     members = [facts[host_index] for host_index in job.cluster.distribution]
     if all(fact.efa and fact.neurons for fact in members):
-        wanted += [Addition(name, *value) for name, value in NEURON_VARIABLES.items()]
+        wanted += [Addition(name, *value, MACHINE) for name, value in NEURON_VARIABLES.items()]
     kept = tuple(
         f"{item.name}={environ[item.name]} of the environment is kept"
         for item in wanted

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from muster.types.values import NamedTuple
+from muster.types.environment import LAUNCHER, MUSTER, Environment
+from muster.types.values import Bare, NamedTuple
+
+AT_START = f"{MUSTER}: made when processes start"
 
 
 class _CommandFields(NamedTuple):
@@ -28,13 +33,18 @@ class Command(_CommandFields):
             raise ValueError("an environment cannot hold a NUL, nor a name with '='")
         return super().__new__(cls, argv, env, cwd)
 
+    def with_variables(self, values: Mapping[str, str]) -> Command:
+        """With these over its environment."""
+        return Command(self.argv, {**self.env, **values}, self.cwd)
+
 
 class Addition(NamedTuple):
-    """One variable that the plan sets for the scripts of this host, and why."""
+    """One variable that the plan sets for the scripts of this host, why, and on whose behalf."""
 
     name: str
     value: str
     reason: str
+    source: str = MUSTER
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}: {self.reason}"
@@ -60,24 +70,6 @@ class Service(NamedTuple):
     may_end: bool = True
 
 
-class Daemon(NamedTuple):
-    """This host's launch daemon, started when the leader's launcher asks for it.
-
-    A request is the daemon's command line as the launcher would have it, of which only values
-    count: `asked` are those that it must bring and that are passed on, `known` those that it may
-    bring and that are dropped, both name -> regular expression of the whole value. `flags` may
-    stand alone and are dropped, `switches` stand before a name and its value. Anything else is
-    refused. `command`: what is started, followed by the values that were asked for.
-    """
-
-    command: Command
-    programs: tuple[str, ...]  # the daemon's name in a request
-    switches: tuple[str, ...]
-    asked: Mapping[str, str]
-    known: Mapping[str, str]
-    flags: frozenset[str]
-
-
 class Scratch(NamedTuple):
     """Variables that are to name a private folder of this host, which goes with the job.
 
@@ -97,8 +89,81 @@ class RankNames(NamedTuple):
     world_size: str = "WORLD_SIZE"
 
 
-OWN_NAMES = RankNames()
-NO_SCRATCH = Scratch()
+class LaunchedRanks(NamedTuple):
+    """What ranks have of the launcher that starts them.
+
+    `makes`: names, and prefixes ending in `*`, of the variables that it makes for them; they are
+    added over the script's environment. `scratch`: which variables get private folders; they are
+    made at the start, so no plan and no digest holds them.
+    """
+
+    names: RankNames = RankNames()
+    makes: tuple[str, ...] = ()
+    scratch: Scratch = Scratch()
+
+
+class Direct(Bare):
+    """No launcher: the supervisor starts the rank shims of this host itself."""
+
+
+class Launcher(NamedTuple):
+    """The process that starts this host's rank shims, or those of all hosts: torchrun or mpirun.
+
+    `daemon_hosts`: the name that it gives a host when it asks for its launch daemon -> the host's
+    index.
+    """
+
+    command: Command
+    ranks: LaunchedRanks
+    daemon_hosts: Mapping[str, int] = MappingProxyType({})
+
+
+class Daemon(NamedTuple):
+    """This host's launch daemon, which starts its rank shims. It is started when the leader's
+    launcher asks for it.
+
+    A request is the daemon's command line as the launcher would have it, of which only values
+    count: `asked` are those that it must bring and that are passed on, `known` those that it may
+    bring and that are dropped, both name -> regular expression of the whole value. `flags` may
+    stand alone and are dropped, `switches` stand before a name and its value. Anything else is
+    refused. `command`: what is started, followed by the values that were asked for.
+    """
+
+    command: Command
+    ranks: LaunchedRanks
+    programs: tuple[str, ...]  # the daemon's name in a request
+    switches: tuple[str, ...]
+    asked: Mapping[str, str]
+    known: Mapping[str, str]
+    flags: frozenset[str]
+
+
+Starter = Direct | Launcher | Daemon
+
+
+class WorkEnds(Enum):
+    """When the work of a job is over."""
+
+    WITH_RANKS = "all ranks have ended; their launcher is ended with them"
+    WITH_RANK_0 = "rank 0 has ended well; ranks that then do nothing are ended"
+    WITH_LAUNCHER = "the launcher has ended, after its ranks; its exit status counts (it compiles)"
+
+
+class EndPolicy(NamedTuple):
+    """What the ends of ranks and launchers mean.
+
+    `kill_launcher_on_failure`: it takes its time when ranks have failed, and nothing of value
+    comes of it: it is ended with them. `peer_loss_exit_codes`: exit codes of ranks that say nothing
+    themselves, by which the launcher's library ends those that lost another rank or the launcher,
+    with words for them.
+    """
+
+    work_ends: WorkEnds = WorkEnds.WITH_RANKS
+    kill_launcher_on_failure: bool = False
+    peer_loss_exit_codes: Mapping[int, str] = MappingProxyType({})
+
+
+RUN_ID = "MUSTER_RUN_ID"  # by which processes of this run are found
 
 
 def port_variable(name: str) -> str:
@@ -113,116 +178,86 @@ class _LaunchPlanFields(NamedTuple):
     leader: int
     master_addr: str
     ports: Mapping[str, int]
-    launcher: Command | None
-    launcher_outlives_ranks: bool
     script: Command
     script_is_python: bool
-    rank_env: tuple[str, ...]
     agreed: tuple[str, ...]
-    notes: tuple[str, ...]
-    additions: tuple[Addition, ...]
-    rank_names: RankNames
-    per_rank: Mapping[int, Mapping[str, str]]
-    services: tuple[Service, ...]
-    daemon: Daemon | None
-    daemon_hosts: Mapping[str, int]
-    ends_with_rank0: bool
-    kill_launcher_on_failure: bool
-    secret_variable: str
-    scratch: Scratch
-    peer_loss_exit_codes: Mapping[int, str]
-    warnings: tuple[str, ...]
+    starter: Starter = Direct()
+    ends: EndPolicy = EndPolicy()
+    services: tuple[Service, ...] = ()
+    per_rank: Mapping[int, Mapping[str, str]] = MappingProxyType({})
+    secret_variable: str = ""
+    additions: tuple[Addition, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-class LaunchPlan(_LaunchPlanFields):  # built by name only
+class LaunchPlan(_LaunchPlanFields):
     """The plan of a job. It is the same on every host but for what is said to be this host's.
 
     `ranks`: every process of the job that runs the user's script, hosts without a distribution
-    role included (their ranks are numbered from `world_size` on). `launcher`: the process that
-    starts this host's rank shims (torchrun), or None: the supervisor starts them itself.
-    `launcher_outlives_ranks`: it has work of its own when its last rank has ended (it compiles),
-    and its exit status counts; other launchers are ended with their ranks.
-    `script`: argv, environment and folder of one rank; `rank_env` lists names and prefixes
-    (ending in `*`) of the variables that a launcher makes and that are added over it.
-    `agreed`: argv and values that must be equal on all hosts, with placeholders for what is a
-    host's own. `notes`, `warnings`: lines for the log and `muster plan`; they, `additions`,
-    `script`, `services` and `daemon` are this host's. `per_rank`: variables that one rank of this
-    host gets over its script's environment. `services`: what serves the ranks here. `daemon`: what
-    starts the rank shims of this host when the leader's launcher asks for it; `daemon_hosts`, on
-    the leader: the name that its launcher gives a host -> the host's index. `ends_with_rank0`: the
-    work is over when rank 0 has ended well; ranks that then do nothing are ended.
-    `kill_launcher_on_failure`: it takes its time when ranks have failed, and nothing of value
-    comes of it: it is ended with them. `secret_variable`: in which scripts and services of this
-    host get a secret of the job, "" for none; it is made when they start, so no plan and no digest
-    holds it.
-    `scratch`: which variables get private folders, for the same reason. `peer_loss_exit_codes`:
-    exit codes of ranks that say nothing themselves, by which the launcher's library ends those
-    that lost another rank or the launcher, with words for them.
+    role included (their ranks are numbered from `world_size` on). `script`: argv, environment and
+    folder of one rank. `agreed`: argv and values that must be equal on all hosts, with placeholders
+    for what is a host's own. `starter`: what starts the rank shims here. `services`: what serves
+    the ranks here. `per_rank`: variables that one rank of this host gets over its script's
+    environment. `secret_variable`: in which scripts and services of this host get a secret of the
+    job, "" for none; it is made when they start, so no plan and no digest holds it. `notes`,
+    `warnings`: lines for the log and `muster plan`; they, `additions`, `script`, `starter` and
+    `services` are this host's.
     Raises ValueError when the ranks do not fit the world size or two ports are equal.
     """
 
     __slots__ = ()
 
-    def __new__(
-        cls,
-        option: str,
-        world_size: int,
-        ranks: tuple[RankSlot, ...],
-        leader: int,
-        master_addr: str,
-        ports: Mapping[str, int],
-        launcher: Command | None,
-        launcher_outlives_ranks: bool,
-        script: Command,
-        script_is_python: bool,
-        rank_env: tuple[str, ...],
-        agreed: tuple[str, ...],
-        notes: tuple[str, ...] = (),
-        additions: tuple[Addition, ...] = (),
-        rank_names: RankNames = OWN_NAMES,
-        per_rank: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
-        services: tuple[Service, ...] = (),
-        daemon: Daemon | None = None,
-        daemon_hosts: Mapping[str, int] = MappingProxyType({}),
-        ends_with_rank0: bool = False,
-        kill_launcher_on_failure: bool = False,
-        secret_variable: str = "",
-        scratch: Scratch = NO_SCRATCH,
-        peer_loss_exit_codes: Mapping[int, str] = MappingProxyType({}),
-        warnings: tuple[str, ...] = (),
-    ) -> LaunchPlan:
-        if sorted(slot.rank for slot in ranks) != list(range(len(ranks))):
-            raise ValueError("ranks are not numbered 0, 1, 2, ...")
-        if not 1 <= world_size <= len(ranks):
-            raise ValueError(f"world size {world_size} does not fit {len(ranks)} ranks")
-        if len(set(ports.values())) != len(ports):
-            raise ValueError(f"two ports of the plan are equal: {dict(ports)}")
-        return super().__new__(
-            cls, option, world_size, ranks, leader, master_addr, ports, launcher,
-            launcher_outlives_ranks, script, script_is_python, rank_env, agreed, notes, additions,
-            rank_names, per_rank, services, daemon, daemon_hosts, ends_with_rank0,
-            kill_launcher_on_failure, secret_variable, scratch, peer_loss_exit_codes, warnings,
-        )  # fmt: skip
+    if not TYPE_CHECKING:  # which knows the fields from the class above
+
+        def __new__(cls, *args, **fields):
+            plan = super().__new__(cls, *args, **fields)
+            if sorted(slot.rank for slot in plan.ranks) != list(range(len(plan.ranks))):
+                raise ValueError("ranks are not numbered 0, 1, 2, ...")
+            if not 1 <= plan.world_size <= len(plan.ranks):
+                raise ValueError(
+                    f"world size {plan.world_size} does not fit {len(plan.ranks)} ranks"
+                )
+            if len(set(plan.ports.values())) != len(plan.ports):
+                raise ValueError(f"two ports of the plan are equal: {dict(plan.ports)}")
+            return plan
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:
         """The ranks of one host, by local rank."""
         return tuple(slot for slot in self.ranks if slot.host == host)
 
-    def with_secret(self, secret: str) -> LaunchPlan:
-        """The plan to start from: the secret is in the environment of what is to know it."""
-        given = {self.secret_variable: secret}
-        return self._replace(
-            script=self.script._replace(env={**self.script.env, **given}),
-            services=tuple(
-                one._replace(command=one.command._replace(env={**one.command.env, **given}))
-                for one in self.services
-            ),
-        )
+    @property
+    def launched(self) -> LaunchedRanks | None:
+        """What the ranks of this host have of their launcher; None where they have none."""
+        return None if isinstance(self.starter, Direct) else self.starter.ranks
+
+    def rank_environment(
+        self, rank: int, started_with: Mapping[str, str], at_start: Mapping[str, str]
+    ) -> Environment:
+        """The whole environment of one rank of this host.
+
+        `started_with`: the environment of its shim, of which only what its launcher made counts.
+        `at_start`: what the supervisor has made meanwhile, see `made_at_start`.
+        """
+        makes = self.launched.makes if self.launched is not None else ()
+        names = frozenset(makes)
+        prefixes = tuple(name[:-1] for name in makes if name.endswith("*"))
+        made = {
+            name: value
+            for name, value in started_with.items()
+            if name in names or name.startswith(prefixes)
+        }
+        environ = Environment.of(self.script.env).plus(made, LAUNCHER)
+        own = self.per_rank.get(rank, {})
+        return environ.plus(own, f"{MUSTER}: which rank it is").plus(at_start, AT_START)
 
     @property
-    def launched(self) -> bool:
-        """Whether a launcher starts the rank shims of this host."""
-        return self.launcher is not None or self.daemon is not None
+    def made_at_start(self) -> tuple[str, ...]:
+        """Names, and prefixes ending in `*`, of variables of ranks that no plan knows: what their
+        launcher makes, private folders, a secret, and the mark of the run."""
+        launched = self.launched or LaunchedRanks()
+        secret = (self.secret_variable,) if self.secret_variable else ()
+        return (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID)
 
     @property
     def digest(self) -> str:

@@ -9,42 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import script, variables
-from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.assemble import assemble, job_ports
+from muster.plan.launchplan import Addition, LaunchPlan
 from muster.plan.world import World, build_world, by_host_index
-from muster.types.distribution import Single, switch_on
+from muster.types.distribution import switch_on
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 
 
-def plan_single(
-    job: Job, option: Single, all_facts: Sequence[HostFacts], staged: Staged
-) -> LaunchPlan:
+def plan_single(job: Job, all_facts: Sequence[HostFacts], staged: Staged) -> LaunchPlan:
     """RANK and WORLD_SIZE are never set, and a user's own are left alone."""
     facts = by_host_index(job.cluster, all_facts)
     world = build_world(job, facts, dict.fromkeys(job.cluster.distribution, 1))
     several = len(facts) > 1
-    links, warnings = _links(job, world, staged.environ) if several else ((), ())
+    links, notes = _links(job, world, staged.environ) if several else ((), ())
     additions = (*variables.spoken(staged.environ), *links)
-    return LaunchPlan(
-        option=option.option,
-        world_size=world.size,
-        ranks=world.ranks,
-        leader=job.cluster.leader.host_index,
-        master_addr=world.address,
-        ports={"control": job.settings.control_port, "store": world.port} if several else {},
-        launcher=None,
-        launcher_outlives_ranks=False,
-        script=Command(
-            script.script_argv(staged),
-            variables.compose(staged.environ, additions),
-            staged.program.code_dir,
-        ),
-        script_is_python=script.is_python(staged.program),
-        rank_env=(),
-        agreed=(*script.agreed_argv(staged, job.paths.base), world.address),
-        notes=(*warnings, *map(str, additions)),
-        warnings=_warnings(job, len(facts)),
+    return assemble(
+        job,
+        world,
+        staged,
+        argv=script.script_argv(staged),
+        environ=variables.compose(staged.environ, additions),
         additions=additions,
+        agreed=(world.address,),
+        notes=(*notes, *map(str, additions)),
+        ports=job_ports(job, world, store=several),
+        warnings=_warnings(job, len(facts)),
     )
 
 

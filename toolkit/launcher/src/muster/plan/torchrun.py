@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import fabric, notes, script, variables
-from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.assemble import assemble, job_ports
+from muster.plan.launchplan import (
+    Addition,
+    Command,
+    Direct,
+    EndPolicy,
+    LaunchedRanks,
+    Launcher,
+    LaunchPlan,
+    Starter,
+    WorkEnds,
+)
 from muster.plan.slots import processes_per_host
 from muster.plan.world import World, build_world, by_host_index
 from muster.types.distribution import Torchrun
@@ -50,29 +61,24 @@ def plan_torchrun(
     setting = _choose_setting(job, world, staged.environ)
     environ = variables.compose(staged.environ, setting.additions, setting.without)
     compiles = staged.environ.get(COMPILE_VARIABLE) == "1" and any(fact.neurons for fact in facts)
-    cwd = staged.program.code_dir
-    launcher = (
-        Command(_launcher_argv(job, world, staged, tools or Tools()), environ, cwd)
-        if job.cluster.in_distribution
-        else None
-    )
-    control = {"control": job.settings.control_port} if len(facts) > 1 else {}
-    return LaunchPlan(
-        option=option.option,
-        world_size=world.size,
-        ranks=world.ranks,
-        leader=job.cluster.leader.host_index,
-        master_addr=world.address,
-        ports={**control, "store": world.port},
-        launcher=launcher,
-        launcher_outlives_ranks=compiles,
-        script=Command(script.script_argv(staged), environ, cwd),
-        script_is_python=script.is_python(staged.program),
-        # the compile tool puts scripts into its trial mode by its own variables
-        rank_env=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV,
-        agreed=_agreed(job, world, staged, compiles),
-        notes=(notes.layout("torchrun", world), *map(str, setting.additions), *setting.notes),
+    # the compile tool puts scripts into its trial mode by its own variables
+    ranks = LaunchedRanks(makes=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV)
+    starter: Starter = Direct()
+    if job.cluster.in_distribution:
+        argv = _launcher_argv(job, world, staged, tools or Tools())
+        starter = Launcher(Command(argv, environ, staged.program.code_dir), ranks)
+    return assemble(
+        job,
+        world,
+        staged,
+        argv=script.script_argv(staged),
+        environ=environ,
         additions=setting.additions,
+        agreed=_agreed(job, world, compiles),
+        notes=(notes.layout("torchrun", world), *map(str, setting.additions), *setting.notes),
+        ports=job_ports(job, world),
+        starter=starter,
+        ends=EndPolicy(WorkEnds.WITH_LAUNCHER if compiles else WorkEnds.WITH_RANKS),
         per_rank=variables.each_data_parallel_rank(world, job.cluster.current)
         if option.data_parallel
         else {},
@@ -152,10 +158,9 @@ def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> _Sett
     )
 
 
-def _agreed(job: Job, world: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
-    """The script's line and torchrun's, with placeholders for what is a host's own."""
+def _agreed(job: Job, world: World, compiles: bool) -> tuple[str, ...]:
+    """torchrun's line with placeholders for what is a host's own."""
     return (
-        *script.agreed_argv(staged, job.paths.base),
         *(("neuron_parallel_compile",) if compiles else ()),
         "{torchrun}",
         *_rendezvous(job, world, "{node_rank}", "{processes}"),

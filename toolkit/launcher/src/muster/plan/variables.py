@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from muster.plan.launchplan import Addition
 from muster.plan.world import World
+from muster.types.environment import MACHINE, Environment
 
 # What torchrun makes for every rank (torch.distributed.elastic.agent.server.local_elastic_agent).
 RANK_VARIABLES = (
@@ -22,7 +23,7 @@ RANK_VARIABLES = (
 MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 # The secret of the join never reaches a rank.
-SECRETS = frozenset({"MUSTER_JOB_SECRET"})
+SECRETS = ("MUSTER_JOB_SECRET",)
 
 
 def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:
@@ -54,7 +55,7 @@ def threads(
     if processes == 1 or "OMP_NUM_THREADS" in environ:
         return ()
     reason = f"{cpus} CPUs for {processes} processes{otherwise and '; '}{otherwise}"
-    return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason),)
+    return (Addition("OMP_NUM_THREADS", str(max(1, cpus // processes)), reason, MACHINE),)
 
 
 def each_rank(world: World, host: int) -> dict[int, dict[str, str]]:
@@ -100,9 +101,9 @@ def overridden(
 
 def compose(
     environ: Mapping[str, str], additions: Iterable[Addition], without: Iterable[str] = ()
-) -> dict[str, str]:
+) -> Environment:
     """`environ` less `without` and less what no child may see, then the additions."""
-    left_out = SECRETS.union(without)
-    result = {name: value for name, value in environ.items() if name not in left_out}
-    result.update((addition.name, addition.value) for addition in additions)
+    result = Environment.of(environ).less((*SECRETS, *without))
+    for one in additions:
+        result = result.plus({one.name: one.value}, f"{one.source}: {one.reason}")
     return result

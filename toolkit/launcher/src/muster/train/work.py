@@ -12,6 +12,7 @@ from muster.contract.environ import exports
 from muster.contract.findings import Findings
 from muster.contract.request.inputs import absent_channels, prepare_outputs
 from muster.plan import plan as make_plan
+from muster.plan.launchplan import Launcher, LaunchPlan, port_variable
 from muster.run.base.background import BackgroundCall
 from muster.run.base.causes import SMALL_SHM_BYTES, Surroundings, more_shared_memory
 from muster.run.base.memory import Memory
@@ -29,7 +30,6 @@ from muster.types.machine import HostFacts, Machine
 from muster.version import __version__
 
 if TYPE_CHECKING:
-    from muster.plan.launchplan import LaunchPlan
     from muster.run.job.context import Ending
     from muster.run.job.supervisor import Output
     from muster.types.steps import StepRunner
@@ -188,7 +188,7 @@ class JobWork:
         self._log("plan", f"{markers.TRAINING_ENV} SM_TRAINING_ENV")
         self._log("plan", f"{markers.ENVIRONMENT_VARIABLES} {names}")
         self._log("plan", markers.INVOKING_USER_SCRIPT)
-        command = plan.launcher or plan.script
+        command = plan.starter.command if isinstance(plan.starter, Launcher) else plan.script
         shown = shortened(self._masker.mask(" ".join(command.argv)), COMMAND_BYTES)
         self._log("plan", f"{markers.INVOKING_COMMAND} {shown}")
         return plan
@@ -219,8 +219,6 @@ class JobWork:
                 continue  # the first is bound since the join
             holder = port_holder("0.0.0.0", port)
             if holder is not None:
-                from muster.plan.launchplan import port_variable
-
                 raise ClusterError(
                     f"port {port} ({name}) is in use by {holder} on {self._job.cluster.me.name}",
                     f"end that process, or set {port_variable(name)} on every host",

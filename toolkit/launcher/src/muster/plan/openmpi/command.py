@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from muster.plan import script
-from muster.plan.launchplan import Addition, Command, Daemon, Scratch
+from muster.plan.launchplan import Addition, Command, Daemon, LaunchedRanks, Scratch
 from muster.plan.openmpi.options import MpiOptions
 from muster.plan.openmpi.version import main_version
 from muster.plan.world import World
+from muster.types.environment import MACHINE
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.tools import Tools
@@ -155,6 +156,7 @@ def launch_daemon(
     tools: Tools,
     environ: Mapping[str, str],
     cwd: str,
+    ranks: LaunchedRanks,
 ) -> Daemon:
     """What this host starts when the leader's mpirun asks for it. Raises ConfigError without it."""
     dialect = _dialect(version)
@@ -179,6 +181,7 @@ def launch_daemon(
     asked, flags = dialect.asked, dialect.flags
     return Daemon(
         Command(argv, environ, cwd),
+        ranks,
         dialect.programs,
         dialect.switches,
         asked,
@@ -213,7 +216,7 @@ def own_link(
     if chosen or _LINK in options.names:
         return ()
     why = "hosts call the interface of the job differently"
-    return (Addition(f"OMPI_MCA_{_LINK}", network(world, host_index), why),)
+    return (Addition(f"OMPI_MCA_{_LINK}", network(world, host_index), why, MACHINE),)
 
 
 def transport_parameters(job: Job, environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import fabric, notes, script, variables
-from muster.plan.launchplan import Addition, Command, LaunchPlan, RankNames
+from muster.plan.assemble import assemble, job_ports
+from muster.plan.launchplan import (
+    Addition,
+    Command,
+    Direct,
+    EndPolicy,
+    LaunchedRanks,
+    Launcher,
+    LaunchPlan,
+    RankNames,
+    Starter,
+)
 from muster.plan.openmpi.command import (
     agreed_line,
     agreed_parameters,
@@ -25,6 +36,7 @@ from muster.plan.openmpi.version import check_versions
 from muster.plan.slots import mpi_processes
 from muster.plan.world import World, build_world, by_host_index
 from muster.types.distribution import Mpi
+from muster.types.environment import USER, Environment
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 from muster.types.mpi_rules import FOREIGN
@@ -75,25 +87,14 @@ def plan_mpi(
     # the ranks of every host, where they would stand for what Open MPI made.
     plain = variables.compose(staged.environ, setting.for_launch, setting.without)
     own = {name: value for name, value in plain.items() if not name.startswith("OMPI_")}
-    cluster, cwd = job.cluster, staged.program.code_dir
-    leads = cluster.is_leader
-    launcher = launch_line(job, world, version, options, staged, tools) if leads else ()
-    member = cluster.in_distribution and not leads
-    return LaunchPlan(
-        option=option.option,
-        world_size=world.size,
-        ranks=world.ranks,
-        leader=cluster.leader.host_index,
-        master_addr=world.address,
-        ports=_ports(job, world),
-        launcher=Command(launcher, own, cwd) if leads else None,
-        launcher_outlives_ranks=False,
-        kill_launcher_on_failure=True,
-        script=Command(script.bound_argv(staged), environ, cwd),
-        script_is_python=script.is_python(staged.program),
-        rank_env=RANK_ENV if cluster.in_distribution else (),
+    return assemble(
+        job,
+        world,
+        staged,
+        argv=script.bound_argv(staged),
+        environ=environ,
+        additions=setting.additions,
         agreed=(
-            *script.agreed_argv(staged, job.paths.base),
             *agreed_line(job, world, version, options),
             *agreed_parameters(job, staged.environ),
         ),
@@ -102,23 +103,37 @@ def plan_mpi(
             *map(str, setting.additions),
             *setting.warnings,
         ),
-        additions=setting.additions,
-        rank_names=RANK_NAMES,
-        per_rank=_each_rank(option, world, cluster.current),
-        daemon=launch_daemon(world, job, version, options, tools, own, cwd) if member else None,
-        daemon_hosts={
-            facts[host_index].address: host_index for host_index in cluster.distribution[1:]
-        }
-        if leads
-        else {},
-        scratch=scratch(version, options, environ),
-        peer_loss_exit_codes=LOST if world.size > 1 else LOST_LAUNCHER,
+        ports=job_ports(job, world),
+        starter=_starter(job, world, version, options, staged, tools, environ, own),
+        ends=EndPolicy(
+            kill_launcher_on_failure=True,
+            peer_loss_exit_codes=LOST if world.size > 1 else LOST_LAUNCHER,
+        ),
+        per_rank=_each_rank(option, world, job.cluster.current),
     )
 
 
-def _ports(job: Job, world: World) -> dict[str, int]:
-    control = {"control": job.settings.control_port} if len(world.facts) > 1 else {}
-    return {**control, "store": world.port}
+def _starter(
+    job: Job,
+    world: World,
+    version: str,
+    options: MpiOptions,
+    staged: Staged,
+    tools: Tools,
+    environ: Environment,
+    own: Mapping[str, str],
+) -> Starter:
+    """mpirun on the leader, its launch daemon on the others. `environ`: of scripts; `own`: of Open
+    MPI's processes."""
+    cluster, cwd = job.cluster, staged.program.code_dir
+    if not cluster.in_distribution:
+        return Direct()
+    ranks = LaunchedRanks(RANK_NAMES, RANK_ENV, scratch(version, options, environ))
+    if not cluster.is_leader:
+        return launch_daemon(world, job, version, options, tools, own, cwd, ranks)
+    line = launch_line(job, world, version, options, staged, tools)
+    others = {world.facts[index].address: index for index in cluster.distribution[1:]}
+    return Launcher(Command(line, own, cwd), ranks, others)
 
 
 def _choose_setting(
@@ -132,7 +147,7 @@ def _choose_setting(
     made = variables.threads(cluster.current, world, environ) if cluster.in_distribution else ()
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
     asked = tuple(
-        Addition(name, value, "asked for by -x of the custom MPI options")
+        Addition(name, value, "asked for by -x of the custom MPI options", USER)
         for name, value in options.variables
     )
     kept = {addition.name for addition in asked}

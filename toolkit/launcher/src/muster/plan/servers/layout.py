@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.plan.launchplan import Addition, Command, Service, port_variable
+from muster.plan.assemble import job_ports
+from muster.plan.launchplan import Addition, Command, Service, WorkEnds, port_variable
 from muster.plan.world import World
 from muster.types.errors import ConfigError
 from muster.types.job import Job
@@ -41,13 +42,13 @@ class Roles(NamedTuple):
     title: str
     additions: tuple[Addition, ...]
     replaces: tuple[str, ...]
-    per_rank: Mapping[int, Mapping[str, str]]
-    services: tuple[Service, ...]
     ports: Mapping[str, int]
     agreed: tuple[str, ...]
-    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    per_rank: Mapping[int, Mapping[str, str]] = {}
+    services: tuple[Service, ...] = ()
     secret_variable: str = ""
-    ends_with_rank0: bool = False
+    work_ends: WorkEnds = WorkEnds.WITH_RANKS
 
 
 class ServerTemplate(NamedTuple):
@@ -57,11 +58,17 @@ class ServerTemplate(NamedTuple):
     environ: Mapping[str, str]
     cwd: str
 
-    def service(self, name: str, line: tuple[str, ...], variables: Mapping[str, str]) -> Service:
+    def service(
+        self,
+        name: str,
+        line: tuple[str, ...],
+        variables: Mapping[str, str],
+        may_end: bool = True,
+    ) -> Service:
         """A server: the interpreter with `line`. It sees no GPU, which ranks are to have."""
         environ = {**self.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
         environ.setdefault("PYTHONUNBUFFERED", "1")
-        return Service(name, Command((self.python, *line), environ, self.cwd))
+        return Service(name, Command((self.python, *line), environ, self.cwd), may_end)
 
 
 def shares_machine(world: World) -> bool:
@@ -113,9 +120,7 @@ def name_ports(
 
     Raises ConfigError when two are equal or one is no port.
     """
-    named = {"control": job.settings.control_port} if len(world.facts) > 1 else {}
-    if store:
-        named["store"] = world.port
+    named = job_ports(job, world, store)
     for group, ports in groups.items():
         for i, port in enumerate(sorted(set(ports))):
             other = next((name for name, taken in named.items() if taken == port), "")

@@ -37,7 +37,6 @@ def parameter_servers(
         if here in world.counts
         else (),
         replaces=(*(one.name for one in shared), "DMLC_ROLE"),
-        per_rank={},
         services=(
             *_scheduler(job, template, variables),
             *(
@@ -48,7 +47,7 @@ def parameter_servers(
         ),
         ports=ps_layout.name_ports(job, world, {"ps": (port,)}, store=len(world.facts) > 1),
         agreed=("mxnet", *(f"{one.name}={one.value}" for one in shared)),
-        warnings=(
+        notes=(
             f"scheduler on {job.cluster.leader.name} port {port}; {len(servers)} servers, "
             "host after host in turns",
             *(f"{name}={value} of the environment is kept" for name, value in given.items()),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.plan import notes, script, variables
+from muster.plan.assemble import assemble
 from muster.plan.fabric import plan_fabric
-from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.launchplan import Addition, EndPolicy, LaunchPlan
 from muster.plan.servers import mxnet, pytorch, tensorflow
 from muster.plan.servers.framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
 from muster.plan.servers.layout import Roles, ServerTemplate
@@ -45,36 +46,30 @@ def plan_parameter_server(
     roles = _roles(job, option, framework, world, staged, common)
     additions = (*common, *roles.additions)
     environ = variables.compose(staged.environ, additions, roles.replaces)
-    cwd = staged.program.code_dir
-    warnings = variables.overridden(
+    overridden = variables.overridden(
         staged.environ, (*roles.replaces, *variables.MASTER_VARIABLES), additions, option.option
     )
-    return LaunchPlan(
-        option=option.option,
-        world_size=world.size,
-        ranks=world.ranks,
-        leader=job.cluster.leader.host_index,
-        master_addr=world.address,
-        ports=roles.ports,
-        launcher=None,
-        launcher_outlives_ranks=False,
-        script=Command(_argv(framework, staged), environ, cwd),
-        script_is_python=script.is_python(staged.program),
-        rank_env=(),
-        agreed=(*script.agreed_argv(staged, job.paths.base), world.address, *roles.agreed),
+    return assemble(
+        job,
+        world,
+        staged,
+        argv=_argv(framework, staged),
+        environ=environ,
+        additions=additions,
+        agreed=(world.address, *roles.agreed),
         notes=(
             notes.layout(f"{option.option}: {roles.title}", world),
-            *roles.warnings,
+            *roles.notes,
             *map(str, additions),
-            *warnings,
+            *overridden,
             *links.notes,
             *notes.outsiders(job),
             *notes.shared_devices(job, world),
         ),
-        additions=additions,
+        ports=roles.ports,
+        ends=EndPolicy(roles.work_ends),
         per_rank=roles.per_rank,
         services=roles.services,
-        ends_with_rank0=roles.ends_with_rank0,
         secret_variable=roles.secret_variable,
     )
 

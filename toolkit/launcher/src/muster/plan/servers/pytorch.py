@@ -47,6 +47,6 @@ def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles
             job, world, {"ps": tuple(one.port for one in servers)}, store=True
         ),
         agreed=("pytorch", addresses),
-        warnings=(ps_layout.where(job, servers),),
+        notes=(ps_layout.where(job, servers),),
         secret_variable=KEY if member else "",
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from muster.plan.launchplan import Addition, Service
+from muster.plan.launchplan import Addition, Service, WorkEnds
 from muster.plan.script import TENSORFLOW_SERVER
 from muster.plan.servers import layout as ps_layout
 from muster.plan.servers.layout import Roles, Server, ServerTemplate
@@ -62,7 +62,6 @@ def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles
         title="TensorFlow",
         additions=() if task is None else (_addition(cluster, *task),),
         replaces=(CONFIG,),
-        per_rank={},
         services=tuple(_service(template, one, cluster) for one in servers if one.host == here),
         ports=ps_layout.name_ports(
             job,
@@ -71,12 +70,12 @@ def parameter_servers(job: Job, world: World, template: ServerTemplate) -> Roles
             store=True,
         ),
         agreed=("tensorflow", _as_text(cluster)),
-        warnings=(
+        notes=(
             f"{RUNNING} parameter servers",
             f"{chief} on {job.cluster.leader.name} port {first}; {ps_layout.where(job, servers)}",
             f"when the {chief} has ended, workers that do nothing more are ended",
         ),
-        ends_with_rank0=True,
+        work_ends=WorkEnds.WITH_RANK_0,
     )
 
 
@@ -92,13 +91,11 @@ def mirrored_workers(job: Job, world: World) -> Roles:
         title="TensorFlow",
         additions=() if task is None else (_addition(cluster, "worker", task),),
         replaces=(CONFIG,),
-        per_rank={},
-        services=(),
         ports=ps_layout.name_ports(
             job, world, {"worker": tuple(ports.values())}, store=len(world.facts) > 1
         ),
         agreed=("tensorflow", _as_text(cluster)),
-        warnings=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
+        notes=(f"{RUNNING} multi_worker_mirrored_strategy setup",),
     )
 
 
@@ -120,7 +117,7 @@ def _addition(cluster: Cluster, kind: str, index: int) -> Addition:
 def _service(template: ServerTemplate, server: Server, cluster: Cluster) -> Service:
     environ = {CONFIG: config(cluster, "ps", server.number)}
     # it serves until it is ended
-    return template.service(server.name, (TENSORFLOW_SERVER,), environ)._replace(may_end=False)
+    return template.service(server.name, (TENSORFLOW_SERVER,), environ, may_end=False)
 
 
 def _at(names: Mapping[int, str], ports: Mapping[int, int], host_index: int) -> str:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from muster.plan.launchplan import Command, LaunchPlan
+from muster.plan.launchplan import Command, Daemon, Launcher, LaunchPlan, WorkEnds
 from muster.run.base.loop import Loop
 from muster.run.channel.messages import HostError
 from muster.run.child.auxiliary import AuxiliaryProcess, launch_error
@@ -51,14 +51,16 @@ class Launching:
         self._report = report
         self._mask = mask
         self._plan: LaunchPlan | None = None
+        self._at_start: Mapping[str, str] = {}
         self.auxiliary: AuxiliaryProcess | None = None
         self.shared: Mapping[str, str] = {}  # variables of ranks that share a folder in memory
 
-    def start(self, plan: LaunchPlan) -> None:
-        """Starts the launcher, if the plan has one here. Raises LaunchError when a fork fails."""
-        self._plan = plan
-        if plan.launcher is not None:
-            self._start("launcher", plan.launcher)
+    def start(self, plan: LaunchPlan, at_start: Mapping[str, str]) -> None:
+        """Starts the launcher, if the plan has one here. `at_start`: variables of every process.
+        Raises LaunchError when a fork fails."""
+        self._plan, self._at_start = plan, at_start
+        if isinstance(plan.starter, Launcher):
+            self._start("launcher", plan.starter.command)
 
     def start_daemon(self, command: Command) -> None:
         """The leader's launcher asked for this host's part. Raises LaunchError, also when that
@@ -74,12 +76,13 @@ class Launching:
     def _start(self, kind: str, command: Command) -> None:
         """Starts it with folders of the job's own, and makes those that its ranks will share."""
         assert self._plan is not None
-        folders, names = self._pool.scratch, self._plan.scratch
+        assert self._plan.launched is not None
+        folders, names = self._pool.scratch, self._plan.launched.scratch
         own = {name: folders.files() for name in names.launcher}
         self.shared = {name: folders.memory() for name in names.ranks}
         if self.shared:  # should this process be killed, the launcher's shim removes it
             own[os.fsdecode(SHARED)] = folders.memory()
-        command = command._replace(env={**command.env, **own})
+        command = command.with_variables({**self._at_start, **own})
         self.auxiliary = AuxiliaryProcess(self._loop, ROLE, kind, command, self._host, self._ended)
         self._pool.spawn(ROLE, command.env)
 
@@ -90,7 +93,7 @@ class Launching:
     @property
     def works_on(self) -> bool:
         """Whether its work goes on after its ranks, and its own end counts."""
-        return self._plan is not None and self._plan.launcher_outlives_ranks
+        return self._plan is not None and self._plan.ends.work_ends is WorkEnds.WITH_LAUNCHER
 
     @property
     def has_unreported_end(self) -> bool:
@@ -108,16 +111,15 @@ class Launching:
     def hold_back(self) -> None:
         """The job failed: one that works on after its ranks would take their end for success, and
         another would only take its time."""
-        plan = self._plan
-        if plan is not None and (plan.launcher_outlives_ranks or plan.kill_launcher_on_failure):
+        if self.works_on or (self._plan and self._plan.ends.kill_launcher_on_failure):
             self.release()
 
     def refuses(self, rank: Rank, environ: Mapping[str, str]) -> bool:
         """Whether another world was started than was planned (never a silent other size)."""
         assert self._plan is not None
-        if not self._plan.launched:
+        if self._plan.launched is None:
             return False
-        names = self._plan.rank_names
+        names = self._plan.launched.names
         started = environ.get(names.rank), environ.get(names.world_size)
         planned = str(rank.slot.rank), str(self._plan.world_size)
         if started == planned:
@@ -142,8 +144,7 @@ class Launching:
         elif launcher.status < 0 or not self._ranks.all_ran:
             self._judge(launcher)
         else:  # one that ended well saw no cause, and of daemons elsewhere one may be the cause
-            assert self._plan is not None
-            knows = launcher.status and not self._plan.daemon_hosts
+            knows = launcher.status and not self._asks_for_daemons
             settle_s = SETTLE_S if knows else 2 * SETTLE_S
             self._loop.after(settle_s, lambda: self._judge(launcher))
 
@@ -151,10 +152,13 @@ class Launching:
     def _counts(self) -> bool:
         """Whether a bad end counts although no rank runs here any more: ranks of other hosts
         need mpirun and every launch daemon."""
-        plan = self._plan
-        return plan is not None and (
-            plan.launcher_outlives_ranks or plan.daemon is not None or bool(plan.daemon_hosts)
-        )
+        is_daemon = self._plan is not None and isinstance(self._plan.starter, Daemon)
+        return self.works_on or is_daemon or self._asks_for_daemons
+
+    @property
+    def _asks_for_daemons(self) -> bool:
+        starter = self._plan.starter if self._plan is not None else None
+        return isinstance(starter, Launcher) and bool(starter.daemon_hosts)
 
     def _judge(self, launcher: AuxiliaryProcess) -> None:
         if self._over():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from muster.plan.launchplan import Command, LaunchPlan
+from muster.plan.launchplan import RUN_ID
 from muster.run.child.reaper import session_of
 from muster.run.child.shim_handle import state_of
 
-MARK = "MUSTER_RUN_ID"
 LOOKS = 10
 
 
@@ -27,22 +26,10 @@ class Orphans:
         self._foreign = frozenset(_children()) - frozenset(shims)
         self._adopts = os.getpid() == 1 or bool(self._foreign)
 
-    def mark(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with the run's mark in every environment."""
-        daemon = plan.daemon
-        if daemon is not None:
-            daemon = daemon._replace(command=self._marked(daemon.command))
-        return plan._replace(
-            script=self._marked(plan.script),
-            launcher=None if plan.launcher is None else self._marked(plan.launcher),
-            services=tuple(
-                one._replace(command=self._marked(one.command)) for one in plan.services
-            ),
-            daemon=daemon,
-        )
-
-    def _marked(self, command: Command) -> Command:
-        return command._replace(env={**command.env, MARK: self._mark})
+    @property
+    def mark(self) -> dict[str, str]:
+        """The variable that is to be in the environment of every process of the job."""
+        return {RUN_ID: self._mark}
 
     def find(self, sessions: Collection[int]) -> list[int]:
         """Live processes of the job below this one; cheap when there is none at all.
@@ -70,7 +57,7 @@ class Orphans:
     def _carries_mark(self, pid: int) -> bool:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                return f"{MARK}={self._mark}".encode() in file.read().split(b"\0")
+                return f"{RUN_ID}={self._mark}".encode() in file.read().split(b"\0")
         except OSError:
             return False
 

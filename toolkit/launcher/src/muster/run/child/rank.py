@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from muster.plan.launchplan import LaunchPlan, RankSlot
+from muster.plan.launchplan import RankSlot
 from muster.run.base.causes import Cause, Surroundings, find_cause, follows_a_kill
 from muster.run.base.evidence import (
     Evidence,
@@ -170,18 +170,3 @@ def running(ranks: Iterable[Rank], others: Iterable[ShimHandle]) -> list[int]:
     """The pids of those that run."""
     handles = [*(rank.handle for rank in ranks), *others]
     return [one.pid for one in handles if one is not None and one.pid and not one.ended]
-
-
-def rank_environment(
-    plan: LaunchPlan, slot: RankSlot, started_with: Mapping[str, str]
-) -> dict[str, str]:
-    """A rank's environment: its own host's, over it only what the launcher made, then its own."""
-    environ = dict(plan.script.env)
-    names = frozenset(name for name in plan.rank_env if not name.endswith("*"))
-    prefixes = tuple(name[:-1] for name in plan.rank_env if name.endswith("*"))
-    for name, value in started_with.items():
-        if name in names or (prefixes and name.startswith(prefixes)):
-            environ[name] = value
-    environ.update(plan.per_rank.get(slot.rank, {}))
-    environ.setdefault("PYTHONUNBUFFERED", "1")
-    return environ

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import LaunchPlan, WorkEnds
 from muster.run.base.causes import Surroundings
 from muster.run.base.logs import Pump, Stream
 from muster.run.base.loop import Loop
@@ -21,7 +21,7 @@ from muster.run.channel.messages import HostError, RankEnd
 from muster.run.child.auxiliary import AuxiliaryProcess, launch_error, lost_status
 from muster.run.child.child import LAST_WORDS_S
 from muster.run.child.launching import ROLE, SETTLE_S, Launching
-from muster.run.child.rank import Rank, pid_namespace, rank_environment, running
+from muster.run.child.rank import Rank, pid_namespace, running
 from muster.run.child.servers import Servers
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.child.shims import NEVER_STARTED, ShimPool, turn_away
@@ -86,6 +86,7 @@ class HostRanks:
         self._idle_s, self._grace_s = idle_s, grace_s
         self._plan: LaunchPlan | None = None
         self._addresses: Collection[str] = ()
+        self._at_start: Mapping[str, str] = {}
         self._ranks: list[Rank] = []
         self._winding = False
         self._stopping = False
@@ -99,20 +100,27 @@ class HostRanks:
         self._servers = Servers(host, loop, pool, closing, report, self._kills, mask)
         self.launching = Launching(host, loop, pool, self, closing, report, mask)
 
-    def start(self, plan: LaunchPlan, host: int, addresses: Collection[str]) -> None:
-        """Starts what the plan has for this host; `addresses`: of all hosts of the job. Raises
-        LaunchError when a fork fails."""
+    def start(
+        self,
+        plan: LaunchPlan,
+        host: int,
+        addresses: Collection[str],
+        at_start: Mapping[str, str],
+    ) -> None:
+        """Starts what the plan has for this host. `addresses`: of all hosts of the job; `at_start`:
+        variables of every process, which no plan holds. Raises LaunchError when a fork fails."""
         self._plan = plan
+        self._at_start = at_start
         self._addresses = addresses
         self._around = self._around.of_plan(plan, addresses)
         self._kills.begin(self._loop, lambda: self._over)
         self._ranks = [Rank(slot, self._loop, self, self._drain_s) for slot in plan.ranks_of(host)]
         self._leads = host == plan.leader
-        self._servers.start(plan.services)
-        self.launching.start(plan)
-        if not plan.launched:
+        self._servers.start(plan.services, at_start)
+        self.launching.start(plan, at_start)
+        if plan.launched is None:
             for rank in self._ranks:
-                self._pool.spawn(f"rank:{rank.slot.local_rank}", plan.script.env)
+                self._pool.spawn(f"rank:{rank.slot.local_rank}", {**plan.script.env, **at_start})
 
     def wind_down(self) -> None:
         """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
@@ -190,8 +198,8 @@ class HostRanks:
             turn_away(handle, out_fd, err_fd)
             return
         script = self._plan.script
-        environ = rank_environment(self._plan, rank.slot, handle.environ)
-        environ.update(self.launching.shared)
+        at_start = {**self._at_start, **self.launching.shared}
+        environ = self._plan.rank_environment(rank.slot.rank, handle.environ, at_start)
         streams = [self._stream(rank, out_fd, "out", 1), self._stream(rank, err_fd, "err", 2)]
         rank.begin(handle, self._pump, streams, script.argv, environ, script.cwd)
 
@@ -211,7 +219,7 @@ class HostRanks:
 
     def rank_lost_shim(self, rank: Rank) -> None:
         lost = rank.handle is not None and rank.handle.lost_shim
-        if lost and self._plan is not None and self._plan.peer_loss_exit_codes:
+        if lost and self._plan is not None and self._plan.ends.peer_loss_exit_codes:
             self._loop.after(SHIM_S, lambda: self._report_lost_shim(rank))
 
     def rank_ended(self, rank: Rank) -> None:
@@ -233,7 +241,7 @@ class HostRanks:
             return
         if rank.signalled_s is not None or not rank.status:
             return
-        if self._plan is not None and rank.only_followed(self._plan.peer_loss_exit_codes):
+        if self._plan is not None and rank.only_followed(self._plan.ends.peer_loss_exit_codes):
             # the report ends the job, and what the rank followed would not be reported any more
             self._held.add(rank.slot.rank)
             self._loop.after(FOLLOWED_S, lambda: self._report_held(rank))
@@ -242,8 +250,8 @@ class HostRanks:
 
     def rank_gone(self, rank: Rank) -> None:
         assert self._plan is not None
-        leads = self._plan.ends_with_rank0 and rank.slot.rank == 0
-        if leads and rank.handle is not None and rank.handle.status == 0:
+        last = rank.slot.rank == 0 and self._plan.ends.work_ends is WorkEnds.WITH_RANK_0
+        if last and rank.handle is not None and rank.handle.status == 0:
             self.wind_down()
         self._check_gone()
 
@@ -282,8 +290,9 @@ class HostRanks:
     def _rank_of(self, handle: ShimHandle) -> Rank | None:
         """The rank that the shim stands for, or None when there is no such place left."""
         assert self._plan is not None
-        _, _, number = handle.role.partition(":")
-        local = number or handle.environ.get(self._plan.rank_names.local_rank, "0")
+        _, _, local = handle.role.partition(":")
+        if not local and self._plan.launched is not None:
+            local = handle.environ.get(self._plan.launched.names.local_rank, "0")
         for rank in self._ranks:
             if str(rank.slot.local_rank) == local and rank.handle is None:
                 return None if self.launching.refuses(rank, handle.environ) else rank
@@ -343,7 +352,7 @@ class HostRanks:
             rank.log(self._recorder),
             self._kills,
             self._mask,
-            self._plan.peer_loss_exit_codes,
+            self._plan.ends.peer_loss_exit_codes,
             self._around,
         )
 

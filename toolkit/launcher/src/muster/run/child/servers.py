@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.plan.launchplan import Service
 from muster.run.base.evidence import looks_like_lost_peer
@@ -46,13 +46,14 @@ class Servers:
         self._all: list[AuxiliaryProcess] = []
         self._endless: set[str] = set()  # servers that never end by themselves
 
-    def start(self, services: Sequence[Service]) -> None:
-        """Raises LaunchError when a fork fails."""
+    def start(self, services: Sequence[Service], at_start: Mapping[str, str]) -> None:
+        """`at_start`: variables of every process. Raises LaunchError when a fork fails."""
         self._endless = {one.name for one in services if not one.may_end}
         for one in services:
-            new = AuxiliaryProcess(self._loop, one.name, KIND, one.command, self._host, self._ended)
+            command = one.command.with_variables(at_start)
+            new = AuxiliaryProcess(self._loop, one.name, KIND, command, self._host, self._ended)
             self._all.append(new)
-            self._pool.spawn(f"{KIND}:{one.name}", one.command.env)
+            self._pool.spawn(f"{KIND}:{one.name}", command.env)
 
     def find(self, role: str) -> AuxiliaryProcess | None:
         """The server that a shim of this role stands for."""

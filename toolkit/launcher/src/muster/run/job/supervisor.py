@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.plan.launchplan import LaunchPlan
+from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
 from muster.run.base.background import BackgroundCall
 from muster.run.base.console import Console
 from muster.run.base.logs import Pump, pump_error
@@ -277,26 +277,28 @@ class _Supervisor:
             if self._context.cluster.is_leader:
                 self._work.check(made)
             one_host = len(self._context.cluster.hosts) == 1
-            return e.Planned("alone" if one_host else made.digest, made.ends_with_rank0)
+            ends_with_rank0 = made.ends.work_ends is WorkEnds.WITH_RANK_0
+            return e.Planned("alone" if one_host else made.digest, ends_with_rank0)
 
         self._off_loop("plan", plan)
 
     def _spawn(self) -> None:
-        assert self._plan is not None
-        self._plan = self._orphans.mark(self._plan)
         plan = self._plan
+        assert plan is not None
+        at_start = self._orphans.mark
         if plan.secret_variable:
             secret = self._endpoint.job_secret(plan.secret_variable)
             self._learn([secret])
-            plan = plan.with_secret(secret)
-        self._ranks.start(plan, self._context.cluster.current, self._addresses)
+            at_start[plan.secret_variable] = secret
+        self._ranks.start(plan, self._context.cluster.current, self._addresses, at_start)
 
     def _spawn_daemon(self, asked: tuple[str, ...]) -> None:
         from muster.run.child.daemon import daemon_command
 
         assert self._plan is not None
-        leader = self._endpoint.leader_address
-        command = daemon_command(self._plan.daemon, asked, leader, self._context.cluster.me.name)
+        leader, starter = self._endpoint.leader_address, self._plan.starter
+        daemon = starter if isinstance(starter, Daemon) else None
+        command = daemon_command(daemon, asked, leader, self._context.cluster.me.name)
         self._log("launch", "starting the launch daemon that the leader's launcher asked for")
         self._ranks.launching.start_daemon(command)
 
@@ -305,7 +307,8 @@ class _Supervisor:
         from muster.run.child.daemon import fits
 
         host, *asked = words or ("",)
-        hosts = self._plan.daemon_hosts if self._plan is not None else {}
+        starter = self._plan.starter if self._plan is not None else None
+        hosts = starter.daemon_hosts if isinstance(starter, Launcher) else {}
         spent = host in self._asked_for
         known = self._life.state is State.SPAWN and host in hosts and fits(asked)
         if spent or not known:
