@@ -13,8 +13,8 @@ Make = Callable[..., Cluster]
 
 WORK = "muster.train.work:JobWork"
 PLACES = [
-    f"{WORK}.begin",
-    f"{WORK}.identity",
+    f"{WORK}.__init__",
+    "muster.train.context:part_of",
     f"{WORK}.stage",
     f"{WORK}.plan",
     f"{WORK}.write",

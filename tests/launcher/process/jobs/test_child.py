@@ -33,22 +33,26 @@ def test_the_end_of_a_shim_that_dies_before_its_order_is_noted() -> None:
     loop, pump = Loop(), Pump()
     pool, child = ShimPool(loop), _Noted(loop)
 
-    def registered(handle: ShimHandle, out_fd: int, err_fd: int) -> None:
-        os.close(out_fd)
-        os.close(err_fd)
-        child.begin(handle, pump, (), ["true"], {}, "/")
+    class Taker:
+        def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+            os.close(out_fd)
+            os.close(err_fd)
+            child.begin(handle, pump, (), ["true"], {}, "/")
+
+        def exited_before_register(self, role: str) -> None:
+            raise AssertionError(role)
 
     def take_the_dying_spare() -> None:
         if not pool.all:
             loop.after(0.01, take_the_dying_spare)
             return
         (handle,) = pool.all
-        pool.spawn("rank:0", {})  # its registration is handed over in the loop's next turn
+        pool.spawn("rank:0", {}, Taker())  # its registration is handed over in the loop's next turn
         os.kill(handle.shim_pid, signal.SIGKILL)
         os.waitpid(handle.shim_pid, 0)
 
     try:
-        pool.serve(registered, lambda handle: handle.child and handle.child.changed())
+        pool.serve(Taker(), lambda handle: handle.child and handle.child.changed())
         pool.warm_up(dict(os.environ))
         loop.after(0.0, take_the_dying_spare)
         loop.after(LIMIT_S, loop.stop)

@@ -40,36 +40,33 @@ class House:
         self.pump = Pump()
         self.seen: list[ShimHandle] = []
         self.ended: list[ShimHandle] = []
-        self.exited_before_register: list[str] = []
+        self.never_registered: list[str] = []
         self.fds: list[int] = []
         self.pool = ShimPool(self.loop)
-        self.pool.serve(self._registered, self._changed)
-        self.steps = Steps(self.loop, lambda: self.pool, self.pump)
+        self.pool.serve(self, self._changed)
+        self.steps = Steps(self.loop, self.pool, self.pump)
         self.reaper = Reaper(
             self.loop,
             self.pool.shims.__contains__,
-            self._shim_ended,
+            self.pool.shim_ended,
             self.pool.adopted,
         )
         self._before = signal.signal(
             signal.SIGCHLD, lambda _number, _frame: self.loop.post(self.reaper.look)
         )
 
-    def _registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
-        if not self.steps.registered(handle, out_fd, err_fd):
-            self.seen.append(handle)
-            self.fds += [out_fd, err_fd]
+    def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+        self.seen.append(handle)
+        self.fds += [out_fd, err_fd]
+
+    def exited_before_register(self, role: str) -> None:
+        self.never_registered.append(role)
 
     def _changed(self, handle: ShimHandle) -> None:
         if handle.child is not None:
             handle.child.changed()
         elif handle.ended:
             self.ended.append(handle)
-
-    def _shim_ended(self, pid: int) -> None:
-        role = self.pool.shim_ended(pid)
-        if role and not self.steps.exited_before_register(role):
-            self.exited_before_register.append(role)
 
     def until(self, condition: Callable[[], bool], limit_s: float = 10) -> None:
         end = time.monotonic() + limit_s
@@ -227,7 +224,7 @@ def test_orders_wait_for_a_stopped_shim_and_reach_it_whole(house: House) -> None
 def test_a_stopped_shim_is_named_as_long_as_it_is_stopped(house: House) -> None:
     said: list[str] = []
     shims = StoppedShims(house.loop, lambda: house.pool.all, said.append, after_s=0.4)
-    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]}, house)
     house.until(lambda: bool(house.seen))
     (handle,) = house.seen
     shims.begin()
@@ -246,8 +243,8 @@ def test_a_shim_that_ends_before_it_registers_is_noticed_at_once(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.run.child.shims.SHIM", "/nonexistent.py")
-    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
-    house.until(lambda: house.exited_before_register == ["rank:0"])
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]}, house)
+    house.until(lambda: house.never_registered == ["rank:0"])
     answer = house.in_thread(lambda: house.steps(["true"], {}, "/"))
     house.until(lambda: bool(answer))
     assert isinstance(answer[0], LaunchError)
@@ -339,7 +336,7 @@ def test_a_spare_that_died_is_no_spare(house: House, arrived: bool) -> None:
         house.until(lambda: bool(house.ended))
     else:
         house.until(lambda: not house.pool.shims)
-    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]})
+    house.pool.spawn("rank:0", {"PATH": os.environ["PATH"]}, house)
     house.until(lambda: bool(house.seen))
     assert house.seen[0].role == "rank:0"
     assert house.seen[0].shim_pid != pid

@@ -92,7 +92,7 @@ def shown(action: e.Action) -> str:
     if isinstance(action, e.WriteOutcome):
         code = action.outcome.exit_code
         return f"WriteOutcome {code}"
-    return type(action).__name__
+    return action.value if isinstance(action, e.Do) else type(action).__name__
 
 
 def answer(state: State, name: str | None) -> str:

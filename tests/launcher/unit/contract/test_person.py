@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.train.person import named
+from muster.train.environment import of_children
 
 STRANGER = 54321
 
@@ -24,7 +24,7 @@ def as_stranger(environ: dict[str, str], private: Path) -> dict[str, str]:
     if child == 0:
         os.setgid(STRANGER)
         os.setuid(STRANGER)
-        os.write(writes, json.dumps(named(environ, str(private))).encode())
+        os.write(writes, json.dumps(dict(of_children(environ, str(private)))).encode())
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as answer:
@@ -60,4 +60,4 @@ def test_a_home_that_cannot_be_made_is_left_out(shared: Path) -> None:
 
 
 def test_a_user_that_is_known_keeps_the_environment() -> None:
-    assert named({"HOME": "/nonexistent"}, "/nonexistent") == {"HOME": "/nonexistent"}
+    assert of_children({"HOME": "/nonexistent"}, "/nonexistent") == {"HOME": "/nonexistent"}

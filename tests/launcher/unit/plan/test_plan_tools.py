@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.show_plan import Preview, preview
+from muster.commands.plan_values import Preview
+from muster.commands.preview import preview
 from muster.stage.machine import frameworks
 from muster.types.errors import ConfigError
 from tests.support.mltree import PROGRAM, write_tree

@@ -8,11 +8,11 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from muster.arguments import UsageError
-from muster.commands.show_plan import Row
+from muster.commands.plan_values import DryRun, Row
 from muster.local import environment, preparation, tree
 from muster.local.backends.base import Backend
 from muster.local.backends.choice import choose
@@ -21,31 +21,10 @@ from muster.local.code.module import entry_point
 from muster.local.record import layout, runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import read_request
-from muster.types.machine import Machine
 from muster.types.names import counted
-from muster.types.values import NamedTuple
 
 CHOSEN_LATE = ("MUSTER_CONTROL_PORT", "MUSTER_STORE_PORT", "MUSTER_WORKER_PORT", "MUSTER_PS_PORT")
 NEVER_SHOWN = (*CHOSEN_LATE, "MUSTER_JOB_SECRET")
-
-
-class DryRun(NamedTuple):
-    """What `muster local --dry-run` shows beside the plan.
-
-    `machine`: this machine -> what a host of the run sees of it. `rows` take the place of those of
-    their name. `shown`: a text about the temporary folder -> the same about the real one.
-    """
-
-    environ: dict[str, str]
-    machine: Callable[[Machine], Machine]
-    rows: tuple[Row, ...]
-    assumptions: tuple[str, ...]
-    shown: Callable[[str], str]
-
-    def improved(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        better = {row.name: row for row in self.rows}
-        found = (better.get(row.name, row) for row in rows)
-        return tuple(row._replace(value=self.shown(row.value)) for row in found)
 
 
 @contextmanager

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from muster.plan.launchplan import Daemon, Launcher, LaunchPlan
+from muster.commands.plan_values import Preview, Row
+from muster.plan.launchplan import Daemon, Direct, Launcher, LaunchPlan
+from muster.types.environment import AT_START
 from muster.types.errors import ConfigError, MusterError, Problem
 from muster.types.masking import MASK, Masker, is_secret_name
 from muster.types.plain import printable
 
-if TYPE_CHECKING:
-    from muster.commands.show_plan import Preview
-
 SCHEMA = 1
-SHOWN_HOSTS = 8
 VALUE_WIDTH = 44
+SHORT = 60
 
 
 def as_json(preview: Preview) -> str:
@@ -34,6 +32,8 @@ def as_json(preview: Preview) -> str:
         "digest": mine.digest,
         "hosts": [_host_object(preview, place, made) for place, made in preview.plans.items()],
         "current_host": preview.job.cluster.me.name,
+        "environment": [row._asdict() for row in _environment(preview)],
+        "made_at_start": mine.made_at_start,
         "exports": {name: _value(name, text, masker) for name, text in preview.exports.items()},
         "notes": _other_notes(mine),
         "warnings": [*preview.job.warnings, *mine.warnings],
@@ -42,20 +42,16 @@ def as_json(preview: Preview) -> str:
 
 
 def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, object]:
-    masker = preview.masker
+    masker, starter = preview.masker, made.starter
+    starts = None if isinstance(starter, Direct) else masked_argv(starter.command.argv, masker)
     return {
         "name": preview.job.cluster.hosts[place].name,
         "leader": place == made.leader,
         "in_distribution": place in preview.job.cluster.distribution,
         "ranks": [slot.rank for slot in made.ranks_of(place)],
-        "launcher": masked_argv(made.starter.command.argv, masker)
-        if isinstance(made.starter, Launcher)
-        else None,
-        "daemon": {
-            "command": masked_argv(made.starter.command.argv, masker),
-            "starts": "on request",
-        }
-        if isinstance(made.starter, Daemon)
+        "launcher": starts if isinstance(starter, Launcher) else None,
+        "daemon": {"command": starts, "starts": "on request"}
+        if isinstance(starter, Daemon)
         else None,
         "services": [
             {"name": service.name, "command": masked_argv(service.command.argv, masker)}
@@ -74,8 +70,9 @@ def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, ob
     }
 
 
-def as_text(preview: Preview) -> str:
-    """Two parts, what was understood and what would run; then assumptions, notes, warnings."""
+def as_text(preview: Preview, environment: bool = False) -> str:
+    """Two parts, what was understood and what would run; then assumptions, notes, warnings.
+    `environment`: with all variables of a rank of this host."""
     job = preview.job
     mine = preview.plans[job.cluster.current]
     lines = ["What was understood", *_table(preview.facts), "", "What would run"]
@@ -84,7 +81,11 @@ def as_text(preview: Preview) -> str:
     if len(preview.plans) < len(job.cluster.hosts):
         more = len(job.cluster.hosts) - len(preview.plans)
         lines.append(f"  and {more} more hosts (all with --json)")
-    lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --json)")
+    lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --environment)")
+    if environment:
+        lines += ["", f"Environment of each rank on {job.cluster.me.name}"]
+        lines += _table((one.name, one.value, one.source) for one in _environment(preview, SHORT))
+        lines.append(f"  {AT_START}: {', '.join(mine.made_at_start)}")
     for title, entries in (
         ("Assumed", preview.assumptions),
         ("Notes", _other_notes(mine)),
@@ -93,6 +94,17 @@ def as_text(preview: Preview) -> str:
         if entries:
             lines += ["", title, *(f"  {entry}" for entry in entries)]
     return printable(preview.masker.mask("\n".join(lines))) + "\n"
+
+
+def _environment(preview: Preview, most: int | None = None) -> list[Row]:
+    """The variables of scripts of this host; of long values the first `most` characters."""
+    rows = []
+    for name in sorted(preview.environ):
+        text = _value(name, preview.environ[name], preview.masker)
+        if most is not None and len(text) > most:
+            text = f"{text[:most]}..."
+        rows.append(Row(name, text, preview.environ.origin(name)))
+    return rows
 
 
 def _host_lines(preview: Preview, place: int) -> list[str]:

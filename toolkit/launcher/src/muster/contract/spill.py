@@ -27,18 +27,20 @@ def spill(
 
     `NAME` is then absent and `NAME_FILE` holds the path. Values over 128 KiB go first, then the
     largest until the whole fits beside `argv`. The same input gives the same files, mode 600 in
-    `folder`, which must not be there and is made with mode 700. Raises OSError when a file cannot
-    be written.
+    `folder`, which must not be there and is made with mode 700; where that is "", nothing is
+    written and the paths are "". Raises OSError when a file cannot be written.
     """
     names = _oversized(environ, argv)
     if not names:
         return dict(environ), ()
-    os.mkdir(folder, 0o700)
+    if folder:
+        os.mkdir(folder, 0o700)
     result = dict(environ)
     for name in names:
-        path = f"{folder}/{_file_name(name)}"
-        _write(path, result.pop(name))
-        result[name + SUFFIX] = path
+        text, path = result.pop(name), f"{folder}/{_file_name(name)}"
+        if folder:
+            _write(path, text)
+        result[name + SUFFIX] = path if folder else ""
     return result, (
         f"variables too large for the kernel, moved to the files that {SUFFIX[1:]} variables "
         f"name ({names[0]}{SUFFIX}): {listed(names)}",

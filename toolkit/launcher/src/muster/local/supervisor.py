@@ -17,12 +17,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 from muster.local.backends.netns import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
-from muster.run.child.rank_shim import descendants
+from muster.run.child.rank_shim import descendants, end_tree
 
 KILL_LIMIT_S = 10.0
 TIDY_S = 2.0  # for what is left once the hosts are killed
@@ -167,15 +167,12 @@ class _Holder:
     def _kill_all(self) -> None:
         """The hosts first: what waits above the ranks of one that was killed then ends those and
         tidies up."""
-        began_s = time.monotonic()
-        while self._reap() and time.monotonic() < began_s + KILL_LIMIT_S:
-            late = time.monotonic() >= began_s + TIDY_S
-            for pid in descendants(os.getpid()) if late else list(self._running):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
-            select.poll().poll(POLL_MS)
+        late_s = time.monotonic() + TIDY_S
+
+        def left() -> Iterable[int]:
+            return list(self._running) if time.monotonic() < late_s else descendants(os.getpid())
+
+        end_tree(self._reap, left, KILL_LIMIT_S)
         for host_index in self._running.values():
             report(self._up, "ended", host_index, -signal.SIGKILL)
         self._running.clear()

@@ -37,15 +37,15 @@ def plan(
             from muster.plan.torchrun import plan_torchrun
 
             return plan_torchrun(job, option, facts, staged, tools)
-        case Mpi() as option:
-            from muster.plan.openmpi.launch import plan_mpi
+        case Mpi() | ParameterServer() as option:
             from muster.types.tools import Tools
 
             check_ipv4(job.cluster, facts, option.option)
-            return plan_mpi(job, option, facts, staged, tools or Tools())
-        case ParameterServer() as option:
+            tools = tools or Tools()
+            if isinstance(option, Mpi):
+                from muster.plan.openmpi.launch import plan_mpi
+
+                return plan_mpi(job, option, facts, staged, tools)
             from muster.plan.servers.parameter_server import plan_parameter_server
-            from muster.types.tools import Tools
 
-            check_ipv4(job.cluster, facts, option.option)
-            return plan_parameter_server(job, option, facts, staged, tools or Tools())
+            return plan_parameter_server(job, option, facts, staged, tools)

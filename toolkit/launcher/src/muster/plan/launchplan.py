@@ -5,33 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from muster.types.environment import LAUNCHER, MUSTER, Environment
+from muster.types.environment import AT_START, LAUNCHER, MUSTER, Environment
 from muster.types.values import Bare, NamedTuple
 
-AT_START = f"{MUSTER}: made when processes start"
 
+class Command(NamedTuple):
+    """One process to start. Raises ValueError for an empty argv or a NUL anywhere."""
 
-class _CommandFields(NamedTuple):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
 
-
-class Command(_CommandFields):
-    """One process to start. Raises ValueError for an empty argv or a NUL anywhere."""
-
-    __slots__ = ()
-
-    def __new__(cls, argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Command:
-        if not argv:
+    def check(self) -> None:
+        if not self.argv:
             raise ValueError("a command needs a program")
-        if any("\0" in text for text in (*argv, cwd)):
+        if any("\0" in text for text in (*self.argv, self.cwd)):
             raise ValueError("a command line cannot hold a NUL character")
-        if any("\0" in name or "\0" in value or "=" in name for name, value in env.items()):
+        if any("\0" in name or "\0" in value or "=" in name for name, value in self.env.items()):
             raise ValueError("an environment cannot hold a NUL, nor a name with '='")
-        return super().__new__(cls, argv, env, cwd)
 
     def with_variables(self, values: Mapping[str, str]) -> Command:
         """With these over its environment."""
@@ -171,7 +163,21 @@ def port_variable(name: str) -> str:
     return f"MUSTER_{name.partition('-')[0].upper()}_PORT"
 
 
-class _LaunchPlanFields(NamedTuple):
+class LaunchPlan(NamedTuple):
+    """The plan of a job. It is the same on every host but for what is said to be this host's.
+
+    `ranks`: every process of the job that runs the user's script, hosts without a distribution
+    role included (their ranks are numbered from `world_size` on). `script`: argv, environment and
+    folder of one rank. `agreed`: argv and values that must be equal on all hosts, with placeholders
+    for what is a host's own. `starter`: what starts the rank shims here. `services`: what serves
+    the ranks here. `per_rank`: variables that one rank of this host gets over its script's
+    environment. `secret_variable`: in which scripts and services of this host get a secret of the
+    job, "" for none; it is made when they start, so no plan and no digest holds it. `notes`,
+    `warnings`: lines for the log and `muster plan`; they, `additions`, `script`, `starter` and
+    `services` are this host's.
+    Raises ValueError when the ranks do not fit the world size or two ports are equal.
+    """
+
     option: str
     world_size: int
     ranks: tuple[RankSlot, ...]
@@ -190,37 +196,13 @@ class _LaunchPlanFields(NamedTuple):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-
-class LaunchPlan(_LaunchPlanFields):
-    """The plan of a job. It is the same on every host but for what is said to be this host's.
-
-    `ranks`: every process of the job that runs the user's script, hosts without a distribution
-    role included (their ranks are numbered from `world_size` on). `script`: argv, environment and
-    folder of one rank. `agreed`: argv and values that must be equal on all hosts, with placeholders
-    for what is a host's own. `starter`: what starts the rank shims here. `services`: what serves
-    the ranks here. `per_rank`: variables that one rank of this host gets over its script's
-    environment. `secret_variable`: in which scripts and services of this host get a secret of the
-    job, "" for none; it is made when they start, so no plan and no digest holds it. `notes`,
-    `warnings`: lines for the log and `muster plan`; they, `additions`, `script`, `starter` and
-    `services` are this host's.
-    Raises ValueError when the ranks do not fit the world size or two ports are equal.
-    """
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # which knows the fields from the class above
-
-        def __new__(cls, *args, **fields):
-            plan = super().__new__(cls, *args, **fields)
-            if sorted(slot.rank for slot in plan.ranks) != list(range(len(plan.ranks))):
-                raise ValueError("ranks are not numbered 0, 1, 2, ...")
-            if not 1 <= plan.world_size <= len(plan.ranks):
-                raise ValueError(
-                    f"world size {plan.world_size} does not fit {len(plan.ranks)} ranks"
-                )
-            if len(set(plan.ports.values())) != len(plan.ports):
-                raise ValueError(f"two ports of the plan are equal: {dict(plan.ports)}")
-            return plan
+    def check(self) -> None:
+        if sorted(slot.rank for slot in self.ranks) != list(range(len(self.ranks))):
+            raise ValueError("ranks are not numbered 0, 1, 2, ...")
+        if not 1 <= self.world_size <= len(self.ranks):
+            raise ValueError(f"world size {self.world_size} does not fit {len(self.ranks)} ranks")
+        if len(set(self.ports.values())) != len(self.ports):
+            raise ValueError(f"two ports of the plan are equal: {dict(self.ports)}")
 
     def ranks_of(self, host: int) -> tuple[RankSlot, ...]:
         """The ranks of one host, by local rank."""
@@ -257,7 +239,8 @@ class LaunchPlan(_LaunchPlanFields):
         launcher makes, private folders, a secret, and the mark of the run."""
         launched = self.launched or LaunchedRanks()
         secret = (self.secret_variable,) if self.secret_variable else ()
-        return (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID)
+        names = (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID)
+        return tuple(name for name in names if name not in self.script.env)
 
     @property
     def digest(self) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import script, variables
-from muster.plan.assemble import assemble, job_ports
-from muster.plan.launchplan import Addition, LaunchPlan
-from muster.plan.world import World, build_world, by_host_index
+from muster.plan.launchplan import Addition, Command, LaunchPlan
+from muster.plan.world import World, build_world, by_host_index, job_ports, shared
 from muster.types.distribution import switch_on
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
@@ -24,14 +23,16 @@ def plan_single(job: Job, all_facts: Sequence[HostFacts], staged: Staged) -> Lau
     several = len(facts) > 1
     links, notes = _links(job, world, staged.environ) if several else ((), ())
     additions = (*variables.spoken(staged.environ), *links)
-    return assemble(
-        job,
-        world,
-        staged,
-        argv=script.script_argv(staged),
-        environ=variables.compose(staged.environ, additions),
+    environ = variables.compose(staged.environ, additions)
+    return LaunchPlan(
+        *shared(job, world),
+        script=Command(script.script_argv(staged), environ, staged.program.code_dir),
+        script_is_python=script.is_python(staged.program),
         additions=additions,
-        agreed=(world.address,),
+        agreed=(
+            *script.agreed_argv(staged, job.paths.base),
+            world.address,
+        ),
         notes=(*notes, *map(str, additions)),
         ports=job_ports(job, world, store=several),
         warnings=_warnings(job, len(facts)),

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import fabric, notes, script, variables
-from muster.plan.assemble import assemble, job_ports
 from muster.plan.launchplan import (
-    Addition,
     Command,
     Direct,
     EndPolicy,
@@ -22,13 +20,12 @@ from muster.plan.launchplan import (
     WorkEnds,
 )
 from muster.plan.slots import processes_per_host
-from muster.plan.world import World, build_world, by_host_index
+from muster.plan.world import World, build_world, by_host_index, job_ports, shared
 from muster.types.distribution import Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 from muster.types.tools import Tools
-from muster.types.values import NamedTuple
 
 # NCCL_ASYNC_ERROR_HANDLING is its name before torch 2.2.
 RANK_ENV = (
@@ -41,14 +38,6 @@ RANK_ENV = (
 )
 COMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
-
-
-class _Setting(NamedTuple):
-    """What this host's processes get in their environment, and what is left out of it."""
-
-    additions: tuple[Addition, ...]
-    without: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def plan_torchrun(
@@ -67,14 +56,12 @@ def plan_torchrun(
     if job.cluster.in_distribution:
         argv = _launcher_argv(job, world, staged, tools or Tools())
         starter = Launcher(Command(argv, environ, staged.program.code_dir), ranks)
-    return assemble(
-        job,
-        world,
-        staged,
-        argv=script.script_argv(staged),
-        environ=environ,
+    return LaunchPlan(
+        *shared(job, world),
+        script=Command(script.script_argv(staged), environ, staged.program.code_dir),
+        script_is_python=script.is_python(staged.program),
         additions=setting.additions,
-        agreed=_agreed(job, world, compiles),
+        agreed=_agreed(job, world, staged, compiles),
         notes=(notes.layout("torchrun", world), *map(str, setting.additions), *setting.notes),
         ports=job_ports(job, world),
         starter=starter,
@@ -130,7 +117,7 @@ def _rendezvous(job: Job, world: World, node_rank: str, processes: str) -> tuple
     )
 
 
-def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> _Setting:
+def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> variables.Setting:
     """The environment of this host's script; hosts outside the world get the leader's address."""
     cluster = job.cluster
     links = fabric.plan_fabric(job, world.facts, environ)
@@ -144,7 +131,7 @@ def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> _Sett
     )
     leader = () if cluster.in_distribution else variables.master(world)
     rank_names = (*variables.RANK_VARIABLES, *variables.MASTER_VARIABLES)
-    return _Setting(
+    return variables.Setting(
         additions=(*variables.spoken(environ), *leader, *made, *links.additions),
         without=(*rank_names, *elastic, *identical),
         notes=(
@@ -158,9 +145,10 @@ def _choose_setting(job: Job, world: World, environ: Mapping[str, str]) -> _Sett
     )
 
 
-def _agreed(job: Job, world: World, compiles: bool) -> tuple[str, ...]:
-    """torchrun's line with placeholders for what is a host's own."""
+def _agreed(job: Job, world: World, staged: Staged, compiles: bool) -> tuple[str, ...]:
+    """The script's line and torchrun's, with placeholders for what is a host's own."""
     return (
+        *script.agreed_argv(staged, job.paths.base),
         *(("neuron_parallel_compile",) if compiles else ()),
         "{torchrun}",
         *_rendezvous(job, world, "{node_rank}", "{processes}"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from muster.plan.launchplan import Addition
 from muster.plan.world import World
 from muster.types.environment import MACHINE, Environment
+from muster.types.values import NamedTuple
 
 # What torchrun makes for every rank (torch.distributed.elastic.agent.server.local_elastic_agent).
 RANK_VARIABLES = (
@@ -24,6 +25,18 @@ MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 # The secret of the join never reaches a rank.
 SECRETS = ("MUSTER_JOB_SECRET",)
+
+
+class Setting(NamedTuple):
+    """What this host's processes get in their environment, and what is left out of it.
+
+    `additions`: for scripts; `for_launch`: those for the launcher where it gets others.
+    """
+
+    additions: tuple[Addition, ...]
+    without: tuple[str, ...]
+    notes: tuple[str, ...]
+    for_launch: tuple[Addition, ...] = ()
 
 
 def spoken(environ: Mapping[str, str]) -> tuple[Addition, ...]:

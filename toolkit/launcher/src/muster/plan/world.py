@@ -75,6 +75,18 @@ def build_world(job: Job, facts: tuple[HostFacts, ...], counts: Mapping[int, int
     )
 
 
+def shared(job: Job, world: World) -> tuple[str, int, tuple[RankSlot, ...], int, str]:
+    """The first fields of a plan, which follow from its job alone."""
+    leader = job.cluster.leader.host_index
+    return job.distribution.option, world.size, world.ranks, leader, world.address
+
+
+def job_ports(job: Job, world: World, store: bool = True) -> dict[str, int]:
+    """The ports that muster's own processes need: between hosts, and for rendezvous."""
+    control = {"control": job.settings.control_port} if len(world.facts) > 1 else {}
+    return {**control, "store": world.port} if store else control
+
+
 def _master_address(cluster: Cluster, facts: tuple[HostFacts, ...]) -> tuple[str, str]:
     """MASTER_ADDR and why: the leader's name only where every host resolves it rightly."""
     if len(facts) == 1:

@@ -1,19 +1,30 @@
-"""The work of a host whose request is bad: nothing is staged or started, only reported."""
+"""A host that cannot take part: its request is bad, or nothing works here. It only reports."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from muster.contract import report
+from muster.run.base.background import BackgroundCall
+from muster.run.job.context import Ending, host_error_of, write_and_say
+from muster.run.job.verdict import from_host_error
+from muster.train.output import base_paths
 from muster.types.errors import InternalError
+from muster.types.masking import Masker
+from muster.types.outcome import Outcome
+from muster.types.shown import mark_of
 
 if TYPE_CHECKING:
     from muster.plan.launchplan import LaunchPlan
-    from muster.run.job.context import Ending
     from muster.run.job.supervisor import Output
     from muster.types.cluster import Cluster
     from muster.types.machine import HostFacts
     from muster.types.steps import StepRunner
+
+FILES_S = 30.0  # how long the files of a host that has no peer to agree with may take
 
 
 class RefusalWork:
@@ -36,11 +47,6 @@ class RefusalWork:
 
     def write(self, ending: Ending) -> bool:
         """The failure file, and nothing else."""
-        import os
-
-        from muster.contract import report
-        from muster.train.output import base_paths
-
         paths = base_paths(self._environ)
         if not os.path.isdir(paths.base):
             return False
@@ -52,3 +58,24 @@ class RefusalWork:
 
         leads = self._cluster is None or self._cluster.is_leader
         say_last(self._output, ending, self._output.masker, leads, written)
+
+
+def end_alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
+    """The outcome of this host when there is no peer to agree with."""
+    outcome = from_host_error(host_error_of(error))
+    write_and_say(RefusalWork(environ, None, output), Ending(outcome, None, (), {}, 0.0), FILES_S)
+    return outcome
+
+
+def end_mute(environ: Mapping[str, str], error: Exception) -> Outcome:
+    """The outcome when not even lines can be written: the failure file, and text on stderr."""
+    outcome = from_host_error(host_error_of(error))
+    masker = Masker.of(environ)
+    paths = base_paths(environ)
+
+    def write() -> bool:
+        return os.path.isdir(paths.base) and report.write(paths, outcome, masker)
+
+    BackgroundCall("files", write).ended(FILES_S)
+    sys.stderr.write(mark_of(environ) + report.failure_block(outcome, masker) + "\n")
+    return outcome

@@ -16,15 +16,7 @@ class Host(NamedTuple):
     instance_type: str
 
 
-class _ClusterFields(NamedTuple):
-    hosts: tuple[Host, ...]
-    current: int
-    distribution: tuple[int, ...]
-    interface: str
-    addresses: Mapping[str, str]
-
-
-class Cluster(_ClusterFields):
+class Cluster(NamedTuple):
     """All hosts of the job in the order of the request.
 
     `current`: index of this host. `distribution`: indices, in order, of the hosts that take
@@ -34,25 +26,23 @@ class Cluster(_ClusterFields):
     Raises ValueError when an index is out of range or a name appears twice.
     """
 
-    __slots__ = ()
+    hosts: tuple[Host, ...]
+    current: int
+    distribution: tuple[int, ...]
+    interface: str = "eth0"
+    addresses: Mapping[str, str] = {}
 
-    def __new__(
-        cls,
-        hosts: tuple[Host, ...],
-        current: int,
-        distribution: tuple[int, ...],
-        interface: str = "eth0",
-        addresses: Mapping[str, str] | None = None,
-    ) -> Cluster:
-        if len({host.name for host in hosts}) != len(hosts):
+    def check(self) -> None:
+        count = len(self.hosts)
+        if len({host.name for host in self.hosts}) != count:
             raise ValueError("a host name appears twice")
-        if [host.host_index for host in hosts] != list(range(len(hosts))):
+        if [host.host_index for host in self.hosts] != list(range(count)):
             raise ValueError("host positions are not their places in the list")
-        if not 0 <= current < len(hosts):
-            raise ValueError(f"current host {current} is not one of {len(hosts)}")
-        if not distribution or any(not 0 <= place < len(hosts) for place in distribution):
-            raise ValueError(f"distribution hosts {distribution} are not among {len(hosts)} hosts")
-        return super().__new__(cls, hosts, current, distribution, interface, addresses or {})
+        if not 0 <= self.current < count:
+            raise ValueError(f"current host {self.current} is not one of {count}")
+        members = self.distribution
+        if not members or any(not 0 <= place < count for place in members):
+            raise ValueError(f"distribution hosts {members} are not among {count} hosts")
 
     @property
     def me(self) -> Host:

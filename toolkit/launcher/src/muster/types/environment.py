@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 USER, MACHINE, REQUIREMENTS, CONTRACT = "user", "machine", "requirements", "contract"
 LAUNCHER, MUSTER = "launcher", "muster"
+AT_START = f"{MUSTER}: made when processes start"
 
 
 class Environment(Mapping[str, str]):

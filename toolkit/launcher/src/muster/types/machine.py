@@ -44,7 +44,7 @@ class HostFacts(NamedTuple):
     neurons: int
     efa: bool
     resolves_leader: bool
-    code_hash: str
-    toolkit: str
-    python: str
+    code_hash: str = ""
+    toolkit: str = ""
+    python: str = ""
     mpi: str = ""  # version of Open MPI, where the job needs it: "4.1.4"

@@ -26,10 +26,23 @@ else:
             made = namedtuple(name, fields, defaults=defaults, module=body["__module__"])
             for attribute, value in body.items():
                 setattr(made, attribute, value)
+            if "check" in body:
+                make = made.__new__
+
+                def checked(cls, *values, **fields):
+                    value = make(cls, *values, **fields)
+                    value.check()
+                    return value
+
+                made.__new__ = staticmethod(checked)
             return made
 
     class NamedTuple(metaclass=_Made):
-        """A class below it is a tuple with the fields that it annotates."""
+        """A class below it is a tuple with the fields that it annotates.
+
+        Its method `check`, if it has one, is called for every new value and raises ValueError for
+        one that cannot be.
+        """
 
 
 class Bare:

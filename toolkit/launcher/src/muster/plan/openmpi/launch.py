@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.plan import fabric, notes, script, variables
-from muster.plan.assemble import assemble, job_ports
 from muster.plan.launchplan import (
     Addition,
     Command,
@@ -34,14 +33,13 @@ from muster.plan.openmpi.command import (
 from muster.plan.openmpi.options import MpiOptions, read_options
 from muster.plan.openmpi.version import check_versions
 from muster.plan.slots import mpi_processes
-from muster.plan.world import World, build_world, by_host_index
+from muster.plan.world import World, build_world, by_host_index, job_ports, shared
 from muster.types.distribution import Mpi
-from muster.types.environment import USER, Environment
+from muster.types.environment import USER
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 from muster.types.mpi_rules import FOREIGN
 from muster.types.tools import Tools
-from muster.types.values import NamedTuple
 
 # What mpirun makes for its processes; everything else a rank has is its own host's.
 RANK_ENV = ("OMPI_*", "PMIX_*", "PMI_*", "PMI2_*", "PRTE_*", "OPAL_*")
@@ -56,18 +54,6 @@ LOST = {  # MPI_ERR_UNKNOWN
 RANK_NAMES = RankNames("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 SERVER_PORT = "7592"
 DATA_PARALLEL = ("smdistributed.dataparallel", "pytorchddp")
-
-
-class _Setting(NamedTuple):
-    """What this host's processes get in their environment, and what is left out of it.
-
-    `additions`: for scripts; `for_launch`: those for the processes of Open MPI.
-    """
-
-    additions: tuple[Addition, ...]
-    for_launch: tuple[Addition, ...]
-    without: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
 def plan_mpi(
@@ -87,58 +73,43 @@ def plan_mpi(
     # the ranks of every host, where they would stand for what Open MPI made.
     plain = variables.compose(staged.environ, setting.for_launch, setting.without)
     own = {name: value for name, value in plain.items() if not name.startswith("OMPI_")}
-    return assemble(
-        job,
-        world,
-        staged,
-        argv=script.bound_argv(staged),
-        environ=environ,
+    cluster, cwd = job.cluster, staged.program.code_dir
+    ranks = LaunchedRanks(RANK_NAMES, RANK_ENV, scratch(version, options, environ))
+    starter: Starter = Direct()
+    if cluster.is_leader:
+        line = launch_line(job, world, version, options, staged, tools)
+        others = {facts[host_index].address: host_index for host_index in cluster.distribution[1:]}
+        starter = Launcher(Command(line, own, cwd), ranks, others)
+    elif cluster.in_distribution:
+        starter = launch_daemon(world, job, version, options, tools, own, cwd, ranks)
+    return LaunchPlan(
+        *shared(job, world),
+        script=Command(script.bound_argv(staged), environ, cwd),
+        script_is_python=script.is_python(staged.program),
         additions=setting.additions,
         agreed=(
+            *script.agreed_argv(staged, job.paths.base),
             *agreed_line(job, world, version, options),
             *agreed_parameters(job, staged.environ),
         ),
         notes=(
             notes.layout(f"{option.option}: mpirun of Open MPI {version}", world),
             *map(str, setting.additions),
-            *setting.warnings,
+            *setting.notes,
         ),
         ports=job_ports(job, world),
-        starter=_starter(job, world, version, options, staged, tools, environ, own),
+        starter=starter,
         ends=EndPolicy(
             kill_launcher_on_failure=True,
             peer_loss_exit_codes=LOST if world.size > 1 else LOST_LAUNCHER,
         ),
-        per_rank=_each_rank(option, world, job.cluster.current),
+        per_rank=_each_rank(option, world, cluster.current),
     )
-
-
-def _starter(
-    job: Job,
-    world: World,
-    version: str,
-    options: MpiOptions,
-    staged: Staged,
-    tools: Tools,
-    environ: Environment,
-    own: Mapping[str, str],
-) -> Starter:
-    """mpirun on the leader, its launch daemon on the others. `environ`: of scripts; `own`: of Open
-    MPI's processes."""
-    cluster, cwd = job.cluster, staged.program.code_dir
-    if not cluster.in_distribution:
-        return Direct()
-    ranks = LaunchedRanks(RANK_NAMES, RANK_ENV, scratch(version, options, environ))
-    if not cluster.is_leader:
-        return launch_daemon(world, job, version, options, tools, own, cwd, ranks)
-    line = launch_line(job, world, version, options, staged, tools)
-    others = {world.facts[index].address: index for index in cluster.distribution[1:]}
-    return Launcher(Command(line, own, cwd), ranks, others)
 
 
 def _choose_setting(
     job: Job, option: Mpi, options: MpiOptions, world: World, environ: Mapping[str, str]
-) -> _Setting:
+) -> variables.Setting:
     """The environment of this host's script."""
     cluster = job.cluster
     links = fabric.plan_fabric(job, world.facts, environ)
@@ -155,11 +126,11 @@ def _choose_setting(
     launch = (*variables.spoken(environ), *leader, *own, *_data_parallel(option, world, job))
     link = own_link(world, cluster.current, options, environ)
     shared = transport_parameters(job, environ)
-    return _Setting(
+    return variables.Setting(
         additions=(*launch, *link, *asked),
         for_launch=launch,
         without=(*rank_names, *foreign),
-        warnings=(
+        notes=(
             *variables.overridden(environ, rank_names, leader, option.option),
             *(f"{name} is kept from mpirun: it belongs to another launcher" for name in foreign),
             *options.warnings,

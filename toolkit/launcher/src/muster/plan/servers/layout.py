@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.plan.assemble import job_ports
 from muster.plan.launchplan import Addition, Command, Service, WorkEnds, port_variable
-from muster.plan.world import World
+from muster.plan.world import World, job_ports
 from muster.types.errors import ConfigError
 from muster.types.job import Job
 from muster.types.names import listed

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.plan import notes, script, variables
-from muster.plan.assemble import assemble
 from muster.plan.fabric import plan_fabric
-from muster.plan.launchplan import Addition, EndPolicy, LaunchPlan
+from muster.plan.launchplan import Addition, Command, EndPolicy, LaunchPlan
 from muster.plan.servers import mxnet, pytorch, tensorflow
 from muster.plan.servers.framework import MXNET, PYTORCH, TENSORFLOW, TITLES, choose_framework
 from muster.plan.servers.layout import Roles, ServerTemplate
 from muster.plan.slots import KEY, processes_per_host
-from muster.plan.world import World, build_world, by_host_index
+from muster.plan.world import World, build_world, by_host_index, shared
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
@@ -49,14 +48,12 @@ def plan_parameter_server(
     overridden = variables.overridden(
         staged.environ, (*roles.replaces, *variables.MASTER_VARIABLES), additions, option.option
     )
-    return assemble(
-        job,
-        world,
-        staged,
-        argv=_argv(framework, staged),
-        environ=environ,
+    return LaunchPlan(
+        *shared(job, world),
+        script=Command(_argv(framework, staged), environ, staged.program.code_dir),
+        script_is_python=script.is_python(staged.program),
         additions=additions,
-        agreed=(world.address, *roles.agreed),
+        agreed=(*script.agreed_argv(staged, job.paths.base), world.address, *roles.agreed),
         notes=(
             notes.layout(f"{option.option}: {roles.title}", world),
             *roles.notes,

@@ -7,16 +7,14 @@ Promises: F17.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster.plan.launchplan import Command, Daemon, Launcher, LaunchPlan, WorkEnds
-from muster.run.base.loop import Loop
 from muster.run.channel.messages import HostError
-from muster.run.child.auxiliary import AuxiliaryProcess, launch_error
+from muster.run.child.auxiliary import AuxiliaryProcess, Surrounding, launch_error
 from muster.run.child.rank import Rank
 from muster.run.child.rank_shim import SHARED
-from muster.run.child.shims import ShimPool
 from muster.types.errors import LaunchError
 from muster.types.outcome import said_code
 
@@ -28,28 +26,11 @@ SETTLE_S = 1.0  # how long ranks may take to say why their launcher gave up
 
 
 class Launching:
-    """The launcher or launch daemon of this host, and what its end means.
+    """The launcher or launch daemon of this host, and what its end means."""
 
-    `over`: whether the job ends anyway. `report`: receives errors.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        loop: Loop,
-        pool: ShimPool,
-        ranks: HostRanks,
-        over: Callable[[], bool],
-        report: Callable[[HostError], None],
-        mask: Callable[[str], str],
-    ) -> None:
-        self._host = host
-        self._loop = loop
-        self._pool = pool
+    def __init__(self, around: Surrounding, ranks: HostRanks) -> None:
+        self._around = around
         self._ranks = ranks
-        self._over = over
-        self._report = report
-        self._mask = mask
         self._plan: LaunchPlan | None = None
         self._at_start: Mapping[str, str] = {}
         self.auxiliary: AuxiliaryProcess | None = None
@@ -67,24 +48,22 @@ class Launching:
         was asked for before."""
         if self.auxiliary is not None:
             raise LaunchError(
-                f"a second launch daemon was asked for on {self._host}",
+                f"a second launch daemon was asked for on {self._around.host}",
                 "a launch daemon is started once in a job; look at what else runs there",
             )
-        if not self._over():
+        if not self._around.over():
             self._start("launch daemon", command)
 
     def _start(self, kind: str, command: Command) -> None:
         """Starts it with folders of the job's own, and makes those that its ranks will share."""
-        assert self._plan is not None
-        assert self._plan.launched is not None
-        folders, names = self._pool.scratch, self._plan.launched.scratch
+        assert self._plan is not None and self._plan.launched is not None
+        folders, names = self._around.pool.scratch, self._plan.launched.scratch
         own = {name: folders.files() for name in names.launcher}
         self.shared = {name: folders.memory() for name in names.ranks}
         if self.shared:  # should this process be killed, the launcher's shim removes it
             own[os.fsdecode(SHARED)] = folders.memory()
         command = command.with_variables({**self._at_start, **own})
-        self.auxiliary = AuxiliaryProcess(self._loop, ROLE, kind, command, self._host, self._ended)
-        self._pool.spawn(ROLE, command.env)
+        self.auxiliary = AuxiliaryProcess(self._around, ROLE, kind, command, self._ended)
 
     @property
     def runs(self) -> bool:
@@ -124,7 +103,7 @@ class Launching:
         planned = str(rank.slot.rank), str(self._plan.world_size)
         if started == planned:
             return False
-        self._report(
+        self._around.report(
             launch_error(
                 f"the launcher started rank {started[0]} of {started[1]} where rank {planned[0]} "
                 f"of {planned[1]} was planned",
@@ -137,7 +116,7 @@ class Launching:
         """One that ends before its ranks have is itself a failure, but for one that gives up
         because of a rank, whose own failure is about to be reported. A launch daemon may end badly
         when its ranks have: those of other hosts lose it."""
-        if self._over():
+        if self._around.over():
             return
         if self._ranks.all_ended and not (launcher.status and self._counts):
             self._ranks.launcher_gone()
@@ -146,7 +125,7 @@ class Launching:
         else:  # one that ended well saw no cause, and of daemons elsewhere one may be the cause
             knows = launcher.status and not self._asks_for_daemons
             settle_s = SETTLE_S if knows else 2 * SETTLE_S
-            self._loop.after(settle_s, lambda: self._judge(launcher))
+            self._around.loop.after(settle_s, lambda: self._judge(launcher))
 
     @property
     def _counts(self) -> bool:
@@ -161,18 +140,18 @@ class Launching:
         return isinstance(starter, Launcher) and bool(starter.daemon_hosts)
 
     def _judge(self, launcher: AuxiliaryProcess) -> None:
-        if self._over():
+        if self._around.over():
             return
         host_error = launcher.never_ran()
         if host_error is None:
-            how, words = launcher.how_it_ended(), launcher.words(self._mask)
+            how, words = launcher.how_it_ended(), launcher.words()
             if self._ranks.all_ran:
                 after = self._ranks.all_ended and not self._ranks.lost_something
                 when = "after its ranks" if after else "while its ranks ran"
-                what = f"{how} {when} (on {self._host})"
+                what = f"{how} {when} (on {self._around.host})"
                 code = said_code(launcher.status)
                 host_error = HostError("UserScriptError", code, what, "see its lines below", words)
             else:
-                what = f"{how} before all ranks ran (on {self._host})"
+                what = f"{how} before all ranks ran (on {self._around.host})"
                 host_error = launch_error(what, "see its lines below", words)
-        self._report(host_error)
+        self._around.report(host_error)

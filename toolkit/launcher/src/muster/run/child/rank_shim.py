@@ -19,6 +19,10 @@ import select
 import sys
 import time
 
+TYPE_CHECKING = False  # as of typing, whose import takes time
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 SHARED = b"MUSTER_SHARED"
 PREFIX = "muster-"  # of the name of a supervisor's private folder
@@ -142,6 +146,28 @@ def children() -> list[int]:
         return [pid for pid, parent in parents().items() if parent == me]
 
 
+def kill(pids: "Iterable[int]") -> None:
+    """SIGKILL to each that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, _signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def end_tree(
+    reap: "Callable[[], bool]", left: "Callable[[], Iterable[int]]", limit_s: float
+) -> None:
+    """SIGKILL to all that `left` names, again and again, because children of those that end become
+    this process's own; until `reap`, which takes the ended, finds none left, or for `limit_s`."""
+    limit = time.monotonic() + limit_s
+    while reap() and time.monotonic() < limit:
+        kill(left())
+        if not reap():
+            return
+        select.poll().poll(POLL_MS)
+
+
 def is_abandoned(folder: str) -> bool:
     """Whether this is the folder of a supervisor that was killed: the socket in it is there, and
     nobody listens."""
@@ -231,19 +257,9 @@ class Shim:
             pass
 
     def kill_tree(self) -> None:
-        """SIGKILL to everything below: children of those that end become ours, until there are
-        none."""
+        """Ends everything below."""
         self.group_signalled = False
-        limit = time.monotonic() + KILL_LIMIT_S
-        while self.reap() and time.monotonic() < limit:
-            for pid in children():
-                try:
-                    os.kill(pid, _signal.SIGKILL)
-                except OSError:
-                    pass
-            if not self.reap():
-                break
-            select.poll().poll(POLL_MS)
+        end_tree(self.reap, children, KILL_LIMIT_S)
         self.report()
 
     def obey(self, message: "list[bytes] | None") -> "int | None":

@@ -16,15 +16,15 @@ from muster.run.base.logs import Pump, Stream
 from muster.run.base.loop import Loop
 from muster.run.base.memory import KillWatch, Memory
 from muster.run.base.record import Recorder
-from muster.run.base.shortage import not_started
 from muster.run.channel.messages import HostError, RankEnd
-from muster.run.child.auxiliary import AuxiliaryProcess, launch_error, lost_status
+from muster.run.child.auxiliary import AuxiliaryProcess, Surrounding, launch_error, never_ran
 from muster.run.child.child import LAST_WORDS_S
 from muster.run.child.launching import ROLE, SETTLE_S, Launching
 from muster.run.child.rank import Rank, pid_namespace, running
 from muster.run.child.servers import Servers
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.child.shims import NEVER_STARTED, ShimPool, turn_away
+from muster.types.deadlines import Deadlines
 from muster.types.outcome import RankFailure
 from muster.types.shown import Shown
 
@@ -62,14 +62,12 @@ class HostRanks:
         pump: Pump,
         recorder: Recorder,
         events: RanksEvents,
-        drain_s: float,
+        deadlines: Deadlines,
         shown: Shown,
         clock_offset: Callable[[], float],
         memory: Memory,
         around: Surroundings,
         mask: Callable[[str], str],
-        idle_s: float,
-        grace_s: float,
     ) -> None:
         self._host = host
         self._loop = loop
@@ -77,13 +75,12 @@ class HostRanks:
         self._pump = pump
         self._recorder = recorder
         self._events = events
-        self._drain_s = drain_s
+        self._deadlines = deadlines
         self._shown = shown
         self._clock_offset = clock_offset
         self._around = around
         self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.handles))
         self._mask = mask
-        self._idle_s, self._grace_s = idle_s, grace_s
         self._plan: LaunchPlan | None = None
         self._addresses: Collection[str] = ()
         self._at_start: Mapping[str, str] = {}
@@ -96,9 +93,13 @@ class HostRanks:
         self._started = False
         self._leads = False
         self._watch: GroupWatch | None = None
-        report, closing = events.launch_failed, lambda: self._released or self._stopping
-        self._servers = Servers(host, loop, pool, closing, report, self._kills, mask)
-        self.launching = Launching(host, loop, pool, self, closing, report, mask)
+        beside = Surrounding(
+            host, loop, pool, pump, recorder, shown, self,
+            lambda: self._released or self._stopping,
+            self._report_started, events.launch_failed, mask,
+        )  # fmt: skip
+        self._servers = Servers(beside, self._kills)
+        self.launching = Launching(beside, self)
 
     def start(
         self,
@@ -114,13 +115,15 @@ class HostRanks:
         self._addresses = addresses
         self._around = self._around.of_plan(plan, addresses)
         self._kills.begin(self._loop, lambda: self._over)
-        self._ranks = [Rank(slot, self._loop, self, self._drain_s) for slot in plan.ranks_of(host)]
+        drain_s = self._deadlines.drain_s
+        self._ranks = [Rank(slot, self._loop, self, drain_s) for slot in plan.ranks_of(host)]
         self._leads = host == plan.leader
         self._servers.start(plan.services, at_start)
         self.launching.start(plan, at_start)
         if plan.launched is None:
             for rank in self._ranks:
-                self._pool.spawn(f"rank:{rank.slot.local_rank}", {**plan.script.env, **at_start})
+                environ = {**plan.script.env, **at_start}
+                self._pool.spawn(f"rank:{rank.slot.local_rank}", environ, self)
 
     def wind_down(self) -> None:
         """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
@@ -133,8 +136,8 @@ class HostRanks:
             self._loop,
             [rank for rank in self._ranks if rank.slot.rank < self._plan.world_size],
             not self._plan.script_is_python,
-            self._idle_s,
-            self._grace_s,
+            self._deadlines.idle_s,
+            self._deadlines.failfast_grace_s,
             self._addresses,
             lambda: self._stopping or self._over,
             self._events.ranks_note,
@@ -189,9 +192,7 @@ class HostRanks:
             return
         auxiliary = self._auxiliary_of(handle)
         if auxiliary is not None:
-            shims = self._pool.variable if handle.role == ROLE else ""
-            auxiliary.started = self._report_started
-            auxiliary.start(handle, out_fd, err_fd, self._pump, self._recorder, self._shown, shims)
+            auxiliary.start(handle, out_fd, err_fd)
             return
         rank = None if self._over else self._rank_of(handle)
         if rank is None:
@@ -227,12 +228,9 @@ class HostRanks:
         assert handle is not None
         stopped = rank.ended_by_us
         self._recorder.event("rank_ended", rank.slot.rank, status=handle.status, stopped=stopped)
-        where = f"rank {rank.slot.rank} on {self._host}"
-        if handle.lacked:  # not the script's fault, so no failure of the rank's
-            error = not_started(where, handle.failed_errno)
-            self._events.launch_failed(launch_error(error.message, error.fix))
-        if handle.lost:
-            self._events.launch_failed(lost_status(where))
+        error = never_ran(rank, f"rank {rank.slot.rank} on {self._host}")
+        if error is not None:  # not the script's fault, so no failure of the rank's
+            self._events.launch_failed(error)
 
     def rank_spoke(self, rank: Rank) -> None:
         """Reports its failure, if it is one."""

@@ -9,7 +9,6 @@ that to the system.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -86,15 +85,6 @@ def session_of(pid: int) -> int:
         return os.getsid(pid)
     except OSError:
         return 0
-
-
-def kill(pids: list[int]) -> None:
-    """SIGKILL to each that is still there."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
 
 
 def reap(pid: int, limit_s: float) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.plan.launchplan import Service
 from muster.run.base.evidence import looks_like_lost_peer
-from muster.run.base.loop import Loop
 from muster.run.base.memory import KillWatch
 from muster.run.channel.messages import HostError
-from muster.run.child.auxiliary import AuxiliaryProcess
+from muster.run.child.auxiliary import SERVER, AuxiliaryProcess, Surrounding
 from muster.run.child.shim_handle import ShimHandle
-from muster.run.child.shims import ShimPool
 from muster.types.outcome import said_code
 
-KIND = "server"
 VICTIM_S = 3.0  # how long a rank that a server has lost may take to end
 
 
@@ -23,26 +20,12 @@ class Servers:
     """The servers of this host.
 
     A server may exit with 0 once its work is done; any other end is reported, also when only ranks
-    of other hosts still need it. `over`: whether the job ends anyway.
+    of other hosts still need it.
     """
 
-    def __init__(
-        self,
-        host: str,
-        loop: Loop,
-        pool: ShimPool,
-        over: Callable[[], bool],
-        report: Callable[[HostError], None],
-        kills: KillWatch,
-        mask: Callable[[str], str],
-    ) -> None:
-        self._host = host
-        self._loop = loop
-        self._pool = pool
-        self._over = over
-        self._report = report
+    def __init__(self, around: Surrounding, kills: KillWatch) -> None:
+        self._around = around
         self._kills = kills
-        self._mask = mask
         self._all: list[AuxiliaryProcess] = []
         self._endless: set[str] = set()  # servers that never end by themselves
 
@@ -51,16 +34,12 @@ class Servers:
         self._endless = {one.name for one in services if not one.may_end}
         for one in services:
             command = one.command.with_variables(at_start)
-            new = AuxiliaryProcess(self._loop, one.name, KIND, command, self._host, self._ended)
+            new = AuxiliaryProcess(self._around, one.name, SERVER, command, self._ended)
             self._all.append(new)
-            self._pool.spawn(f"{KIND}:{one.name}", command.env)
 
     def find(self, role: str) -> AuxiliaryProcess | None:
         """The server that a shim of this role stands for."""
-        kind, _, name = role.partition(":")
-        if kind != KIND:
-            return None
-        return next((server for server in self._all if server.name == name), None)
+        return next((server for server in self._all if server.role == role), None)
 
     @property
     def handles(self) -> list[ShimHandle]:
@@ -82,22 +61,22 @@ class Servers:
             server.release()
 
     def _ended(self, server: AuxiliaryProcess) -> None:
-        if server.status > 0 and looks_like_lost_peer(server.words(self._mask)):
+        if server.status > 0 and looks_like_lost_peer(server.words()):
             # whom it lost may take its time to end, and is to end by itself
-            self._loop.after(VICTIM_S, lambda: self._judge(server, victim=True))
+            self._around.loop.after(VICTIM_S, lambda: self._judge(server, victim=True))
         else:
             self._judge(server, victim=False)
 
     def _judge(self, server: AuxiliaryProcess, victim: bool) -> None:
         host_error = server.never_ran()
         well = host_error is None and server.status == 0 and server.name not in self._endless
-        if self._over() or well:
+        if self._around.over() or well:
             return
-        self._report(host_error or self._host_error(server, victim))
+        self._around.report(host_error or self._host_error(server, victim))
 
     def _host_error(self, server: AuxiliaryProcess, victim: bool) -> HostError:
-        what = f"{server.how_it_ended()} while ranks ran (on {self._host})"
-        words = server.words(self._mask)
+        what = f"{server.how_it_ended()} while ranks ran (on {self._around.host})"
+        words = server.words()
         fix = "see its lines below" if words else "it wrote nothing that says why"
         note = ""
         if server.status == -signal.SIGKILL and server.handle is not None:

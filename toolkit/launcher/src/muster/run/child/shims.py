@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from muster.run.base.loop import Loop
 from muster.run.base.shortage import not_started
@@ -20,6 +21,7 @@ from muster.run.child.private_folder import ScratchFolders, open_private_folder
 from muster.run.child.reaper import reap
 from muster.run.child.shim_handle import ShimHandle, open_pidfd
 from muster.types.errors import InternalError, LaunchError
+from muster.types.values import NamedTuple
 
 SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_shim_main.py")
 SPARE = "spare"
@@ -44,8 +46,8 @@ class ShimPool:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.all: list[ShimHandle] = []
-        self.shims: dict[int, str] = {}  # pid of every shim that was started here -> role
-        self._registered: Callable[[ShimHandle, int, int], None] = turn_away
+        self.shims: dict[int, Started] = {}  # by the pid of the shim
+        self._others: Owner | None = None  # of the shims that a launcher starts
         self._changed: Callable[[ShimHandle], None] = _ignore
         self._asked: Callable[[tuple[str, ...]], str] = _refuse
         self._spare = _Spare()
@@ -57,16 +59,16 @@ class ShimPool:
 
     def serve(
         self,
-        registered: Callable[[ShimHandle, int, int], None],
+        others: Owner,
         changed: Callable[[ShimHandle], None],
         asked: Callable[[tuple[str, ...]], str] | None = None,
     ) -> None:
-        """From now on calls, on the loop's thread: `registered(handle, out_fd, err_fd)` when a
-        shim is there and waits for its order; `changed(handle)` when its script started, failed
-        to start, or ended, and when the shim is gone; `asked(words)` when a launcher's agent wants
+        """From now on calls, on the loop's thread: `changed(handle)` when a script started, failed
+        to start, or ended, and when its shim is gone; `asked(words)` when a launcher's agent wants
         something started on another host, which answers "" or why it is refused (all is, without).
+        `others`: the owner of the shims that a launcher starts.
         """
-        self._registered = registered
+        self._others = others
         self._changed = changed
         self._asked = asked or _refuse
 
@@ -78,22 +80,24 @@ class ShimPool:
     def warm_up(self, environ: Mapping[str, str]) -> None:
         """Starts the spare; a machine that cannot fork says so when a process is needed."""
         try:
-            self._spare.pid = self._fork(SPARE, environ)
+            self._spare.pid = self._fork(SPARE, environ, None)
         except LaunchError:
             pass
 
-    def spawn(self, role: str, environ: Mapping[str, str]) -> None:
-        """Starts a shim. Raises LaunchError when the fork fails."""
+    def spawn(self, role: str, environ: Mapping[str, str], owner: Owner) -> None:
+        """Starts a shim, whose owner is called once it is there. Raises LaunchError when the fork
+        fails."""
         pid, self._spare.pid = self._spare.pid, 0
         arrived = self._spare.arrived
         if not pid or (arrived is not None and arrived[0].ended):
-            self._fork(role, environ)
+            self._fork(role, environ, owner)
             return
-        self.shims[pid] = self._spare.role = role
+        self.shims[pid] = Started(role, owner)
+        self._spare.role = role
         self._spare.arrived = None
         if arrived is not None:
             arrived[0].role = role
-            self.loop.post(lambda: self._registered(*arrived))
+            self.loop.post(lambda: owner.registered(*arrived))
 
     def release_spare(self) -> None:
         """Ends the spare: it is not needed any more."""
@@ -119,7 +123,7 @@ class ShimPool:
             self._disconnect(handle)
         self.scratch.remove()
 
-    def _fork(self, role: str, environ: Mapping[str, str]) -> int:
+    def _fork(self, role: str, environ: Mapping[str, str], owner: Owner | None) -> int:
         argv = [sys.executable, "-I", "-S", SHIM, role]
         try:
             pid = os.posix_spawn(
@@ -131,20 +135,22 @@ class ShimPool:
             )
         except OSError as error:
             raise not_started(f"the process for {role}", error.errno or 0) from error
-        self.shims[pid] = role
+        self.shims[pid] = Started(role, owner)
         return pid
 
     def sessions_without_shim(self) -> set[int]:
         """The sessions of scripts whose shim was gone before it was released."""
         return {one.pid for one in self.all if one.pid and not one.connected and not one.released}
 
-    def shim_ended(self, pid: int) -> str:
-        """Forgets a shim that was started here; returns its role if it never registered, else
-        ""."""
-        role = self.shims.pop(pid, "")
+    def shim_ended(self, pid: int) -> None:
+        """Forgets a shim that was started here; its owner is called if it never registered."""
+        started = self.shims.pop(pid, None)
         if pid == self._spare.pid:
             self._spare.pid = 0
-        return "" if any(handle.shim_pid == pid for handle in self.all) else role
+        if started is not None and not any(handle.shim_pid == pid for handle in self.all):
+            owner = started.owner or self._others
+            if owner is not None:
+                owner.exited_before_register(started.role)
 
     def adopted(self, pid: int, status: int) -> bool:
         """An orphan ended: its status counts when it is a script that lost its shim."""
@@ -196,13 +202,14 @@ class ShimPool:
         self.all.append(handle)
         self._listen_to(handle, False)
         arrived = (handle, *pending.descriptors)
-        if handle.role != SPARE:
-            self._registered(*arrived)
-        elif self._spare.role:
-            handle.role = self._spare.role
-            self._registered(*arrived)
-        else:
+        if role == SPARE and not self._spare.role:
             self._spare.arrived = arrived
+            return
+        if role == SPARE:
+            handle.role = self._spare.role
+        started = self.shims.get(pending.pid)
+        owner = (started and started.owner) or self._others
+        (owner.registered if owner is not None else turn_away)(*arrived)
 
     def _answer(self, pending: _Hello, words: tuple[str, ...]) -> None:
         refusal = self._asked(words)
@@ -301,6 +308,23 @@ def turn_away(handle: ShimHandle, out_fd: int, err_fd: int) -> None:
     os.close(out_fd)
     os.close(err_fd)
     handle.release()
+
+
+class Owner(Protocol):
+    """What shims are started for."""
+
+    def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+        """The shim is there and waits for its order; its script's output comes from these."""
+
+    def exited_before_register(self, role: str) -> None:
+        """The shim ended before that."""
+
+
+class Started(NamedTuple):
+    """A shim that was started here; the spare has no owner before it is needed."""
+
+    role: str
+    owner: Owner | None
 
 
 def _ignore(handle: ShimHandle) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.run.base.logs import Pump, Stream
 from muster.run.base.loop import Loop
@@ -22,13 +22,13 @@ DRAIN_S = 5.0
 class Steps:
     """Runs steps for another thread: `__call__` there, everything else on the loop's thread."""
 
-    def __init__(self, loop: Loop, pool: Callable[[], ShimPool], pump: Pump) -> None:
+    def __init__(self, loop: Loop, pool: ShimPool, pump: Pump) -> None:
+        self.pool = pool
+        self.pump = pump
+        self.aborted = False
         self._loop = loop
-        self._pool = pool
-        self._pump = pump
-        self._running: dict[str, _Step] = {}
+        self._running: set[_Step] = set()
         self._count = 0
-        self._aborted = False
 
     def __call__(
         self, argv: Sequence[str], environ: Mapping[str, str], cwd: str, show: bool = True
@@ -39,53 +39,33 @@ class Steps:
         step.done.wait()
         if step.error is not None:
             raise step.error
-        if self._aborted or step.result is None:  # one that was killed has a status too by now
+        if self.aborted or step.result is None:  # one that was killed has a status too by now
             raise StoppedError("stopped while the code was being prepared")
         return StepResult(step.result, step.watcher.tail.decode("utf-8", "replace"))
 
     def abort(self) -> None:
         """Ends what runs; the waiting thread gets StoppedError."""
-        self._aborted = True
-        for step in list(self._running.values()):
+        self.aborted = True
+        for step in list(self._running):
             step.kill()
             step.done.set()
 
-    def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> bool:
-        """Whether the shim belongs to a step; if so, starts the step."""
-        step = self._running.get(handle.role)
-        if step is None:
-            return False
-        if self._aborted:
-            turn_away(handle, out_fd, err_fd)
-        else:
-            step.start(handle, out_fd, err_fd, self._pump)
-        return True
-
     def _begin(self, step: _Step) -> None:
-        if self._aborted:
+        if self.aborted:
             step.done.set()
             return
         self._count += 1
         step.what = f"step:{self._count}"
-        self._running[step.what] = step
+        self._running.add(step)
         try:
-            self._pool().spawn(step.what, step.environ)
+            self.pool.spawn(step.what, step.environ, step)
         except LaunchError as error:
-            self._fail(step, error)
+            step.fail(error)
 
-    def exited_before_register(self, role: str) -> bool:
-        """A shim ended before it registered: whether it was a step's, which fails now."""
-        step = self._running.get(role)
-        if step is not None:
-            self._fail(step, LaunchError(*NEVER_STARTED))
-        return step is not None
-
-    def _fail(self, step: _Step, error: LaunchError) -> None:
-        step.error = error
-        self.finish(step)
-
-    def finish(self, step: _Step) -> None:
-        if self._running.pop(step.what, None) is not None:
+    def ended(self, step: _Step) -> None:
+        """Its result is there, or why there is none."""
+        if step in self._running:
+            self._running.discard(step)
             step.release()
             step.done.set()
 
@@ -113,8 +93,11 @@ class _Step(Child):
         self._show = show
         self._masker = Masker.of(environ)  # installers print the addresses of their indexes
 
-    def start(self, handle: ShimHandle, out_fd: int, err_fd: int, pump: Pump) -> None:
-        """Its shim is there: starts it."""
+    def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
+        """Its shim is there: starts it, unless all are ended."""
+        if self._steps.aborted:
+            turn_away(handle, out_fd, err_fd)
+            return
 
         def tail(data: bytes) -> None:
             self.watcher.feed(data, 0.0, True)
@@ -128,7 +111,15 @@ class _Step(Child):
                 streams.append(Stream(fd, target, b"", self.watcher, keep, ended, mask))
             else:
                 streams.append(Stream(fd, -1, b"", None, tail, ended))
-        self.begin(handle, pump, streams, self._argv, self.environ, self._cwd)
+        self.begin(handle, self._steps.pump, streams, self._argv, self.environ, self._cwd)
+
+    def exited_before_register(self, _role: str) -> None:
+        self.fail(LaunchError(*NEVER_STARTED))
+
+    def fail(self, error: LaunchError) -> None:
+        """It cannot be started."""
+        self.error = error
+        self._steps.ended(self)
 
     def on_lost_shim(self) -> None:
         self.note_end()
@@ -147,4 +138,4 @@ class _Step(Child):
         self.finish()  # its release kills what keeps its output open
 
     def on_gone(self) -> None:
-        self._steps.finish(self)
+        self._steps.ended(self)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from muster.run.channel.leader import Leader
 
 
+REFUSED_S = 5.0  # how long a host whose request is bad looks for the leader
 ASKERS = 64  # that claim to be one host while its name is looked up
 
 
@@ -314,10 +315,10 @@ class FollowerEndpoint:
         return self._follower.address
 
     def begin(self) -> None:
-        limit_s = 5.0 if self._context.host_error is not None else self._context.deadlines.join_s
-        self._limit_s = limit_s
+        refused = self._context.host_error is not None
+        self._limit_s = REFUSED_S if refused else self._context.deadlines.join_s
         self._log("join", f"looking for the leader {self._leader}", port=self._context.control_port)
-        self._follower.join(limit_s)
+        self._follower.join(self._limit_s)
 
     def send(self, message: ToLeader) -> None:
         if isinstance(message, HostEnded):

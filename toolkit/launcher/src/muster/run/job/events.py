@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Union
 
 from muster.run.channel.messages import HostError, RankEnd, ToHost, ToLeader
@@ -101,18 +102,23 @@ Event = Union[  # noqa: UP007
 # actions
 
 
+class Do(Enum):
+    """Actions that need no more words. The values stand in the table of states."""
+
+    BEGIN_STAGE = "BeginStage"  # fetch the code and install what it requires, on a thread
+    ABORT_STAGE = "AbortStage"  # end the installers that run
+    SPAWN = "Spawn"  # start the ranks of this host, or their launcher
+    WIND_DOWN_RANKS = "WindDownRanks"  # SIGTERM to each script that does nothing any more
+    SIGNAL_RANKS = "SignalRanks"  # SIGTERM to the scripts
+    KILL_RANKS = "KillRanks"  # SIGKILL to everything below the shims and launchers
+    GIVE_UP_RANKS = "GiveUpRanks"  # `AllGone` follows at once, with the ranks that are not gone
+    FINISH = "Finish"  # close the channel and end
+
+
 class Send(NamedTuple):
     """Sends a message to the leader."""
 
     message: ToLeader
-
-
-class BeginStage(Bare):
-    """Fetches the code and installs what it requires, on a thread."""
-
-
-class AbortStage(Bare):
-    """Ends the installers that run."""
 
 
 class MakePlan(NamedTuple):
@@ -121,40 +127,16 @@ class MakePlan(NamedTuple):
     facts: tuple[HostFacts, ...]
 
 
-class Spawn(Bare):
-    """Starts the ranks of this host, or their launcher."""
-
-
 class SpawnDaemon(NamedTuple):
     """Starts this host's launch daemon, when what was asked for is in order."""
 
     asked: tuple[str, ...]
 
 
-class WindDownRanks(Bare):
-    """SIGTERM to each script of the distribution once it does nothing any more."""
-
-
-class SignalRanks(Bare):
-    """SIGTERM to the scripts."""
-
-
-class KillRanks(Bare):
-    """SIGKILL to everything below the shims and launchers of this host."""
-
-
-class GiveUpRanks(Bare):
-    """Waits no longer for killed ranks: `AllGone` follows at once, with those not gone, too."""
-
-
 class WriteOutcome(NamedTuple):
     """Ends all processes of this host, then writes its files."""
 
     outcome: Outcome
-
-
-class Finish(Bare):
-    """Close the channel and end."""
 
 
 class Say(NamedTuple):
@@ -165,17 +147,10 @@ class Say(NamedTuple):
 
 
 Action = Union[  # noqa: UP007
+    Do,
     Send,
-    BeginStage,
-    AbortStage,
     MakePlan,
-    Spawn,
     SpawnDaemon,
-    WindDownRanks,
-    SignalRanks,
-    KillRanks,
-    GiveUpRanks,
     WriteOutcome,
-    Finish,
     Say,
 ]

@@ -12,19 +12,15 @@ from enum import Enum
 from muster.run.channel import messages as m
 from muster.run.channel.messages import HostError, Report, Stop, ToHost
 from muster.run.job.events import (
-    AbortStage,
     Action,
     AllGone,
     AllRegistered,
-    BeginStage,
+    Do,
     Event,
     FilesWritten,
-    Finish,
     FromLeader,
-    GiveUpRanks,
     HostFailed,
     Joined,
-    KillRanks,
     LeaderLost,
     MakePlan,
     NotJoined,
@@ -33,11 +29,8 @@ from muster.run.job.events import (
     Say,
     Send,
     Signalled,
-    SignalRanks,
-    Spawn,
     SpawnDaemon,
     StageDone,
-    WindDownRanks,
     WriteOutcome,
 )
 from muster.run.job.verdict import Loss, from_host_error, lost_host, with_stopped
@@ -127,9 +120,9 @@ class HostLife:
             return self._act_on(self._wanted or Stop(False, "no answer"), now)
         if self.state is State.STOP and now >= self._kill_at():
             self._enter(State.KILL, now)
-            return [KillRanks()]
+            return [Do.KILL_RANKS]
         if self.state is State.KILL and waited >= self._drained_after_s():
-            return [GiveUpRanks()]  # killed ranks are reported even so
+            return [Do.GIVE_UP_RANKS]  # killed ranks are reported even so
         if self.state is State.ENDED and self._stop is not None and now >= self._verdict_at():
             return self._write_alone(self._own or self._undecided(), now)
         if self.state is State.LEAVE and waited >= self._limits.finish_s:
@@ -173,7 +166,7 @@ class HostLife:
             return [Send(m.Stopping(self._stopped_by))]
         self._enter(State.STAGE, now)
         self._staging = True
-        return [BeginStage()]
+        return [Do.BEGIN_STAGE]
 
     def _on_leader(self, message: ToHost, now: float) -> list[Action]:
         if isinstance(message, m.Verdict):
@@ -195,11 +188,14 @@ class HostLife:
         """What the leader has this host's processes do while all goes well."""
         if isinstance(message, m.Go) and self.state is State.READY:
             self._enter(State.SPAWN, now)
-            return [Spawn()]
+            return [Do.SPAWN]
         if isinstance(message, m.StartDaemon) and self.state is State.SPAWN:
             return [SpawnDaemon(message.asked)]
         if isinstance(message, m.WindDown) and self.state in _AT_WORK:
-            return [Say("rank 0 has ended well: ranks that do nothing more end"), WindDownRanks()]
+            return [
+                Say("rank 0 has ended well: ranks that do nothing more end"),
+                Do.WIND_DOWN_RANKS,
+            ]
         return []
 
     def _went_wrong(self, host_error: HostError, now: float) -> list[Action]:
@@ -257,7 +253,7 @@ class HostLife:
         if before in _NO_RANKS:
             return [*self._end_staging(), *self._all_gone(AllGone((), ()), now)]
         self._enter(State.STOP, now)
-        return [Say(f"stopping the ranks of this host: {stop.by}", "WARNING"), SignalRanks()]
+        return [Say(f"stopping the ranks of this host: {stop.by}", "WARNING"), Do.SIGNAL_RANKS]
 
     def _all_gone(self, event: AllGone, now: float) -> list[Action]:
         if self.state in _OVER or self.state is State.ENDED:
@@ -291,7 +287,7 @@ class HostLife:
             self._verdict = outcome
             self._stop = self._stop or Stop(False, "the verdict")
             self._enter(State.KILL, now)
-            return [*self._end_staging(), KillRanks()]
+            return [*self._end_staging(), Do.KILL_RANKS]
         return [*self._end_staging(), *self._write(outcome, now)]
 
     def _write_alone(self, outcome: Outcome, now: float) -> list[Action]:
@@ -314,7 +310,7 @@ class HostLife:
         return self._finish(now) if self._let_go else []
 
     def _end_staging(self) -> list[Action]:
-        actions: list[Action] = [AbortStage()] if self._staging else []
+        actions: list[Action] = [Do.ABORT_STAGE] if self._staging else []
         self._staging = False
         return actions
 
@@ -329,7 +325,7 @@ class HostLife:
 
     def _finish(self, now: float) -> list[Action]:
         self._enter(State.DONE, now)
-        return [Finish()]
+        return [Do.FINISH]
 
     def _undecided(self) -> Outcome:
         """The leader is there but gave no verdict in time."""

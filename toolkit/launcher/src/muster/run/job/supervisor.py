@@ -83,8 +83,7 @@ class _Supervisor:
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
         self._orphans = Orphans(pool.shims)
-        pool.serve(self._registered, self._changed, self._asked)
-        self._steps = Steps(self._loop, lambda: self._pool, self._pump)
+        self._steps = Steps(self._loop, pool, self._pump)
         self._endpoint: Endpoint = (
             LeaderEndpoint(self._loop, context, self._happen, self._log, self._recorder)
             if context.cluster.is_leader
@@ -97,21 +96,30 @@ class _Supervisor:
             self._pump,
             self._recorder,
             self,
-            context.deadlines.drain_s,
+            context.deadlines,
             context.shown,
             lambda: self._endpoint.clock_offset_s,
             context.memory,
             context.around,
             self._mask,
-            context.deadlines.idle_s,
-            context.deadlines.failfast_grace_s,
         )
+        pool.serve(self._ranks, self._changed, self._asked)
         self._reaper = Reaper(self._loop, pool.shims.__contains__, self._shim_ended, pool.adopted)
         self._stopped = StoppedShims(
             self._loop,
             lambda: pool.all,
             lambda text: self._log("rank", text, level="WARNING"),
         )
+        self._deeds: dict[e.Do, Callable[[], None]] = {
+            e.Do.BEGIN_STAGE: lambda: self._guard(self._begin_stage),
+            e.Do.ABORT_STAGE: self._steps.abort,
+            e.Do.SPAWN: lambda: self._guard(self._spawn),
+            e.Do.WIND_DOWN_RANKS: self._ranks.wind_down,
+            e.Do.SIGNAL_RANKS: self._ranks.signal,
+            e.Do.KILL_RANKS: self._ranks.kill,
+            e.Do.GIVE_UP_RANKS: self._ranks.give_up,
+            e.Do.FINISH: lambda: self._endpoint.linger(self._loop.stop),
+        }
         self._teardown = Teardown(
             self._loop, pool, self._reaper, self._orphans, self._log, self._write
         )
@@ -217,30 +225,16 @@ class _Supervisor:
             self._endpoint.send(without_secrets(action.message, self._mask))
         elif isinstance(action, e.Say):
             self._log("job", action.text, level=action.level)
-        elif isinstance(action, e.BeginStage):
-            self._guard(self._begin_stage)
-        elif isinstance(action, e.AbortStage):
-            self._steps.abort()
         elif isinstance(action, e.MakePlan):
             facts = action.facts
             self._guard(lambda: self._make_plan(facts))
-        elif isinstance(action, e.Spawn):
-            self._guard(self._spawn)
         elif isinstance(action, e.SpawnDaemon):
             asked = action.asked
             self._guard(lambda: self._spawn_daemon(asked))
-        elif isinstance(action, e.WindDownRanks):
-            self._ranks.wind_down()
-        elif isinstance(action, e.SignalRanks):
-            self._ranks.signal()
-        elif isinstance(action, e.KillRanks):
-            self._ranks.kill()
-        elif isinstance(action, e.GiveUpRanks):
-            self._ranks.give_up()
         elif isinstance(action, e.WriteOutcome):
             self._wrap_up()
-        elif isinstance(action, e.Finish):
-            self._endpoint.linger(self._loop.stop)
+        else:
+            self._deeds[action]()
 
     def _guard(self, step: Callable[[], None]) -> None:
         """Any error of a step ends the job, with the error's class and on every host."""
@@ -322,10 +316,6 @@ class _Supervisor:
 
     # processes
 
-    def _registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
-        if not self._steps.registered(handle, out_fd, err_fd):
-            self._ranks.registered(handle, out_fd, err_fd)
-
     def _changed(self, handle: ShimHandle) -> None:
         if handle.child is not None:
             handle.child.changed()
@@ -333,9 +323,7 @@ class _Supervisor:
             self._loop.post(self._teardown.look)
 
     def _shim_ended(self, pid: int) -> None:
-        role = self._pool.shim_ended(pid)
-        if role and not self._steps.exited_before_register(role):
-            self._ranks.exited_before_register(role)
+        self._pool.shim_ended(pid)
         if not self._pool.shims:
             self._loop.post(self._teardown.look)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from muster.run.base.loop import Loop
 from muster.run.child.orphans import Orphans
+from muster.run.child.rank_shim import end_tree, kill
 from muster.run.child.ranks import HostRanks
-from muster.run.child.reaper import Reaper, kill
+from muster.run.child.reaper import Reaper
 from muster.run.child.shim_handle import state_of
 from muster.run.child.shims import ShimPool
 from muster.types.steps import Log
@@ -86,16 +87,18 @@ class Teardown:
         """Without the loop, which is what broke or is not to be trusted any more."""
         lost_shim = self._pool.sessions_without_shim()
         self._pool.close()  # shims that lose their supervisor kill their trees
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + CLEAN_UP_S:
+        late_s = time.monotonic() + SHIMS_LEAVE_S
+
+        def reap() -> bool:
             self._reaper.look()
-            orphans = []
-            if not self._pool.shims or time.monotonic() >= began_s + SHIMS_LEAVE_S:
-                orphans = self._orphans.find(lost_shim)
-                kill([*self._pool.shims, *orphans])
-            if not self._pool.shims and not orphans:
-                break
-            time.sleep(POLL_S)
+            return bool(self._pool.shims or self._orphans.find(lost_shim))
+
+        def left() -> list[int]:
+            if self._pool.shims and time.monotonic() < late_s:
+                return []
+            return [*self._pool.shims, *self._orphans.find(lost_shim)]
+
+        end_tree(reap, left, CLEAN_UP_S)
         self._pool.scratch.remove()  # what was still written to when it was removed first
 
 

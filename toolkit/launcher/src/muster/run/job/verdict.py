@@ -59,8 +59,27 @@ def decide(
     that ended, with its host. `grace_s`: what a stop from outside left them. `outside`: hosts that
     take no part in the distribution.
     """
-    outcome = _decide(failures, losses, errors, stopped_by, ends, grace_s, outside)
-    return with_stopped(outcome, [end for _, end in ends])
+    ended = [end for _, end in ends]
+    first = first_failure(failures)
+    loss = min(losses, key=lambda loss: loss.at_s, default=None)
+    if loss is not None and (
+        first is None or first.peer_lost or first.signalled or loss.at_s <= first.at_s
+    ):
+        return with_stopped(lost_host(loss), ended)
+    if stopped_by:
+        return Stopped(stopped_by, _forced_headline(ends, grace_s))
+    host_error = min(errors, key=lambda one: one.victim, default=None)
+    own_error = first is not None and not first.peer_lost
+    if host_error is not None and not (host_error.victim and own_error):
+        return with_stopped(from_host_error(host_error, len(errors) - 1), ended)
+    if first is not None:
+        inside = [one for one in ends if one[0] not in outside]
+        return with_stopped(_from_rank(first, failures, inside), ended)
+    idle = sum(end.stopped for end in ended)  # only the end of rank 0 is a reason to stop them
+    if idle:
+        ranks = "idle one" if idle == 1 else "idle ones"
+        return Succeeded(headline=f"all ranks exited 0 but {idle} {ranks}, ended after rank 0")
+    return Succeeded()
 
 
 def with_stopped(outcome: Outcome, ends: Sequence[RankEnd]) -> Outcome:
@@ -68,36 +87,6 @@ def with_stopped(outcome: Outcome, ends: Sequence[RankEnd]) -> Outcome:
     if not isinstance(outcome, Failed):
         return outcome
     return outcome._replace(stopped_ranks=sum(end.stopped for end in ends))
-
-
-def _decide(
-    failures: Sequence[RankFailure],
-    losses: Sequence[Loss],
-    errors: Sequence[HostError],
-    stopped_by: str,
-    ends: Sequence[tuple[str, RankEnd]],
-    grace_s: float,
-    outside: Collection[str],
-) -> Outcome:
-    first = first_failure(failures)
-    loss = min(losses, key=lambda loss: loss.at_s, default=None)
-    if loss is not None and (
-        first is None or first.peer_lost or first.signalled or loss.at_s <= first.at_s
-    ):
-        return lost_host(loss)
-    if stopped_by:
-        return Stopped(stopped_by, _forced_headline(ends, grace_s))
-    host_error = min(errors, key=lambda one: one.victim, default=None)
-    own_error = first is not None and not first.peer_lost
-    if host_error is not None and not (host_error.victim and own_error):
-        return from_host_error(host_error, len(errors) - 1)
-    if first is not None:
-        return _from_rank(first, failures, [one for one in ends if one[0] not in outside])
-    idle = sum(end.stopped for _, end in ends)  # only the end of rank 0 is a reason to stop them
-    if idle:
-        ranks = "idle one" if idle == 1 else "idle ones"
-        return Succeeded(headline=f"all ranks exited 0 but {idle} {ranks}, ended after rank 0")
-    return Succeeded()
 
 
 def lost_host(loss: Loss) -> Failed:
