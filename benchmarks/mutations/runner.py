@@ -166,11 +166,13 @@ class Runner:
         report.unlink(missing_ok=True)
         timeout = f"--timeout={round(self._budget_s / 3)}"  # a test that hangs has noticed as well
         code = run_in(self.tree, [*_PYTEST, timeout, f"--junitxml={report}", *words], limit_s)
+        if code == 4:  # of pytest: what it was asked makes no sense
+            raise SystemExit(f"pytest takes no such tests: see {self.tree / 'last.log'}")
         found = ElementTree.parse(report).iter("testcase") if report.exists() else ()
         return code, [
             Case(f"{one.get('file') or words[0]}::{one.get('name')}",
                  not {"failure", "error"} & {part.tag for part in one}, float(one.get("time") or 0))
-            for one in found if one.find("skipped") is None
+            for one in found if one.get("name") and one.find("skipped") is None
         ]  # fmt: skip
 
 
