@@ -76,3 +76,13 @@ def test_every_variable_names_its_origin(cluster: Make) -> None:
     assert rows["GLOO_SOCKET_IFNAME"].startswith("machine: the interface of the job")
     assert all(rows.values())
     job.run()
+
+
+def test_what_is_too_large_is_exported_and_named_as_made_at_the_start(cluster: Make) -> None:
+    """As files, whose names no plan knows."""
+    large = {f"text{number}": "x" * 60_000 for number in range(3)}
+    plan = planned(cluster(SEES, hosts=1, hyperparameters=large), "algo-1")
+    assert len(plan["exports"]["SM_HPS"]) > 180_000
+    assert "SM_HPS_FILE" in plan["made_at_start"]
+    shown = {row["name"]: row["value"] for row in plan["environment"]}
+    assert shown["SM_HPS_FILE"] == "" and "SM_HPS" not in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.commands.plan_values import Preview, Row
 from muster.plan.launchplan import Daemon, Direct, Launcher, LaunchPlan
@@ -33,7 +33,7 @@ def as_json(preview: Preview) -> str:
         "hosts": [_host_object(preview, place, made) for place, made in preview.plans.items()],
         "current_host": preview.job.cluster.me.name,
         "environment": [row._asdict() for row in _environment(preview)],
-        "made_at_start": mine.made_at_start,
+        "made_at_start": _made_at_start(preview),
         "exports": {name: _value(name, text, masker) for name, text in preview.exports.items()},
         "notes": _other_notes(mine),
         "warnings": [*preview.job.warnings, *mine.warnings],
@@ -70,9 +70,9 @@ def _host_object(preview: Preview, place: int, made: LaunchPlan) -> dict[str, ob
     }
 
 
-def as_text(preview: Preview, environment: bool = False) -> str:
+def as_text(preview: Preview, environment: bool = False, shown: Callable[[str], str] = str) -> str:
     """Two parts, what was understood and what would run; then assumptions, notes, warnings.
-    `environment`: with all variables of a rank of this host."""
+    `environment`: with all variables of a rank of this host. `shown`: see `DryRun`."""
     job = preview.job
     mine = preview.plans[job.cluster.current]
     lines = ["What was understood", *_table(preview.facts), "", "What would run"]
@@ -84,8 +84,12 @@ def as_text(preview: Preview, environment: bool = False) -> str:
     lines.append(f"  besides {len(preview.exports)} variables SM_* (all with --environment)")
     if environment:
         lines += ["", f"Environment of each rank on {job.cluster.me.name}"]
-        lines += _table((one.name, one.value, one.source) for one in _environment(preview, SHORT))
-        lines.append(f"  {AT_START}: {', '.join(mine.made_at_start)}")
+        lines += _table(
+            (one.name, _short(shown(one.value)), one.source) for one in _environment(preview)
+        )
+        if mine.per_rank:
+            lines.append("  besides those that differ between ranks, which stand at each host")
+        lines.append(f"  {AT_START}: {', '.join(_made_at_start(preview))}")
     for title, entries in (
         ("Assumed", preview.assumptions),
         ("Notes", _other_notes(mine)),
@@ -96,15 +100,24 @@ def as_text(preview: Preview, environment: bool = False) -> str:
     return printable(preview.masker.mask("\n".join(lines))) + "\n"
 
 
-def _environment(preview: Preview, most: int | None = None) -> list[Row]:
-    """The variables of scripts of this host; of long values the first `most` characters."""
-    rows = []
-    for name in sorted(preview.environ):
-        text = _value(name, preview.environ[name], preview.masker)
-        if most is not None and len(text) > most:
-            text = f"{text[:most]}..."
-        rows.append(Row(name, text, preview.environ.origin(name)))
-    return rows
+def _environment(preview: Preview) -> list[Row]:
+    """The variables of scripts of this host."""
+    environ, masker = preview.environ, preview.masker
+    return [
+        Row(name, _value(name, environ[name], masker), environ.origin(name))
+        for name in sorted(environ)
+    ]
+
+
+def _made_at_start(preview: Preview) -> list[str]:
+    """What `train` makes itself, too: files of values that are too large, a home."""
+    environ, mine = preview.environ, preview.plans[preview.job.cluster.current]
+    empty = [name for name in sorted(environ) if environ.origin(name) == AT_START]
+    return [*dict.fromkeys((*mine.made_at_start, *empty))]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT else f"{text[:SHORT]}..."
 
 
 def _host_lines(preview: Preview, place: int) -> list[str]:

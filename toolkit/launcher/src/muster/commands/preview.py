@@ -13,7 +13,6 @@ from muster.commands.plan_view import command_line
 from muster.plan import plan
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.types.deadlines import Deadlines, variable
-from muster.types.environment import CONTRACT
 from muster.types.job import Job, Program, Settings, Staged
 from muster.types.machine import HostFacts, Machine
 from muster.types.masking import MASK, Masker
@@ -31,6 +30,7 @@ def preview(
     `asked`: the base folder was given as an option. `dry`: the run it is for.
     Raises ConfigError as `train` would.
     """
+    from muster.contract.environ import exports
     from muster.contract.request.read import read_job
     from muster.stage.machine.probe import probe_machine
     from muster.train.environment import of_children, with_contract, with_requirements
@@ -66,7 +66,7 @@ def preview(
         rows = dry.improved(rows)
         assumed += dry.assumptions
     mine = plans[job.cluster.current].rank_environment(-1, {}, {})
-    exported = {name: mine[name] for name in mine if mine.origin(name) == CONTRACT}
+    exported = exports(job, machine, program)
     return Preview(job, masker, rows, assumed, plans, exported, mine)
 
 

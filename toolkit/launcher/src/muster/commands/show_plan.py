@@ -109,5 +109,7 @@ def _show(
         else:
             sys.stderr.write(shown(masker.mask(error_text(error))))
         return error.exit_code
-    sys.stdout.write(shown(as_json(found) if args.json else as_text(found, args.environment)))
+    sys.stdout.write(
+        shown(as_json(found) if args.json else as_text(found, args.environment, shown))
+    )
     return 0
