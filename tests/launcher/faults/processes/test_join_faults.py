@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import muster
+from muster.version import __version__
 from tests.launcher.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
@@ -168,6 +170,27 @@ def test_a_host_of_an_earlier_job_is_dropped_and_the_right_one_joins(cluster: Ma
     assert "joined" not in job.text("algo-1", "err")
     job.start("algo-2")
     check_joined(job)
+
+
+@pytest.mark.promise("F24")
+def test_hosts_with_other_versions_of_the_toolkit_disagree(cluster: Make, tmp_path: Path) -> None:
+    job = cluster(SCRIPT)
+    old = tmp_path / "old"
+    shutil.copytree(Path(muster.__file__).parent, old / "muster")
+    (old / "muster" / "version.py").write_text('__version__ = "0.0.9"\n')
+    asked = [sys.executable, "-m", "muster", "--version"]
+    environ = {**os.environ, "PYTHONPATH": str(old)}
+    said = subprocess.run(asked, env=environ, capture_output=True, text=True, check=True).stdout
+    assert said == "muster 0.0.9\n"
+    job.start("algo-1")
+    job.start("algo-2", environ={"PYTHONPATH": str(old)})
+    results = job.wait(15)
+    assert {result.code for result in results.values()} == {100}
+    for result in results.values():
+        assert result.first_line == (
+            f"ConfigError: hosts disagree: algo-2 has toolkit 0.0.9, algo-1 has {__version__}"
+        )
+        assert "trained" not in result.out
 
 
 def was_dropped(address: str, port: int) -> bool:
