@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -93,9 +94,9 @@ def write_json(path: str, document: Mapping[str, object]) -> None:
     a kill in the very moment of writing may leave a hidden file beside it. Raises OSError."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
-    partial = os.path.join(folder, f".{name}.{os.getpid()}")
+    descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder or None)
     try:
-        with open(partial, "x", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
         os.replace(partial, path)
     except BaseException:
