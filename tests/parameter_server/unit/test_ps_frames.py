@@ -201,7 +201,7 @@ def test_another_version_or_program_is_refused_at_its_first_word(ours: Protocol)
     assert ours.read_hello(ours.hello(b"s" * 32)) == b"s" * 32
     with pytest.raises(FrameError, match=r"speaks version 9 and not .*: install the same"):
         ours.read_hello(ours._replace(version=9).hello(b"s" * 32))
-    with pytest.raises(FrameError, match="it begins with b'muXX', not with"):
+    with pytest.raises(FrameError, match="no frame: it begins with b'muXX', not"):
         ours.read_hello(ours._replace(magic=b"muXX").hello(b"s" * 32))
 
 

@@ -179,7 +179,7 @@ class Protocol(NamedTuple):
 
     def _require(self, magic: bytes, version: int) -> None:
         if magic != self.magic:
-            raise FrameError(f"it begins with {bytes(magic)!r}, not with {self.magic!r}")
+            raise FrameError(f"no frame: it begins with {bytes(magic)!r}, not {self.magic!r}")
         if version != self.version:
             raise FrameError(
                 f"it speaks version {version} and not {self.version}",
