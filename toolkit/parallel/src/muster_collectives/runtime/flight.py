@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -94,9 +94,9 @@ def write_json(path: str, document: Mapping[str, object]) -> None:
     a kill in the very moment of writing may leave a hidden file beside it. Raises OSError."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder or None)
+    partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(partial, "x", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
         os.replace(partial, path)
     except BaseException:
