@@ -80,7 +80,7 @@ def test_an_interrupt_while_containers_start_is_not_lost(
     assert run.wait(20).code == 143
 
 
-@pytest.mark.parametrize("late_s", [0.7, 3])
+@pytest.mark.parametrize("late_s", [0.7, 2])
 def test_a_stop_that_comes_before_the_host_can_hear_it_is_not_lost(
     start: Start, home: Path, base: str, engine: Engine, late_s: float
 ) -> None:

@@ -125,19 +125,19 @@ def start_the_server_late(shim: str) -> None:
 
     start = shims.ShimPool.spawn
 
-    def late(self, role, environ):  # type: ignore[no-untyped-def]
+    def late(self, role, environ, owner):  # type: ignore[no-untyped-def]
         def once_the_rank_has_ended() -> None:
             if not os.path.exists("ended"):
                 self.loop.after(0.05, once_the_rank_has_ended)
                 return
             print("sabotaged", file=sys.stderr, flush=True)
             shims.SHIM = shim or shims.SHIM
-            start(self, role, environ)
+            start(self, role, environ, owner)
 
         if role.startswith("server:"):
             self.loop.after(0.05, once_the_rank_has_ended)
         else:
-            start(self, role, environ)
+            start(self, role, environ, owner)
 
     shims.ShimPool.spawn = late  # type: ignore[method-assign]
 
