@@ -95,6 +95,7 @@ def test_a_file_that_a_build_is_to_be_given_must_be_there(tmp_path: Path, name: 
 
 
 @pytest.mark.promise("S14")
+@pytest.mark.timeout(600)
 def test_a_wheel_that_is_built_twice_is_the_same(tmp_path: Path) -> None:
     """A release that changes nothing uploads nothing."""
     for package in ("launcher", "parallel"):
@@ -104,7 +105,7 @@ def test_a_wheel_that_is_built_twice_is_the_same(tmp_path: Path) -> None:
             words = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
             subprocess.run(
                 [sys.executable, *words], cwd=CHECKOUT / "toolkit" / package,
-                check=True, capture_output=True, timeout=60,
+                check=True, capture_output=True, timeout=240,
             )  # fmt: skip
             (wheel,) = out.glob("*.whl")
             built.append(wheel.read_bytes())
