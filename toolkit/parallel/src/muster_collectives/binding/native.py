@@ -127,14 +127,6 @@ class NativeCommunicator(Communicator):
             ctypes.addressof(outs), limit_s,
         )  # fmt: skip
 
-    def all_reduce_at(
-        self, address: int, count: int, dtype: DType, op: Op, timeout_s: float
-    ) -> None:
-        """In place at an address: `run` of DDP's small sums, whose cost is that of the call."""
-        self._perform(
-            Verb.ALL_REDUCE, dtype, op, 0, address, address, count, 0, 0, timeout_s
-        )  # fmt: skip
-
     def _perform(
         self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
         in_at: int, out_at: int, limit_s: float,
