@@ -6,6 +6,9 @@ a config or by hand, data from numbers, so nothing is fetched. Each rank prints 
 `--on cpu`: by the library's own option, without which Hugging Face's libraries make no group on a
 machine without GPUs (`--on gpu`). `--on stand-in`: the CPU stands for the rank's GPU, for what they
 refuse on CPUs: accelerate's own variable names the device, and DDP is not told of one.
+
+`--stay S`: a training of four steps is over before anybody has looked at it; this one lives for S
+seconds more, as a real one does.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -112,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=sorted(LIBRARIES), required=True)
     parser.add_argument("--on", choices=["gpu", "cpu", "stand-in"], required=True)
+    parser.add_argument("--stay", type=float, default=0.0)
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.on == "stand-in":
@@ -127,6 +132,7 @@ def main() -> None:
     os.write(
         1, f"trained {json.dumps(said)}\n".encode()
     )  # at once: torchrun's ranks share a stream
+    time.sleep(given.stay)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from muster.run.child.group_watch import EXCHANGED_NOTHING
+from muster.run.child.group_watch import ENOUGH_LOOKS, EXCHANGED_NOTHING, PAUSE_S
 from tests.launcher.support.local.local_runs import LocalRun
 from tests.support.effort import effort
-from tests.support.frameworks import JOB_S, PROCESS, Start, ended_well, library_packages
+from tests.support.frameworks import JOB_S, NETNS, PROCESS, Start, ended_well, library_packages
 from tests.support.ports import free_port
 from tests.support.venvs import UnavailableError
 
@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).with_name("library_job.py")
 RANKS = 2
 LIMIT_S = 2 * JOB_S  # to import transformers alone takes a rank ten seconds of a processor
+LOOKS_S = 3 * ENOUGH_LOOKS * PAUSE_S  # the machine is kept busy, and a look takes its time
 TORCHRUN, MPI = "torch_distributed", "mpi"
 DATA_PARALLEL, SERVERS = "smdistributed.dataparallel", "parameter_server"
 
@@ -98,21 +99,23 @@ def test_the_trainer_takes_smddp_for_gpus(start: Start, on: str, words: str) -> 
 @pytest.mark.effort
 @pytest.mark.parametrize("library", ["trainer", "accelerate"])
 def test_ranks_that_trained_a_model_each_are_named(start: Start, library: str) -> None:
-    """What the libraries do on CPUs when nobody tells them to use one."""
+    """What the libraries do on CPUs when nobody tells them to use one. In a network of their own:
+    where others use it, too, it is left unsaid."""
     if effort() == 1:
         pytest.skip("test_group_watch_jobs.py has it without the libraries")
-    result = ended_well(begin(start, Case("transformers5", library, TORCHRUN, "gpu")), LIMIT_S)
+    case = Case("transformers5", library, TORCHRUN, "gpu")
+    result = ended_well(begin(start, case, NETNS, LOOKS_S), LIMIT_S)
     assert result.err.count(EXCHANGED_NOTHING) == 1
     first, second = trained(result.out)
     assert first["losses"] == second["losses"] != list(plain(library))
 
 
-def begin(start: Start, case: Case) -> LocalRun:
+def begin(start: Start, case: Case, isolation: str = PROCESS, stay_s: float = 0.0) -> LocalRun:
     packages = packages_of(case.environment)
     return start(
         Path(sys.executable), SCRIPT, case.option, 1, "--processes-per-host", str(RANKS),
         "--env", f"PYTHONPATH={packages}", "--env", "MUSTER_PS_FRAMEWORK=pytorch",
-        isolation=PROCESS, library=case.library, on=case.on,
+        isolation=isolation, library=case.library, on=case.on, stay=stay_s,
     )  # fmt: skip
 
 
