@@ -55,11 +55,13 @@ def tools() -> Path:
     folder, uv = CACHE / "docs-tools", Path(sys.prefix, "bin", "uv")
     mark = folder / ".packages"
     if not (mark.is_file() and filecmp.cmp(mark, PACKAGES, shallow=False)):
-        made = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder]
-        subprocess.run(made, check=True)
+        subprocess.run(
+            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True
+        )
         python = folder / "bin" / "python"
-        filled = [uv, "pip", "install", "--quiet", "--python", python, "-r", PACKAGES]
-        subprocess.run(filled, check=True)
+        subprocess.run(
+            [uv, "pip", "install", "--quiet", "--python", python, "-r", PACKAGES], check=True
+        )
         shutil.copy(PACKAGES, mark)
     return folder / "bin"
 

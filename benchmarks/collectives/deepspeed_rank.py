@@ -82,7 +82,7 @@ def main(rounds: int, output: str) -> None:
 
 
 def _trained(torch: Any, rank: int) -> tuple[Callable[[], None], int]:
-    import deepspeed  # type: ignore[import-not-found]  # in an environment of its own
+    import deepspeed
 
     # none of its operators is of use here, and one would be compiled at the start of every new user
     deepspeed.ops.__compatible_ops__ = {}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 PERIOD = 65_521  # a prime, so that no two pieces are alike
 BUSY_BYTES = 1 << 20
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = "NDArray[np.float32]"
 
 
 def reduces(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from itertools import count as numbers
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from tests.collectives.core.checks import LIMIT_S, Checker, WrongError
 from tests.collectives.core.reference import MEMORY
 from tests.collectives.support.meeting import Meeting
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = "NDArray[np.float32]"
 SEGMENT_BYTES = 4096  # what the test sets COLLECTIVES_SEGMENT_BYTES to
 LEADER_BYTES = 2048
 PIECE_BYTES = 8 * SEGMENT_BYTES  # of a large sum: no message may be very small

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster_collectives.core import DType, Op
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 INTEGERS = (DType.U8, DType.I8, DType.I32, DType.I64)
 BITWISE = (Op.BAND, Op.BOR, Op.BXOR)

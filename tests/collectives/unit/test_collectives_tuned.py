@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def test_a_file_that_cannot_be_used_is_ignored_and_said(
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     document = {} if isinstance(content, bytes) else content
     if document.get("machine"):
-        path.write_text(json.dumps({**document, "machine": machine_file.platform.machine()}))
+        path.write_text(json.dumps({**document, "machine": platform.machine()}))
     tuning, [note] = machine_file.apply(str(path), BASE, 8)
     assert tuning == BASE
     assert note.startswith(f"{path} cannot be used and is ignored: ") and word in note, note

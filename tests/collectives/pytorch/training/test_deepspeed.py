@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks
-from tests.support.frameworks import CHECKOUT, deepspeed_packages
-from tests.support.venvs import UnavailableError
+from tests.support.frameworks import deepspeed_packages
+from tests.support.venvs import CHECKOUT, UnavailableError
 
 # DeepSpeed may have to be built first
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(2 * TEST_S)]

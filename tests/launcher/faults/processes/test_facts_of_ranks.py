@@ -130,9 +130,10 @@ def take_the_status_of_the_script() -> None:
     from contextlib import suppress
     from pathlib import Path
 
+    from muster.run.child.reaper import Reaper
     from muster.run.job import supervisor
 
-    class Slow(supervisor.Reaper):
+    class Slow(Reaper):
         def look(self) -> None:
             found = Path(os.environ["PID_OF_THE_SCRIPT"]).read_text()
             if found:
@@ -141,7 +142,7 @@ def take_the_status_of_the_script() -> None:
                     print("took the status of", found, file=sys.stderr, flush=True)
             super().look()
 
-    supervisor.Reaper = Slow  # type: ignore[misc]
+    supervisor.Reaper = Slow  # type: ignore[attr-defined]
 
 
 def test_a_status_that_somebody_else_took_is_a_defect_and_never_success(

@@ -30,7 +30,8 @@ class Nothing(NamedTuple):
 
 def test_a_value_is_a_tuple_with_names_and_defaults() -> None:
     point = Point(1)
-    assert point == (1, 2, None) and point.x == 1 and point.total == 3
+    plain: object = (1, 2, None)
+    assert point == plain and point.x == 1 and point.total == 3
     assert Point.origin() == Point(x=0, y=0)
     assert point._replace(name="a") == (1, 2, "a")
     assert Point._fields == ("x", "y", "name")

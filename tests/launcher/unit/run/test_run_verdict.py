@@ -147,12 +147,16 @@ def test_ranks_that_had_to_be_killed_are_named_up_to_three() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [([OWN], [], []), ([], [LOSS], []), ([], [], [HOST_ERROR])], ids=str
+    ("failures", "losses", "errors"),
+    [([OWN], [], []), ([], [LOSS], []), ([], [], [HOST_ERROR])],
+    ids=str,
 )
-def test_ranks_that_muster_stopped_are_counted_as_the_table_of_ranks_says(what: Any) -> None:
+def test_ranks_that_muster_stopped_are_counted_as_the_table_of_ranks_says(
+    failures: Any, losses: Any, errors: Any
+) -> None:
     """Whatever failed: a rank of its own, a host, a launcher or server."""
     ends = [end(0, stopped=True), end(1, stopped=True), end(2)]
-    outcome = decide(*what, "", ends, 100.0)
+    outcome = decide(failures, losses, errors, "", ends, 100.0)
     assert isinstance(outcome, Failed)
     assert outcome.stopped_ranks == 2
 

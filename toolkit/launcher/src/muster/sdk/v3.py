@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from muster.sdk.request import distributed_fields
 
 try:
-    from sagemaker.train.distributed import DistributedConfig  # type: ignore[import-not-found]
+    from sagemaker.train.distributed import DistributedConfig
 except ImportError as error:
     raise ImportError(
         f"muster.sdk.v3 needs version 3 of SageMaker's SDK ({error}): pip install 'sagemaker>=3'; "
