@@ -1,6 +1,6 @@
 """The incumbent's image shape, on our base: what its containers do before a script's first line.
 
-As its published Dockerfiles have it (images.md 1.2 and 1.6), written anew: a start script is PID 1,
+As its published Dockerfiles have it, written anew: a start script is PID 1,
 reads the host's name from the request with jq, compiles a library that says this name, preloads it
 into everything, and runs the vendor's `train` as a child.
 """

@@ -1,7 +1,7 @@
 """Looks through every layer of an image for what must not be in any: keys, credentials, traces.
 
 A file that a later layer removes is still in the image, so layers are read one by one, and with
-them the image's history and configuration. Source: reliability.md S01, S14.
+them the image's history and configuration. See promises S01 and S14.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.launcher.conformance.scenario import ABSENT
 from tests.launcher.conformance.tools import MPI_VALUES
 from tests.launcher.conformance.tree import PROBE
 
-# Lines that other tools look for in the log (contract.md 2.3)
+# Lines that other tools look for in the log
 _INVOCATION = (
     "Invoking user script",
     "Training Env:",

@@ -1,7 +1,7 @@
 """What a conformance run starts from, as frozen values.
 
 A scenario is a job request with the user's code, told in the contract's own files; it names no
-launcher. Source: contract.md 5.
+launcher.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every scenario through the incumbent and through ours: they differ where we mean to, only there.
 
-Source: contract.md 5; the differences that we mean stand beside the scenarios, with their reasons.
+The differences that we mean are listed beside the scenarios, with their reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stand-ins on PATH: each records its command line, then plays its part (contract.md 5).
+"""Stand-ins on PATH: each records its command line, then plays its part.
 
 `torchrun` starts every rank that the real one would on this host, with the variables that the
 real one sets, and ends with the first failing code; so launchers that hand it a command of their

@@ -1,4 +1,4 @@
-"""Writes the files that SageMaker gives one host of a scenario (contract.md 1.1)."""
+"""Writes the files that SageMaker gives one host of a scenario."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar archives made by code, good ones and the corpus of hostile ones (reliability.md S07)."""
+"""Tar archives made by code, good ones and the corpus of hostile ones (promise S07)."""
 
 from __future__ import annotations
 

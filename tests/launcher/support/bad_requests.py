@@ -1,4 +1,4 @@
-"""Parts of bad requests (reliability.md section 6), and how their problems are worded."""
+"""Parts of bad requests, and how their problems are worded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real job on this machine: one `train` per host on its own loopback address, no `muster local`.
 
 Tests break it in every way they like; `Cluster.check_invariants` says afterwards whether the
-promises that hold for every job were kept (reliability.md section 7).
+promises that hold for every job were kept.
 """
 
 from __future__ import annotations

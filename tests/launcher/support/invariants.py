@@ -1,4 +1,4 @@
-"""What holds after every job, however it ended (reliability.md section 7, protocol.md 9).
+"""What holds after every job, however it ended.
 
 `check_host` and `check_job` take what hosts left and give back all that is wrong with it, in
 words; `check_tree` does so for the files. A test that rightly differs says so in `Declared`.

@@ -1,6 +1,6 @@
 """Local jobs of the real SDKs, each in the SDK's own environment, and what every host left.
 
-What the SDK reports is one thing (sdk-and-local-mode.md 3.4: a job counts as a success although a
+What the SDK reports is one thing (a job counts as a success although a
 host failed); the containers that it leaves behind are the other. They are found by the labels that
 compose gives them, and removed by them.
 """

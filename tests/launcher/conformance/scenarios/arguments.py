@@ -1,4 +1,4 @@
-"""How hyperparameters reach the script: the table of contract.md 1.4, a row each, and oddities."""
+"""How hyperparameters reach the script: each form once, and oddities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that cannot be run (contract.md 1.1 and 2.2, reliability.md 6)."""
+"""Requests that cannot be run."""
 
 from __future__ import annotations
 

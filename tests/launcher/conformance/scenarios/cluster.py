@@ -1,4 +1,4 @@
-"""What the script is told of hosts, groups, channels and settings (contract.md 1.1, 2.1)."""
+"""What the script is told of hosts, groups, channels and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which program runs, where its code comes from, how it is started (contract.md 1.5)."""
+"""Which program runs, where its code comes from, how it is started."""
 
 from __future__ import annotations
 

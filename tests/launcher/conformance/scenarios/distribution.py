@@ -1,4 +1,4 @@
-"""torch_distributed: the command lines and what ranks see (contract.md 3.4)."""
+"""torch_distributed: the command lines and what ranks see."""
 
 from __future__ import annotations
 

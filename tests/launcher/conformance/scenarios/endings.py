@@ -1,4 +1,4 @@
-"""How a job ends: codes, signals, status files, what stays behind (contract.md 2.2, 2.3, 4)."""
+"""How a job ends: codes, signals, status files, what stays behind."""
 
 from __future__ import annotations
 

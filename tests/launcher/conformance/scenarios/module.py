@@ -1,4 +1,4 @@
-"""SAGEMAKER_TRAINING_MODULE: a function of the image's author owns the job (protocol.md 12)."""
+"""SAGEMAKER_TRAINING_MODULE: a function of the image's author owns the job."""
 
 from __future__ import annotations
 

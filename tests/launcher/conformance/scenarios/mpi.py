@@ -1,4 +1,4 @@
-"""mpi, pytorchddp and smdistributed: mpirun's line and what ranks see (contract.md 3.2, 3.3)."""
+"""mpi, pytorchddp and smdistributed: mpirun's line and what ranks see."""
 
 from __future__ import annotations
 

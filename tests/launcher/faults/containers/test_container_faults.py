@@ -1,4 +1,4 @@
-"""Stops of containers whose PID 1 is `train` (reliability.md 4.1)."""
+"""Stops of containers whose PID 1 is `train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a process in a container is, and who reaps it (reliability.md F15, protocol.md 5)."""
+"""Whose a process in a container is, and who reaps it (promise F15; protocol.md, End)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full, read-only and absent output folders, as real mounts (reliability.md 4.4)."""
+"""Full, read-only and absent output folders, as real mounts."""
 
 from __future__ import annotations
 

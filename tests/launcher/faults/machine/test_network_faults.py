@@ -1,4 +1,4 @@
-"""Networks that break, slow down or lie, between hosts of their own (reliability.md section 4).
+"""Networks that break, slow down or lie, between hosts of their own.
 
 Hosts are network namespaces; each test first proves that its fault has landed.
 """

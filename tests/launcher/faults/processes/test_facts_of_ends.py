@@ -1,4 +1,4 @@
-"""Stops, deadlines and the end of a job, as protocol.md 7 to 9 and 12 have them."""
+"""Stops, deadlines and the end of a job, as protocol.md has them (Stop, End)."""
 
 from __future__ import annotations
 

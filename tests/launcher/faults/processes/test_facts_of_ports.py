@@ -1,4 +1,4 @@
-"""Two jobs on one machine stay apart, and what listens where (protocol.md 2 and 3)."""
+"""Two jobs on one machine stay apart, and what listens where (protocol.md, Join)."""
 
 from __future__ import annotations
 

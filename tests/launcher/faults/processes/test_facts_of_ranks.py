@@ -1,5 +1,5 @@
 """How ranks are started, heard, signalled and named: what was seen once is seen again
-(protocol.md 4 to 6)."""
+(protocol.md, Ranks and Failures)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a process is: all of ours ends with the job, nothing else is touched (protocol.md 5)."""
+"""Whose a process is: all of ours ends with the job, nothing else is touched (protocol.md, End)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stops, exits and aborts under mpirun, in both versions (reliability.md section 1).
+"""Stops, exits and aborts under mpirun, in both versions.
 
 mpirun is never on the way of a signal and never decides an outcome. Ranks have called MPI_Init.
 """

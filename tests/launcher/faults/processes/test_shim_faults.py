@@ -1,4 +1,4 @@
-"""A shim that is killed loses no status: its script is adopted (protocol.md 4 and 10)."""
+"""A shim that is killed loses no status: its script is adopted (protocol.md, Ranks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of stopping, failing, ports and limits (reliability.md 4.1, 4.2 and 4.4)."""
+"""Faults of stopping, failing, ports and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floods of output, and readers that stop or go away (reliability.md F58, F59)."""
+"""Floods of output, and readers that stop or go away (promises F58, F59)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may start what through mpirun's spawn agent, and what Open MPI carries (reliability.md 5)."""
+"""Who may start what through mpirun's spawn agent, and what Open MPI carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that turn up nowhere but in the processes that they are for (reliability.md S08, S09)."""
+"""Secrets that turn up nowhere but in the processes that they are for (promises S08, S09)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files that somebody may have guessed and occupied (reliability.md S18)."""
+"""Names of files that somebody may have guessed and occupied (promise S18)."""
 
 from __future__ import annotations
 

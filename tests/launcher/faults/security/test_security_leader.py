@@ -1,4 +1,4 @@
-"""A leader under attack while true hosts run (reliability.md S03, S19).
+"""A leader under attack while true hosts run (promises S03, S19).
 
 The leader and the true hosts are processes of their own; whoever is not of the job comes from here.
 """

@@ -1,5 +1,5 @@
 """Values and names that a shell, an interpreter or a launcher might take for something else
-(reliability.md S04, S05)."""
+(promises S04, S05)."""
 
 from __future__ import annotations
 

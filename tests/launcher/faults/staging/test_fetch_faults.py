@@ -1,5 +1,5 @@
 """Code that cannot be brought to one of two hosts: a full disk, a slow mount, a broken archive
-(reliability.md F52, F54, F55)."""
+(promises F52, F54, F55)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements that cannot be installed on one of two hosts (reliability.md F52, F57)."""
+"""Requirements that cannot be installed on one of two hosts (promises F52, F57)."""
 
 from __future__ import annotations
 

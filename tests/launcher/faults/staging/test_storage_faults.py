@@ -1,4 +1,4 @@
-"""Object storage that refuses, breaks off or hangs, for one of two hosts (reliability.md F56)."""
+"""Object storage that refuses, breaks off or hangs, for one of two hosts (promise F56)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trivial job imports: every module costs every host of every job (protocol.md 12)."""
+"""What a trivial job imports: every module costs every host of every job."""
 
 from __future__ import annotations
 

@@ -423,7 +423,7 @@ def test_a_stop_before_the_supervisor_listens_is_not_lost(cluster: Make) -> None
 
 
 def test_a_stop_after_the_outcome_changes_nothing(cluster: Make) -> None:
-    """Compose sends it to the leader when the first follower leaves (protocol.md 8)."""
+    """Compose sends it to the leader when the first follower leaves (protocol.md, End)."""
     job = cluster("print('ran', flush=True)\n", hosts=1)
     job.start(command=train_after(be_stopped_at, "close_output"))
     result = job.wait(30)["algo-1"]

@@ -32,7 +32,7 @@ def test_ranks_of_two_hosts_reduce_together_and_the_first_that_fails_is_named_an
     results = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH).run(limit_s=90)
     assert [r.out for r in results.values()] == [f"{rank} 2 3.0 0 None\n" for rank in (0, 1)]
     assert len(ends := {(r.first_line, r.code) for r in results.values()}) == 1
-    # gloo's threads sometimes abort a process that is on its way out (protocol.md 6)
+    # gloo's threads sometimes abort a process that is on its way out
     assert ends <= {
         ("UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)", 1),
         ("UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)", 134),

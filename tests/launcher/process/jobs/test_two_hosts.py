@@ -83,7 +83,7 @@ def test_an_exit_code_of_a_follower_is_every_host_s(cluster: Make) -> None:
 
 
 def test_a_culprit_that_exits_after_its_victims_is_still_named(cluster: Make) -> None:
-    """Evidence decides, not the order of exits (protocol.md 6)."""
+    """Evidence decides, not the order of exits (protocol.md, Failures)."""
     script = (
         f"import os, socket, sys, time, traceback\n{WAIT_SHOWN}"
         "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"

@@ -1,4 +1,4 @@
-"""What the source may not hold, and all that it loads (reliability.md S04, S10, S11, S16)."""
+"""What the source may not hold, and all that it loads (promises S04, S10, S11, S16)."""
 
 from __future__ import annotations
 

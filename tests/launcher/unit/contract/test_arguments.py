@@ -1,4 +1,4 @@
-"""Hyperparameters as arguments: the table of contract.md 1.4."""
+"""Hyperparameters as arguments, form by form."""
 
 from __future__ import annotations
 

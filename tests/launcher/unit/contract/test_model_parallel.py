@@ -56,8 +56,7 @@ def read(tmp_path: Path, parameters: str, launcher: str = "sagemaker_mpi_enabled
 def test_parameters_reach_the_script_as_json_and_as_an_argument(
     tmp_path: Path, launcher: str, expected: object
 ) -> None:
-    """contract.md 1.4; the argument and the variable are compared with the incumbent's in
-    test_exports.py."""
+    """test_exports.py compares the argument and the variable with the incumbent's."""
     job = read(tmp_path, '{"partitions": 2, "ddp": true, "optimize": "speed"}', launcher)
     assert job.distribution == expected
     assert job.arguments == ("--mp_parameters", "ddp=True,optimize=speed,partitions=2")

@@ -1,6 +1,6 @@
 """The platform's undocumented files: hints when they can be read, never an error.
 
-The tree is built after recordings of 2020 and 2022 (beyond-launch.md section 1).
+The tree is built after recordings of 2020 and 2022.
 """
 
 from __future__ import annotations

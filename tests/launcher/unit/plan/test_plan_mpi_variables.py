@@ -68,7 +68,7 @@ def test_a_variable_that_the_options_ask_for_wins_over_ours_on_every_host(name: 
 
 @DATA_PARALLEL
 def test_data_parallel_scripts_are_told_of_one_host_or_of_several(name: str) -> None:
-    """contract.md 3.3."""
+    """As the vendor's toolkit does."""
     one = made(Mpi(name), hosts=1).script.env
     assert one["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
     assert "SMDATAPARALLEL_SERVER_ADDR" not in one

@@ -1,4 +1,4 @@
-"""The plans of parameter servers and of TensorFlow's mirrored workers (contract.md 3.6, 3.7)."""
+"""The plans of parameter servers and of TensorFlow's mirrored workers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def servers_of(made: LaunchPlan) -> list[str]:
     return [service.name for service in made.services]
 
 
-# TensorFlow: contract.md 3.6. Differences that are meant: `chief` for `master`.
+# TensorFlow, as sagemaker-training has it, with one intended difference: `chief` for `master`.
 
 PS = ["algo-1:2223", "algo-2:2223", "algo-3:2223"]
 CLUSTER = {"chief": ["algo-1:2222"], "worker": ["algo-2:2222", "algo-3:2222"], "ps": PS}
@@ -247,7 +247,7 @@ def test_mirrored_workers_of_another_framework_are_refused_with_the_alternative(
     assert plan_on(0, 2, (), MWMS, settings=Settings(ps_framework="tensorflow")).world_size == 2
 
 
-# MXNet: contract.md 3.7. Differences that are meant: DMLC_INTERFACE, instance groups count.
+# MXNet, as sagemaker-training has it. Intended differences: DMLC_INTERFACE, instance groups count.
 
 
 def dmlc(environ: Mapping[str, str]) -> dict[str, str]:

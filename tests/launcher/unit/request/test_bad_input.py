@@ -1,4 +1,4 @@
-"""Bad files, hosts and programs (reliability.md B01 to B22): named at once, each in one text."""
+"""Bad files, hosts and programs (promises B01 to B22): named at once, each in one text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad hyperparameters, channels and variables (reliability.md from B25): named in one text."""
+"""Bad hyperparameters, channels and variables (promises from B25): named in one text."""
 
 from __future__ import annotations
 

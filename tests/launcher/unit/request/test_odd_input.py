@@ -1,4 +1,4 @@
-"""Odd input that is accepted, with a warning where a person should know (reliability.md 6)."""
+"""Odd input that is accepted, with a warning where a person should know."""
 
 from __future__ import annotations
 

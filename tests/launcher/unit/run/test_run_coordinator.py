@@ -1,4 +1,4 @@
-"""The leader's decisions, with a clock of the test's own (protocol.md 1, 6 to 8)."""
+"""The leader's decisions, with a clock of the test's own (protocol.md, Phases to End)."""
 
 from __future__ import annotations
 

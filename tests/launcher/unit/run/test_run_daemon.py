@@ -1,4 +1,4 @@
-"""What a follower starts when the leader's mpirun asks for its launch daemon (reliability.md S02).
+"""What a follower starts when the leader's mpirun asks for its launch daemon (promise S02).
 
 The requests were recorded from both versions of Open MPI.
 """

@@ -1,4 +1,4 @@
-"""What a rank's error stream says about its end (protocol.md 6)."""
+"""What a rank's error stream says about its end (protocol.md, Failures)."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_second_signal_changes_no_deadline() -> None:
 @pytest.mark.promise("F53")
 @pytest.mark.parametrize("local", [False, True])
 def test_an_external_stop_ends_in_time_though_nothing_answers(local: bool) -> None:
-    """Ranks that cannot be killed and a leader without a verdict: protocol.md 7's times hold."""
+    """Ranks that cannot be killed, no verdict: the times of protocol.md (Stop) hold."""
     limits = Deadlines(**LOCAL_MODE_STOP) if local else Deadlines()
     life = HostUnderTest(limits)
     for name in PATHS[State.WATCH]:

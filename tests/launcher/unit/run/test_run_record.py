@@ -1,4 +1,4 @@
-"""The record: bounded files that lose the middle and never the outcome (protocol.md 12)."""
+"""The record: bounded files that lose the middle and never the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named and with which code (protocol.md 6 and 9)."""
+"""Who is named and with which code (protocol.md, Failures and End)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Keys and settings of ssh between the hosts of one job, made at the first start of sshd.
 
-The image holds no key. Source: reliability.md S01, sdk-and-local-mode.md 2.2.
+The image holds no key (promise S01).
 """
 
 from __future__ import annotations

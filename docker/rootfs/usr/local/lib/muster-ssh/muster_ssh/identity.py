@@ -36,7 +36,7 @@ class Identity(NamedTuple):
 
 
 def read(environ: Mapping[str, str]) -> Identity:
-    """The identity, from SageMaker's files and variables (contract.md 1.1).
+    """The identity, from SageMaker's files and variables.
 
     Of resourceconfig.json only `hosts` counts: its other fields differ from host to host. Raises
     SshError for a file that cannot be read, a host name that is none, a secret that is too short.
