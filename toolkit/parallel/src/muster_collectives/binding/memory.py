@@ -20,18 +20,19 @@ from muster_collectives.runtime.layout import ShmMethod
 from muster_collectives.runtime.types import Code, Failure
 
 if TYPE_CHECKING:
-    from muster_collectives.binding.native import NativeCommunicator
+    from muster_collectives.binding.communicator import Communicator
 
 # bytes, pid, descriptor, inode, device, whether it went well, path
 _OFFER = struct.Struct("=QqqQQB95s")
 _MAX_BYTES = 1 << 46
 
 
-class NativeRegion:
-    """Memory of this rank at `address`, and how the node's ranks see it."""
+class Region:
+    """Memory that the ranks of the node have in common: collectives on it copy less. This rank's
+    own part has `bytes` at `address`."""
 
     def __init__(
-        self, group: NativeCommunicator, address: int, own: mmap.mmap | None, bytes_: int,
+        self, group: Communicator, address: int, own: mmap.mmap | None, bytes_: int,
         number: int, others: Sequence[mmap.mmap],
     ) -> None:  # fmt: skip
         self.address = address
@@ -70,7 +71,7 @@ class NativeRegion:
             self._own = None
 
 
-def allocate(group: NativeCommunicator, bytes_: int) -> NativeRegion:
+def allocate(group: Communicator, bytes_: int) -> Region:
     """See Communicator.allocate."""
     own: mmap.mmap | None = None
     words: dict[str, Any] = {}
@@ -96,7 +97,7 @@ def allocate(group: NativeCommunicator, bytes_: int) -> NativeRegion:
         shared_memory.close(fd)
 
 
-def adopt(group: NativeCommunicator, fd: int, address: int, bytes_: int) -> NativeRegion:
+def adopt(group: Communicator, fd: int, address: int, bytes_: int) -> Region:
     """See Communicator.adopt."""
     failed = ""
     try:
@@ -110,15 +111,15 @@ def adopt(group: NativeCommunicator, fd: int, address: int, bytes_: int) -> Nati
 
 
 def _register(
-    group: NativeCommunicator, fd: int, address: int, bytes_: int, own: mmap.mmap | None,
+    group: Communicator, fd: int, address: int, bytes_: int, own: mmap.mmap | None,
     path: str, failed: str,
-) -> NativeRegion:  # fmt: skip
+) -> Region:  # fmt: skip
     """Offers, maps what the others offer, registers; three agreements."""
     offers = _exchange(group, fd, bytes_, path, failed)
     members = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[group.rank]]
     others: dict[int, mmap.mmap] = {}
     number = -1
-    region: NativeRegion | None = None
+    region: Region | None = None
     try:
         try:
             for rank in members:
@@ -134,7 +135,7 @@ def _register(
         except CollectiveError as error:
             failed = error.message
         _agree(group, failed)
-        region = NativeRegion(group, address, own, bytes_, number, list(others.values()))
+        region = Region(group, address, own, bytes_, number, list(others.values()))
         # the core reads peers' memory until it is told otherwise, so the group holds it
         group.regions.add(region)
         return region
@@ -146,7 +147,7 @@ def _register(
                 _unmap(mapped)
 
 
-def _add(group: NativeCommunicator, bases: Sequence[int], bytes_: int) -> int:
+def _add(group: Communicator, bases: Sequence[int], bytes_: int) -> int:
     """The region's number; `bases[i]` is where local rank i's part is mapped here."""
     array = (ctypes.c_void_p * len(bases))(*bases)
     number = ctypes.c_uint32()
@@ -160,7 +161,7 @@ def _add(group: NativeCommunicator, bases: Sequence[int], bytes_: int) -> int:
 
 
 def _exchange(
-    group: NativeCommunicator, fd: int, bytes_: int, path: str, failed: str
+    group: Communicator, fd: int, bytes_: int, path: str, failed: str
 ) -> list[tuple[Any, ...]]:
     inode = device = 0
     if not failed:
@@ -182,7 +183,7 @@ def _exchange(
     return offers
 
 
-def _agree(group: NativeCommunicator, failed: str) -> None:
+def _agree(group: Communicator, failed: str) -> None:
     """Raises on all ranks if one has failed."""
     out = bytearray(group.size)
     group.all_gather(out, bytearray([not failed]))
@@ -191,7 +192,7 @@ def _agree(group: NativeCommunicator, failed: str) -> None:
         raise _refused(group, guilty, failed)
 
 
-def _refused(group: NativeCommunicator, guilty: Sequence[int], why: str) -> ResourceError:
+def _refused(group: Communicator, guilty: Sequence[int], why: str) -> ResourceError:
     who = ", ".join(str(rank) for rank in guilty)
     return ResourceError(
         f"group {group.name!r}, rank {group.rank} of {group.size}: registered memory is refused by "

@@ -10,21 +10,20 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from muster_collectives.binding import library, shared_memory
+from muster_collectives.binding import abi, library, shared_memory
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import node_info
 from muster_collectives.bootstrap.addresses import open_listener
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.locality import find_locality
 from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
 from muster_collectives.runtime import machine
-from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.errors import (
     CollectiveError,
     RendezvousError,
     ResourceError,
     UsageError,
 )
-from muster_collectives.runtime.flight import Flight
 from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
@@ -189,12 +188,7 @@ def _communicator(
     settings: Settings,
     listener: socket.socket | None,
 ) -> Communicator:
-    from muster_collectives.binding import abi
-    from muster_collectives.binding.native import NativeCommunicator
-    from muster_collectives.binding.native_create import raw_tuning
-
-    core = library.load(settings.core)
-    raw = raw_tuning(plan.tuning)
+    core, raw = library.load(settings.core), library.raw_tuning(plan.tuning)
 
     def bytes_of(locals_: int) -> int:
         return int(core.mc_segment_bytes(locals_, abi.at(raw)))
@@ -202,21 +196,11 @@ def _communicator(
     place = find_locality(agreement, plan, rank, size, bytes_of)
     between = len(set(place.nodes)) > 1
     layout = GroupLayout(
-        rank=rank, size=size, nodes=place.nodes, segment_fd=place.fd,
-        listen_fd=_listen_fd(listener, between), addresses=plan.addresses if between else (),
-        key=key, tuning=plan.tuning,
+        rank=rank, size=size, nodes=place.nodes, shm_method=place.shm_method, segment_fd=place.fd,
+        why=place.why, listen_fd=_listen_fd(listener, between),
+        addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip
-    return NativeCommunicator(
-        core,
-        layout,
-        name=name,
-        timeout_s=limit_s,
-        create_s=agreement.left_s,
-        shm_method=place.shm_method,
-        why=place.why,
-        flight=Flight(settings.flight_dir, name, rank, size) if settings.flight_dir else None,
-        straggler_s=settings.straggler_s,
-    )
+    return Communicator(layout, settings, name, limit_s, create_s=agreement.left_s)
 
 
 def _listen_fd(listener: socket.socket | None, between: bool) -> int:

@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import rendezvous
 from muster_collectives.bootstrap.agreement import Agreement
 from muster_collectives.bootstrap.connect import connect
 from muster_collectives.runtime import environment
-from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.environment import Where
 from muster_collectives.runtime.errors import UsageError
 from muster_collectives.runtime.settings import Settings
