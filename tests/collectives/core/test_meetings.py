@@ -20,7 +20,6 @@ import pytest
 from muster_collectives.bootstrap.addresses import listen
 from muster_collectives.bootstrap.channel import PROTOCOL, Channel
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join
-from muster_collectives.bootstrap.rendezvous_server import serve
 from muster_collectives.bootstrap.service import Service
 from muster_collectives.core import RendezvousError
 from muster_collectives.wire import ANSWER_BYTES, FIRST_KIND, HEADER_BYTES, NONCE_BYTES
@@ -206,7 +205,7 @@ def service(size: int) -> Iterator[tuple[Service, int]]:
     """A store as rank 0 has it, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
-    serving = serve(listener, size, SECRET)
+    serving = Service(listener, size, SECRET)
     try:
         yield serving, port
     finally:

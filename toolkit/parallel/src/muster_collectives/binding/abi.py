@@ -160,8 +160,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),
-    "mc_post": (ctypes.c_int, (ptr, u32, i32, u32, ptr, u64, f64, ptr)),
-    "mc_wait": (ctypes.c_int, (ptr, u64, f64, ptr, ptr)),
     "mc_follow": (ctypes.c_int, (ptr, u64)),
     "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
     "mc_follow_no_more": (None, (ptr,)),

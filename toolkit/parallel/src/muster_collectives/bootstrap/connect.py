@@ -7,7 +7,8 @@ import hmac
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from muster_collectives.binding import abi, library, shared_memory
@@ -78,21 +79,15 @@ def connect(
         except CollectiveError as error:  # the others wait for a word of this rank
             agreement.fail("who", error)
         except OSError as error:
-            agreement.fail(
-                "who",
-                ResourceError(
-                    f"it cannot look at its machine: {error}",
-                    "look at this host's limits",
-                    code=Code.ESYS,
-                ),
-            )
+            what = f"it cannot look at its machine: {error}"
+            failed = ResourceError(what, "look at this host's limits", code=Code.ESYS)
+            agreement.fail("who", failed)
         answer = agreement.decide("who", mine, lambda said: _decide(said, settings))
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
-        made = _communicator(agreement, plan, key, rank, size, name, limit_s, settings, listener)
+        made = _communicator(agreement, plan, key, settings, listener)
         listener = None
-        members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
-        made.global_ranks = members
+        made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
         if layer is not None and settings.summary_dir:
             life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
             made.summary = Summary(Identity(name, rank, size, members, life, layer),
@@ -127,13 +122,8 @@ def _node_info(
 
 def _decide(said: Sequence[Said], settings: Settings) -> Said:
     """On rank 0."""
-    try:
+    with _version_checked("a rank speaks another version of this library"):
         found = [node_info.decode_node_info(words) for words in said]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RendezvousError(
-            f"a rank speaks another version of this library: {error}",
-            "install the same muster-parallel everywhere",
-        ) from error
     plan = node_info.plan(found)
     return {
         **node_info.encode_plan(plan),
@@ -143,15 +133,21 @@ def _decide(said: Sequence[Said], settings: Settings) -> Said:
     }
 
 
-def _read(answer: Said, settings: Settings, rank: int) -> tuple[GroupPlan, bytes]:
+@contextmanager
+def _version_checked(what: str) -> Iterator[None]:
+    """Words that cannot be read are a RendezvousError that says `what`."""
     try:
-        plan = node_info.decode_plan(answer)
-        key = bytes.fromhex(answer["key"])
+        yield
     except (KeyError, TypeError, ValueError) as error:
         raise RendezvousError(
-            f"rank 0 speaks another version of this library than rank {rank}: {error}",
-            "install the same muster-parallel everywhere",
+            f"{what}: {error}", "install the same muster-parallel everywhere"
         ) from error
+
+
+def _read(answer: Said, settings: Settings, rank: int) -> tuple[GroupPlan, bytes]:
+    with _version_checked(f"rank 0 speaks another version of this library than rank {rank}"):
+        plan = node_info.decode_plan(answer)
+        key = bytes.fromhex(answer["key"])
     # who reads the store but has not the job's secret cannot join either
     return plan, hmac.digest(settings.key, key, "sha256") if settings.key else key
 
@@ -178,29 +174,23 @@ def say_once(note: str) -> None:
 
 
 def _communicator(
-    agreement: Agreement,
-    plan: GroupPlan,
-    key: bytes,
-    rank: int,
-    size: int,
-    name: str,
-    limit_s: float,
-    settings: Settings,
+    agreement: Agreement, plan: GroupPlan, key: bytes, settings: Settings,
     listener: socket.socket | None,
-) -> Communicator:
+) -> Communicator:  # fmt: skip
     core, raw = library.load(settings.core), library.raw_tuning(plan.tuning)
 
     def bytes_of(locals_: int) -> int:
         return int(core.mc_segment_bytes(locals_, abi.at(raw)))
 
-    place = find_locality(agreement, plan, rank, size, bytes_of)
+    place = find_locality(agreement, plan, bytes_of)
     between = len(set(place.nodes)) > 1
     layout = GroupLayout(
-        rank=rank, size=size, nodes=place.nodes, shm_method=place.shm_method, segment_fd=place.fd,
-        why=place.why, listen_fd=_listen_fd(listener, between),
+        rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
+        segment_fd=place.fd, why=place.why, listen_fd=_listen_fd(listener, between),
         addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip
-    return Communicator(layout, settings, name, limit_s, create_s=agreement.left_s)
+    limit_s = agreement.timeout_s
+    return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)
 
 
 def _listen_fd(listener: socket.socket | None, between: bool) -> int:

@@ -31,10 +31,11 @@ class Locality:
 
 
 def find_locality(
-    agreement: Agreement, plan: GroupPlan, rank: int, size: int, bytes_of: Callable[[int], int]
+    agreement: Agreement, plan: GroupPlan, bytes_of: Callable[[int], int]
 ) -> Locality:
     """`bytes_of(locals)` is the size of a node's memory. Raises CollectiveError."""
-    probe = _Probe(agreement, plan, rank, bytes_of(len(plan.of(rank).members)))
+    rank = agreement.rank
+    probe = _Probe(agreement, plan, bytes_of(len(plan.of(rank).members)))
     try:
         answer = probe.turn(0)
         if answer["again"]:
@@ -47,19 +48,18 @@ def find_locality(
     finally:
         for unused in probe.held.values():
             shared_memory.close(unused)
-    why = tuple(_why(rank, other, leaders, results, plan) for other in range(size))
+    why = tuple(_why(rank, other, leaders, results, plan) for other in range(agreement.size))
     return Locality(numbered(leaders), shm_method, fd, why)
 
 
 class _Probe:
     """This rank's tries to share memory with its candidates. `held`: the memory in hand."""
 
-    def __init__(self, agreement: Agreement, plan: GroupPlan, rank: int, bytes_: int) -> None:
+    def __init__(self, agreement: Agreement, plan: GroupPlan, bytes_: int) -> None:
         self.held: dict[ShmMethod, int] = {}
         self._agreement = agreement
         self._plan = plan
-        self._rank = rank
-        self._mine = plan.of(rank)
+        self._mine = plan.of(agreement.rank)
         self._bytes = bytes_
         self._words: Said = {}  # of an offer that still has a name
 
@@ -73,7 +73,7 @@ class _Probe:
             if shm_method is ShmMethod.ALONE:
                 why = "" if len(mine.members) == 1 else "nothing to share"
                 said = ProbeResult(ShmMethod.ALONE, False, why)
-            elif self._rank == mine.leader:
+            elif self._agreement.rank == mine.leader:
                 said = self._offer(f"offer{turn}/{mine.leader}", shm_method)
             else:
                 said = self._accept(f"offer{turn}/{mine.leader}", shm_method)
