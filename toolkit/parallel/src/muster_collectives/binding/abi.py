@@ -124,13 +124,9 @@ class McSignalCheck(ctypes.Structure):
     """mc_signal_check: CPython's functions for signal handlers."""
 
     _fields_ = (
-        ("thread", u64),
-        ("ensure_gil", ptr),
-        ("check_signals", ptr),
-        ("fetch", ptr),
-        ("release", ptr),
-        ("kept", ptr * 3),
-    )
+        ("thread", u64), ("ensure_gil", ptr), ("check_signals", ptr), ("fetch", ptr),
+        ("release", ptr), ("kept", ptr * 3),
+    )  # fmt: skip
 
 
 class McPython(ctypes.Structure):

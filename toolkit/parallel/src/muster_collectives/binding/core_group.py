@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from muster_collectives.binding import abi, library
 from muster_collectives.binding.async_calls import Async
-from muster_collectives.binding.entry import Entry
+from muster_collectives.binding.entry import Entry, SignalCheck
 from muster_collectives.binding.requests import Ends, Request, Ways
-from muster_collectives.binding.signals import SignalCheck
 from muster_collectives.runtime import reentrancy
 from muster_collectives.runtime.errors import ClosedError, CollectiveError, UsageError
 from muster_collectives.runtime.flight import Flight
@@ -125,19 +124,10 @@ class CoreGroup:
         `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
         [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if in_counts is None and out_counts is None:
-            self._perform(verb, dtype, op, root, source, target, count, 0, 0, limit_s)
-            return
-        ins, outs = self.counts(in_counts), self.counts(out_counts)  # they must live until then
-        self._perform(
-            verb, dtype, op, root, source, target, count, ctypes.addressof(ins),
-            ctypes.addressof(outs), limit_s,
-        )  # fmt: skip
-
-    def _perform(
-        self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
-        in_at: int, out_at: int, limit_s: float,
-    ) -> None:  # fmt: skip
+        in_at = out_at = 0
+        if in_counts is not None or out_counts is not None:
+            ins, outs = self.counts(in_counts), self.counts(out_counts)  # they live until the end
+            in_at, out_at = ctypes.addressof(ins), ctypes.addressof(outs)
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:

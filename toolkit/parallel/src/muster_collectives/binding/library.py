@@ -51,7 +51,7 @@ def create(
     )  # fmt: skip
     raw.key[:] = layout.key
     for at, address in zip(addresses, layout.addresses, strict=False):
-        at.family, at.port, at.scope = address.family, address.port, address.scope
+        at.family, at.port = address.family, address.port
         at.bytes[: len(address.packed)] = address.packed
     place.clear()
     return int(library.mc_create(abi.at(raw), timeout_s, ctypes.byref(handle), place.address))

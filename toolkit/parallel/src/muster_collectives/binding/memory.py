@@ -32,15 +32,14 @@ class Region:
     own part has `bytes` at `address`."""
 
     def __init__(
-        self, group: Communicator, address: int, own: mmap.mmap | None, bytes_: int,
-        number: int, others: Sequence[mmap.mmap],
-    ) -> None:  # fmt: skip
+        self, group: Communicator, address: int, own: mmap.mmap | None, bytes_: int
+    ) -> None:
         self.address = address
         self.bytes = bytes_
         self._group = group
         self._own = own
-        self._number = number
-        self._others = list(others)
+        self._number = -1  # the core does not know it
+        self._others: list[mmap.mmap] = []
         self._is_released = False
 
     @property
@@ -59,6 +58,36 @@ class Region:
         if self._number >= 0:
             self._group.region_drop(self._number)
         self.unmap()
+
+    def register(self, fd: int, path: str, failed: str) -> Region:
+        """Offers, maps what the others offer, registers; three agreements. `failed`: why this rank
+        cannot. Raises on all ranks if one cannot, and leaves nothing over."""
+        group, others = self._group, self._others
+        try:
+            offers = _exchange(group, fd, self.bytes, path, failed)
+            node = group.nodes[group.rank]
+            members = [rank for rank in range(group.size) if group.nodes[rank] == node]
+            bases = []
+            try:
+                for rank in members:
+                    if rank != group.rank:
+                        others.append(_map_of(offers[rank]))
+                    bases.append(self.address if rank == group.rank else _address(others[-1]))
+            except (OSError, ValueError) as error:
+                failed = f"rank {rank}'s region cannot be mapped: {error}"
+            _agree(group, failed)
+            # from here on all peers have it open: the name may go
+            try:
+                self._number = _add(group, bases, self.bytes)
+            except CollectiveError as error:
+                failed = error.message
+            _agree(group, failed)
+        except BaseException:
+            self.release()
+            raise
+        # the core reads peers' memory until it is told otherwise, so the group holds it
+        group.regions.add(self)
+        return self
 
     def unmap(self) -> None:
         """The core does not know it any more."""
@@ -85,13 +114,9 @@ def allocate(group: Communicator, bytes_: int) -> Region:
         own = _map(fd, size)
     except (OSError, ValueError) as error:
         failed = f"no region of {bytes_} bytes: {error}"
+    region = Region(group, _address(own) if own is not None else 0, own, bytes_)
     try:
-        address = _address(own) if own is not None else 0
-        return _register(group, fd, address, bytes_, own, str(words.get("path", "")), failed)
-    except BaseException:
-        if own is not None:
-            _unmap(own)
-        raise
+        return region.register(fd, str(words.get("path", "")), failed)
     finally:
         shared_memory.withdraw(words)
         shared_memory.close(fd)
@@ -107,44 +132,7 @@ def adopt(group: Communicator, fd: int, address: int, bytes_: int) -> Region:
         os.fstat(fd)
     except (OSError, ValueError) as error:
         failed = f"memory of {bytes_} bytes cannot be registered: {error}"
-    return _register(group, fd, address, bytes_, None, "", failed)
-
-
-def _register(
-    group: Communicator, fd: int, address: int, bytes_: int, own: mmap.mmap | None,
-    path: str, failed: str,
-) -> Region:  # fmt: skip
-    """Offers, maps what the others offer, registers; three agreements."""
-    offers = _exchange(group, fd, bytes_, path, failed)
-    members = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[group.rank]]
-    others: dict[int, mmap.mmap] = {}
-    number = -1
-    region: Region | None = None
-    try:
-        try:
-            for rank in members:
-                if rank != group.rank:
-                    others[rank] = _map_of(offers[rank])
-        except (OSError, ValueError) as error:
-            failed = f"rank {rank}'s region cannot be mapped: {error}"
-        _agree(group, failed)
-        # from here on all peers have it open: the name may go
-        bases = [address if rank == group.rank else _address(others[rank]) for rank in members]
-        try:
-            number = _add(group, bases, bytes_)
-        except CollectiveError as error:
-            failed = error.message
-        _agree(group, failed)
-        region = Region(group, address, own, bytes_, number, list(others.values()))
-        # the core reads peers' memory until it is told otherwise, so the group holds it
-        group.regions.add(region)
-        return region
-    finally:
-        if region is None:
-            if number >= 0:
-                group.region_drop(number)
-            for mapped in others.values():
-                _unmap(mapped)
+    return Region(group, address, None, bytes_).register(fd, "", failed)
 
 
 def _add(group: Communicator, bases: Sequence[int], bytes_: int) -> int:

@@ -43,6 +43,7 @@ class Agreement:
         self.size = size
         self.group = group
         self.timeout_s = timeout_s
+        self._making = f"group {group!r}, rank {rank} of {size}, making the group"
         self._deadline = time.monotonic() + timeout_s
 
     @property
@@ -151,11 +152,10 @@ class Agreement:
         return words
 
     def _late(self, ranks: Sequence[int], what: str) -> CollectiveTimeout:
-        waited = f"after {self.timeout_s:.2f} s"
         verb = "has" if len(ranks) == 1 else "have"
         return CollectiveTimeout(
-            f"group {self.group!r}, rank {self.rank} of {self.size}, making the group: "
-            f"{ranks_text(ranks)} {verb} not come{f' ({what})' if what else ''}, {waited}",
+            f"{self._making}: {ranks_text(ranks)} {verb} not come{f' ({what})' if what else ''}, "
+            f"after {self.timeout_s:.2f} s",
             "see that all ranks run and make the same groups in the same order",
             group=self.group, rank=self.rank, ranks=ranks, code=Code.ETIMEOUT,
         )  # fmt: skip
@@ -175,8 +175,7 @@ class Agreement:
 
     def _lost(self, error: Exception) -> RendezvousError:
         return RendezvousError(
-            f"group {self.group!r}, rank {self.rank} of {self.size}, making the group: "
-            f"the store fails: {error}",
+            f"{self._making}: the store fails: {error}",
             "look at the output of rank 0 first: it holds the store",
             group=self.group, rank=self.rank, code=Code.ENET,
         )  # fmt: skip

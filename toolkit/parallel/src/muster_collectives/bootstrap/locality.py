@@ -9,7 +9,6 @@ from muster_collectives.binding import shared_memory
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.node_info import (
     GroupPlan,
-    ProbeGroup,
     ProbeResult,
     better,
     decode_probe_result,
@@ -114,9 +113,10 @@ def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | Non
     if before is not None:
         first = [decode_probe_result(said) for said in before["proofs"]]
         for each in plan.probe_groups:
-            best = better(each, first, results) if each.leader in before["again"] else first
-            for rank in each.members:
-                first[rank] = _both(best[rank], first[rank], results[rank], each, before)
+            if each.leader in before["again"]:
+                best = better(each, first, results)
+                for rank in each.members:
+                    first[rank] = _both(best[rank], first[rank], results[rank])
         return {"proofs": [encode_probe_result(each) for each in first], "again": []}
     again = [
         each.leader
@@ -127,12 +127,10 @@ def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | Non
     return {"proofs": list(all_), "again": again}
 
 
-def _both(
-    chosen: ProbeResult, first: ProbeResult, second: ProbeResult, of: ProbeGroup, before: Said
-) -> ProbeResult:
+def _both(chosen: ProbeResult, first: ProbeResult, second: ProbeResult) -> ProbeResult:
     """The chosen try, and why the other was no good, so that both reasons can be read."""
     other = first if chosen is second else second
-    if of.leader not in before["again"] or other.is_shared or not other.why:
+    if other.is_shared or not other.why:
         return chosen
     return replace(chosen, why=f"{chosen.why}; {other.why}")
 

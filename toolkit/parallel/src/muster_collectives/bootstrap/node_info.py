@@ -218,7 +218,7 @@ def encode_plan(plan: GroupPlan) -> dict[str, Any]:
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
-        "addresses": [[each.host, each.port, each.scope] for each in plan.addresses],
+        "addresses": [[each.host, each.port] for each in plan.addresses],
         "tuning": encode(plan.tuning),
     }
 
@@ -229,7 +229,7 @@ def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
-        addresses=tuple(Address(host, port, scope) for host, port, scope in said["addresses"]),
+        addresses=tuple(Address(host, port) for host, port in said["addresses"]),
         tuning=decode(said["tuning"]),
     )
 

@@ -16,7 +16,7 @@ import time
 
 from muster_collectives.bootstrap import service
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
-from muster_collectives.bootstrap.channel import Channel, StrangerError, dial
+from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, Channel, StrangerError, dial
 from muster_collectives.bootstrap.questions import Questions
 from muster_collectives.runtime.errors import RendezvousError
 from muster_collectives.wire import FrameError
@@ -37,7 +37,7 @@ class Rendezvous:
 
     def set(self, key: str, value: bytes) -> None:
         """Raises RendezvousError, ValueError for what is too long."""
-        if len(value) > service.MAX_VALUE_BYTES or len(key.encode()) > service.MAX_KEY_BYTES:
+        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > service.MAX_KEY_BYTES:
             raise ValueError(f"{key[:60]!r} with {len(value)} bytes is too long for the store")
         kind, _ = self._ask(service.SET, key, value, _MARGIN_S * 4)
         if kind != service.DONE:
@@ -69,18 +69,11 @@ class Rendezvous:
 
 
 def join(
-    host: str,
-    port: int,
-    rank: int,
-    size: int,
-    *,
-    secret: bytes,
-    timeout_s: float,
-    listens: bool = True,
+    host: str, port: int, rank: int, size: int, *, secret: bytes, timeout_s: float
 ) -> Rendezvous:
-    """Rank 0 (if it `listens`) serves, all dial. Raises RendezvousError after `timeout_s`."""
+    """Rank 0 serves, all dial. Raises RendezvousError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    served = _serve(host, port, size, secret, deadline) if rank == 0 and listens else None
+    served = _serve(host, port, size, secret, deadline) if rank == 0 else None
     try:
         channel = _find(host, port, rank, secret, deadline)
     except BaseException:
@@ -145,8 +138,7 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             if left_s <= 0:
                 break
             try:
-                return dial(host, candidate, rank, secret, left_s, service.MAX_VALUE_BYTES,
-                            min(left_s, _TRY_S))  # fmt: skip
+                return dial(host, candidate, rank, secret, left_s, min(left_s, _TRY_S))
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:

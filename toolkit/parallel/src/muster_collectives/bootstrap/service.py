@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import suppress
 from typing import NamedTuple
 
-from muster_collectives.bootstrap.channel import PROTOCOL
+from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, PROTOCOL
 from muster_collectives.bootstrap.questions import NUMBER
 from muster_collectives.wire import (
     ANSWER_BYTES,
@@ -31,7 +31,6 @@ from muster_collectives.wire import (
 )
 
 SET, GET, VALUE, ABSENT, DONE, FULL = range(FIRST_KIND, FIRST_KIND + 6)
-MAX_VALUE_BYTES = 1 << 20
 MAX_KEY_BYTES = 512
 _MAX_TOTAL_BYTES = 256 << 20
 WAIT = struct.Struct("!d")

@@ -23,11 +23,10 @@ class ShmMethod(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens: an IP address without brackets, a port, and an IPv6 scope (0: none)."""
+    """Where a rank listens: an IP address without brackets, and a port."""
 
     host: str
     port: int
-    scope: int = 0
 
     @property
     def family(self) -> int:
