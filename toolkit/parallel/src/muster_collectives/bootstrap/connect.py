@@ -86,7 +86,6 @@ def connect(
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
         made = _communicator(agreement, plan, key, settings, listener)
-        listener = None
         made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
         if layer is not None and settings.summary_dir:
             life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
@@ -95,7 +94,7 @@ def connect(
             write_at_exit(made)
         return made
     finally:
-        if listener is not None:
+        if listener is not None:  # and the core does not own it
             listener.close()
 
 
@@ -186,18 +185,9 @@ def _communicator(
     between = len(set(place.nodes)) > 1
     layout = GroupLayout(
         rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
-        segment_fd=place.fd, why=place.why, listen_fd=_listen_fd(listener, between),
+        segment_fd=place.fd, why=place.why,
+        listen_fd=listener.detach() if listener is not None and between else -1,
         addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip
     limit_s = agreement.timeout_s
     return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)
-
-
-def _listen_fd(listener: socket.socket | None, between: bool) -> int:
-    """The core owns it from here on, or nobody needs it."""
-    if listener is None:
-        return -1
-    if between:
-        return listener.detach()
-    listener.close()
-    return -1

@@ -79,7 +79,7 @@ class _Probe:
             return self._agreement.decide(
                 f"share{turn}",
                 encode_probe_result(said),
-                lambda all_: _decide(self._plan, turn, all_, before),
+                lambda all_: _decide(self._plan, all_, before),
             )
         finally:
             shared_memory.withdraw(self._words)
@@ -107,7 +107,7 @@ class _Probe:
         return ProbeResult(shm_method, True, f"{what}, nonce found")
 
 
-def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | None) -> Said:
+def _decide(plan: GroupPlan, all_: Sequence[Said], before: Said | None) -> Said:
     """On rank 0: which candidates try again, and what counts otherwise."""
     results = [decode_probe_result(said) for said in all_]
     if before is not None:
@@ -121,8 +121,7 @@ def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | Non
     again = [
         each.leader
         for each in plan.probe_groups
-        if len(each.shm_method) > turn + 1
-        and not all(results[rank].is_shared for rank in each.members)
+        if len(each.shm_method) > 1 and not all(results[rank].is_shared for rank in each.members)
     ]
     return {"proofs": list(all_), "again": again}
 
