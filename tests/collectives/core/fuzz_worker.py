@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from muster_collectives.binding.memory import Region
+from muster_collectives.binding.requests import Request
 from muster_collectives.core import Communicator, DType
-from muster_collectives.runtime.communicator import Region, Request
 from tests.collectives.core.checks import LIMIT_S, Checker, WrongError
 from tests.collectives.core.ops_worker import sizes_of
 from tests.collectives.core.reference import Array, ops_of

@@ -20,7 +20,6 @@ import pytest
 from muster_collectives.bootstrap.addresses import listen
 from muster_collectives.bootstrap.channel import PROTOCOL, Channel
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join
-from muster_collectives.bootstrap.rendezvous_server import serve
 from muster_collectives.bootstrap.service import Service
 from muster_collectives.core import RendezvousError
 from muster_collectives.wire import ANSWER_BYTES, FIRST_KIND, HEADER_BYTES, NONCE_BYTES
@@ -206,7 +205,7 @@ def service(size: int) -> Iterator[tuple[Service, int]]:
     """A store as rank 0 has it, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
-    serving = serve(listener, size, SECRET)
+    serving = Service(listener, size, SECRET)
     try:
         yield serving, port
     finally:
@@ -214,7 +213,7 @@ def service(size: int) -> Iterator[tuple[Service, int]]:
 
 
 def come(port: int, rank: int, timeout_s: float = 10.0) -> Rendezvous:
-    return join("127.0.0.1", port, rank, 4, secret=SECRET, timeout_s=timeout_s, listens=False)
+    return join("127.0.0.1", port, rank, 4, secret=SECRET, timeout_s=timeout_s)
 
 
 def test_a_rank_that_gave_its_first_connection_up_is_let_in_and_one_that_spoke_is_not() -> None:
@@ -227,7 +226,7 @@ def test_a_rank_that_gave_its_first_connection_up_is_let_in_and_one_that_spoke_i
             first.set("key", b"2")
         second.close()
         with pytest.raises(RendezvousError, match="rank 1 is here already"):
-            join("127.0.0.1", port, 1, 4, secret=SECRET, timeout_s=0.5, listens=False)
+            join("127.0.0.1", port, 1, 4, secret=SECRET, timeout_s=0.5)
 
 
 def test_a_service_that_is_slow_to_welcome_a_rank_is_waited_for() -> None:
@@ -323,7 +322,7 @@ def test_a_thread_that_waits_for_a_key_holds_no_other_up() -> None:
 def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_not_hang() -> None:
     """The other side reads nothing, so that the frame is half sent when the signal comes."""
     own, other = socket.socketpair()
-    channel, told = Channel(own, 1 << 20), []
+    channel, told = Channel(own), []
 
     def abort(number: int, frame: object) -> None:
         try:
@@ -340,7 +339,7 @@ def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_
 
 def test_nothing_is_sent_after_half_a_frame() -> None:
     own, other = socket.socketpair()
-    channel, head = Channel(own, 1 << 20), HEADER_BYTES
+    channel, head = Channel(own), HEADER_BYTES
     with alarm(break_off), pytest.raises(BrokenOffError):
         channel.send(FIRST_KIND, b"", bytes(64 << 20), timeout_s=10.0)
     with pytest.raises(ConnectionError, match="half sent"):

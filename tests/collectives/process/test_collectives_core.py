@@ -29,7 +29,7 @@ WORKER = ROOT / "tests" / "collectives" / "support" / "core_rank.py"
 sys.path.insert(0, str(SOURCES))
 
 from muster_collectives.binding import abi, library  # noqa: E402
-from muster_collectives.binding.native_create import raw_tuning  # noqa: E402
+from muster_collectives.binding.library import raw_tuning  # noqa: E402
 from muster_collectives.bootstrap.channel import PROTOCOL  # noqa: E402
 from muster_collectives.bootstrap.rendezvous import Rendezvous, join, secret_of  # noqa: E402
 from muster_collectives.core import CollectiveError, CoreError, RendezvousError, SettingsError  # noqa: E402

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+from muster_collectives.binding.communicator import Communicator
+from muster_collectives.binding.memory import Region
+from muster_collectives.binding.requests import Request
 from muster_collectives.bootstrap.connect import connect
 from muster_collectives.bootstrap.world import init, new_group
-from muster_collectives.runtime.communicator import Communicator, Region, Request
 from muster_collectives.runtime.errors import (
     AbortedError,
     ChecksumError,

@@ -47,13 +47,7 @@ class ProtocolError(ParameterServerError):
     """What a peer sent is no frame of ours, or not the one that was due."""
 
 
-_BY_NAME: Mapping[str, type[ParameterServerError]] = {
-    kind.__name__: kind
-    for kind in (
-        SettingsError, AgreementError, WorkerLostError, ServerLostError, DeadlineError,
-        ProtocolError,
-    )
-}  # fmt: skip
+_BY_NAME = {kind.__name__: kind for kind in ParameterServerError.__subclasses__()}
 
 
 def to_message(error: ParameterServerError) -> dict[str, object]:

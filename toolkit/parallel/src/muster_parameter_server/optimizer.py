@@ -49,13 +49,14 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         self._frozen = {n: p for n, (p, _) in enumerate(members) if not p.requires_grad}
         self._shared = [number for number, (p, _) in enumerate(members) if p.requires_grad]
         self._group_of = [members[number][1] for number in self._shared]
+        self._used = sorted(set(self._group_of))  # their places are group numbers without gaps
         self._server = ParameterServer.connect(
             [(names.get(id(p), ""), p) for p in (members[number][0] for number in self._shared)],
             # the first group with momentum decides that the servers keep room for it
             max(self._optimizers(), key=lambda one: one.values().get("momentum", 0.0)),
             mode=mode,
             staleness=staleness,
-            groups=self._groups(),
+            groups=[self._used.index(group) for group in self._group_of],
             timeout_s=timeout_s,
             environ=environ,
         )
@@ -155,11 +156,6 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
             )
         for group in state_dict["param_groups"]:
             _of_group(self._name, group)
-
-    def _groups(self) -> list[int]:
-        """Group numbers without gaps; `_used` holds the groups that have a number."""
-        self._used = sorted(set(self._group_of))
-        return [self._used.index(group) for group in self._group_of]
 
     def _optimizers(self) -> list[Optimizer]:
         """For each group its hyperparameters as they are now."""

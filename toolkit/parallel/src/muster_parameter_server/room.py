@@ -45,7 +45,8 @@ class Room:
         self._first: tuple[int, Registration] | None = None
         self._agreed: set[int] = set()
         self._left: dict[int, int] = {}  # rank -> clock at its goodbye
-        self._others_left: float | None = None
+        # when all workers but one had said goodbye, on the monotonic clock; None before that
+        self.others_left: float | None = None
         self._rounds = Rounds(settings.workers)
         self._turn = 0
         self._clocks = Clocks(settings.workers, None)
@@ -72,11 +73,6 @@ class Room:
     @property
     def finished(self) -> bool:
         return len(self._left) == self._settings.workers
-
-    @property
-    def others_left(self) -> float | None:
-        """When all workers but one had said goodbye, on the monotonic clock; None before that."""
-        return self._others_left
 
     def enter(self, rank: int, channel: Channel) -> None:
         """Raises ProtocolError, which concerns this peer alone."""
@@ -161,7 +157,7 @@ class Room:
             self._left[rank] = self._clocks.clock(rank)
             self._clocks.leave(rank)
             if len(self._left) == self._settings.workers - 1:
-                self._others_left = time.monotonic()
+                self.others_left = time.monotonic()
             self._changed.notify_all()
             finished = self.finished
         if finished:

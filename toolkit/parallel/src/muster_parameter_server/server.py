@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType
 
 import torch
@@ -122,13 +123,14 @@ class Server:
     def _serve(self, sock: socket.socket) -> None:
         with sock:
             try:
-                peer = admit(Channel(tune(sock)), self._settings, self._claim)
+                channel = Channel(tune(sock))
+                rank = admit(channel, self._settings, self._claim)
             except (StrangerError, OSError) as error:
                 self._refuse(str(error))
                 return
             finally:
                 self._claim()
-            serve(peer, self._room)
+            serve(rank, channel, self._room)
 
     def _claim(self) -> bool:
         """Whether this thread's peer was still pending; afterwards it is not."""
@@ -143,10 +145,8 @@ class Server:
             _say(f"{self._room.me} refused a peer: {why}")
 
     def _wake(self) -> None:
-        try:
+        with suppress(OSError):
             self._end.send(b"\0")
-        except OSError:
-            pass
 
     def _linger(self) -> None:
         """Lets the threads tell their workers what went wrong."""
@@ -178,10 +178,8 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
-    except OSError:
-        pass
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

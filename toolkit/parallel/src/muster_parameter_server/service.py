@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -34,15 +34,9 @@ class StrangerError(Exception):
     """A peer that could not prove the key, or speaks something else."""
 
 
-class Peer(NamedTuple):
-    """A worker's connection, as its server sees it."""
-
-    rank: int
-    channel: Channel
-
-
-def admit(channel: Channel, settings: ServerSettings, claim: Callable[[], bool]) -> Peer:
-    """The handshake; reads 77 bytes at most, within HANDSHAKE_S in all. Raises StrangerError.
+def admit(channel: Channel, settings: ServerSettings, claim: Callable[[], bool]) -> int:
+    """The handshake, and whose rank it was; reads 77 bytes at most, within HANDSHAKE_S in all.
+    Raises StrangerError.
 
     `claim`: called for a peer that has proved the key, before it hears so; whether it may stay.
     """
@@ -60,45 +54,41 @@ def admit(channel: Channel, settings: ServerSettings, claim: Callable[[], bool])
         channel.send_raw(PROTOCOL.welcome(settings.key, nonce, told), HANDSHAKE_S)
     except (GoneError, FrameError) as error:
         raise StrangerError(str(error)) from error
-    return Peer(told.rank, channel)
+    return told.rank
 
 
-def serve(peer: Peer, room: Room) -> None:
+def serve(rank: int, channel: Channel, room: Room) -> None:
     """Until goodbye or failure; a failure of this worker is the failure of the job."""
     try:
-        room.enter(peer.rank, peer.channel)
+        room.enter(rank, channel)
     except ParameterServerError as error:  # another process has that rank: only this one goes
-        _tell(peer, error)
+        _tell(channel, error)
         return
     try:
-        _Service(peer, room).run()
+        _Service(rank, channel, room).run()
     except GoneError as error:
-        room.fail(room.lost(peer.rank, str(error)))
+        room.fail(room.lost(rank, str(error)))
     except ProtocolError as error:
-        room.fail(
-            ProtocolError(f"rank {peer.rank} at {room.me}: {error.message}", error.fix)
-        )  # fmt: skip
+        room.fail(ProtocolError(f"rank {rank} at {room.me}: {error.message}", error.fix))
     except ParameterServerError as error:
         room.fail(error)
     except Exception as error:  # a defect, or torch's own: nobody may wait for this thread
         what = f"{type(error).__name__}: {error}"
-        room.fail(ParameterServerError(f"{room.me} failed for rank {peer.rank}: {what}"))
+        room.fail(ParameterServerError(f"{room.me} failed for rank {rank}: {what}"))
     if room.failure is not None:
-        _tell(peer, room.failure)
+        _tell(channel, room.failure)
 
 
-def _tell(peer: Peer, error: ParameterServerError) -> None:
-    try:
-        peer.channel.send(Kind.ERROR, to_message(error), _TELL_S)
-    except GoneError:
-        pass
+def _tell(channel: Channel, error: ParameterServerError) -> None:
+    with suppress(GoneError):
+        channel.send(Kind.ERROR, to_message(error), _TELL_S)
 
 
 class _Service:
     """The requests of one worker, one after the other."""
 
-    def __init__(self, peer: Peer, room: Room) -> None:
-        self._rank, self._channel = peer
+    def __init__(self, rank: int, channel: Channel, room: Room) -> None:
+        self._rank, self._channel = rank, channel
         self._room = room
         self._stall_s = 60.0
 

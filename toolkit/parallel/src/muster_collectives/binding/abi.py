@@ -124,13 +124,9 @@ class McSignalCheck(ctypes.Structure):
     """mc_signal_check: CPython's functions for signal handlers."""
 
     _fields_ = (
-        ("thread", u64),
-        ("ensure_gil", ptr),
-        ("check_signals", ptr),
-        ("fetch", ptr),
-        ("release", ptr),
-        ("kept", ptr * 3),
-    )
+        ("thread", u64), ("ensure_gil", ptr), ("check_signals", ptr), ("fetch", ptr),
+        ("release", ptr), ("kept", ptr * 3),
+    )  # fmt: skip
 
 
 class McPython(ctypes.Structure):
@@ -160,8 +156,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),
-    "mc_post": (ctypes.c_int, (ptr, u32, i32, u32, ptr, u64, f64, ptr)),
-    "mc_wait": (ctypes.c_int, (ptr, u64, f64, ptr, ptr)),
     "mc_follow": (ctypes.c_int, (ptr, u64)),
     "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
     "mc_follow_no_more": (None, (ptr,)),
@@ -194,20 +188,18 @@ class FailurePlace:
     def __init__(self, size: int) -> None:
         self.raw = McFailure()
         self._rank_status = (u8 * max(size, 1))()
-        self.raw.rank_status = ctypes.addressof(self._rank_status)
-        self.raw.rank = self.raw.reported_by = -1
-        self.pointer = ctypes.pointer(self.raw)
-        self.address = ptr(ctypes.addressof(self.raw))
+        self.address = at(self.raw)
+        self.clear()
 
     def read(self, code: int) -> Failure:
         """What is there now; `code` is what the function returned."""
         raw = self.raw
         return Failure(
             code=code_of(code),
-            sys_errno=int(raw.sys_errno),
-            rank=int(raw.rank),
-            reported_by=int(raw.reported_by),
-            waited_s=float(raw.waited_s),
+            sys_errno=raw.sys_errno,
+            rank=raw.rank,
+            reported_by=raw.reported_by,
+            waited_s=raw.waited_s,
             mine=description(raw.mine),
             other=description(raw.other),
             rank_status=tuple(_mark(value) for value in self._rank_status),
@@ -215,11 +207,10 @@ class FailurePlace:
 
     def clear(self) -> None:
         """So that what an earlier call left is never read as a later one's."""
-        rank_status = self.raw.rank_status
-        ctypes.memset(ctypes.addressof(self.raw), 0, ctypes.sizeof(self.raw))
-        ctypes.memset(ctypes.addressof(self._rank_status), 0, ctypes.sizeof(self._rank_status))
+        for each in (self.raw, self._rank_status):
+            ctypes.memset(ctypes.addressof(each), 0, ctypes.sizeof(each))
         self.raw.rank = self.raw.reported_by = -1
-        self.raw.rank_status = rank_status
+        self.raw.rank_status = ctypes.addressof(self._rank_status)
 
 
 def description(raw: McDesc) -> Description | None:
@@ -244,16 +235,8 @@ def stats(raw: McStats) -> Stats:
         calls={verb: int(raw.calls[verb]) for verb in Verb},
         bytes={verb: int(raw.bytes[verb]) for verb in Verb},
         paths={path: int(raw.paths[path]) for path in Path},
-        sent_bytes=int(raw.sent_bytes),
-        received_bytes=int(raw.received_bytes),
-        sends=int(raw.sends),
-        receives=int(raw.receives),
-        sends_bytes=int(raw.sends_bytes),
-        receives_bytes=int(raw.receives_bytes),
-        sleeps=int(raw.sleeps),
-        time_s=float(raw.time_s),
-        wait_s=float(raw.wait_s),
         times_s={verb: float(raw.times_s[verb]) for verb in Verb},
+        **{name: getattr(raw, name) for name, kind in McStats._fields_ if kind in (u64, f64)},
     )
 
 

@@ -1,5 +1,5 @@
-"""The core's `mc_run`, `mc_post` and `mc_wait` as builtin functions of this interpreter
-(csrc/api/python_entry.c).
+"""The core and this interpreter: `mc_run`, `mc_post` and `mc_wait` as builtin functions of it
+(csrc/api/python_entry.c), and its signal handlers while a call waits (csrc/group/signals.c).
 
 Through ctypes a call costs about a microsecond more, which is half of a small sum. CPython's stable
 interface is enough: the core is compiled without Python's headers and linked with none of it.
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import time
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
-from muster_collectives.binding import abi, interpreter
+from muster_collectives.binding import abi
 
 _FUNCTIONS = {
     "number": "PyLong_AsUnsignedLongLong",
@@ -22,6 +23,12 @@ _FUNCTIONS = {
     "save_thread": "PyEval_SaveThread",
     "restore_thread": "PyEval_RestoreThread",
     "code": "PyLong_FromLong",
+}
+_SIGNALS = {
+    "ensure_gil": "PyGILState_Ensure",
+    "check_signals": "PyErr_CheckSignals",
+    "fetch": "PyErr_Fetch",
+    "release": "PyGILState_Release",
 }
 _METH_FASTCALL = 0x0080
 
@@ -34,6 +41,7 @@ Post = Callable[[int, int, int, int, int, int, float], int]
 Wait = Callable[[int, float, int, int], int]
 
 _LOOK_S = 0.001
+_Made = TypeVar("_Made", bound=ctypes.Structure)
 
 
 class _Method(ctypes.Structure):  # PyMethodDef
@@ -71,7 +79,7 @@ class Entry:
 @functools.lru_cache(maxsize=8)
 def _methods(library: ctypes.CDLL) -> tuple[int, ...]:
     """Where the descriptions lie: for good, as functions made of them may be the last to go."""
-    functions = interpreter.functions(abi.McPython, _FUNCTIONS)
+    functions = _functions(abi.McPython, _FUNCTIONS)
     library.mc_python(abi.at(functions))
     places = []
     for name in ("run", "post", "wait"):
@@ -80,3 +88,34 @@ def _methods(library: ctypes.CDLL) -> tuple[int, ...]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
         places.append(ctypes.addressof(method))
     return tuple(places)
+
+
+class SignalCheck:
+    """Lets signal handlers run while a call of one group waits, not only after it: Ctrl-C in a
+    collective that waits for a rank which never comes would otherwise be answered when its deadline
+    has passed. Must live as long as the group's handle."""
+
+    def __init__(self) -> None:
+        thread = threading.main_thread().ident or 0  # the only one that runs handlers
+        self._host = _functions(abi.McSignalCheck, _SIGNALS, thread=thread)
+        self.address = ctypes.addressof(self._host)
+        self._restore = ctypes.PYFUNCTYPE(None, abi.ptr, abi.ptr, abi.ptr)(
+            ("PyErr_Restore", ctypes.pythonapi)
+        )
+
+    def raise_pending(self) -> None:
+        """Raises what a handler has raised during the call that has just ended, if one has."""
+        kept = tuple(self._host.kept)
+        if kept[0]:
+            self._host.kept[:] = (None, None, None)
+            self._restore(*kept)
+
+
+def _functions(structure: type[_Made], names: Mapping[str, str], **more: int) -> _Made:
+    """A structure whose fields are the interpreter's functions of `names` (by field), by value, and
+    `more` as it is."""
+    found = {
+        field: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+        for field, name in names.items()
+    }
+    return structure(**found, **more)

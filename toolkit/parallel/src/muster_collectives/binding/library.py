@@ -1,4 +1,4 @@
-"""Finds and loads the compiled core."""
+"""Finds and loads the compiled core, and makes groups of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 
 from muster_collectives.binding import abi
 from muster_collectives.runtime.errors import CoreError
+from muster_collectives.runtime.layout import GroupLayout
+from muster_collectives.runtime.tuning import Tuning, encode
 
 INSTALLED = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native", "libmuster_core.so"
@@ -32,3 +34,29 @@ def _load(path: str) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise CoreError(f"the compiled core {path} cannot be loaded: {error}", _FIX) from error
     raise CoreError(f"the compiled core {path} has interface {found}, and {abi.ABI} is due", _FIX)
+
+
+def create(
+    library: ctypes.CDLL, layout: GroupLayout, timeout_s: float, handle: ctypes.c_void_p,
+    place: abi.FailurePlace,
+) -> int:  # fmt: skip
+    """Makes a group of `layout`: the code it ended with, and 0 with a `handle`."""
+    nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)
+    addresses = (abi.McAddress * layout.size)()
+    raw = abi.McLayout(
+        abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
+        segment_fd=layout.segment_fd, listen_fd=layout.listen_fd,
+        addresses=ctypes.addressof(addresses) if layout.addresses else None,
+        tuning=raw_tuning(layout.tuning),
+    )  # fmt: skip
+    raw.key[:] = layout.key
+    for at, address in zip(addresses, layout.addresses, strict=False):
+        at.family, at.port = address.family, address.port
+        at.bytes[: len(address.packed)] = address.packed
+    place.clear()
+    return int(library.mc_create(abi.at(raw), timeout_s, ctypes.byref(handle), place.address))
+
+
+def raw_tuning(tuning: Tuning) -> abi.McTuning:
+    """As the core takes it."""
+    return abi.McTuning(**encode(tuning))

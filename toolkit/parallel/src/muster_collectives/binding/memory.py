@@ -20,26 +20,26 @@ from muster_collectives.runtime.layout import ShmMethod
 from muster_collectives.runtime.types import Code, Failure
 
 if TYPE_CHECKING:
-    from muster_collectives.binding.native import NativeCommunicator
+    from muster_collectives.binding.communicator import Communicator
 
 # bytes, pid, descriptor, inode, device, whether it went well, path
 _OFFER = struct.Struct("=QqqQQB95s")
 _MAX_BYTES = 1 << 46
 
 
-class NativeRegion:
-    """Memory of this rank at `address`, and how the node's ranks see it."""
+class Region:
+    """Memory that the ranks of the node have in common: collectives on it copy less. This rank's
+    own part has `bytes` at `address`."""
 
     def __init__(
-        self, group: NativeCommunicator, address: int, own: mmap.mmap | None, bytes_: int,
-        number: int, others: Sequence[mmap.mmap],
-    ) -> None:  # fmt: skip
+        self, group: Communicator, address: int, own: mmap.mmap | None, bytes_: int
+    ) -> None:
         self.address = address
         self.bytes = bytes_
         self._group = group
         self._own = own
-        self._number = number
-        self._others = list(others)
+        self._number = -1  # the core does not know it
+        self._others: list[mmap.mmap] = []
         self._is_released = False
 
     @property
@@ -59,6 +59,36 @@ class NativeRegion:
             self._group.region_drop(self._number)
         self.unmap()
 
+    def register(self, fd: int, path: str, failed: str) -> Region:
+        """Offers, maps what the others offer, registers; three agreements. `failed`: why this rank
+        cannot. Raises on all ranks if one cannot, and leaves nothing over."""
+        group, others = self._group, self._others
+        try:
+            offers = _exchange(group, fd, self.bytes, path, failed)
+            node = group.nodes[group.rank]
+            members = [rank for rank in range(group.size) if group.nodes[rank] == node]
+            bases = []
+            try:
+                for rank in members:
+                    if rank != group.rank:
+                        others.append(_map_of(offers[rank]))
+                    bases.append(self.address if rank == group.rank else _address(others[-1]))
+            except (OSError, ValueError) as error:
+                failed = f"rank {rank}'s region cannot be mapped: {error}"
+            _agree(group, failed)
+            # from here on all peers have it open: the name may go
+            try:
+                self._number = _add(group, bases, self.bytes)
+            except CollectiveError as error:
+                failed = error.message
+            _agree(group, failed)
+        except BaseException:
+            self.release()
+            raise
+        # the core reads peers' memory until it is told otherwise, so the group holds it
+        group.regions.add(self)
+        return self
+
     def unmap(self) -> None:
         """The core does not know it any more."""
         self._is_released = True
@@ -70,7 +100,7 @@ class NativeRegion:
             self._own = None
 
 
-def allocate(group: NativeCommunicator, bytes_: int) -> NativeRegion:
+def allocate(group: Communicator, bytes_: int) -> Region:
     """See Communicator.allocate."""
     own: mmap.mmap | None = None
     words: dict[str, Any] = {}
@@ -84,19 +114,15 @@ def allocate(group: NativeCommunicator, bytes_: int) -> NativeRegion:
         own = _map(fd, size)
     except (OSError, ValueError) as error:
         failed = f"no region of {bytes_} bytes: {error}"
+    region = Region(group, _address(own) if own is not None else 0, own, bytes_)
     try:
-        address = _address(own) if own is not None else 0
-        return _register(group, fd, address, bytes_, own, str(words.get("path", "")), failed)
-    except BaseException:
-        if own is not None:
-            _unmap(own)
-        raise
+        return region.register(fd, str(words.get("path", "")), failed)
     finally:
         shared_memory.withdraw(words)
         shared_memory.close(fd)
 
 
-def adopt(group: NativeCommunicator, fd: int, address: int, bytes_: int) -> NativeRegion:
+def adopt(group: Communicator, fd: int, address: int, bytes_: int) -> Region:
     """See Communicator.adopt."""
     failed = ""
     try:
@@ -106,47 +132,10 @@ def adopt(group: NativeCommunicator, fd: int, address: int, bytes_: int) -> Nati
         os.fstat(fd)
     except (OSError, ValueError) as error:
         failed = f"memory of {bytes_} bytes cannot be registered: {error}"
-    return _register(group, fd, address, bytes_, None, "", failed)
+    return Region(group, address, None, bytes_).register(fd, "", failed)
 
 
-def _register(
-    group: NativeCommunicator, fd: int, address: int, bytes_: int, own: mmap.mmap | None,
-    path: str, failed: str,
-) -> NativeRegion:  # fmt: skip
-    """Offers, maps what the others offer, registers; three agreements."""
-    offers = _exchange(group, fd, bytes_, path, failed)
-    members = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[group.rank]]
-    others: dict[int, mmap.mmap] = {}
-    number = -1
-    region: NativeRegion | None = None
-    try:
-        try:
-            for rank in members:
-                if rank != group.rank:
-                    others[rank] = _map_of(offers[rank])
-        except (OSError, ValueError) as error:
-            failed = f"rank {rank}'s region cannot be mapped: {error}"
-        _agree(group, failed)
-        # from here on all peers have it open: the name may go
-        bases = [address if rank == group.rank else _address(others[rank]) for rank in members]
-        try:
-            number = _add(group, bases, bytes_)
-        except CollectiveError as error:
-            failed = error.message
-        _agree(group, failed)
-        region = NativeRegion(group, address, own, bytes_, number, list(others.values()))
-        # the core reads peers' memory until it is told otherwise, so the group holds it
-        group.regions.add(region)
-        return region
-    finally:
-        if region is None:
-            if number >= 0:
-                group.region_drop(number)
-            for mapped in others.values():
-                _unmap(mapped)
-
-
-def _add(group: NativeCommunicator, bases: Sequence[int], bytes_: int) -> int:
+def _add(group: Communicator, bases: Sequence[int], bytes_: int) -> int:
     """The region's number; `bases[i]` is where local rank i's part is mapped here."""
     array = (ctypes.c_void_p * len(bases))(*bases)
     number = ctypes.c_uint32()
@@ -160,7 +149,7 @@ def _add(group: NativeCommunicator, bases: Sequence[int], bytes_: int) -> int:
 
 
 def _exchange(
-    group: NativeCommunicator, fd: int, bytes_: int, path: str, failed: str
+    group: Communicator, fd: int, bytes_: int, path: str, failed: str
 ) -> list[tuple[Any, ...]]:
     inode = device = 0
     if not failed:
@@ -182,7 +171,7 @@ def _exchange(
     return offers
 
 
-def _agree(group: NativeCommunicator, failed: str) -> None:
+def _agree(group: Communicator, failed: str) -> None:
     """Raises on all ranks if one has failed."""
     out = bytearray(group.size)
     group.all_gather(out, bytearray([not failed]))
@@ -191,7 +180,7 @@ def _agree(group: NativeCommunicator, failed: str) -> None:
         raise _refused(group, guilty, failed)
 
 
-def _refused(group: NativeCommunicator, guilty: Sequence[int], why: str) -> ResourceError:
+def _refused(group: Communicator, guilty: Sequence[int], why: str) -> ResourceError:
     who = ", ".join(str(rank) for rank in guilty)
     return ResourceError(
         f"group {group.name!r}, rank {group.rank} of {group.size}: registered memory is refused by "

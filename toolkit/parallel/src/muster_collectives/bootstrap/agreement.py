@@ -39,10 +39,11 @@ class Agreement:
 
     def __init__(self, store: Store, rank: int, size: int, group: str, timeout_s: float) -> None:
         self._store = store
-        self._rank = rank
-        self._size = size
-        self._group = group
-        self._timeout_s = timeout_s
+        self.rank = rank
+        self.size = size
+        self.group = group
+        self.timeout_s = timeout_s
+        self._making = f"group {group!r}, rank {rank} of {size}, making the group"
         self._deadline = time.monotonic() + timeout_s
 
     @property
@@ -56,18 +57,18 @@ class Agreement:
         Raises CollectiveTimeout that names who has not come, what a rank refused with or rank 0's
         decision failed with, the same on all ranks, and RendezvousError if the store fails.
         """
-        if self._rank:
-            self.leave(f"{question}/{self._rank}", mine)
+        if self.rank:
+            self.leave(f"{question}/{self.rank}", mine)
             answer = self.read(question, f"rank 0's word on {question!r}", _GRACE_S)
             if "failed" in answer:
                 with suppress(RendezvousError):  # rank 0 has gone without waiting for it
-                    self.leave(f"{question}/heard/{self._rank}", {})
+                    self.leave(f"{question}/heard/{self.rank}", {})
                 raise self._told(answer)
             return answer
         said = {0: mine}
         try:
             self._gather(question, said)
-            answer = decide([said[rank] for rank in range(self._size)])
+            answer = decide([said[rank] for rank in range(self.size)])
         except CollectiveError as error:
             self.leave(question, _words_of(error))
             self._until_heard(question, said)
@@ -82,8 +83,8 @@ class Agreement:
 
     def barrier(self) -> None:
         """All say that they are here; rank 0 alone waits for them. Raises as `settle`."""
-        if self._rank:
-            self.leave(f"here/{self._rank}", {})
+        if self.rank:
+            self.leave(f"here/{self.rank}", {})
         else:
             self._gather("here", {0: {}})
 
@@ -96,27 +97,22 @@ class Agreement:
 
     def read(self, key: str, what: str, grace_s: float = 0.0) -> Said:
         """Waits for the words. Raises CollectiveTimeout, RendezvousError."""
-        try:
-            return self._words(self._store.get(key, self.left_s + grace_s))
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, CollectiveError) or not _is_near(self._deadline):
-                raise self._lost(error) from error
-            raise self._late((0,), what) from error
+        words = self._read_until(key, self._deadline, grace_s)
+        if words is None:
+            raise self._late((0,), what)
+        return words
 
     def _gather(self, question: str, said: dict[int, Said]) -> None:
         """Adds the words of all ranks. One that refuses is reason not to wait for late ones."""
         missing = []
         end = self._deadline
-        for rank in range(self._size):
+        for rank in range(self.size):
             if rank not in said:
-                try:
-                    left_s = max(_LAST_LOOK_S, end - time.monotonic())
-                    said[rank] = self._words(self._store.get(f"{question}/{rank}", left_s))
-                except (OSError, RuntimeError) as error:
-                    if isinstance(error, CollectiveError) or not _is_near(end):
-                        raise self._lost(error) from error
+                words = self._read_until(f"{question}/{rank}", end)
+                if words is None:
                     missing.append(rank)  # and now the short look at the others
                     continue
+                said[rank] = words
             if "failed" in said[rank]:
                 end = min(end, time.monotonic() + _GRACE_S)
         refused = [rank for rank in sorted(said) if "failed" in said[rank]]
@@ -134,47 +130,54 @@ class Agreement:
                     left_s = max(_LAST_LOOK_S, end - time.monotonic())
                     self._store.get(f"{question}/heard/{rank}", left_s)
 
-    def _words(self, data: bytes) -> Said:
+    def _read_until(self, key: str, end: float, grace_s: float = 0.0) -> Said | None:
+        """The words of a key; None where they have not come by `end` (monotonic)."""
+        left_s = max(_LAST_LOOK_S, end - time.monotonic())
+        try:
+            data = self._store.get(key, left_s + grace_s)
+        except (OSError, RuntimeError) as error:
+            # stores round their waits: what ends a little before the deadline has waited for it
+            if isinstance(error, CollectiveError) or time.monotonic() < end - 0.5:
+                raise self._lost(error) from error
+            return None
         try:
             words = json.loads(bytes(data))
         except ValueError:
             words = None
         if not isinstance(words, dict):
             raise RendezvousError(
-                f"group {self._group!r}: what the store holds is not ours",
+                f"group {self.group!r}: what the store holds is not ours",
                 "give each job a store (MASTER_PORT) of its own",
             )
         return words
 
     def _late(self, ranks: Sequence[int], what: str) -> CollectiveTimeout:
-        waited = f"after {self._timeout_s:.2f} s"
         verb = "has" if len(ranks) == 1 else "have"
         return CollectiveTimeout(
-            f"group {self._group!r}, rank {self._rank} of {self._size}, making the group: "
-            f"{ranks_text(ranks)} {verb} not come{f' ({what})' if what else ''}, {waited}",
+            f"{self._making}: {ranks_text(ranks)} {verb} not come{f' ({what})' if what else ''}, "
+            f"after {self.timeout_s:.2f} s",
             "see that all ranks run and make the same groups in the same order",
-            group=self._group, rank=self._rank, ranks=ranks, code=Code.ETIMEOUT,
+            group=self.group, rank=self.rank, ranks=ranks, code=Code.ETIMEOUT,
         )  # fmt: skip
 
     def _refused(self, ranks: Sequence[int], words: Said) -> CollectiveError:
         others = f" ({ranks_text(ranks)} cannot)" if len(ranks) > 1 else ""
         text = f"rank {ranks[0]} cannot take part{others}: {words['failed']}"
-        return self._told({**words, "failed": f"group {self._group!r}: {text}", "ranks": ranks})
+        return self._told({**words, "failed": f"group {self.group!r}: {text}", "ranks": ranks})
 
     def _told(self, answer: Said) -> CollectiveError:
         kind = _KINDS.get(str(answer.get("kind")), RendezvousError)
         return kind(
-            str(answer["failed"]), str(answer.get("fix", "")), group=self._group, rank=self._rank,
+            str(answer["failed"]), str(answer.get("fix", "")), group=self.group, rank=self.rank,
             ranks=[int(rank) for rank in answer.get("ranks", ())],
             code=Code.ENET if kind is RendezvousError else Code(answer.get("code", Code.EINVAL)),
         )  # fmt: skip
 
     def _lost(self, error: Exception) -> RendezvousError:
         return RendezvousError(
-            f"group {self._group!r}, rank {self._rank} of {self._size}, making the group: "
-            f"the store fails: {error}",
+            f"{self._making}: the store fails: {error}",
             "look at the output of rank 0 first: it holds the store",
-            group=self._group, rank=self._rank, code=Code.ENET,
+            group=self.group, rank=self.rank, code=Code.ENET,
         )  # fmt: skip
 
 
@@ -183,8 +186,3 @@ def _words_of(error: CollectiveError) -> Said:
         "failed": error.message, "fix": error.fix, "ranks": error.ranks, "code": int(error.code),
         "kind": type(error).__name__,
     }  # fmt: skip
-
-
-def _is_near(end: float) -> bool:
-    # stores round their waits: what ends a little before the deadline has waited for it
-    return time.monotonic() >= end - 0.5

@@ -12,6 +12,7 @@ from contextlib import suppress
 from muster_collectives.wire import Frame, FrameError, Parser, Protocol
 
 PROTOCOL = Protocol(b"mucs", 3, max_head_bytes=1024)
+MAX_VALUE_BYTES = 1 << 20  # of a frame's body: a value of the store
 _SEND_S = 60.0
 _POLL_S = 3600.0  # the call has a bound of its own
 
@@ -23,10 +24,10 @@ class StrangerError(Exception):
 class Channel:
     """One connection; one thread may send while another receives."""
 
-    def __init__(self, sock: socket.socket, max_body_bytes: int) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         sock.setblocking(False)  # two threads with deadlines of their own
-        self._parser = Parser(PROTOCOL, max_body_bytes)
+        self._parser = Parser(PROTOCOL, MAX_VALUE_BYTES)
         self._sent = 0
         # a signal handler may come while its thread sends, and abort
         self._sending = threading.RLock()
@@ -101,10 +102,7 @@ class Channel:
             self._sock.close()
 
 
-def dial(
-    host: str, port: int, rank: int, secret: bytes, timeout_s: float, max_body_bytes: int,
-    try_s: float,
-) -> Channel:  # fmt: skip
+def dial(host: str, port: int, rank: int, secret: bytes, timeout_s: float, try_s: float) -> Channel:
     """`try_s` bounds each: to connect, and until the service greets. Once it has, it is ours and
     may be busy, for `timeout_s` in all. Raises OSError where nobody listens, StrangerError where it
     is not our service."""
@@ -116,7 +114,7 @@ def dial(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         greeted = time.monotonic() + try_s
         PROTOCOL.prove(sock, secret, rank, 0, greeted, max(greeted, deadline))
-        return Channel(sock, max_body_bytes)
+        return Channel(sock)
     except (FrameError, TimeoutError) as error:
         sock.close()
         raise StrangerError(str(error)) from error

@@ -7,24 +7,24 @@ import hmac
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from muster_collectives.binding import library, shared_memory
+from muster_collectives.binding import abi, library, shared_memory
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import node_info
 from muster_collectives.bootstrap.addresses import open_listener
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.locality import find_locality
 from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
 from muster_collectives.runtime import machine
-from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.errors import (
     CollectiveError,
     RendezvousError,
     ResourceError,
     UsageError,
 )
-from muster_collectives.runtime.flight import Flight
 from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
@@ -79,21 +79,14 @@ def connect(
         except CollectiveError as error:  # the others wait for a word of this rank
             agreement.fail("who", error)
         except OSError as error:
-            agreement.fail(
-                "who",
-                ResourceError(
-                    f"it cannot look at its machine: {error}",
-                    "look at this host's limits",
-                    code=Code.ESYS,
-                ),
-            )
+            what = f"it cannot look at its machine: {error}"
+            failed = ResourceError(what, "look at this host's limits", code=Code.ESYS)
+            agreement.fail("who", failed)
         answer = agreement.decide("who", mine, lambda said: _decide(said, settings))
         plan, key = _read(answer, settings, rank)
         _say(answer, settings, plan, rank)
-        made = _communicator(agreement, plan, key, rank, size, name, limit_s, settings, listener)
-        listener = None
-        members = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
-        made.global_ranks = members
+        made = _communicator(agreement, plan, key, settings, listener)
+        made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
         if layer is not None and settings.summary_dir:
             life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
             made.summary = Summary(Identity(name, rank, size, members, life, layer),
@@ -101,7 +94,7 @@ def connect(
             write_at_exit(made)
         return made
     finally:
-        if listener is not None:
+        if listener is not None:  # and the core does not own it
             listener.close()
 
 
@@ -128,13 +121,8 @@ def _node_info(
 
 def _decide(said: Sequence[Said], settings: Settings) -> Said:
     """On rank 0."""
-    try:
+    with _version_checked("a rank speaks another version of this library"):
         found = [node_info.decode_node_info(words) for words in said]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RendezvousError(
-            f"a rank speaks another version of this library: {error}",
-            "install the same muster-parallel everywhere",
-        ) from error
     plan = node_info.plan(found)
     return {
         **node_info.encode_plan(plan),
@@ -144,15 +132,21 @@ def _decide(said: Sequence[Said], settings: Settings) -> Said:
     }
 
 
-def _read(answer: Said, settings: Settings, rank: int) -> tuple[GroupPlan, bytes]:
+@contextmanager
+def _version_checked(what: str) -> Iterator[None]:
+    """Words that cannot be read are a RendezvousError that says `what`."""
     try:
-        plan = node_info.decode_plan(answer)
-        key = bytes.fromhex(answer["key"])
+        yield
     except (KeyError, TypeError, ValueError) as error:
         raise RendezvousError(
-            f"rank 0 speaks another version of this library than rank {rank}: {error}",
-            "install the same muster-parallel everywhere",
+            f"{what}: {error}", "install the same muster-parallel everywhere"
         ) from error
+
+
+def _read(answer: Said, settings: Settings, rank: int) -> tuple[GroupPlan, bytes]:
+    with _version_checked(f"rank 0 speaks another version of this library than rank {rank}"):
+        plan = node_info.decode_plan(answer)
+        key = bytes.fromhex(answer["key"])
     # who reads the store but has not the job's secret cannot join either
     return plan, hmac.digest(settings.key, key, "sha256") if settings.key else key
 
@@ -179,51 +173,21 @@ def say_once(note: str) -> None:
 
 
 def _communicator(
-    agreement: Agreement,
-    plan: GroupPlan,
-    key: bytes,
-    rank: int,
-    size: int,
-    name: str,
-    limit_s: float,
-    settings: Settings,
+    agreement: Agreement, plan: GroupPlan, key: bytes, settings: Settings,
     listener: socket.socket | None,
-) -> Communicator:
-    from muster_collectives.binding import abi
-    from muster_collectives.binding.native import NativeCommunicator
-    from muster_collectives.binding.native_create import raw_tuning
-
-    core = library.load(settings.core)
-    raw = raw_tuning(plan.tuning)
+) -> Communicator:  # fmt: skip
+    core, raw = library.load(settings.core), library.raw_tuning(plan.tuning)
 
     def bytes_of(locals_: int) -> int:
         return int(core.mc_segment_bytes(locals_, abi.at(raw)))
 
-    place = find_locality(agreement, plan, rank, size, bytes_of)
+    place = find_locality(agreement, plan, bytes_of)
     between = len(set(place.nodes)) > 1
     layout = GroupLayout(
-        rank=rank, size=size, nodes=place.nodes, segment_fd=place.fd,
-        listen_fd=_listen_fd(listener, between), addresses=plan.addresses if between else (),
-        key=key, tuning=plan.tuning,
+        rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
+        segment_fd=place.fd, why=place.why,
+        listen_fd=listener.detach() if listener is not None and between else -1,
+        addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip
-    return NativeCommunicator(
-        core,
-        layout,
-        name=name,
-        timeout_s=limit_s,
-        create_s=agreement.left_s,
-        shm_method=place.shm_method,
-        why=place.why,
-        flight=Flight(settings.flight_dir, name, rank, size) if settings.flight_dir else None,
-        straggler_s=settings.straggler_s,
-    )
-
-
-def _listen_fd(listener: socket.socket | None, between: bool) -> int:
-    """The core owns it from here on, or nobody needs it."""
-    if listener is None:
-        return -1
-    if between:
-        return listener.detach()
-    listener.close()
-    return -1
+    limit_s = agreement.timeout_s
+    return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)

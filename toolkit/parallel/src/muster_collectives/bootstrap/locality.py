@@ -9,7 +9,6 @@ from muster_collectives.binding import shared_memory
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.node_info import (
     GroupPlan,
-    ProbeGroup,
     ProbeResult,
     better,
     decode_probe_result,
@@ -31,10 +30,11 @@ class Locality:
 
 
 def find_locality(
-    agreement: Agreement, plan: GroupPlan, rank: int, size: int, bytes_of: Callable[[int], int]
+    agreement: Agreement, plan: GroupPlan, bytes_of: Callable[[int], int]
 ) -> Locality:
     """`bytes_of(locals)` is the size of a node's memory. Raises CollectiveError."""
-    probe = _Probe(agreement, plan, rank, bytes_of(len(plan.of(rank).members)))
+    rank = agreement.rank
+    probe = _Probe(agreement, plan, bytes_of(len(plan.of(rank).members)))
     try:
         answer = probe.turn(0)
         if answer["again"]:
@@ -47,19 +47,18 @@ def find_locality(
     finally:
         for unused in probe.held.values():
             shared_memory.close(unused)
-    why = tuple(_why(rank, other, leaders, results, plan) for other in range(size))
+    why = tuple(_why(rank, other, leaders, results, plan) for other in range(agreement.size))
     return Locality(numbered(leaders), shm_method, fd, why)
 
 
 class _Probe:
     """This rank's tries to share memory with its candidates. `held`: the memory in hand."""
 
-    def __init__(self, agreement: Agreement, plan: GroupPlan, rank: int, bytes_: int) -> None:
+    def __init__(self, agreement: Agreement, plan: GroupPlan, bytes_: int) -> None:
         self.held: dict[ShmMethod, int] = {}
         self._agreement = agreement
         self._plan = plan
-        self._rank = rank
-        self._mine = plan.of(rank)
+        self._mine = plan.of(agreement.rank)
         self._bytes = bytes_
         self._words: Said = {}  # of an offer that still has a name
 
@@ -73,14 +72,14 @@ class _Probe:
             if shm_method is ShmMethod.ALONE:
                 why = "" if len(mine.members) == 1 else "nothing to share"
                 said = ProbeResult(ShmMethod.ALONE, False, why)
-            elif self._rank == mine.leader:
+            elif self._agreement.rank == mine.leader:
                 said = self._offer(f"offer{turn}/{mine.leader}", shm_method)
             else:
                 said = self._accept(f"offer{turn}/{mine.leader}", shm_method)
             return self._agreement.decide(
                 f"share{turn}",
                 encode_probe_result(said),
-                lambda all_: _decide(self._plan, turn, all_, before),
+                lambda all_: _decide(self._plan, all_, before),
             )
         finally:
             shared_memory.withdraw(self._words)
@@ -108,31 +107,29 @@ class _Probe:
         return ProbeResult(shm_method, True, f"{what}, nonce found")
 
 
-def _decide(plan: GroupPlan, turn: int, all_: Sequence[Said], before: Said | None) -> Said:
+def _decide(plan: GroupPlan, all_: Sequence[Said], before: Said | None) -> Said:
     """On rank 0: which candidates try again, and what counts otherwise."""
     results = [decode_probe_result(said) for said in all_]
     if before is not None:
         first = [decode_probe_result(said) for said in before["proofs"]]
         for each in plan.probe_groups:
-            best = better(each, first, results) if each.leader in before["again"] else first
-            for rank in each.members:
-                first[rank] = _both(best[rank], first[rank], results[rank], each, before)
+            if each.leader in before["again"]:
+                best = better(each, first, results)
+                for rank in each.members:
+                    first[rank] = _both(best[rank], first[rank], results[rank])
         return {"proofs": [encode_probe_result(each) for each in first], "again": []}
     again = [
         each.leader
         for each in plan.probe_groups
-        if len(each.shm_method) > turn + 1
-        and not all(results[rank].is_shared for rank in each.members)
+        if len(each.shm_method) > 1 and not all(results[rank].is_shared for rank in each.members)
     ]
     return {"proofs": list(all_), "again": again}
 
 
-def _both(
-    chosen: ProbeResult, first: ProbeResult, second: ProbeResult, of: ProbeGroup, before: Said
-) -> ProbeResult:
+def _both(chosen: ProbeResult, first: ProbeResult, second: ProbeResult) -> ProbeResult:
     """The chosen try, and why the other was no good, so that both reasons can be read."""
     other = first if chosen is second else second
-    if of.leader not in before["again"] or other.is_shared or not other.why:
+    if other.is_shared or not other.why:
         return chosen
     return replace(chosen, why=f"{chosen.why}; {other.why}")
 

@@ -61,8 +61,7 @@ class GroupPlan:
 def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     """Raises SettingsError for sizes that do not fit the number of ranks, and for other keys than
     rank 0's; CoreError for another core than rank 0's."""
-    _one_key(infos)
-    _one_core(infos)
+    _require_alike(infos)
     probe_groups = _probe_groups(infos)
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
     addresses = tuple(Address(_host_of(info, one_network), info.port) for info in infos)
@@ -83,7 +82,7 @@ def key_mark(key: bytes, group: str) -> str:
     return hmac.digest(key, text, "sha256").hex() if key else ""
 
 
-def _one_key(infos: Sequence[NodeInfo]) -> None:
+def _require_alike(infos: Sequence[NodeInfo]) -> None:
     other = [rank for rank, info in enumerate(infos) if info.key_mark != infos[0].key_mark]
     if other:
         raise SettingsError(
@@ -91,9 +90,6 @@ def _one_key(infos: Sequence[NodeInfo]) -> None:
             "set the same on all ranks (openssl rand -hex 32), or on none",
             ranks=other,
         )
-
-
-def _one_core(infos: Sequence[NodeInfo]) -> None:
     other = [rank for rank, info in enumerate(infos) if info.abi != infos[0].abi]
     if other:
         raise CoreError(
@@ -218,7 +214,7 @@ def encode_plan(plan: GroupPlan) -> dict[str, Any]:
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
-        "addresses": [[each.host, each.port, each.scope] for each in plan.addresses],
+        "addresses": [[each.host, each.port] for each in plan.addresses],
         "tuning": encode(plan.tuning),
     }
 
@@ -229,7 +225,7 @@ def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
-        addresses=tuple(Address(host, port, scope) for host, port, scope in said["addresses"]),
+        addresses=tuple(Address(host, port) for host, port in said["addresses"]),
         tuning=decode(said["tuning"]),
     )
 

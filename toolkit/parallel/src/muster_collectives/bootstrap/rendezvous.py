@@ -14,11 +14,10 @@ import ipaddress
 import socket
 import time
 
-from muster_collectives.bootstrap import rendezvous_server as server
+from muster_collectives.bootstrap import service
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
-from muster_collectives.bootstrap.channel import Channel, StrangerError, dial
+from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, Channel, StrangerError, dial
 from muster_collectives.bootstrap.questions import Questions
-from muster_collectives.bootstrap.service import Service
 from muster_collectives.runtime.errors import RendezvousError
 from muster_collectives.wire import FrameError
 
@@ -31,24 +30,24 @@ _MARGIN_S = 5.0
 class Rendezvous:
     """A store (see store.py) over one connection, for any thread; rank 0 also holds the service."""
 
-    def __init__(self, channel: Channel, service: Service | None) -> None:
+    def __init__(self, channel: Channel, served: service.Service | None) -> None:
         self._questions = Questions(channel)
-        self._service = service
+        self._service = served
         self.host = channel.local_host()
 
     def set(self, key: str, value: bytes) -> None:
         """Raises RendezvousError, ValueError for what is too long."""
-        if len(value) > server.MAX_VALUE_BYTES or len(key.encode()) > server.MAX_KEY_BYTES:
+        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > service.MAX_KEY_BYTES:
             raise ValueError(f"{key[:60]!r} with {len(value)} bytes is too long for the store")
-        kind, _ = self._ask(server.SET, key, value, _MARGIN_S * 4)
-        if kind != server.DONE:
+        kind, _ = self._ask(service.SET, key, value, _MARGIN_S * 4)
+        if kind != service.DONE:
             raise RendezvousError("rank 0's store is full", "make fewer groups, or close them")
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Raises TimeoutError, RendezvousError."""
-        wait = server.WAIT.pack(timeout_s)
-        kind, value = self._ask(server.GET, key, wait, timeout_s + _MARGIN_S)
-        if kind != server.VALUE:
+        wait = service.WAIT.pack(timeout_s)
+        kind, value = self._ask(service.GET, key, wait, timeout_s + _MARGIN_S)
+        if kind != service.VALUE:
             raise TimeoutError(f"{key} is not there after {timeout_s:.1f} s")
         return value
 
@@ -70,25 +69,18 @@ class Rendezvous:
 
 
 def join(
-    host: str,
-    port: int,
-    rank: int,
-    size: int,
-    *,
-    secret: bytes,
-    timeout_s: float,
-    listens: bool = True,
+    host: str, port: int, rank: int, size: int, *, secret: bytes, timeout_s: float
 ) -> Rendezvous:
-    """Rank 0 (if it `listens`) serves, all dial. Raises RendezvousError after `timeout_s`."""
+    """Rank 0 serves, all dial. Raises RendezvousError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    service = _serve(host, port, size, secret, deadline) if rank == 0 and listens else None
+    served = _serve(host, port, size, secret, deadline) if rank == 0 else None
     try:
         channel = _find(host, port, rank, secret, deadline)
     except BaseException:
-        if service is not None:
-            service.close()
+        if served is not None:
+            served.close()
         raise
-    return Rendezvous(channel, service)
+    return Rendezvous(channel, served)
 
 
 def secret_of(port: int, size: int, run: str, key: bytes) -> bytes:
@@ -98,12 +90,12 @@ def secret_of(port: int, size: int, run: str, key: bytes) -> bytes:
     return hashlib.sha256(text + key).digest()
 
 
-def _serve(host: str, port: int, size: int, secret: bytes, deadline: float) -> Service:
+def _serve(host: str, port: int, size: int, secret: bytes, deadline: float) -> service.Service:
     failed: OSError | None = None
     while True:
         for candidate in _ports(port):
             try:
-                return server.serve(_listen(host, candidate, size), size, secret)
+                return service.Service(_listen(host, candidate, size), size, secret)
             except OSError as error:
                 failed = error
         if time.monotonic() >= deadline:
@@ -146,8 +138,7 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             if left_s <= 0:
                 break
             try:
-                return dial(host, candidate, rank, secret, left_s, server.MAX_VALUE_BYTES,
-                            min(left_s, _TRY_S))  # fmt: skip
+                return dial(host, candidate, rank, secret, left_s, min(left_s, _TRY_S))
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:

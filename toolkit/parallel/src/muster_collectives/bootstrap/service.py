@@ -1,7 +1,9 @@
-"""A TCP service of rank 0, in a thread: takes ranks that prove the secret, hands over frames.
+"""The store that rank 0 serves over TCP in a thread: keys are set once in a while and waited for.
 
-What others send never ends it: garbage, half frames and slow strangers lose their connection.
-Closing never raises and waits for the thread for a bounded time.
+It takes ranks that prove the secret. What others send never ends it: garbage, half frames and slow
+strangers lose their connection. Closing never raises and waits for the thread for a bounded time.
+Bounds: a value has at most 1 MiB, all of them 256 MiB, a key 512 bytes. A rank that has
+set or asked for a key may not connect again.
 """
 
 from __future__ import annotations
@@ -10,15 +12,28 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
-from muster_collectives.bootstrap.channel import PROTOCOL
-from muster_collectives.wire import ANSWER_BYTES, NONCE_BYTES, Frame, FrameError, Parser
+from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, PROTOCOL
+from muster_collectives.bootstrap.questions import NUMBER
+from muster_collectives.wire import (
+    ANSWER_BYTES,
+    FIRST_KIND,
+    NONCE_BYTES,
+    Frame,
+    FrameError,
+    Parser,
+)
 
+SET, GET, VALUE, ABSENT, DONE, FULL = range(FIRST_KIND, FIRST_KIND + 6)
+MAX_KEY_BYTES = 512
+_MAX_TOTAL_BYTES = 256 << 20
+WAIT = struct.Struct("!d")
 _HELLO_S = 10.0  # a stranger must prove itself within
 _MAX_STRANGERS = 256
 _CROWDED_S = 1.0  # and of too many within this
@@ -47,38 +62,78 @@ class Peer:
         self.out.append(memoryview(header + head + body))
 
 
-class Handler:
-    """What a service does with frames; called in the service's thread alone."""
+class _Waiting(NamedTuple):
+    """`head` is the question's, which the answer repeats: a number of the rank's, and the key."""
+
+    peer: Peer
+    head: bytes
+    key: bytes
+    until: float
+
+
+class _Keys:
+    """The keys of the store and who waits for them; used in the service's thread alone."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._total_bytes = 0
+        self._waiting: list[_Waiting] = []
 
     def frame(self, peer: Peer, frame: Frame) -> None:
         """Raises FrameError to end the connection."""
+        key = frame.head[NUMBER.size :]
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            raise FrameError(f"a key of {len(key)} bytes")
+        if frame.kind == SET:
+            self._set(peer, frame.head, key, bytes(frame.body))
+        elif frame.kind == GET and len(frame.body) == WAIT.size:
+            (wait_s,) = WAIT.unpack(frame.body)
+            self._get(peer, frame.head, key, wait_s)
+        else:
+            raise FrameError(f"frame {frame.kind} is none of a rank's")
 
-    def gone(self, peer: Peer) -> None: ...
+    def gone(self, peer: Peer) -> None:
+        self._waiting = [each for each in self._waiting if each.peer is not peer]
 
     def tick(self, now: float) -> None:
         """About ten times a second."""
+        late = [each for each in self._waiting if each.until <= now]
+        if late:
+            self._waiting = [each for each in self._waiting if each.until > now]
+        for each in late:
+            each.peer.queue(ABSENT, each.head)
+
+    def _set(self, peer: Peer, head: bytes, key: bytes, value: bytes) -> None:
+        total = self._total_bytes + len(value) - len(self._values.get(key, b""))
+        if total > _MAX_TOTAL_BYTES:
+            peer.queue(FULL, head)
+            return
+        self._total_bytes = total
+        self._values[key] = value
+        peer.queue(DONE, head)
+        for each in self._waiting:
+            if each.key == key:
+                each.peer.queue(VALUE, each.head, value)
+        self._waiting = [each for each in self._waiting if each.key != key]
+
+    def _get(self, peer: Peer, head: bytes, key: bytes, wait_s: float) -> None:
+        value = self._values.get(key)
+        if value is not None:
+            peer.queue(VALUE, head, value)
+        elif not wait_s > 0:
+            peer.queue(ABSENT, head)
+        else:
+            self._waiting.append(_Waiting(peer, head, key, time.monotonic() + wait_s))
 
 
 class Service:
-    """The thread that serves a listener's connections. Runs until `close`. Owns the listener."""
+    """The thread that serves the store's connections. Runs until `close`. Owns the listener."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        size: int,
-        secret: bytes,
-        handler: Handler,
-        *,
-        max_body_bytes: int,
-        name: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, listener: socket.socket, size: int, secret: bytes) -> None:
         self._listener = listener
         self._size = size
         self._secret = secret
-        self._handler = handler
-        self._max_body_bytes = max_body_bytes
-        self._clock = clock
+        self._keys = _Keys()
         self._peers: set[Peer] = set()
         self._seen: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -90,19 +145,15 @@ class Service:
         self._is_listening = False
         self._listen(True)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="collectives-store", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """So that what another thread has put aside is looked at now."""
-        with suppress(OSError):  # full: it is awake already; broken: it has ended
-            self._wake_write.send(b"w")
 
     def close(self) -> None:
         if os.getpid() != self._pid:  # the thread is the parent's
             return
         self._is_ending.set()
-        self.wake()
+        with suppress(OSError):  # it has ended
+            self._wake_write.send(b"w")
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
@@ -133,10 +184,10 @@ class Service:
                     self._wake_read.recv(4096)
             else:
                 self._serve(key.data, events)
-        now = self._clock()
+        now = time.monotonic()
         if not self._is_listening and self._can_go(self._in_the_way()):
             self._listen(True)
-        self._handler.tick(now)
+        self._keys.tick(now)
         for peer in list(self._peers):
             if peer.rank < 0 and now - peer.since > _HELLO_S:
                 self._drop(peer)
@@ -145,8 +196,8 @@ class Service:
 
     def _drain(self) -> None:
         """What was said last (a failure, a good-bye) shall arrive."""
-        limit = self._clock() + _DRAIN_S
-        while self._clock() < limit and any(peer.out for peer in self._peers):
+        limit = time.monotonic() + _DRAIN_S
+        while time.monotonic() < limit and any(peer.out for peer in self._peers):
             for peer in list(self._peers):
                 self._flush(peer)
             time.sleep(0.001)
@@ -160,7 +211,7 @@ class Service:
         return min(strangers, key=lambda peer: peer.since)
 
     def _can_go(self, oldest: Peer | None) -> bool:
-        return oldest is None or self._clock() - oldest.since >= _CROWDED_S
+        return oldest is None or time.monotonic() - oldest.since >= _CROWDED_S
 
     def _listen(self, on: bool) -> None:
         """With no place the listener is not looked at, or each wait would end at once."""
@@ -184,7 +235,7 @@ class Service:
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = Peer(sock, self._clock())
+        peer = Peer(sock, time.monotonic())
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
         peer.out.append(memoryview(PROTOCOL.hello(peer.nonce)))
@@ -217,7 +268,7 @@ class Service:
     def _take(self, peer: Peer, frame: Frame) -> None:
         if peer.rank >= 0:
             self._seen.add(peer.rank)
-            self._handler.frame(peer, frame)
+            self._keys.frame(peer, frame)
             return
         try:
             told = PROTOCOL.read_answer(self._secret, peer.nonce, bytes(frame.body))
@@ -232,7 +283,7 @@ class Service:
             raise
         self._replace(rank)
         peer.rank = rank
-        peer.parser.max_body_bytes = self._max_body_bytes
+        peer.parser.max_body_bytes = MAX_VALUE_BYTES
         peer.out.append(memoryview(PROTOCOL.welcome(self._secret, peer.nonce, told)))
 
     def _replace(self, rank: int) -> None:
@@ -272,4 +323,4 @@ class Service:
         with suppress(OSError):
             peer.sock.close()
         if peer.rank >= 0:
-            self._handler.gone(peer)
+            self._keys.gone(peer)

@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import rendezvous
 from muster_collectives.bootstrap.agreement import Agreement
 from muster_collectives.bootstrap.connect import connect
+from muster_collectives.bootstrap.rendezvous import Rendezvous
 from muster_collectives.runtime import environment
-from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.environment import Where
 from muster_collectives.runtime.errors import UsageError
 from muster_collectives.runtime.settings import Settings
@@ -37,12 +38,23 @@ def init(
     settings = read_settings(environ)
     where = environment.read(environ)
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
-    if where.size == 1:
-        alone = connect(LocalStore(), 0, 1, name=WORLD, timeout_s=limit_s, settings=settings,
-                        environ=environ, layer=layer)  # fmt: skip
-        alone.store = LocalStore()
-        return alone
-    return _meet(where, limit_s, settings, environ, layer)
+    began = time.monotonic()
+    store = _meet(where, limit_s, settings)
+    try:
+        left_s = max(1.0, limit_s - (time.monotonic() - began))
+        made = connect(store, where.rank, where.size, name=WORLD, timeout_s=left_s,
+                       settings=settings, environ=environ, layer=layer)  # fmt: skip
+        try:
+            # rank 0 may close, and its store with it, once nobody needs it for this any more
+            Agreement(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).barrier()
+        except BaseException:
+            made.close()
+            raise
+    except BaseException:
+        store.close()
+        raise
+    made.timeout_s, made.store, made.on_close = limit_s, store, store.close
+    return made
 
 
 def new_group(
@@ -73,29 +85,12 @@ def new_group(
     return made
 
 
-def _meet(
-    where: Where, limit_s: float, settings: Settings, environ: Mapping[str, str], layer: str
-) -> Communicator:
-    began = time.monotonic()
+def _meet(where: Where, limit_s: float, settings: Settings) -> Rendezvous | LocalStore:
+    """The store of the world."""
+    if where.size == 1:
+        return LocalStore()
     secret = rendezvous.secret_of(where.port, where.size, where.run, settings.key)
-    store = rendezvous.join(
+    return rendezvous.join(
         where.host, where.port + where.has_store_at_port, where.rank, where.size,
         secret=secret, timeout_s=limit_s,
     )  # fmt: skip
-    try:
-        left_s = max(1.0, limit_s - (time.monotonic() - began))
-        made = connect(store, where.rank, where.size, name=WORLD, timeout_s=left_s,
-                       settings=settings, environ=environ, layer=layer)  # fmt: skip
-        try:
-            # rank 0 may close, and its store with it, once nobody needs it for this any more
-            Agreement(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).barrier()
-        except BaseException:
-            made.close()
-            raise
-    except BaseException:
-        store.close()
-        raise
-    made.timeout_s = limit_s
-    made.store = store
-    made.on_close = store.close
-    return made

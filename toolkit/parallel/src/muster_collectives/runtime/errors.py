@@ -18,6 +18,7 @@ CollectiveError
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 from muster_collectives.runtime.types import Code
@@ -59,16 +60,7 @@ class CollectiveError(RuntimeError):
 
     def again(self) -> CollectiveError:
         """The same error as a new object, for each later call of a broken group."""
-        return type(self)(
-            self.message, self.fix, group=self.group, rank=self.rank, ranks=self.ranks,
-            code=self.code, operation=self.operation, last=self.last,
-        )  # fmt: skip
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # so that an error can cross to the parent of a worker process
-        state = (self.message, self.fix, self.group, self.rank, self.ranks, self.code,
-                 self.operation, self.last)  # fmt: skip
-        return _rebuild, (type(self), *state)
+        return copy.copy(self)
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):  # noqa: N818
@@ -137,12 +129,3 @@ OF_CODE: Mapping[Code, type[CollectiveError]] = {
     Code.EFORK: ForkError,
     Code.ECLOSED: ClosedError,
 }
-
-
-def _rebuild(
-    kind: type[CollectiveError], message: str, fix: str, group: str, rank: int,
-    ranks: Sequence[int], code: Code, operation: int, last: str,
-) -> CollectiveError:  # fmt: skip
-    return kind(
-        message, fix, group=group, rank=rank, ranks=ranks, code=code, operation=operation, last=last
-    )

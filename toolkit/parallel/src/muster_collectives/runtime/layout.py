@@ -23,11 +23,10 @@ class ShmMethod(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens: an IP address without brackets, a port, and an IPv6 scope (0: none)."""
+    """Where a rank listens: an IP address without brackets, and a port."""
 
     host: str
     port: int
-    scope: int = 0
 
     @property
     def family(self) -> int:
@@ -44,13 +43,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """A group as one rank sees it. `segment_fd` -1: alone in its node; `listen_fd` -1: one node, or
-    no socket; `addresses` [size], empty where no rank needs to reach another by TCP."""
+    """A group as one rank sees it. `segment_fd` is the memory of its node, which it has by
+    `shm_method`, -1: it is alone there; `why` [size] says in words how each rank is reached;
+    `listen_fd` -1: one node, or no socket; `addresses` [size], empty where no rank needs to reach
+    another by TCP."""
 
     rank: int
     size: int
     nodes: tuple[int, ...]
+    shm_method: ShmMethod
     segment_fd: int
+    why: tuple[str, ...]
     listen_fd: int
     addresses: tuple[Address, ...]
     key: bytes

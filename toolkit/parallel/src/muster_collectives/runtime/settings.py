@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from muster_collectives.runtime import machine, machine_file
@@ -25,6 +25,7 @@ TIMEOUT_S = 1800.0  # what torch.distributed waits as well
 _MIN_KEY_BYTES = 16
 _ISAS = ("avx512", "avx2", "neon", "plain")  # a processor that lacks one takes the next
 _ASYNC = ("lane", "lazy")
+_SECONDS = (0.001, 1e7)  # of a time that is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,22 @@ def read(environ: Mapping[str, str]) -> Settings:
 
 def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = ()) -> Settings:
     """The same with the machine's part given (pure)."""
-    _choice(variables, "ISA", _ISAS)  # the core reads it itself, and takes the best for others
-    timeout = variables.get("TIMEOUT_S")
-    straggler = variables.get("STRAGGLER_S")
+    # the core reads this itself, and takes the best for others
+    variables.parsed("ISA", parse_choice, "", _ISAS)
     return Settings(
         tuning=read_tuning(variables, base),
         is_spin_given=bool(variables.get("SPIN_US") or variables.get("SPIN_S")),
-        gloo=_switch(variables, "GLOO"),
-        asynchronous=_choice(variables, "ASYNC", _ASYNC),
+        gloo=variables.parsed("GLOO", parse_switch, False),
+        asynchronous=variables.parsed("ASYNC", parse_choice, "", _ASYNC),
         core=variables.get("CORE"),
         node=variables.get("NODE"),
-        address=_address(variables.get("ADDRESS")),
+        address=variables.parsed("ADDRESS", _address, ""),
         interface=variables.get("INTERFACE"),
-        key=_key(variables.get("KEY")),
+        key=variables.parsed("KEY", _key, b""),
         flight_dir=variables.get("FLIGHT_DIR"),
         summary_dir=variables.get("SUMMARY_DIR"),
-        timeout_s=_seconds(timeout, "TIMEOUT_S", TIMEOUT_S),
-        straggler_s=_seconds(straggler, "STRAGGLER_S", PERIOD_S),
+        timeout_s=variables.parsed("TIMEOUT_S", parse_seconds, TIMEOUT_S, *_SECONDS),
+        straggler_s=variables.parsed("STRAGGLER_S", parse_seconds, PERIOD_S, *_SECONDS),
         notes=(*variables.notes, *notes),
     )
 
@@ -87,42 +87,24 @@ def current() -> Settings:
     return read(os.environ)
 
 
-def _switch(variables: Variables, name: str) -> bool:
-    text = variables.get(name)
-    return parse_switch(text, f"COLLECTIVES_{name}") if text else False
-
-
-def _choice(variables: Variables, name: str, known: Collection[str]) -> str:
-    text = variables.get(name)
-    return parse_choice(text, f"COLLECTIVES_{name}", known) if text else ""
-
-
-def _seconds(text: str, name: str, default: float) -> float:
-    return parse_seconds(text, f"COLLECTIVES_{name}", 0.001, 1e7) if text else default
-
-
-def _address(text: str) -> str:
-    if not text:
-        return ""
+def _address(text: str, where: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
-        raise SettingsError(
-            f"COLLECTIVES_ADDRESS={text!r} is no IP address", "for example 10.0.0.1"
-        ) from None
+        raise SettingsError(f"{where}={text!r} is no IP address", "for example 10.0.0.1") from None
 
 
-def _key(text: str) -> bytes:
+def _key(text: str, where: str) -> bytes:
     try:
         key = bytes.fromhex(text)
     except ValueError:
         # the value is a secret and is not shown
         raise SettingsError(
-            "COLLECTIVES_KEY holds more than hexadecimal digits", "openssl rand -hex 32"
+            f"{where} holds more than hexadecimal digits", "openssl rand -hex 32"
         ) from None
-    if text and len(key) < _MIN_KEY_BYTES:
+    if len(key) < _MIN_KEY_BYTES:
         raise SettingsError(
-            f"COLLECTIVES_KEY has {len(key)} bytes, at least {_MIN_KEY_BYTES} are needed",
+            f"{where} has {len(key)} bytes, at least {_MIN_KEY_BYTES} are needed",
             "openssl rand -hex 32",
         )
     return key

@@ -45,3 +45,6 @@ class LocalStore:
         if key not in self._values:
             raise TimeoutError(f"{key} is not there")
         return self._values[key]
+
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -113,6 +113,8 @@ class Summary:
 
 
 def _counters(stats: Stats) -> dict[str, Any]:
+    names = ("time_s", "wait_s", "sent_bytes", "received_bytes", "sends", "receives",
+             "sends_bytes", "receives_bytes")  # fmt: skip
     return {
         "verbs": {
             verb.name.lower(): {
@@ -122,14 +124,7 @@ def _counters(stats: Stats) -> dict[str, Any]:
             for verb, count in stats.calls.items() if count
         },
         "paths": {path.name.lower(): int(count) for path, count in stats.paths.items() if count},
-        "time_s": stats.time_s,
-        "wait_s": stats.wait_s,
-        "sent_bytes": stats.sent_bytes,
-        "received_bytes": stats.received_bytes,
-        "sends": stats.sends,
-        "receives": stats.receives,
-        "sends_bytes": stats.sends_bytes,
-        "receives_bytes": stats.receives_bytes,
+        **{name: getattr(stats, name) for name in names},
     }  # fmt: skip
 
 

@@ -84,26 +84,19 @@ def defaults(cache_bytes: int, spins: bool) -> Tuning:
 
 def read_tuning(variables: Variables, base: Tuning) -> Tuning:
     """`base` with what the variables say. Raises SettingsError that names the variable."""
-    changes: dict[str, object] = {}
-    for name in _BOUNDS:
-        text = variables.get(name.upper())
-        if text:
-            changes[name] = parse_bytes(text, _variable(name))
-    if "slot_bytes" in changes and "chunk_bytes" not in changes:
+    changes: dict[str, object] = {
+        name: variables.parsed(name.upper(), parse_bytes, getattr(base, name)) for name in _BOUNDS
+    }
+    slot_bytes = variables.parsed("SLOT_BYTES", parse_bytes, base.chunk_bytes)
+    if not variables.get("CHUNK_BYTES"):
         # a smaller slot alone is a wish for smaller chunks as well
-        changes["chunk_bytes"] = min(base.chunk_bytes, parse_bytes(variables.get("SLOT_BYTES"), ""))
-    checked = variables.get("CHECKED")
-    if checked:
-        changes["checked"] = parse_switch(checked, _variable("checked"))
-    wire = variables.get("WIRE")
-    if wire:
-        changes["wire"] = _WIRES[parse_wire(wire, _variable("wire"))]
-    spin = variables.get("SPIN_S")
-    if spin:
-        changes["spin_s"] = parse_seconds(spin, "COLLECTIVES_SPIN_S", 0, 1)
-    spin = variables.get("SPIN_US")
-    if spin:
-        changes["spin_s"] = parse_seconds(spin, "COLLECTIVES_SPIN_US", 0, 1e6) / 1e6
+        changes["chunk_bytes"] = min(base.chunk_bytes, slot_bytes)
+    changes["checked"] = variables.parsed("CHECKED", parse_switch, base.checked)
+    if variables.get("WIRE"):
+        changes["wire"] = _WIRES[variables.parsed("WIRE", parse_wire, "")]
+    spin_s = variables.parsed("SPIN_S", parse_seconds, base.spin_s, 0, 1)
+    spin_us = variables.parsed("SPIN_US", parse_seconds, None, 0, 1e6)
+    changes["spin_s"] = spin_s if spin_us is None else spin_us / 1e6
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

@@ -162,6 +162,25 @@ class Description:
         return f"{name} of {what}"
 
 
+@dataclass(frozen=True)
+class CoreCall:
+    """One call of the core. `source` and `target` are addresses, 0 where there is none."""
+
+    verb: Verb
+    source: int
+    target: int
+    count: int
+    dtype: DType
+    op: Op = Op.SUM
+    root: int = 0
+    in_counts: tuple[int, ...] | None = None
+    out_counts: tuple[int, ...] | None = None
+
+    @property
+    def description(self) -> Description:
+        return Description(0, self.count, self.verb, self.dtype, self.op, self.root)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a call failed. `rank` is named first, -1: none; `reported_by` is the rank that found

@@ -9,10 +9,12 @@ have none.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 PREFIX = "COLLECTIVES_"
+_T = TypeVar("_T")
 
 KNOWN: Mapping[str, str] = {
     "COLLECTIVES_ADDRESS": "the IP address on which this rank listens for ranks of other nodes",
@@ -70,6 +72,11 @@ class Variables:
     def get(self, name: str) -> str:
         """The value without surrounding space; "" where it is not set."""
         return self.values.get(PREFIX + name, "")
+
+    def parsed(self, name: str, parse: Callable[..., _T], default: _T, *more: object) -> _T:
+        """The value as `parse(text, variable, *more)` reads it; `default` where it is not set."""
+        text = self.get(name)
+        return parse(text, PREFIX + name, *more) if text else default
 
 
 def read(environ: Mapping[str, str]) -> Variables:

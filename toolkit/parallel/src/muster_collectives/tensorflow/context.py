@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from muster_collectives import core
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap.world import WORLD
-from muster_collectives.runtime.communicator import Communicator
 from muster_collectives.runtime.errors import UsageError
 from muster_collectives.runtime.reentrancy import ReentrancyGuard
 

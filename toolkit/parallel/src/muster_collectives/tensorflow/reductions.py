@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.types import DType, Op, ReduceOp
 
 Array = Any  # np.ndarray of any element type

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from muster_collectives.runtime.communicator import Region
+from muster_collectives.binding.memory import Region
 from muster_collectives.torch import memory
 from muster_collectives.torch.hooks.average import average, group_or_world
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import CollectiveError, CoreError, SettingsError
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
 from muster_collectives.torch.store import TorchStore, meet, vote

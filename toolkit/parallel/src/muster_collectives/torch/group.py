@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.types import Verb
 from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.arguments import OPS, C10dVerb, canonical, timeout_of

@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 
-from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import AbortedError, ClosedError
 from muster_collectives.runtime.summary import FOLDER, Identity, Summary
 from muster_collectives.runtime.types import Code

@@ -18,7 +18,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from muster_collectives.runtime.communicator import Communicator, Region
+from muster_collectives.binding.communicator import Communicator
+from muster_collectives.binding.memory import Region
 from muster_collectives.runtime.errors import ResourceError
 
 _LOG = logging.getLogger("muster_collectives")

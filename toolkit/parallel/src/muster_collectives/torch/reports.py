@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster_collectives.runtime.communicator import Communicator
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.summary import Figures
 from muster_collectives.runtime.types import Path, Stats, Verb

@@ -53,13 +53,14 @@ def _require_apart(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         if where == device and begin < end:
             first, second = sorted((one, other))
             raise SettingsError(
-                f"parameters {_called(first, names)} and {_called(second, names)} share memory",
+                f"parameters {_called(first, names[first])} and "
+                f"{_called(second, names[second])} share memory",
                 "give tied weights as one Parameter, and every tensor once",
             )
 
 
-def _called(number: int, names: Sequence[str]) -> str:
-    return f"{number} ({names[number]})" if names[number] else str(number)
+def _called(number: int, name: str) -> str:
+    return f"{number} ({name})" if name else str(number)
 
 
 def master_dtype(spec: TensorSpec) -> torch.dtype:
@@ -125,8 +126,9 @@ class Buffers:
         for number, tensor in enumerate(self.tensors):
             if self._versions is not None and _version(tensor) != self._versions[number]:
                 raise SettingsError(
-                    f"parameter {self._called(number)} was written since the servers' values "
-                    "came; they know nothing of it, and the next pull would undo it",
+                    f"parameter {_called(number, self._specs[number].label)} was written since the "
+                    "servers' values came; they know nothing of it, and the next pull would undo "
+                    "it",
                     "call server.load() on all workers to make rank 0's values the servers', or "
                     "server.pull() to drop what was written",
                 )
@@ -150,15 +152,11 @@ class Buffers:
         same = tensor.dtype is TORCH[spec.dtype] and tensor.shape == spec.shape
         if not same or tensor.layout is not torch.strided:
             raise SettingsError(
-                f"{what} {self._called(number)} is {tensor.layout} {tensor.dtype} "
+                f"{what} {_called(number, spec.label)} is {tensor.layout} {tensor.dtype} "
                 f"{tuple(tensor.shape)} now, but connected as {spec.dtype} {spec.shape}",
                 "change dtypes and shapes before connecting; push dense gradients as backward() "
                 "leaves them in .grad",
             )
-
-    def _called(self, number: int) -> str:
-        label = self._specs[number].label
-        return f"{number} ({label})" if label else str(number)
 
     def gradients(self, gradients: Sequence[Tensor | None]) -> list[list[Run]]:
         """Raises SettingsError for a gradient that does not fit its parameter."""

@@ -12,6 +12,7 @@ import atexit
 import os
 import sys
 import weakref
+from functools import partial
 
 from muster_parameter_server.client.exchange import Exchange
 
@@ -23,7 +24,7 @@ class AtEnd:
         self._exchange = exchange
         self._pid = os.getpid()
         atexit.register(self._leave)
-        os.register_at_fork(after_in_child=_Forget(exchange))
+        os.register_at_fork(after_in_child=partial(_forget, weakref.ref(exchange)))
 
     def cancel(self) -> None:
         atexit.unregister(self._leave)
@@ -37,13 +38,8 @@ class AtEnd:
             self._exchange.goodbye()
 
 
-class _Forget:
+def _forget(known: weakref.ref[Exchange]) -> None:
     """In a forked child (a data loader's): closes its copies, or servers would miss our end."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = weakref.ref(exchange)
-
-    def __call__(self) -> None:
-        exchange = self._exchange()
-        if exchange is not None and exchange.open:
-            exchange.abort()
+    exchange = known()
+    if exchange is not None and exchange.open:
+        exchange.abort()

@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from muster_collectives.wire import HEADER_BYTES
@@ -185,11 +186,9 @@ class Exchange:
             return
         for link in self.links:
             link.begin(Request(Kind.GOODBYE, {}))
-            try:
+            with suppress(OSError):
                 link.sock.settimeout(MARGIN_S)
                 link.sock.sendall(b"".join(link.outgoing))
-            except OSError:
-                pass
         self.abort()
 
     def abort(self) -> None:

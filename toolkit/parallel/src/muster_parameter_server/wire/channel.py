@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from muster_collectives.wire import HEADER_BYTES
 from muster_parameter_server.errors import ProtocolError
@@ -94,13 +95,8 @@ class Channel:
 
     def wake(self) -> None:
         """Lets a thread that waits for bytes of this peer go on, as if the peer had ended."""
-        try:
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self._sock.close()
 
     def _header(self, stall_s: float) -> Header:
         data = bytearray(HEADER_BYTES)

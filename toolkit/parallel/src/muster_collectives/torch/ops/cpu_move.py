@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from muster_collectives.runtime.types import DType, Verb
-from muster_collectives.torch.ops.lowered import CoreCall, Element, LoweredOp, movable, plain, same
+from muster_collectives.runtime.types import CoreCall, DType, Verb
+from muster_collectives.torch.ops.lowered import Element, LoweredOp, movable, plain, same
 
 __all__ = [
     "all_gather",

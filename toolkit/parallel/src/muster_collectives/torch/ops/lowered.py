@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from muster_collectives.runtime.types import DType, Op, Verb, is_defined
+from muster_collectives.runtime.types import CoreCall, DType, Op, Verb, is_defined
 from muster_collectives.torch.ops import views
 
-__all__ = [
-    "CoreCall", "Element", "LoweredOp", "is_as_it_lies", "movable", "plain", "reducible", "same",
-]  # fmt: skip
+__all__ = ["Element", "LoweredOp", "is_as_it_lies", "movable", "plain", "reducible", "same"]
 
 _DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -27,21 +25,6 @@ _DTYPES: Mapping[torch.dtype, DType] = {
     torch.int64: DType.I64,
 }
 _COMPLEX: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
-
-
-@dataclass(frozen=True)
-class CoreCall:
-    """One call of the core. `source` and `target` are addresses, 0 where there is none."""
-
-    verb: Verb
-    source: int
-    target: int
-    count: int
-    dtype: DType
-    op: Op = Op.SUM
-    root: int = 0
-    in_counts: tuple[int, ...] | None = None
-    out_counts: tuple[int, ...] | None = None
 
 
 class Element(NamedTuple):

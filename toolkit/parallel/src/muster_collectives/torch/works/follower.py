@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from muster_collectives.runtime.communicator import Ends, Request
+from muster_collectives.binding.requests import Ends, Request
 from muster_collectives.runtime.errors import CollectiveError
 
 __all__ = ["Follower"]

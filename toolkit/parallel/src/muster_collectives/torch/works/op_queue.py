@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from muster_collectives.runtime.communicator import Async, Communicator
+from muster_collectives.binding.async_calls import Async
+from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import CollectiveError, UsageError
 from muster_collectives.runtime.reentrancy import ReentrancyGuard
 from muster_collectives.torch.ops.lowered import LoweredOp

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from muster_collectives.runtime.communicator import Communicator, Request
+from muster_collectives.binding.communicator import Communicator
+from muster_collectives.binding.requests import Request
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.torch.ops.lowered import plain
 from muster_collectives.torch.works.follower import Follower

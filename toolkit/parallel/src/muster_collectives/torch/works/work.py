@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.futures import Future
 
-from muster_collectives.runtime.communicator import Async, Request
+from muster_collectives.binding.async_calls import Async
+from muster_collectives.binding.requests import Request
 from muster_collectives.runtime.errors import CollectiveTimeout, MismatchError
 from muster_collectives.runtime.types import Code, Status
 from muster_collectives.torch.ops import views

@@ -1,4 +1,4 @@
-"""A group over the C core. One call costs a lock and a call of a builtin function.
+"""A group over the C core, by addresses. One call costs a lock and a call of a builtin function.
 
 Threads: `run` takes a lock, for the core wants one collective at a time; `abort`, statistics and
 sends may come from any thread meanwhile. `close` waits until no thread is inside any more.
@@ -10,26 +10,27 @@ import ctypes
 import operator
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from muster_collectives.binding import abi
-from muster_collectives.binding.entry import Entry
-from muster_collectives.binding.native_async import NativeAsync
-from muster_collectives.binding.native_create import create
-from muster_collectives.binding.native_p2p import NativeEnds, NativeRequest, Ways
-from muster_collectives.binding.signals import SignalCheck
+from muster_collectives.binding import abi, library
+from muster_collectives.binding.async_calls import Async
+from muster_collectives.binding.entry import Entry, SignalCheck
+from muster_collectives.binding.requests import Ends, Request, Ways
 from muster_collectives.runtime import reentrancy
-from muster_collectives.runtime.communicator import Call, Communicator, Region
-from muster_collectives.runtime.errors import ClosedError, CollectiveError, ForkError
+from muster_collectives.runtime.errors import ClosedError, CollectiveError, UsageError
 from muster_collectives.runtime.flight import Flight
-from muster_collectives.runtime.layout import GroupLayout, ShmMethod
+from muster_collectives.runtime.layout import GroupLayout
 from muster_collectives.runtime.messages import error_of
-from muster_collectives.runtime.stragglers import PERIOD_S, Stragglers
+from muster_collectives.runtime.settings import Settings
+from muster_collectives.runtime.store import Store
+from muster_collectives.runtime.stragglers import Stragglers
+from muster_collectives.runtime.summary import Figures, Summary
 from muster_collectives.runtime.types import (
     Code,
+    CoreCall,
     Description,
     DType,
     Failure,
@@ -40,45 +41,44 @@ from muster_collectives.runtime.types import (
 )
 
 if TYPE_CHECKING:
-    from muster_collectives.binding.memory import NativeRegion
+    from muster_collectives.binding.memory import Region
 
 _LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
 _CLOSING_S = 5.0
 _ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
 
 
-class NativeCommunicator(Communicator):
-    """A group over the compiled core: `transport` "native". Made by `connect`; the layout's
-    descriptors are the core's then."""
+class CoreGroup:
+    """What the core does for one rank of a group. `nodes[r]` is the number of rank r's node,
+    `why[r]` in words how rank r is reached, `timeout_s` the deadline of calls that give none;
+    `regions` are unmapped when it is closed. The layout's descriptors are the core's."""
 
     transport = "native"
+    global_ranks: tuple[int, ...] = ()  # of its ranks in the world
+    # of groups that `init` and `new_group` made: where their children meet, and what ends with them
+    store: Store | None = None
+    children: int = 0
+    on_close: Callable[[], None] | None = None
+    # of groups whose summary is theirs to write
+    summary: Summary | None = None
 
     def __init__(
-        self,
-        library: ctypes.CDLL,
-        layout: GroupLayout,
-        *,
-        name: str,
-        timeout_s: float,
-        create_s: float | None = None,
-        shm_method: ShmMethod = ShmMethod.MEMFD,
-        why: tuple[str, ...] = (),
-        flight: Flight | None = None,
-        straggler_s: float = PERIOD_S,
+        self, layout: GroupLayout, settings: Settings, name: str, timeout_s: float, create_s: float
     ) -> None:
-        """Raises CollectiveError: a rank of the node did not come, no memory."""
+        """Within `create_s`. Raises CollectiveError: a rank of the node did not come, no memory."""
         self.rank = layout.rank
         self.size = layout.size
         self.name = name
         self.nodes = layout.nodes
         self.timeout_s = timeout_s
-        self.shm_method = shm_method
-        self.why = why
+        self.shm_method = layout.shm_method
+        self.why = layout.why
         self.tuning = layout.tuning
-        self.library = library
+        self.library = library.load(settings.core)
         self._pid = os.getpid()
-        self._flight = flight
-        self._stragglers = Stragglers(name, layout.rank, layout.locals, straggler_s)
+        folder = settings.flight_dir
+        self._flight = Flight(folder, name, layout.rank, layout.size) if folder else None
+        self._stragglers = Stragglers(name, layout.rank, layout.locals, settings.straggler_s)
         self._failure = abi.FailurePlace(layout.size)
         self._signals = SignalCheck()
         # held during a collective; reentrant, so that what an interrupt leaves locked is this
@@ -89,15 +89,18 @@ class NativeCommunicator(Communicator):
         self._gate = threading.Condition(self._entry_lock)
         self._inside = 0  # threads in functions that may run beside a collective
         self._countdown = _LOOK_EVERY
-        self.ends: NativeEnds = NativeEnds(self)
-        self.regions: set[NativeRegion] = set()
+        self.ends = Ends(self)
+        self.regions: set[Region] = set()
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
-        self._handle = create(
-            library, layout, timeout_s if create_s is None else create_s, self._failure, name
-        )
-        library.mc_set_signal_check(self._handle, self._signals.address)
-        self._entry = Entry(library, self._handle.value, self._failure.address.value)
+        handle = ctypes.c_void_p()
+        code = library.create(self.library, layout, create_s, handle, self._failure)
+        if code:
+            failure = self._failure.read(code)
+            raise error_of(failure, name, self.rank, self.size, call="making the group")
+        self._handle = handle
+        self.library.mc_set_signal_check(handle, self._signals.address)
+        self._entry = Entry(self.library, handle.value, self._failure.address.value)
         self._run_core, self._post_core = self._entry.run, self._entry.post
         self.wait_core = self._entry.wait
 
@@ -117,27 +120,21 @@ class NativeCommunicator(Communicator):
         out_counts: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        """One collective; returns when `target` is complete. `source` and `target` are addresses,
+        `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
+        [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if in_counts is None and out_counts is None:
-            self._perform(verb, dtype, op, root, source, target, count, 0, 0, limit_s)
-            return
-        ins, outs = self.counts(in_counts), self.counts(out_counts)  # they must live until then
-        self._perform(
-            verb, dtype, op, root, source, target, count, ctypes.addressof(ins),
-            ctypes.addressof(outs), limit_s,
-        )  # fmt: skip
-
-    def _perform(
-        self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
-        in_at: int, out_at: int, limit_s: float,
-    ) -> None:  # fmt: skip
+        in_at = out_at = 0
+        if in_counts is not None or out_counts is not None:
+            ins, outs = self.counts(in_counts), self.counts(out_counts)  # they live until the end
+            in_at, out_at = ctypes.addressof(ins), ctypes.addressof(outs)
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
             if self._is_busy:
-                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
+                raise self.usage_error(reentrancy.BETWEEN, reentrancy.FLAG)
             if self._handle is None:
-                raise self._closed()
+                raise self._unusable(Code.ECLOSED)
             try:
                 self._is_busy = True
                 code = self._run_core(
@@ -158,8 +155,10 @@ class NativeCommunicator(Communicator):
             self._countdown = _LOOK_EVERY
             self._stragglers.look(self.waits_s)
 
-    def prepare(self, calls: Sequence[Call], timeout_s: float) -> NativeAsync:
-        return NativeAsync(self, calls, timeout_s)
+    def prepare(self, calls: Sequence[CoreCall], timeout_s: float) -> Async:
+        """`calls`, which begin in order once they are posted and after all that were posted before,
+        or when they are waited for, whatever threads of Python do meanwhile. Raises UsageError."""
+        return Async(self, calls, timeout_s)
 
     def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
         """Of one that is done; raises for the one that was `called` and failed with `code`."""
@@ -177,9 +176,9 @@ class NativeCommunicator(Communicator):
             self._wait_for_turn()
         try:
             if self._is_busy:
-                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
+                raise self.usage_error(reentrancy.BETWEEN, reentrancy.FLAG)
             if self._handle is None:
-                raise self._closed()
+                raise self._unusable(Code.ECLOSED)
             try:
                 self._is_busy = True
                 yield self._handle
@@ -189,6 +188,7 @@ class NativeCommunicator(Communicator):
             self._lock.release()
 
     def abort(self) -> None:
+        """Ends the call in progress on every rank, from any thread: they raise AbortedError."""
         with self._gate:
             if self._handle is not None and os.getpid() == self._pid:
                 self.library.mc_abort(self._handle)
@@ -197,31 +197,29 @@ class NativeCommunicator(Communicator):
 
     def post_send(
         self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None = None
-    ) -> NativeRequest:
+    ) -> Request:
+        """Begins a send; the memory must stay as it is until the request is done."""
         return self._post(Ways.SEND, address, bytes_, peer, tag, timeout_s)
 
     def post_recv(
-        self,
-        address: int,
-        bytes_: int,
-        peer: int | None,
-        tag: int,
-        timeout_s: float | None = None,
-    ) -> NativeRequest:
+        self, address: int, bytes_: int, peer: int | None, tag: int, timeout_s: float | None = None
+    ) -> Request:
+        """Begins a receive of at most `bytes_`; `peer` None: from any rank. A longer message is a
+        MismatchError for this receive alone."""
         return self._post(Ways.RECV, address, bytes_, -1 if peer is None else peer, tag, timeout_s)
 
     def _post(
         self, way: Ways, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None
-    ) -> NativeRequest:
+    ) -> Request:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         peer, tag = operator.index(peer), operator.index(tag)  # the core's entry takes no other
         if peer >= self.size or peer < -1 or (way is Ways.SEND and peer < 0):
-            raise self._usage(f"there is no rank {peer}", f"a peer from 0 to {self.size - 1}")
+            raise self.usage_error(f"there is no rank {peer}", f"a peer from 0 to {self.size - 1}")
         if not 0 <= tag < 1 << 32:
-            raise self._usage(f"tag {tag} is out of bounds", "a tag from 0 to 4294967295")
+            raise self.usage_error(f"tag {tag} is out of bounds", "a tag from 0 to 4294967295")
         if bytes_ < 0:
-            raise self._usage(f"{bytes_} bytes cannot be sent", "0 or more")
-        request = NativeRequest(self, way, peer, tag, bytes_, limit_s)
+            raise self.usage_error(f"{bytes_} bytes cannot be sent", "0 or more")
+        request = Request(self, way, peer, tag, bytes_, limit_s)
         code = self._post_core(way, peer & _ANY, tag, address, bytes_, request.place, limit_s)
         if code == Code.OK:
             request.end()
@@ -231,78 +229,68 @@ class NativeCommunicator(Communicator):
 
     def refused(self, code: int) -> CollectiveError | None:
         """What is no failure of a call: the group is closed, or another process's."""
-        if code == Code.ECLOSED:
-            return self._closed()
-        return self._forked() if code == Code.EFORK else None
+        known = code in (Code.ECLOSED, Code.EFORK)
+        return self._unusable(Code(code)) if known else None
 
-    def enter(self) -> ctypes.c_void_p:
-        """The core's handle, which lives until `leave`. Raises ClosedError, ForkError."""
+    @contextmanager
+    def inside(self) -> Iterator[ctypes.c_void_p]:
+        """The core's handle, which lives until this is left. Raises ClosedError, ForkError."""
         with self._entry_lock:
             if self._handle is None:
-                raise self._closed()
+                raise self._unusable(Code.ECLOSED)
             if os.getpid() != self._pid:
-                raise self._forked()
+                raise self._unusable(Code.EFORK)
             self._inside += 1
-            return self._handle
-
-    def leave(self) -> None:
-        with self._entry_lock:
-            self._inside -= 1
-            if self._handle is None:  # a close waits for it
-                self._gate.notify_all()
-
-    # --- registered memory
-
-    def allocate(self, bytes_: int) -> Region:
-        from muster_collectives.binding.memory import allocate
-
-        return allocate(self, bytes_)
-
-    def adopt(self, fd: int, address: int, bytes_: int) -> Region:
-        from muster_collectives.binding.memory import adopt
-
-        return adopt(self, fd, address, bytes_)
+            handle = self._handle
+        try:
+            yield handle
+        finally:
+            with self._entry_lock:
+                self._inside -= 1
+                if self._handle is None:  # a close waits for it
+                    self._gate.notify_all()
 
     def region_drop(self, number: int) -> None:
-        with self._lock:
-            if self._is_busy:
-                raise self._usage(reentrancy.BETWEEN, reentrancy.FLAG)
-            if self._handle is not None and os.getpid() == self._pid:
-                self.library.mc_region_drop(self._handle, number)
+        """Nothing where the group is closed, or another process's."""
+        with suppress(ClosedError), self.alone() as handle:
+            if os.getpid() == self._pid:
+                self.library.mc_region_drop(handle, number)
 
     # --- what it can tell
 
     def stats(self) -> Stats:
+        """Counters since it was made."""
         raw = abi.McStats()
-        handle = self.enter()
-        try:
+        with self.inside() as handle:
             self.library.mc_stats_read(handle, ctypes.byref(raw))
-        finally:
-            self.leave()
         return abi.stats(raw)
 
     def waits_s(self) -> tuple[float, ...]:
+        """[size]: for how long this rank has waited for each rank of its node last of all."""
         raw = (ctypes.c_double * self.size)()
-        handle = self.enter()
-        try:
+        with self.inside() as handle:
             self.library.mc_waits_read(handle, ctypes.addressof(raw))
-        finally:
-            self.leave()
         return tuple(raw)
 
     def records(self) -> tuple[Record, ...]:
+        """The last operations, oldest first."""
         raw = (abi.McRecord * abi.RECORDS)()
-        handle = self.enter()
-        try:
+        with self.inside() as handle:
             count = self.library.mc_records_read(handle, ctypes.addressof(raw), abi.RECORDS)
-        finally:
-            self.leave()
         found = (abi.record(raw[index]) for index in range(count))
         return tuple(record for record in found if record is not None)
 
     # --- the end
 
+    def write_summary(self) -> None:
+        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says. Never raises; `close` and
+        the end of the interpreter do it."""
+        summary, self.summary = self.summary, None
+        if summary is not None:
+            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
+
     def close(self) -> None:
+        """Says good-bye and gives everything back. Never raises, may be called twice."""
         if self._handle is None:
             return
         if os.getpid() != self._pid:
@@ -311,7 +299,9 @@ class NativeCommunicator(Communicator):
             return
         self.write_summary()
         self._end_core()
-        self._end_store()
+        end, self.on_close = self.on_close, None
+        if end is not None:
+            end()
 
     def _end_core(self) -> None:
         if not self._lock.acquire(False):  # another thread is in a call: it shall end
@@ -373,22 +363,22 @@ class NativeCommunicator(Communicator):
         """Another thread is in a call, whose own deadline bounds this wait."""
         while not self._lock.acquire(timeout=1.0):
             if os.getpid() != self._pid:
-                raise self._forked()
+                raise self._unusable(Code.EFORK)
 
     def counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
         if counts is None or len(counts) != self.size or min(counts) < 0:
-            raise self._usage(
+            raise self.usage_error(
                 "in_counts and out_counts do not say what goes to and comes from each rank",
                 f"give {self.size} counts of 0 or more in each",
             )
         return (ctypes.c_uint64 * self.size)(*counts)
 
-    def _closed(self) -> ClosedError:
-        found = error_of(Failure(Code.ECLOSED), self.name, self.rank, self.size)
-        assert isinstance(found, ClosedError)
-        return found
+    def _unusable(self, code: Code) -> CollectiveError:
+        return error_of(Failure(code), self.name, self.rank, self.size)
 
-    def _forked(self) -> ForkError:
-        found = error_of(Failure(Code.EFORK), self.name, self.rank, self.size)
-        assert isinstance(found, ForkError)
-        return found
+    def usage_error(self, what: str, fix: str) -> UsageError:
+        """Of a call that is wrong by itself: nothing has been sent."""
+        return UsageError(
+            f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
+            group=self.name, rank=self.rank,
+        )  # fmt: skip

@@ -10,25 +10,27 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from muster_collectives.binding import abi
-from muster_collectives.runtime.communicator import Call
 from muster_collectives.runtime.errors import ClosedError, ForkError
-from muster_collectives.runtime.types import Code, Description, Failure
+from muster_collectives.runtime.types import Code, CoreCall, Failure
 
 if TYPE_CHECKING:
-    from muster_collectives.binding.native import NativeCommunicator
+    from muster_collectives.binding.core_group import CoreGroup
 
 # between two of these Python looks for signals, on the one thread that has handlers
 _SLICE_S, _LONG_S = 0.05, 5.0
 
 
-class NativeAsync:
-    """Calls posted to the core's thread. Lives from its post until `done`: the core reads it.
-    Raises UsageError for counts that are wrong."""
+class Async:
+    """Calls that are to be posted to the core's thread, or have been. One thread at a time uses it.
+    Lives from its post until `done`: the core reads it. Raises UsageError for counts that are
+    wrong.
+
+    `is_posted`: true from the moment on from which their memory is the core's."""
 
     # by the core, which says when it is due; no code of Python, so no signal handler runs meanwhile
     is_posted = property(operator.attrgetter("_raw_async.due_ns"))
 
-    def __init__(self, group: NativeCommunicator, calls: Sequence[Call], timeout_s: float) -> None:
+    def __init__(self, group: CoreGroup, calls: Sequence[CoreCall], timeout_s: float) -> None:
         self._group = group
         self._calls = calls
         self._counts: list[object] = []
@@ -37,19 +39,20 @@ class NativeAsync:
         self._address = abi.at(self._raw_async)
 
     def post(self, grace_s: float) -> None:
+        """They begin `grace_s` later at the earliest. Raises CollectiveError: the group is closed,
+        in a child of the process or has no thread."""
         post = _post(self._group.library)
-        handle = self._group.enter()
-        try:
+        with self._group.inside() as handle:
             code = post(handle, self._address, grace_s)
-        finally:
-            self._group.leave()
         if code:
             raise self._group.error(Failure(Code(code)), "an asynchronous call")
 
     def done(self) -> bool:
+        """Whether they have ended: their memory is the caller's again."""
         return bool(self._raw_async.done)
 
     def wait(self) -> None:
+        """Until `done`. Raises only what a signal handler raises, and the calls go on then."""
         slice_s = _LONG_S
         if threading.current_thread() is threading.main_thread():
             slice_s = _SLICE_S
@@ -61,13 +64,13 @@ class NativeAsync:
                 return
 
     def end(self) -> None:
+        """Once `done`: raises what the first that failed ended with."""
         code, called = int(self._raw_async.code), None
         if code:
-            call = self._calls[self._raw_async.ended]
-            called = Description(0, call.count, call.verb, call.dtype, call.op, call.root)
+            called = self._calls[self._raw_async.ended].description
         self._group.end_async(self._address, code, called)
 
-    def _raw(self, call: Call, timeout_s: float) -> abi.McCall:
+    def _raw(self, call: CoreCall, timeout_s: float) -> abi.McCall:
         at = [0, 0]
         if call.in_counts is not None or call.out_counts is not None:
             counts = [self._group.counts(call.in_counts), self._group.counts(call.out_counts)]

@@ -1,8 +1,7 @@
 """One group as one rank sees it: what every part above the core may use.
 
-NativeCommunicator, over the C core, keeps these promises. Calls at the pointer level take
-addresses, for callers that own the memory; calls at the buffer level take any object with the
-buffer protocol (bytearray, array, numpy).
+Calls at the pointer level (core_group.py) take addresses, for callers that own the memory; calls at
+the buffer level, here, take any object with the buffer protocol (bytearray, array, numpy).
 
 All ranks of a group make the same calls in the same order. Sums have the same bits on all ranks.
 Every call raises a subclass of CollectiveError: CollectiveTimeout after its deadline, PeerError
@@ -13,123 +12,28 @@ later call raises the same again, at once, on every rank.
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from muster_collectives.binding import memory
+from muster_collectives.binding.core_group import CoreGroup
+from muster_collectives.binding.memory import Region
 from muster_collectives.runtime.buffers import Buffer, Span, span_of
-from muster_collectives.runtime.errors import UsageError
-from muster_collectives.runtime.requests import Async, Call, Ends, Region, Request
-from muster_collectives.runtime.store import Store
-from muster_collectives.runtime.summary import Figures, Summary
-from muster_collectives.runtime.types import (
-    DTYPE_NAMES,
-    DType,
-    Op,
-    Record,
-    Stats,
-    Verb,
-    is_defined,
-)
-
-__all__ = ["Async", "Call", "Communicator", "Ends", "Region", "Request"]
+from muster_collectives.runtime.types import DTYPE_NAMES, DType, Op, Verb, is_defined
 
 
-class Communicator(abc.ABC):
-    """A group. `nodes[r]` is the number of rank r's node, `transport` "native",
-    `why[r]` in words how rank r is reached, `timeout_s` the deadline of calls that give none."""
+class Communicator(CoreGroup):
+    """A group, made by `connect`, `init` or `new_group`."""
 
-    rank: int
-    size: int
-    name: str
-    nodes: tuple[int, ...]
-    transport: str
-    timeout_s: float
-    why: tuple[str, ...]
-    ends: Ends
-    global_ranks: tuple[int, ...] = ()  # of its ranks in the world
-    # of groups that `init` and `new_group` made: where their children meet, and what ends with them
-    store: Store | None = None
-    children: int = 0
-    on_close: Callable[[], None] | None = None
-    # of groups whose summary is theirs to write
-    summary: Summary | None = None
-
-    # --- pointer level
-
-    @abc.abstractmethod
-    def run(
-        self,
-        verb: Verb,
-        *,
-        source: int,
-        target: int,
-        count: int,
-        dtype: DType,
-        op: Op = Op.SUM,
-        root: int = 0,
-        in_counts: Sequence[int] | None = None,
-        out_counts: Sequence[int] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """One collective; returns when `target` is complete. `source` and `target` are addresses,
-        `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
-        [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
-
-    def prepare(self, calls: Sequence[Call], timeout_s: float) -> Async | None:
-        """`calls`, which begin in order once they are posted and after all that were posted before,
-        or when they are waited for, whatever threads of Python do meanwhile. None: there is no
-        thread for them here, `run` them. Raises UsageError."""
-        return None
-
-    @abc.abstractmethod
-    def post_send(
-        self, address: int, bytes_: int, peer: int, tag: int, timeout_s: float | None = None
-    ) -> Request:
-        """Begins a send; the memory must stay as it is until the request is done."""
-
-    @abc.abstractmethod
-    def post_recv(
-        self,
-        address: int,
-        bytes_: int,
-        peer: int | None,
-        tag: int,
-        timeout_s: float | None = None,
-    ) -> Request:
-        """Begins a receive of at most `bytes_`; `peer` None: from any rank. A longer message is a
-        MismatchError for this receive alone."""
-
-    @abc.abstractmethod
     def allocate(self, bytes_: int) -> Region:
         """Registered memory, zeroed; all ranks of the group call it together with the same size.
         Raises ResourceError on every rank if one of them cannot."""
+        return memory.allocate(self, bytes_)
 
-    @abc.abstractmethod
     def adopt(self, fd: int, address: int, bytes_: int) -> Region:
         """Registers memory that this process has mapped at `address` from the shared file `fd` (a
         memfd, or an unlinked file in /dev/shm), which it keeps until `release`. Called and refused
         by all ranks together, as `allocate`. The descriptor may be closed afterwards."""
-
-    @abc.abstractmethod
-    def abort(self) -> None:
-        """Ends the call in progress on every rank, from any thread: they raise AbortedError."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Says good-bye and gives everything back. Never raises, may be called twice."""
-
-    @abc.abstractmethod
-    def stats(self) -> Stats: ...
-
-    @abc.abstractmethod
-    def waits_s(self) -> tuple[float, ...]:
-        """[size]: for how long this rank has waited for each rank of its node last of all."""
-
-    @abc.abstractmethod
-    def records(self) -> tuple[Record, ...]:
-        """The last operations, oldest first."""
-
-    # --- buffer level
+        return memory.adopt(self, fd, address, bytes_)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         self.run(
@@ -257,7 +161,9 @@ class Communicator(abc.ABC):
         source = self._span(buffer, None, False, only_moved=True)
         target = self._span(out, source.dtype, True)
         if (in_counts is None) != (out_counts is None):
-            raise self._usage("all_to_all has in_counts or out_counts alone", "give both or none")
+            raise self.usage_error(
+                "all_to_all has in_counts or out_counts alone", "give both or none"
+            )
         if in_counts is not None and out_counts is not None:
             self._fits("buffer", source.count, sum(in_counts))
             self._fits("out", target.count, sum(out_counts))
@@ -266,7 +172,7 @@ class Communicator(abc.ABC):
             self._fits("out", target.count, source.count)
             count, rest = divmod(source.count, self.size)
             if rest:
-                raise self._usage(
+                raise self.usage_error(
                     f"all_to_all of {source.count} elements over {self.size} ranks",
                     "give a multiple of the ranks, or in_counts and out_counts",
                 )
@@ -281,18 +187,6 @@ class Communicator(abc.ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write_summary(self) -> None:
-        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says. Never raises; `close` and
-        the end of the interpreter do it."""
-        summary, self.summary = self.summary, None
-        if summary is not None:
-            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
-
-    def _end_store(self) -> None:
-        end, self.on_close = self.on_close, None
-        if end is not None:
-            end()
-
     # --- what is wrong with a call before anything is sent
 
     def _span(
@@ -301,7 +195,7 @@ class Communicator(abc.ABC):
         try:
             return span_of(buffer, dtype, writable, only_moved)
         except (TypeError, ValueError, BufferError) as error:
-            raise self._usage(
+            raise self.usage_error(
                 f"a buffer cannot be used: {error}",
                 "give a C-contiguous buffer of numbers (array, bytearray, numpy); what receives "
                 "must be writable",
@@ -313,9 +207,9 @@ class Communicator(abc.ABC):
                 op = Op[op.upper()]
             except KeyError:
                 names = ", ".join(each.name.lower() for each in Op)
-                raise self._usage(f"no operation {op!r}", f"one of {names}") from None
+                raise self.usage_error(f"no operation {op!r}", f"one of {names}") from None
         if not is_defined(dtype, op):
-            raise self._usage(
+            raise self.usage_error(
                 f"{op.name.lower()} is not defined for {DTYPE_NAMES[dtype]}",
                 "avg is for floats; band, bor and bxor are for integers",
             )
@@ -323,22 +217,16 @@ class Communicator(abc.ABC):
 
     def _root(self, root: int) -> int:
         if not 0 <= root < self.size:
-            raise self._usage(f"there is no rank {root}", f"a root from 0 to {self.size - 1}")
+            raise self.usage_error(f"there is no rank {root}", f"a root from 0 to {self.size - 1}")
         return root
 
     def _present(self, what: str, buffer: Buffer | None) -> Buffer:
         if buffer is None:
-            raise self._usage(f"the root gave no {what}", f"give {what} on the root")
+            raise self.usage_error(f"the root gave no {what}", f"give {what} on the root")
         return buffer
 
     def _fits(self, what: str, count: int, expected: int) -> None:
         if count != expected:
-            raise self._usage(
+            raise self.usage_error(
                 f"{what} holds {count} elements, and {expected} are due", f"make {what} that long"
             )
-
-    def _usage(self, what: str, fix: str) -> UsageError:
-        return UsageError(
-            f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
-            group=self.name, rank=self.rank,
-        )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster_collectives.binding import abi
@@ -12,7 +13,7 @@ from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.types import Code, Failure, Status
 
 if TYPE_CHECKING:
-    from muster_collectives.binding.native import NativeCommunicator
+    from muster_collectives.binding.core_group import CoreGroup
 
 # Python looks for signals between two of these, so a wait can be interrupted by hand
 _SLICE_S = 0.2
@@ -26,9 +27,9 @@ class Ways(enum.IntEnum):
     RECV = 1
 
 
-class NativeRequest:
-    """A send or a receive of the core. Keeps its end once the core has said it, for the core
-    forgets it then.
+class Request:
+    """A send or a receive under way. Keeps its end once the core has said it, for the core forgets
+    it then.
 
     The core says it once, to one of the threads that look; to those that look after that it says
     EINVAL. What it says, it writes into this request before it forgets: whoever finds that it has
@@ -36,9 +37,8 @@ class NativeRequest:
     was interrupted by a signal handler."""
 
     def __init__(
-        self, group: NativeCommunicator, way: Ways, peer: int, tag: int, bytes_: int,
-        timeout_s: float,
-    ) -> None:  # fmt: skip
+        self, group: CoreGroup, way: Ways, peer: int, tag: int, bytes_: int, timeout_s: float
+    ) -> None:
         self._group = group
         self._told = told = abi.McTransfer()
         self.place = place = ctypes.addressof(told)  # where the core writes this request's number
@@ -59,9 +59,12 @@ class NativeRequest:
         return f"{verb.format(bytes_)} {who}, tag {tag}"
 
     def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
         return self._end is not None or self._look(0.0)
 
     def wait(self, timeout_s: float | None = None) -> Status:
+        """Until it is done. `timeout_s` (none: that of the post) bounds this wait alone: after it
+        CollectiveTimeout, and the request goes on. Raises what the transfer ended with."""
         # the core ends the request at its own deadline; the margin lets it name the rank itself
         limit_s = self._timeout_s + 1.0 if timeout_s is None else timeout_s
         # of a negative limit, and of one that is no number, 0 is left
@@ -113,29 +116,28 @@ class NativeRequest:
         self._group.wait_core(self.number, 0.0, self._status_at, place.address.value or 0)
         failure, text, (_, peer, _, _) = place.read(code), self.text, self._call
         if failure.rank < 0 and peer >= 0:
-            failure = _naming(failure, peer)
+            failure = replace(failure, rank=peer)
         came = self._told.status.bytes
         if failure.code is Code.EMISMATCH and came:
             text = f"{text}: {came} bytes came"
         return self._group.error(failure, text)
 
 
-class NativeEnds:
-    """`Communicator.ends` of the core."""
+class Ends:
+    """Tells threads which of many requests of a group have ended, in the order of their ends."""
 
-    def __init__(self, group: NativeCommunicator) -> None:
+    def __init__(self, group: CoreGroup) -> None:
         self._group = group
-        self._followed: dict[int, NativeRequest] = {}
+        self._followed: dict[int, Request] = {}
 
-    def follow(self, request: NativeRequest) -> bool:
+    def follow(self, request: Request) -> bool:
+        """`next` shall tell its end. False: its end is known already, and `next` will not tell
+        it. Raises CollectiveError: the group is closed, in a child of the process, no memory."""
         self._followed[request.number] = request
         is_followed = False
         try:
-            handle = self._group.enter()
-            try:
+            with self._group.inside() as handle:
                 code = self._group.library.mc_follow(handle, request.number)
-            finally:
-                self._group.leave()
             if code not in (Code.OK, Code.EINVAL):
                 raise self._group.error(Failure(Code(code)), request.text)
             # EINVAL: its end has been told, or an earlier call that was interrupted has done this
@@ -145,22 +147,20 @@ class NativeEnds:
                 self._followed.pop(request.number, None)
         return is_followed
 
-    def next(self) -> NativeRequest | None:
+    def next(self) -> Request | None:
+        """Waits for the next end of one that is followed, which it tells one thread; None once the
+        group is closed."""
         number = ctypes.c_uint64()
-        while True:
+        request = None
+        while request is None:
             try:
-                handle = self._group.enter()
+                with self._group.inside() as handle:
+                    code = self._group.library.mc_next_ended(handle, ctypes.byref(number))
             except CollectiveError:
                 return None
-            try:
-                code = self._group.library.mc_next_ended(handle, ctypes.byref(number))
-                request = self._followed.get(number.value)
-                if code or request is not None:
-                    break
-            finally:
-                self._group.leave()
-        if code or request is None:
-            return None
+            if code:
+                return None
+            request = self._followed.get(number.value)
         request.done()  # keeps its end, also where the group is closed from now on
         self._followed.pop(number.value, None)
         return request
@@ -169,9 +169,3 @@ class NativeEnds:
         """Before the core is closed: what has ended well by then has ended well."""
         for request in list(self._followed.values()):
             request.done()
-
-
-def _naming(failure: Failure, peer: int) -> Failure:
-    from dataclasses import replace
-
-    return replace(failure, rank=peer)
