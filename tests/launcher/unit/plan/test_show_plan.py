@@ -367,6 +367,7 @@ def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_va
 ) -> None:
     monkeypatch.setenv("MUSTER_STORE_PORT", "29500")
     monkeypatch.setenv("MUSTER_JOIN_S", "60")
+    monkeypatch.setenv("MUSTER_SOURCE_DIR", "/mine")
     monkeypatch.setenv("MUSTER_JOB_SECRET", "0123456789abcdef0123")
     desk.hosts(2)
     code, out, _ = desk.plan()
@@ -374,6 +375,7 @@ def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_va
     rows = {row["name"]: row for row in desk.json()["understood"]}
     assert rows["store port"]["value"] == "29500"
     assert rows["store port"]["source"] == "variable MUSTER_STORE_PORT"
+    assert rows["source"]["source"] == "variable MUSTER_SOURCE_DIR"
     assert rows["join_s"]["value"] == "60"
     assert rows["secret"]["value"] == "***"
     assert "0123456789abcdef" not in out

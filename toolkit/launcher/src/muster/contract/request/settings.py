@@ -194,8 +194,9 @@ _SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
     "source": ("MUSTER_SOURCE_DIR", _folder),
     "tf_chief": ("MUSTER_TF_CHIEF", _choice("chief", "master")),
 }
+VARIABLES = {field: name for field, (name, _) in _SETTINGS.items()}  # of the fields of Settings
 KNOWN = (
-    *(name for name, _ in _SETTINGS.values()),
+    *VARIABLES.values(),
     *("MUSTER_LOG_PREFIX", "MUSTER_QUIET", "MUSTER_LIVE"),
     *(ADDRESSES, ALLOW_CONFLICTS, SCRIPT_ARGUMENTS, KEEP_SPELLING),
     "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
