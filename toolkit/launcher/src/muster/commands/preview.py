@@ -56,7 +56,11 @@ def preview(
     }
     masker = _masker(job, environ)
     rows: tuple[Row, ...] = (
-        Row("base folder", job.paths.base, _base_source(job, asked)),
+        Row(
+            "base folder",
+            job.paths.base,
+            "option --base-dir" if asked else _set_by(job, BASE_VARIABLE),
+        ),
         *_request_rows(job, masker),
         *_world_rows(job, facts[job.cluster.current], plans[job.cluster.current]),
         Row("interface", interface, interface_source),
@@ -160,10 +164,6 @@ def assumptions(job: Job, machine: Machine, program: str) -> tuple[str, ...]:
 
 def _count(number: int | None, what: str) -> str:
     return f"{what} unknown" if number is None else f"{number or 'no'} {what}"
-
-
-def _base_source(job: Job, asked: bool) -> str:
-    return "option --base-dir" if asked else _set_by(job, "SAGEMAKER_BASE_DIR")
 
 
 def _request_rows(job: Job, masker: Masker) -> tuple[Row, ...]:

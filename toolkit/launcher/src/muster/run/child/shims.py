@@ -48,7 +48,7 @@ class ShimPool:
         self.all: list[ShimHandle] = []
         self.shims: dict[int, Started] = {}  # by the pid of the shim
         self._others: Owner | None = None  # of the shims that a launcher starts
-        self._changed: Callable[[ShimHandle], None] = _ignore
+        self._changed: Callable[[ShimHandle], None] = lambda _: None
         self._asked: Callable[[tuple[str, ...]], str] = _refuse
         self._spare = _Spare()
         self._token = os.urandom(16).hex()
@@ -325,10 +325,6 @@ class Started(NamedTuple):
 
     role: str
     owner: Owner | None
-
-
-def _ignore(handle: ShimHandle) -> None:
-    pass
 
 
 def _refuse(words: tuple[str, ...]) -> str:
