@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.hyperparameters import check_argument
 from muster.types.deadlines import RANGES, variable
 from muster.types.job import Settings
 from muster.types.names import did_you_mean
+from muster.types.plain import short
 from muster.types.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
