@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -226,7 +227,12 @@ def parse_addresses(
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
         if not _address(address):
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
-            findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2 or fd00::2")
+            fix = "write an address such as 127.0.0.2 or fd00::2"
+            if _address(plain := re.sub(r"\b0+(?=\d)", "", address)):
+                octal = "begins with 0: some systems read it as octal"
+                what = f"{name}: a number of {short(address)} {octal}"
+                fix = f"write {plain} if that is meant"
+            findings.problem(ADDRESSES, what, fix)
     return {name: _address(address) or address for name, address in pairs.items()}
 
 
