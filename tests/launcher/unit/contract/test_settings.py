@@ -233,5 +233,5 @@ def test_an_address_with_leading_zeros_is_refused_with_the_reason_and_the_fix(
     findings = Findings()
     parse_addresses({"MUSTER_HOST_ADDRESSES": f"algo-1={given}"}, HOSTS, findings)
     (problem,) = findings.problems
-    told = f"algo-1: a number of {given!r} begins with 0: some systems read it as octal"
+    told = f"algo-1: a number of {given!r} begins with 0: octal to some systems"
     assert (problem.what, problem.fix) == (told, f"write {meant} if that is meant")

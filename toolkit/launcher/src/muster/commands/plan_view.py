@@ -84,7 +84,8 @@ def as_text(preview: Preview, environment: bool = False, shown: Callable[[str], 
     if environment:
         lines += ["", f"Environment of each rank on {job.cluster.me.name}"]
         lines += _table(
-            (one.name, _on_one_line(shown(one.value)), one.source) for one in _environment(preview)
+            (one.name, shortened(shown(one.value).replace("\n", "\\n"), SHOWN), one.source)
+            for one in _environment(preview)
         )
         if mine.per_rank:
             lines.append("  besides those that differ between ranks, which stand at each host")
@@ -113,10 +114,6 @@ def _made_at_start(preview: Preview) -> list[str]:
     environ, mine = preview.environ, preview.plans[preview.job.cluster.current]
     empty = [name for name in sorted(environ) if environ.origin(name) == AT_START]
     return [*dict.fromkeys((*mine.made_at_start, *empty))]
-
-
-def _on_one_line(value: str) -> str:
-    return shortened(value.replace("\n", "\\n"), SHOWN)
 
 
 def _host_lines(preview: Preview, place: int) -> list[str]:

@@ -229,8 +229,7 @@ def parse_addresses(
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
             fix = "write an address such as 127.0.0.2 or fd00::2"
             if _address(plain := re.sub(r"\b0+(?=\d)", "", address)):
-                octal = "begins with 0: some systems read it as octal"
-                what = f"{name}: a number of {short(address)} {octal}"
+                what = f"{name}: a number of {short(address)} begins with 0: octal to some systems"
                 fix = f"write {plain} if that is meant"
             findings.problem(ADDRESSES, what, fix)
     return {name: _address(address) or address for name, address in pairs.items()}
