@@ -18,29 +18,39 @@ import pytest
 
 from tests.launcher.faults.processes.test_shim_faults import shim_above
 from tests.launcher.support.cluster import Cluster, lines
+from tests.launcher.support.stand_ins import is_alive
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 TRAIN = [sys.executable, "-m", "muster", "train"]
+READY = "print('ready', flush=True)\n"
 IGNORES = (
-    "import signal, time\n"
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "print('ready', flush=True)\n"
-    "time.sleep(600)\n"
+    f"import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{READY}time.sleep(600)\n"
+)
+FAMILY = (  # a rank and two children, which ignore the stop as it does: all say who they are
+    "import os, subprocess\n"
+    "children = [subprocess.Popen(['sleep', '600'], start_new_session=new) for new in (0, 1)]\n"
+    "print('ready', os.getpid(), *(child.pid for child in children), flush=True)\n"
 )
 
 
 @pytest.mark.promise("F04")
 def test_in_local_mode_a_stop_ends_before_compose_kills(cluster: Make) -> None:
-    """Compose waits for 10 s: ranks have 7, and `train` is gone after 9."""
-    job = cluster(IGNORES, instance_type="local")
+    """Compose waits for 10 s: ranks have 7, and `train` is gone after 9. What ranks started has
+    the same time, in their process group and outside it, and is gone with them."""
+    job = cluster(IGNORES.replace(READY, FAMILY), instance_type="local")
     del job.environ["MUSTER_STOP_GRACE_S"]
     job.start_until("ready")
+    family = [int(pid) for name in job.names for pid in job.text(name).split()[1:]]
+    assert len(family) == 6 and all(map(is_alive, family))
     began = time.monotonic()
     for name in job.names:
         job.signal(name)
+    wait_until(lambda: not all(map(is_alive, family)), 15)
+    assert time.monotonic() - began >= 7
     results = job.wait(15)
+    assert not any(map(is_alive, family))
     assert 7 <= time.monotonic() - began < 10
     for result in results.values():
         assert result.code == 143

@@ -118,13 +118,21 @@ WAITS = (
 
 
 @pytest.mark.promise("F07")
-def test_an_interrupt_from_the_keyboard_reaches_a_script_only_once(cluster: Make) -> None:
-    """A terminal sends SIGINT to its whole process group; scripts are in others."""
-    job = cluster(WAITS, hosts=1)
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("algo-1", "SIGINT"), ("algo-2", "SIGINT"), ("algo-2", "SIGHUP"), ("algo-2", "SIGQUIT")],
+)
+def test_a_signal_from_the_terminal_of_any_host_reaches_each_script_only_once(
+    cluster: Make, host: str, name: str
+) -> None:
+    """A terminal sends it to its whole process group; scripts are in others."""
+    job = cluster(WAITS)
     job.start_until("ready")
-    os.killpg(job.processes["algo-1"].pid, signal.SIGINT)
-    result = job.wait(STOPS_IN_S)["algo-1"]
-    assert (result.code, result.out) == (143, "ready\ntold SIGTERM\n")
+    os.killpg(job.processes[host].pid, signal.Signals[name])
+    results = job.wait(STOPS_IN_S)
+    for result in results.values():
+        assert (result.code, result.out) == (143, "ready\ntold SIGTERM\n")
+    assert f"STOPPED by {name} on {host}, exit code 143" in results["algo-1"].err
 
 
 @pytest.mark.promise("F26")

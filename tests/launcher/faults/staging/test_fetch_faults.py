@@ -14,6 +14,7 @@ from tests.launcher.support.cluster import Cluster, lines
 from tests.launcher.support.disks.mounts import behind, small_disk
 from tests.launcher.support.disks.slow_mount import held
 from tests.launcher.support.records import keep_record
+from tests.launcher.support.sabotage import train_after
 from tests.launcher.support.staging import (
     code_channel,
     empty_code,
@@ -135,3 +136,33 @@ def test_an_archive_that_is_cut_off_on_one_host_is_named_with_size_and_place_on_
     assert 0 <= int(told[2]) <= size
     assert list((job.base("algo-2") / "code").iterdir()) == []
     assert [p.name for p in job.base("algo-2").glob(".muster-code-*")] == []
+
+
+def no_thread_for_a_disk_that_hangs() -> None:
+    """What tidies up gets no thread, and would wait for the disk for ever."""
+    import threading
+
+    from muster.stage.code import workspace
+
+    start = threading.Thread.start
+
+    def refused(self):  # type: ignore[no-untyped-def]
+        if self.name == "tidy":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    threading.Thread.start = refused  # type: ignore[method-assign]
+    workspace.discard = lambda code: threading.Event().wait()  # type: ignore[assignment]
+
+
+@pytest.mark.promise("F52")
+def test_a_host_without_a_thread_to_tidy_up_leaves_that_to_the_next_start(cluster: Make) -> None:
+    job = cluster("", hosts=1)
+    packed(job)
+    os.truncate(code_channel(job, "algo-1") / "sourcedir.tar.gz", 40)
+    job.start(command=train_after(no_thread_for_a_disk_that_hangs))
+    result = job.wait(10)["algo-1"]
+    assert result.code == 101, result.err
+    assert result.first_line.startswith("SourceError: the code archive"), result.err
+    told = lines(result.err, "code that was fetched in part is left")[0]
+    assert "the limit of processes is reached" in told

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from muster.types.errors import RESERVED_EXIT_CODES
 from tests.launcher.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
@@ -70,9 +71,14 @@ def test_the_script_s_exit_code_is_the_job_s(cluster: Make, script: str, code: i
 
 
 def test_a_code_that_only_muster_says_becomes_one(cluster: Make) -> None:
-    result = cluster("import os; os._exit(102)", hosts=1).run()["algo-1"]
-    assert result.code == 1
-    assert "exit code 102 of the script, reported as 1" in result.first_line
+    codes = sorted(RESERVED_EXIT_CODES)
+    jobs = [cluster(f"import os; os._exit({code})", hosts=1) for code in codes]
+    for job in jobs:  # all at once
+        job.start()
+    for code, job in zip(codes, jobs, strict=True):
+        result = job.wait(60)["algo-1"]
+        assert result.code == 1
+        assert f"exit code {code} of the script, reported as 1" in result.first_line
 
 
 @pytest.mark.promise("F10")

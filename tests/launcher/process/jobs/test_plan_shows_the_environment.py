@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.local.hosts import why_not_isolated
 from tests.launcher.support.cluster import Cluster
+from tests.launcher.support.local.local_runs import Start, facts_of, start
+
+__all__ = ["start"]
 
 Make = Callable[..., Cluster]
 SEES = "import json, os\nprint(json.dumps({**os.environ, 'MY_API_TOKEN': '***'}), flush=True)\n"
@@ -64,6 +70,38 @@ def test_the_plan_shows_what_a_rank_sees(cluster: Make, hyperparameters: dict[st
         for seen in ranks:
             assert known(seen, plan["made_at_start"]) in [{**shown, **each} for each in own]
             assert "MUSTER_RUN_ID" in seen
+
+
+@pytest.mark.parametrize(
+    ("isolation", "of_each_run"),
+    [("process", ("TRAINING_JOB_NAME", "MASTER_ADDR")), ("netns", ("TRAINING_JOB_NAME",))],
+)
+def test_the_plan_of_a_script_shows_what_its_rank_sees(
+    start: Start, tmp_path: Path, isolation: str, of_each_run: tuple[str, ...]
+) -> None:
+    """`of_each_run`: variables whose values no plan can know, wherever they stand."""
+    if isolation == "netns" and (reason := why_not_isolated(str(tmp_path))):
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text(SEES.replace("print(", "print('facts', "))
+    ports = [f"MUSTER_{name}_PORT={port}" for name, port in (("CONTROL", 7777), ("STORE", 7778))]
+    options = ["--isolation", isolation, "--hosts", "2", *(f"--env={port}" for port in ports)]
+    run = start(tmp_path, ("src/train.py", *options))
+    result = run.wait()
+    assert result.code == 0, result.err
+    argv = [sys.executable, "-m", "muster", "plan", "--json", "src/train.py", *options]
+    argv += ["--output", str(run.folder)]
+    environ = {**os.environ, **run.environ}
+    answer = subprocess.run(
+        argv, cwd=tmp_path, env=environ, capture_output=True, timeout=60, check=True
+    )
+    plan = json.loads(answer.stdout)
+    shown = {row["name"]: row["value"] for row in plan["environment"]}
+    seen = facts_of(result.out)["algo-1"]
+    text = json.dumps(known(seen, plan["made_at_start"]))
+    for name in of_each_run:
+        text = text.replace(seen[name], shown[name])
+    assert json.loads(text) == shown
 
 
 def test_every_variable_names_its_origin(cluster: Make) -> None:

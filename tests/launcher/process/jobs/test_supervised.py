@@ -189,6 +189,16 @@ def test_who_does_not_know_the_token_is_dropped_with_its_descriptors(
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_connection_that_has_said_nothing_yet_is_closed_with_the_pool() -> None:
+    house = House()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(house.pool.path)
+        before = len(os.listdir("/proc/self/fd"))
+        house.until(lambda: len(os.listdir("/proc/self/fd")) > before)  # accepted
+        house.close()
+        assert is_closed(sock)
+
+
 def is_closed(sock: socket.socket) -> bool:
     sock.setblocking(False)
     try:

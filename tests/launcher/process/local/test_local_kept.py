@@ -119,6 +119,25 @@ def test_a_disk_that_is_full_before_the_start_is_one_sentence(home: Path) -> Non
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.parametrize("files", [9, 11, 20])
+def test_too_few_open_files_are_one_error_at_whatever_step(
+    start: Start, home: Path, files: int
+) -> None:
+    """The record of a run whose hosts could not be started says so; no disk is blamed."""
+    options = ("--hosts", "8", "--oversubscribe", *PROCESS)
+    wrapper = ("prlimit", f"--nofile={files}:{files}")
+    result = start(home, ("src/train.py", *options), wrapper=wrapper).wait()
+    assert "Traceback" not in result.err
+    assert "raise the limit of files (ulimit -n)" in result.err, result.err
+    if result.code == 106:
+        told = "LaunchError: the hosts could not be started: the limit of open files is reached"
+        assert f"FAILED {told}" in result.err
+        assert result.summary["outcome"]["headline"] == told
+    else:
+        assert result.code == 2
+        assert not result.folder.exists()
+
+
 @pytest.mark.promise("F64")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
 def test_a_disk_that_fills_meanwhile_loses_no_model_and_leaves_no_half_file(

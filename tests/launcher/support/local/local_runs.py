@@ -80,6 +80,7 @@ class LocalRun:
     """One `muster local` in a session of its own; its processes are known by a mark.
 
     `check_invariants` says afterwards whether what holds for every job held for this one.
+    `environ`: what its environment has beyond this process's.
     `terminal`: is its stdin, stdout and stderr, and hangs it up when its other end is closed.
     `output`: its run folder.
     """
@@ -106,20 +107,20 @@ class LocalRun:
         self.temp = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))
         self.temp.chmod(0o1777)
         command = [*wrapper, python, "-m", "muster", "local"]
+        self.environ = {
+            **FAST,
+            MARK: self.mark,
+            "TMPDIR": str(self.temp),
+            "MY_API_TOKEN": self.canary,
+            **(environ or {}),
+        }
         cut = argv.index("--") if "--" in argv else len(argv)
         command += [*argv[:cut], "--output", str(self.folder), *argv[cut:]]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 command,
                 cwd=home,
-                env={
-                    **os.environ,
-                    **FAST,
-                    MARK: self.mark,
-                    "TMPDIR": str(self.temp),
-                    "MY_API_TOKEN": self.canary,
-                    **(environ or {}),
-                },
+                env={**os.environ, **self.environ},
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=(terminal or out) if stdout is None else stdout,
                 stderr=terminal or err,

@@ -222,3 +222,16 @@ def test_bad_addresses_are_problems(text: str, what: str) -> None:
     findings = Findings()
     parse_addresses({"MUSTER_HOST_ADDRESSES": text}, HOSTS, findings)
     assert findings.problems[0].what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("010.0.00.1", "10.0.0.1"), ("::ffff:1.02.3.4", "::ffff:1.2.3.4")]
+)
+def test_an_address_with_leading_zeros_is_refused_with_the_reason_and_the_fix(
+    given: str, meant: str
+) -> None:
+    findings = Findings()
+    parse_addresses({"MUSTER_HOST_ADDRESSES": f"algo-1={given}"}, HOSTS, findings)
+    (problem,) = findings.problems
+    told = f"algo-1: a number of {given!r} begins with 0: octal to some systems"
+    assert (problem.what, problem.fix) == (told, f"write {meant} if that is meant")

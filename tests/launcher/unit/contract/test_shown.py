@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.types.plain import WIDTH, wrapped
+from muster.types.plain import SHOWN, WIDTH, short, wrapped
 from muster.types.shown import parse_ranks
 
 
@@ -37,3 +37,23 @@ def test_no_line_of_ours_is_too_long_and_no_word_is_lost() -> None:
     assert max(map(len, lines)) <= WIDTH
     assert lines[0] == "short"
     assert " ".join(lines[1:]).split() == long.split()
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "last"),
+    [
+        ("x" * 59, "'xxx", "...'"),
+        ("x" * 1_000_000, "'xxx", "...'"),
+        ("\n" * 60, "'\\n\\n", "...'"),
+        (["a"] * 60, "['a', ", "...]"),
+        (10**80, "1000", "0..."),
+        ("it's", '"it\'s"', '"'),
+        (None, "None", "None"),
+    ],
+)
+def test_a_value_in_an_error_is_one_short_line_with_its_last_quote(
+    value: object, first: str, last: str
+) -> None:
+    shown = short(value)
+    assert len(shown) <= SHOWN and "\n" not in shown
+    assert shown.startswith(first) and shown.endswith(last)

@@ -367,6 +367,7 @@ def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_va
 ) -> None:
     monkeypatch.setenv("MUSTER_STORE_PORT", "29500")
     monkeypatch.setenv("MUSTER_JOIN_S", "60")
+    monkeypatch.setenv("MUSTER_SOURCE_DIR", "/mine")
     monkeypatch.setenv("MUSTER_JOB_SECRET", "0123456789abcdef0123")
     desk.hosts(2)
     code, out, _ = desk.plan()
@@ -374,9 +375,23 @@ def test_settings_and_deadlines_that_are_not_the_default_are_shown_with_their_va
     rows = {row["name"]: row for row in desk.json()["understood"]}
     assert rows["store port"]["value"] == "29500"
     assert rows["store port"]["source"] == "variable MUSTER_STORE_PORT"
+    assert rows["source"]["source"] == "variable MUSTER_SOURCE_DIR"
     assert rows["join_s"]["value"] == "60"
     assert rows["secret"]["value"] == "***"
     assert "0123456789abcdef" not in out
+
+
+def test_each_variable_stands_on_a_line_of_its_own_and_a_long_one_keeps_its_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bash exports functions, and as paths are."""
+    monkeypatch.setenv("MY_FUNCTION", "() { a\nFORGED  b  contract\n}")
+    monkeypatch.setenv("MY_FOLDER", "/first" + "/x" * 100 + "/last")
+    lines = desk.plan("--environment")[1].splitlines()
+    (function,) = (line for line in lines if "MY_FUNCTION" in line)
+    assert "() { a\\nFORGED  b  contract\\n}" in function
+    (folder,) = (line for line in lines if "MY_FOLDER" in line)
+    assert "/first/x" in folder and "/x/last" in folder and len(folder) < 200
 
 
 def test_what_of_the_output_is_shown_is_said_by_its_variables(

@@ -52,19 +52,20 @@ def _with_tree(backend: Backend, keys: dict[str, str]) -> dict[str, str]:
     """The first host's environment, after its tree was written."""
     request, folder = backend.request, backend.folder
     host = request.host_names[0]
-    source = request.source_dir
+    source = os.path.join(folder.path, layout.SOURCE)  # the archive's name, for the code itself
+    os.mkdir(os.path.dirname(source))
     if request.module:  # its entry point is made when the code is packed
-        source = folder.host("source")
         os.mkdir(source)
         name, content = entry_point(request.module)
         with open(os.path.join(source, name), "wb") as file:
             file.write(content)
+    else:
+        os.symlink(request.source_dir, source)
     documents = preparation.documents(backend, keys, host, source)
     tree.write_tree(folder.base(host), documents, request.channels)
     shared = environment.run_variables(backend, backend.addresses())
     shared = {name: value for name, value in shared.items() if name not in NEVER_SHOWN}
-    environ = environment.host_environ(os.environ, host, shared, backend)
-    return {**environ, "SAGEMAKER_BASE_DIR": folder.base(host)}
+    return environment.host_environ(os.environ, host, shared, backend)
 
 
 def _dry(backend: Backend, environ: dict[str, str]) -> DryRun:
@@ -83,6 +84,8 @@ def _dry(backend: Backend, environ: dict[str, str]) -> DryRun:
         assumed.append(backend.assumption)
     return DryRun(
         environ=environ,
+        base=base,
+        names_resolve=not backend.shares_network,
         machine=backend.seen,
         rows=(
             Row("base folder", there, f"isolation {backend.name}"),

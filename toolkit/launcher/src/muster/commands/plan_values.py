@@ -38,13 +38,17 @@ class Preview(NamedTuple):
 
 
 class DryRun(NamedTuple):
-    """What `muster local --dry-run` shows beside the plan.
+    """What a run of `muster local` shows beside the plan.
 
-    `machine`: this machine -> what a host of the run sees of it. `rows` take the place of those of
-    their name. `shown`: a text about the temporary folder -> the same about the real one.
+    `environ`: of the first host, whose base folder `base` stands for. `machine`: this machine ->
+    what a host of the run sees of it. `names_resolve`: hosts find one another by name. `rows` take
+    the place of those of their name. `shown`: a text about the temporary folder -> the same about
+    the real one.
     """
 
     environ: dict[str, str]
+    base: str
+    names_resolve: bool
     machine: Callable[[Machine], Machine]
     rows: tuple[Row, ...]
     assumptions: tuple[str, ...]

@@ -11,11 +11,10 @@ from muster.plan.launchplan import Daemon, Direct, Launcher, LaunchPlan
 from muster.types.environment import AT_START
 from muster.types.errors import ConfigError, MusterError, Problem
 from muster.types.masking import MASK, Masker, is_secret_name
-from muster.types.plain import printable
+from muster.types.plain import SHOWN, printable, shortened
 
 SCHEMA = 1
 VALUE_WIDTH = 44
-SHORT = 60
 
 
 def as_json(preview: Preview) -> str:
@@ -85,7 +84,8 @@ def as_text(preview: Preview, environment: bool = False, shown: Callable[[str], 
     if environment:
         lines += ["", f"Environment of each rank on {job.cluster.me.name}"]
         lines += _table(
-            (one.name, _short(shown(one.value)), one.source) for one in _environment(preview)
+            (one.name, shortened(shown(one.value).replace("\n", "\\n"), SHOWN), one.source)
+            for one in _environment(preview)
         )
         if mine.per_rank:
             lines.append("  besides those that differ between ranks, which stand at each host")
@@ -114,10 +114,6 @@ def _made_at_start(preview: Preview) -> list[str]:
     environ, mine = preview.environ, preview.plans[preview.job.cluster.current]
     empty = [name for name in sorted(environ) if environ.origin(name) == AT_START]
     return [*dict.fromkeys((*mine.made_at_start, *empty))]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHORT else f"{text[:SHORT]}..."
 
 
 def _host_lines(preview: Preview, place: int) -> list[str]:

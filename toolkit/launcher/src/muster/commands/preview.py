@@ -31,11 +31,12 @@ def preview(
     Raises ConfigError as `train` would.
     """
     from muster.contract.environ import exports
+    from muster.contract.request.files import BASE_VARIABLE
     from muster.contract.request.read import read_job
     from muster.stage.machine.probe import probe_machine
     from muster.train.environment import of_children, with_contract, with_requirements
 
-    job = read_job(environ)
+    job = read_job({**environ, BASE_VARIABLE: dry.base} if dry else environ)
     machine = dry.machine(probe_machine(environ)) if dry else probe_machine(environ)
     program, reason = assumed_program(job)
     interface, interface_source = assumed_interface(job, machine)
@@ -45,6 +46,8 @@ def preview(
     staged = Staged(program, sys.executable, environ_of_ranks, code_hash="")
     found = find(job, staged, environ)
     facts = assumed_facts(job, machine, interface, found.mpi_version)
+    if dry and dry.names_resolve:
+        facts = tuple(fact._replace(resolves_leader=True) for fact in facts)
     plans = {
         place: plan(
             job._replace(cluster=job.cluster._replace(current=place)), facts, staged, found.tools
@@ -53,7 +56,11 @@ def preview(
     }
     masker = _masker(job, environ)
     rows: tuple[Row, ...] = (
-        Row("base folder", job.paths.base, _base_source(job, asked)),
+        Row(
+            "base folder",
+            job.paths.base,
+            "option --base-dir" if asked else _set_by(job, BASE_VARIABLE),
+        ),
         *_request_rows(job, masker),
         *_world_rows(job, facts[job.cluster.current], plans[job.cluster.current]),
         Row("interface", interface, interface_source),
@@ -159,10 +166,6 @@ def _count(number: int | None, what: str) -> str:
     return f"{what} unknown" if number is None else f"{number or 'no'} {what}"
 
 
-def _base_source(job: Job, asked: bool) -> str:
-    return "option --base-dir" if asked else _set_by(job, "SAGEMAKER_BASE_DIR")
-
-
 def _request_rows(job: Job, masker: Masker) -> tuple[Row, ...]:
     origins = job.origins
     origin = origins.get("source", "default: the code folder")
@@ -235,12 +238,13 @@ _SHOWN = {
 
 def _changed_rows(job: Job) -> tuple[Row, ...]:
     """Settings and deadlines that are not the defaults, except the ports above."""
-    names = {"secret": "MUSTER_JOB_SECRET", "log_limit_bytes": "MUSTER_LOG_LIMIT"}
+    from muster.contract.request.settings import VARIABLES
+
     rows = [
         Row(
             name.replace("_", " "),
             MASK if name == "secret" else str(value),
-            f"variable {names.get(name, variable(name))}",
+            f"variable {VARIABLES[name]}",
         )
         for name, value in job.settings._asdict().items()
         if value != Settings._field_defaults[name]

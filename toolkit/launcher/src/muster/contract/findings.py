@@ -9,7 +9,6 @@ from muster.types.errors import ConfigError, Problem
 from muster.types.masking import Masker
 
 _T = TypeVar("_T")
-_SHOWN = 60  # characters of a bad value that an error repeats
 ENOUGH = 20  # problems of one list that an error names
 
 
@@ -47,11 +46,3 @@ class Findings:
         mask = Masker.of(*maps).mask
         problems = [Problem(*map(mask, problem)) for problem in self.problems]
         return ConfigError(problems, tuple(map(mask, self.warnings)))
-
-
-def short(value: object) -> str:
-    """A value as an error shows it: on one line, at most 60 characters."""
-    if isinstance(value, str) and len(value) > 4 * _SHOWN:
-        value = value[: 4 * _SHOWN]  # repr of a huge text is work for nothing
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from muster.contract import report
-from muster.contract.findings import short
 from muster.contract.request.files import BASE_VARIABLE, DEFAULT_BASE
 from muster.types.errors import ConfigError
 from muster.types.job import Paths
 from muster.types.masking import Masker
 from muster.types.outcome import Failed
+from muster.types.plain import short
 
 USAGE = """\
 usage: train

@@ -127,16 +127,23 @@ class Hosts:
 def start_hosts(orders: Orders, narration: bool = False) -> Hosts:
     """Starts the supervisor with a pipe for every stream; descriptors in `orders` are filled in.
 
-    `narration`: all that the hosts write belongs on stderr.
+    `narration`: all that the hosts write belongs on stderr. Raises OSError, and leaves none open.
     """
-    streams, filled = [], []
-    for host_index, host in enumerate(orders.hosts):
-        out_r, out_w = os.pipe()
-        err_r, err_w = os.pipe()
-        streams += [HostStream(out_r, host_index, narration), HostStream(err_r, host_index, True)]
-        filled.append(host._replace(output=out_w, errors=err_w))
-    up, supervisor_up = os.pipe()
-    return Hosts(orders._replace(hosts=tuple(filled)), streams, supervisor_up, up)
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(2 * len(orders.hosts) + 1):
+            pipes.append(os.pipe())
+        (up, supervisor_up), *both = pipes
+        streams, filled = [], []
+        for index, host in enumerate(orders.hosts):
+            (out, output), (err, errors) = both[2 * index : 2 * index + 2]
+            streams += [HostStream(out, index, narration), HostStream(err, index, True)]
+            filled.append(host._replace(output=output, errors=errors))
+        return Hosts(orders._replace(hosts=tuple(filled)), streams, supervisor_up, up)
+    except OSError:
+        for fd in (fd for pipe in pipes for fd in pipe):
+            os.close(fd)
+        raise
 
 
 def why_not_isolated(folder: str) -> str:

@@ -24,6 +24,7 @@ from muster.local.show.progress import Progress, Tail
 from muster.local.show.screen import Screen
 from muster.local.show.user_files import failing_place, with_own_paths
 from muster.local.signals import Signals
+from muster.run.base.shortage import not_started, shortage
 from muster.types.errors import InstallError, MusterError, StoppedError
 from muster.types.names import counted
 from muster.types.values import NamedTuple
@@ -105,7 +106,8 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
         if not isinstance(error, OSError):
             raise
         why = f"the run cannot be prepared: {runfolder.in_words(error)}"
-        raise UsageError(why, runfolder.OTHER_PLACE) from None
+        short = shortage(error.errno or 0)
+        raise UsageError(why, short.fix if short else runfolder.OTHER_PLACE) from None
     runfolder.link_latest(folder)
     where = shown(folder.path)
     hosts = counted(request.hosts, "host")
@@ -130,11 +132,14 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
     backend, groups = ready
     request, folder = backend.request, backend.folder
     began = time.monotonic()
-    orders = preparation.make_orders(backend, os.environ, groups)
-    in_use = caches.use(orders.caches)
+    try:
+        orders = preparation.make_orders(backend, os.environ, groups)
+        in_use = caches.use(orders.caches)
+        hosts = start_hosts(orders._replace(lock=folder.lock))
+    except OSError as error:
+        return _close_unstarted(backend, not_started("the hosts", error.errno or 0), screen)
     if github.in_actions(os.environ):
         screen.pump.say(github.group(f"muster local: output of {request.program}"))
-    hosts = start_hosts(orders._replace(lock=folder.lock))
     progress = Progress(request.host_names)
     tail = Tail([folder.events(name) for name in request.host_names])
     session = HostSession(signals, hosts, progress, tail, screen, timeout, stop_limit_s(request))

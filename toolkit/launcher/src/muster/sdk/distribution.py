@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.contract.request.cluster import GROUPS_KEY
 from muster.contract.request.distribution import (
     MAX_PROCESSES,
@@ -21,6 +21,7 @@ from muster.contract.request.distribution import (
 from muster.contract.request.model_parallel import KEY, check_parameters
 from muster.sdk.refusal import RequestError
 from muster.types.names import did_you_mean, listed
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 TORCH = "sagemaker_torch_distributed_enabled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.contract.request.distribution import MPI_OPTIONS, SMDDP_OPTIONS, choose_distribution
 from muster.contract.request.hyperparameters import decode_hyperparameters
 from muster.contract.request.modeltrainer import OURS, read_keys
@@ -14,6 +14,7 @@ from muster.sdk.refusal import RequestError
 from muster.types.errors import ConfigError
 from muster.types.mpi_options import read_request
 from muster.types.names import did_you_mean
+from muster.types.plain import short
 
 KNOWN = ("distribution", "processes_per_host", "custom_mpi_options")
 _NAMES_OF_THE_SDK = {  # what Torchrun and MPI of the SDK call it

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from muster.contract import report
 from muster.run.base.background import BackgroundCall
+from muster.run.base.shortage import PROCESSES
 from muster.stage.patience import Patience
 from muster.train.network_identity import NetworkIdentity, say_if_key_is_open, warn_of_init
 from muster.train.output import record_folder, say_what_is_missing
@@ -97,10 +99,18 @@ class JobWork:
         say_last(self._output, ending, self._masker, self._job.cluster.is_leader, written)
 
     def _tidy(self) -> None:
-        """Removes code that is there in part; a mount that hangs is left to itself."""
+        """Removes code that is there in part; a mount that hangs is left to itself, and all is left
+        to the next start where no thread can be had for it."""
         if not self._staging or self._staged is not None:
             return
         from muster.stage.code.workspace import discard
 
-        code = self._job.paths.code
-        BackgroundCall("tidy", lambda: discard(code)).ended(TIDY_S)
+        code = (self._job.paths.code,)
+        tidying = threading.Thread(target=discard, args=code, name="tidy", daemon=True)
+        try:
+            tidying.start()
+        except RuntimeError:
+            left = "code that was fetched in part is left for the next start to remove"
+            self._log("record", f"{left}: {PROCESSES.what}", level="WARNING")
+            return
+        tidying.join(TIDY_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.types.errors import Problem
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 
@@ -123,13 +124,7 @@ def _given(environ: Mapping[str, str]) -> tuple[dict[str, float], list[Problem]]
         if low <= value <= high:
             values[name] = value
             continue
-        what = f"expected a number of seconds from {low:g} to {high:g}, got {_short(text)}"
+        what = f"expected a number of seconds from {low:g} to {high:g}, got {short(text)}"
         fix = f"unset {variable(name)} or set it inside the range"
         problems.append(Problem(variable(name), what, fix))
     return values, problems
-
-
-def _short(text: str) -> str:
-    """A value as an error shows it: on one line, at most 60 characters."""
-    shown = repr(text[:240])
-    return shown if len(shown) <= 60 else shown[:57] + "..."

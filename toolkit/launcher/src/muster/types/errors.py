@@ -24,14 +24,18 @@ RESERVED_EXIT_CODES = frozenset({100, 101, 102, 103, 104, 105, 106, STOPPED_EXIT
 
 
 class MusterError(Exception):
-    """An error that a person reads: what happened and where, and in `fix` what to do."""
+    """An error that a person reads: what happened and where, and in `fix` what to do.
+
+    `tail`: lines that stand below the message.
+    """
 
     exit_code = 105
 
-    def __init__(self, message: str, fix: str = "") -> None:
+    def __init__(self, message: str, fix: str = "", tail: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
+        self.tail = tail
 
     @property
     def headline(self) -> str:
@@ -93,10 +97,6 @@ class InstallError(MusterError):
 
     exit_code = 101
 
-    def __init__(self, message: str, fix: str = "", tail: str = "") -> None:
-        super().__init__(message, fix)
-        self.tail = tail
-
 
 class ClusterError(MusterError):
     exit_code = 102
@@ -111,16 +111,9 @@ class InternalError(MusterError):
 
 
 class LaunchError(MusterError):
-    """A launcher or a rank could not be started.
-
-    `tail`: lines that stand below the message.
-    """
+    """A launcher or a rank could not be started."""
 
     exit_code = 106
-
-    def __init__(self, message: str, fix: str = "", tail: str = "") -> None:
-        super().__init__(message, fix)
-        self.tail = tail
 
 
 class StoppedError(MusterError):

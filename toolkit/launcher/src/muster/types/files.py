@@ -31,6 +31,14 @@ def read_text(path: str, limit: int = 1 << 20) -> str:
         return ""
 
 
+def link_target(path: str) -> str:
+    """Where a link leads, "" where it cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
 def read_object(path: str) -> dict[str, Any]:
     """The JSON object in a file; {} where there is none that can be read."""
     import json

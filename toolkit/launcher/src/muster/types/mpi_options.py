@@ -12,11 +12,11 @@ import shlex
 from muster.types import mpi_rules as rules
 from muster.types.distribution import Distribution, Mpi
 from muster.types.errors import Problem
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 MAX_TEXT = 32 << 10  # characters; CreateTrainingJob allows a hyperparameter 2,500
 ENOUGH = 20  # problems that are reported
-_SHOWN = 60
 _SWITCHES = {"OMPI": "mca", "PRTE": "prtemca", "PMIX": "pmixmca"}
 
 
@@ -95,7 +95,7 @@ class _Reader:
         switch, equals, value = word.partition("=")
         name = switch.lstrip("-")
         if not word.startswith("-") or not name:
-            what = f"{_short(word)} is no option: mpirun would take it for the program to start"
+            what = f"{short(word)} is no option: mpirun would take it for the program to start"
             self._refuse(what, "quote values that hold spaces, or remove it")
             return
         if len(name) > 1 and name != "NCCL_DEBUG":  # as mpirun 5 reads it
@@ -105,7 +105,7 @@ class _Reader:
             self._words.append(value)
         if name in rules.REFUSED:
             self._values(len(self._words))
-            self._refuse(f"{_short(switch)[1:-1]} is not allowed: {rules.REFUSED[name]}")
+            self._refuse(f"{short(switch)[1:-1]} is not allowed: {rules.REFUSED[name]}")
         elif name in rules.LEFT_OUT:
             self._values(name in rules.WITH_VALUE)
             self._say(f"--{name} is left out: {rules.LEFT_OUT[name]}")
@@ -113,7 +113,7 @@ class _Reader:
             self._take_known(name)
         elif whole := rules.whole_name(name):
             self._values(len(self._words))
-            what = f"{_short(switch)[1:-1]} is not allowed: mpirun may take it for --{whole}"
+            what = f"{short(switch)[1:-1]} is not allowed: mpirun may take it for --{whole}"
             self._refuse(what, "write options in full")
         else:
             self._take_alone(name, switch, bool(equals))
@@ -125,7 +125,7 @@ class _Reader:
             values += self._values(len(self._words))
         if values:
             why = "it takes no value" if name in rules.FLAGS else "muster does not know its values"
-            what = f"{_short(switch)[1:-1]} {_short(values[0])} is not allowed: {why}"
+            what = f"{short(switch)[1:-1]} {short(values[0])} is not allowed: {why}"
             self._refuse(what, "remove the value")
         elif name in rules.SHOWN:
             self._display([rules.SHOWN[name]])
@@ -165,7 +165,7 @@ class _Reader:
         turns = name == "rank-by" and value.lower() != "slot"
         if not by_node and (turns or rules.placement_refused(value)):
             why = "ranks are numbered host after host"
-            self._refuse(f"--{name} {_short(value)} is not allowed: {why}")
+            self._refuse(f"--{name} {short(value)} is not allowed: {why}")
         elif name == "map-by" and not by_node:
             value = re.sub(r"(?i)[:,](no)?oversubscribe", "", value)
             if value:
@@ -173,14 +173,14 @@ class _Reader:
 
     def _take_parameter(self, switch: str, name: str, value: str) -> None:
         name = name.lower()
-        short = rules.short_name(name)
-        if short in rules.LEFT_OUT_PARAMETERS:
-            self._say(f"{name} is left out: {rules.LEFT_OUT_PARAMETERS[short]}")
-        elif short in rules.OPTION_OF:
-            self._place(rules.OPTION_OF[short], value)
+        bare = rules.short_name(name)
+        if bare in rules.LEFT_OUT_PARAMETERS:
+            self._say(f"{name} is left out: {rules.LEFT_OUT_PARAMETERS[bare]}")
+        elif bare in rules.OPTION_OF:
+            self._place(rules.OPTION_OF[bare], value)
         elif rules.parameter_refused(name):
             why = "it changes who starts what, or where"
-            self._refuse(f"--{switch} {_short(name)} is not allowed: {why}")
+            self._refuse(f"--{switch} {short(name)} is not allowed: {why}")
         else:
             self._keep(switch, (name, value))
 
@@ -189,7 +189,7 @@ class _Reader:
         switch = _SWITCHES.get(layer, "") if parameter else ""
         harmless = switch and not rules.parameter_refused(parameter.lower())
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.A):
-            what = f"-x {_short(name)}: that is no name of a variable"
+            what = f"-x {short(name)}: that is no name of a variable"
             self._refuse(what, "write -x NAME=VALUE, one variable for each -x")
         elif equals and switch:  # mpirun makes those variables
             self._take_parameter(switch, parameter, value)
@@ -209,7 +209,7 @@ class _Reader:
 
     def _keep(self, name: str, values: tuple[str, ...]) -> None:
         if not all(value.isprintable() for value in values):
-            self._refuse(f"--{name}: {_short(' '.join(values))} holds a line end")
+            self._refuse(f"--{name}: {short(' '.join(values))} holds a line end")
             return
         key = " ".join([name, *values[:-1]])
         if self.options.pop(key, Option(name, values)).values != values:
@@ -221,8 +221,3 @@ class _Reader:
 
     def _say(self, warning: str) -> None:
         self.warnings[warning] = None
-
-
-def _short(text: str) -> str:
-    shown = repr(text[: 4 * _SHOWN])
-    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 4] + "...'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 WIDTH = 200  # characters of a line
+SHOWN = 60  # of a value in an error
 
 # C0 but for line ends and tabs, DEL, C1; line and paragraph separators; what has no width or turns
 # the direction of text; annotations, tags
@@ -42,6 +43,17 @@ def shortened(line: str, width: int = WIDTH) -> str:
     gap = " ... "
     end = width // 4
     return line[: width - len(gap) - end] + gap + line[-end:]
+
+
+def short(value: object) -> str:
+    """A value as an error shows it: on one line, at most 60 characters, with its last quote."""
+    if isinstance(value, str):
+        value = value[: 4 * SHOWN]  # repr of a huge text is work for nothing
+    text = repr(value)
+    if len(text) <= SHOWN:
+        return text
+    end = "" if text[-1].isalnum() else text[-1]
+    return f"{text[: SHOWN - 4]}...{end}"
 
 
 def _pieces(line: str, width: int) -> list[str]:

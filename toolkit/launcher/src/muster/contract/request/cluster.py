@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.types.cluster import Host
 from muster.types.names import listed
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 RESOURCES = "resourceconfig.json"

@@ -5,10 +5,11 @@ Promises: B25.
 
 from __future__ import annotations
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import Hyperparameters
 from muster.contract.request.parameter_server import parameter_server
 from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
+from muster.types.plain import short
 
 MAX_PROCESSES = 1024
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"

@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.types.job import Paths
 from muster.types.names import listed
+from muster.types.plain import short
 
 BASE_VARIABLE = "SAGEMAKER_BASE_DIR"
 DEFAULT_BASE = "/opt/ml"

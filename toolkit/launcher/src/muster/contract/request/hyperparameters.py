@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.files import MAX_DEPTH, too_deep
 from muster.types.names import listed, nearest
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 HYPERPARAMETERS = "hyperparameters.json"

@@ -7,8 +7,9 @@ import errno
 import os
 from collections.abc import Iterable, Mapping
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.types.job import Paths
+from muster.types.plain import short
 
 INPUTS = "inputdataconfig.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

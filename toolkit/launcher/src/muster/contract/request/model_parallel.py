@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.types.names import did_you_mean
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 KEY = "mp_parameters"
@@ -98,14 +99,9 @@ def _fits(value: object, kind: _Kind) -> bool:
         return isinstance(value, bool)
     if kind.type == "text":
         return isinstance(value, str) and (not kind.words or value in kind.words)
-    if kind.type == "integer":
-        return _is_integer(value) and kind.low <= int(str(value)) <= kind.high
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and kind.low <= float(str(value)) <= kind.high
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return (kind.type != "integer" or isinstance(value, int)) and kind.low <= value <= kind.high
 
 
 def _expected(kind: _Kind) -> str:

@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.cluster import GROUPS_KEY
 from muster.contract.request.distribution import (
     MPI_OPTIONS,
@@ -22,6 +22,7 @@ from muster.contract.request.distribution import (
 from muster.contract.request.hyperparameters import PREFIX
 from muster.contract.request.model_parallel import KEY
 from muster.types.names import did_you_mean, listed
+from muster.types.plain import short
 
 VARIABLE = "SM_DISTRIBUTED_CONFIG"
 OURS = "muster"  # the one field of muster.sdk.v3.Muster

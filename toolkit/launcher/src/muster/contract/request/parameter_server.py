@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import Hyperparameters
 from muster.types.distribution import ParameterServer
+from muster.types.plain import short
 
 PORT = "_ps_port"
 VERBOSE = "_ps_verbose"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.types.job import Paths
 from muster.types.names import did_you_mean
+from muster.types.plain import short
 
 DEFAULT_LEVEL = 20
 _LEVELS = {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.contract.findings import ENOUGH, Findings, short
+from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.hyperparameters import check_argument
 from muster.types.deadlines import RANGES, variable
 from muster.types.job import Settings
 from muster.types.names import did_you_mean
+from muster.types.plain import short
 from muster.types.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
@@ -194,8 +196,9 @@ _SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
     "source": ("MUSTER_SOURCE_DIR", _folder),
     "tf_chief": ("MUSTER_TF_CHIEF", _choice("chief", "master")),
 }
+VARIABLES = {field: name for field, (name, _) in _SETTINGS.items()}  # of the fields of Settings
 KNOWN = (
-    *(name for name, _ in _SETTINGS.values()),
+    *VARIABLES.values(),
     *("MUSTER_LOG_PREFIX", "MUSTER_QUIET", "MUSTER_LIVE"),
     *(ADDRESSES, ALLOW_CONFLICTS, SCRIPT_ARGUMENTS, KEEP_SPELLING),
     "MUSTER_SSH_PORT",  # of the images' sshd, which `train` has nothing to do with
@@ -224,7 +227,11 @@ def parse_addresses(
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
         if not _address(address):
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
-            findings.problem(ADDRESSES, what, "write an address such as 127.0.0.2 or fd00::2")
+            fix = "write an address such as 127.0.0.2 or fd00::2"
+            if _address(plain := re.sub(r"\b0+(?=\d)", "", address)):
+                what = f"{name}: a number of {short(address)} begins with 0: octal to some systems"
+                fix = f"write {plain} if that is meant"
+            findings.problem(ADDRESSES, what, fix)
     return {name: _address(address) or address for name, address in pairs.items()}
 
 

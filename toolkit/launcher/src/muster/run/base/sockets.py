@@ -6,6 +6,8 @@ import os
 import socket
 from collections.abc import Collection
 
+from muster.types.files import link_target
+
 _TABLES = ("tcp", "tcp6", "udp", "udp6")
 _OPEN = ("01", "02")  # established, or on the way there; of one that the peer closed nothing comes
 _MAPPED = b"\0" * 10 + b"\xff\xff"
@@ -18,7 +20,7 @@ def connected_elsewhere(pid: int, hosts: Collection[str]) -> str:
         handles = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return ""
-    links = {_link(f"/proc/{pid}/fd/{handle}") for handle in handles}
+    links = {link_target(f"/proc/{pid}/fd/{handle}") for handle in handles}
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     if not inodes:
         return ""
@@ -55,10 +57,3 @@ def _address(digits: str) -> str:
     if data.startswith(_MAPPED):
         data = data[12:]
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.run.base.shortage import shortage
 from muster.run.child import rank_shim
+from muster.types.files import read_text
 
 if TYPE_CHECKING:
     from muster.run.child.child import Child
@@ -146,12 +147,7 @@ class ShimHandle:
 
 def state_of(pid: int) -> str:
     """The kernel's letter for what the process does (D: cannot be ended now), "" when gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return ""
-    return stat[stat.rindex(b")") + 2 :].split()[0].decode()
+    return read_text(f"/proc/{pid}/stat").rpartition(") ")[2][:1]
 
 
 def open_pidfd(pid: int) -> int:

@@ -48,9 +48,10 @@ class ShimPool:
         self.all: list[ShimHandle] = []
         self.shims: dict[int, Started] = {}  # by the pid of the shim
         self._others: Owner | None = None  # of the shims that a launcher starts
-        self._changed: Callable[[ShimHandle], None] = _ignore
+        self._changed: Callable[[ShimHandle], None] = lambda _: None
         self._asked: Callable[[tuple[str, ...]], str] = _refuse
         self._spare = _Spare()
+        self._pending: set[_Hello] = set()
         self._token = os.urandom(16).hex()
         self.folder, self._listener = open_private_folder()
         self.path = os.path.join(self.folder, rank_shim.SOCKET)
@@ -119,6 +120,9 @@ class ShimPool:
         self._listener.close()
         if spare in self.shims:
             reap(spare, SPARE_ENDS_S)
+        for pending in self._pending:
+            self.loop.forget(pending.sock.fileno())
+            pending.drop()
         for handle in self.all:
             self._disconnect(handle)
         self.scratch.remove()
@@ -177,6 +181,7 @@ class ShimPool:
         # The hello is sent right after the connect and is one message: read it when it is there.
         sock.setblocking(False)
         pending = _Hello(sock, pid)
+        self._pending.add(pending)
         self.loop.watch(sock.fileno(), lambda _events: self._hear_hello(pending))
 
     def _accept_again(self) -> None:
@@ -187,6 +192,7 @@ class ShimPool:
         fields = pending.read()
         if fields is None:
             return
+        self._pending.remove(pending)
         self.loop.forget(pending.sock.fileno())
         if fields[:2] == [b"ask", self._token.encode()]:
             self._answer(pending, tuple(os.fsdecode(field) for field in fields[2:]))
@@ -325,10 +331,6 @@ class Started(NamedTuple):
 
     role: str
     owner: Owner | None
-
-
-def _ignore(handle: ShimHandle) -> None:
-    pass
 
 
 def _refuse(words: tuple[str, ...]) -> str:

@@ -21,6 +21,7 @@ from muster.run.base.loop import Loop
 from muster.run.base.sockets import connected_elsewhere
 from muster.run.child.rank import Rank
 from muster.run.child.rank_shim import descendants
+from muster.types.files import read_text
 from muster.types.values import NamedTuple
 
 LOOK_S = 2.0  # between two looks at most
@@ -156,12 +157,8 @@ class Used(NamedTuple):
 
 def processor_s(pid: int) -> float:
     """Processor time that a process and those of its children that ended have taken."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return 0.0
-    return sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15])) / _TICKS
+    fields = read_text(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS
 
 
 def moved_bytes(pid: int) -> int:
@@ -184,24 +181,12 @@ def is_busy(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    return any(_state(pid, thread) in b"RD" for thread in threads)
+    stats = (read_text(f"/proc/{pid}/task/{thread}/stat") for thread in threads)
+    return any(stat.rpartition(") ")[2].startswith(("R", "D")) for stat in stats)
 
 
 def _waits_inside(pid: int) -> bool:
     """Whether the main thread waits for another thread or for a child, as the kernel says; also
     when it does not say."""
-    try:
-        with open(f"/proc/{pid}/wchan", "rb") as file:
-            where = file.read()
-    except OSError:
-        return True
-    return where in (b"", b"0") or where.startswith((b"futex", b"do_wait"))
-
-
-def _state(pid: int, thread: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return b"-"
-    return stat[stat.rindex(b")") + 2 :][:1]
+    where = read_text(f"/proc/{pid}/wchan")
+    return where in ("", "0") or where.startswith(("futex", "do_wait"))

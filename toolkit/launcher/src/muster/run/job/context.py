@@ -111,7 +111,7 @@ def host_error_of(error: BaseException, mask: Callable[[str], str] = str) -> Hos
         message = shortened(mask(f"{type(error).__name__}: {error}"), TEXT_BYTES)
         fix = "this is a defect of muster: please report it with the lines below"
         return HostError(InternalError.__name__, InternalError.exit_code, message, fix, detail)
-    detail = error.detail if isinstance(error, ConfigError) else getattr(error, "tail", "")
+    detail = error.detail if isinstance(error, ConfigError) else error.tail
     message, fix = (shortened(mask(text), TEXT_BYTES) for text in (error.message, error.fix))
     return HostError(type(error).__name__, error.exit_code, message, fix, _end_of(mask(detail)))
 

@@ -238,7 +238,7 @@ class Coordinator:
             self._say_who_is_missing()
         self._say_who_still_helps(now)
         if self._decide_by is not None and now >= self._decide_by:
-            self._decide(now)
+            self._decide()
 
     def missing(self) -> list[str]:
         """Hosts that have not joined."""
@@ -348,9 +348,9 @@ class Coordinator:
         if not self._none_awaited.met():
             return
         if self._stopping or all(peer.ended for peer in self._peers):
-            self._decide(now)
+            self._decide()
 
-    def _decide(self, now: float) -> None:
+    def _decide(self) -> None:
         ends = [
             (self.names[i], end)
             for i, peer in enumerate(self._peers)

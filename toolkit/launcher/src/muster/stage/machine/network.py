@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 
 from muster.types.cluster import Cluster
-from muster.types.files import read_text
+from muster.types.files import link_target, read_text
 from muster.types.machine import Interface, Machine
 from muster.types.steps import Log
 from muster.types.values import NamedTuple
@@ -136,7 +136,7 @@ def port_holder(address: str, port: int, proc: str = "/proc") -> str | None:
         except OSError:
             continue
         for number in descriptors:
-            if _link(f"{proc}/{pid}/fd/{number}") in wanted:
+            if link_target(f"{proc}/{pid}/fd/{number}") in wanted:
                 return f"PID {pid} ({read_text(f'{proc}/{pid}/comm').strip() or 'gone'})"
     return "another user's process"
 
@@ -164,10 +164,3 @@ def _in_table(address: str) -> str:
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     words = (packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
     return b"".join(words).hex().upper()
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -17,6 +17,7 @@ class Process(Backend):
     interface = LOOPBACK
     has_own_ml = False
     shares_network = True
+    assumption = "every run gets addresses of its own in 127.0.0.0/8: those shown are an example"
 
     def refuses(self, apart: str, say: Callable[[str], None]) -> None:
         if apart:
