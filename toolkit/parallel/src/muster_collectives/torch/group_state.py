@@ -242,12 +242,17 @@ class GroupState:
             self.communicator.abort()
         self.fallback.abort()
         self.device.abort()
-        error = AbortedError(
-            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was aborted",
-            "make the group again (destroy_process_group, init_process_group)",
-            group=self.identity.name, rank=self.identity.rank, code=Code.EABORT,
-        )  # fmt: skip
+        fix = "make the group again (destroy_process_group, init_process_group)"
+        error = self._error(AbortedError, "aborted", fix, Code.EABORT)
         self.op_queue.close(error, finish=False)
+
+    def _error(
+        self, kind: type[CollectiveError], what: str, fix: str, code: Code
+    ) -> CollectiveError:
+        """What operations get that were under way when the group ended."""
+        name, rank = self.identity.name, self.identity.rank
+        text = f"group {name!r}, rank {rank}: the group was {what}"
+        return kind(text, fix, group=name, rank=rank, code=code)
 
     def end(self) -> None:
         """Finishes what was begun, writes the summary, gives everything back. Never raises for
@@ -256,11 +261,8 @@ class GroupState:
             if self._ended or os.getpid() != self.pid:
                 return
             self._ended = True
-        error = ClosedError(
-            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was destroyed",
-            "wait for what was begun with async_op before destroy_process_group",
-            group=self.identity.name, rank=self.identity.rank, code=Code.ECLOSED,
-        )  # fmt: skip
+        fix = "wait for what was begun with async_op before destroy_process_group"
+        error = self._error(ClosedError, "destroyed", fix, Code.ECLOSED)
         self.op_queue.close(error, finish=not self._aborted)
         self._summary.write(self._figures)
         if self.communicator is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,45 +19,34 @@ from muster_collectives.torch.compress import blocks, group_calls
 NAMES = ("same", "fp16", "bf16", "int8")
 
 
-class WireFormat(Protocol):
-    """Rows of float32 values to what is sent, and back. `grain`: a row is a multiple of it."""
-
-    @property
-    def grain(self) -> int: ...
-
-    def pack(self, rows: Tensor, error: Tensor | None = None) -> Tensor:
-        """[r, ...] of float32 [r, n]. `error` [r, n] is added before, and receives what rounding
-        lost, 0 where that is not finite."""
-
-    def unpack(self, packed: Tensor, values: int) -> Tensor:
-        """float32 [r, values]."""
-
-    def sum(self, packed: Tensor, values: int) -> Tensor:
-        """float32 [values]: of all rows, in their order."""
-
-
 @dataclass(frozen=True)
 class HalfWire:
-    """fp16 or bf16: half the bytes. fp16 overflows beyond 65504, which all ranks then see."""
+    """fp16 or bf16: half the bytes. fp16 overflows beyond 65504, which all ranks then see. `grain`:
+    a row is a multiple of it."""
 
     dtype: torch.dtype
     grain: int = 1
 
     def pack(self, rows: Tensor, error: Tensor | None = None) -> Tensor:
+        """[r, ...] of float32 [r, n]. `error` [r, n] is added before, and receives what rounding
+        lost, 0 where that is not finite."""
         return _keeping(rows, error, lambda both: both.to(self.dtype), torch.Tensor.float)
 
     def unpack(self, packed: Tensor, values: int) -> Tensor:
+        """float32 [r, values]."""
         del values
         return packed.float()
 
     def sum(self, packed: Tensor, values: int) -> Tensor:
+        """float32 [values]: of all rows, in their order."""
         return self.unpack(packed, values).sum(dim=0)
 
 
 @dataclass(frozen=True)
 class BlockWire:
-    """Int8 in blocks: 3.9 times fewer bytes. Use it with error feedback. `kernels`: the core's for
-    blocks of its size in host memory; None leaves everything to torch's operations."""
+    """The same for int8 in blocks: 3.9 times fewer bytes. Use it with error feedback. `kernels`:
+    the core's for blocks of its size in host memory; None leaves everything to torch's
+    operations."""
 
     grain: int = blocks.BLOCK
     kernels: blocks.CoreBlocks | None = field(default_factory=blocks.of_this_process)
@@ -87,6 +75,10 @@ class BlockWire:
     def _kernels(self, *tensors: Tensor) -> blocks.CoreBlocks | None:
         fits = self.grain == blocks.BLOCK and blocks.fits(*tensors)
         return self.kernels if fits else None
+
+
+# rows of float32 values to what is sent, and back
+WireFormat = HalfWire | BlockWire
 
 
 def _keeping(

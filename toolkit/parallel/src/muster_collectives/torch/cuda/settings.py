@@ -98,11 +98,9 @@ def is_open(settings: DeviceSettings) -> bool:
 
 def rivals(settings: DeviceSettings) -> dict[str, DeviceSettings]:
     """The settings with every verb made in one way, by that way's name."""
+    ways: dict[str, Any] = {way: dict.fromkeys(VERBS, way) for way in ("world", "hierarchical")}
     return {
-        way: replace(
-            settings, all_reduce=way, all_gather=way, reduce_scatter=way, least_bytes=0, wire="same"
-        )
-        for way in ("world", "hierarchical")
+        way: replace(settings, **made, least_bytes=0, wire="same") for way, made in ways.items()
     }
 
 
@@ -113,15 +111,14 @@ def settled(
     device: torch.device,
 ) -> DeviceSettings:
     """The settings without "auto", the same on all ranks. Collective. `paths`: a DevicePath for
-    each of `rivals`."""
+    each of `rivals`, in their order."""
     verbs_open = [verb for verb in VERBS if getattr(settings, verb) == "auto"]
     if groups.levels is None:
         worlds: dict[str, Any] = dict.fromkeys(verbs_open, "world")
         return replace(settings, **worlds)
-    ways = ("world", "hierarchical")
     sizes = SIZES_BYTES if device.type == "cuda" else SMALL_BYTES
     seconds = [
-        [_seconds(paths[way], verb, size, groups.layout.size, device) for way in ways]
+        [_seconds(path, verb, size, groups.layout.size, device) for path in paths.values()]
         for verb in verbs_open
         for size in sizes
     ]

@@ -10,18 +10,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from muster_collectives.runtime.types import DType, Op, Verb, is_defined
+from muster_collectives.runtime.types import DTYPE_NAMES, DType, Op, Verb, is_defined
 from muster_collectives.torch.ops import views
 
 _DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.uint8: DType.U8,
-    torch.int8: DType.I8,
-    torch.int32: DType.I32,
-    torch.int64: DType.I64,
+    getattr(torch, name): dtype for dtype, name in DTYPE_NAMES.items()
 }
 _COMPLEX: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
 
