@@ -15,7 +15,8 @@ from muster_collectives.tools.bench.cases import Series
 
 
 class Team:
-    """The ranks of `core`. Every method is called by all of them."""
+    """The ranks of `core`, and what they tell each other while they measure. Every method
+    is called by all of them."""
 
     def __init__(self, core: Communicator) -> None:
         self.core = core

@@ -72,9 +72,17 @@ def plan_layout(rank: int, node_of: Sequence[int]) -> NodeLayout:
 
 
 class Factors(NamedTuple):
-    """The factors of an average over nodes of different sizes. Each rank's values times `node` are
-    summed in the node, those sums times `rail` between the nodes, and what comes out of that is
-    divided by `divisor`."""
+    """The factors of an average in two levels, so that its sums stay within a narrow type.
+
+    float16 ends at 65504, which the sum of many ranks passes long before their average does. So
+    what is summed is scaled before each level, by powers of two: those change no digit of a value,
+    only its exponent, so that a result that was right without them keeps its bits. Each level
+    scales for its own ranks alone: values that fall below the normal range (6e-5) lose half a unit
+    of 6e-8 there for each rank of the node and each node, where scaling for all ranks at once would
+    lose it for each rank.
+
+    Each rank's values times `node` are summed in the node, those sums times `rail` between the
+    nodes, and what comes out of that is divided by `divisor`."""
 
     node: float
     rail: float

@@ -25,8 +25,9 @@ _STAGES = (0.75, 0.9375, 0.984375, 0.996)
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The stages in which top-k becomes sparse. `steps` optimizer steps in as many equal stages as
-    there are `sparsities`; 0: none."""
+    """The stages in which top-k becomes sparse: dense at first, when gradients change fastest.
+
+    `steps` optimizer steps in as many equal stages as there are `sparsities`; 0: none."""
 
     steps: int = 0
     sparsities: tuple[float, ...] = _STAGES
