@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.collectives.links import NAMESPACE, enter
 from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
 from muster_collectives.tools.bench.cases import Result, decode_spec, encode_result
-from muster_collectives.tools.bench.group import LIMIT_S, BenchGroup, place
-from muster_collectives.tools.bench.measure import measure
+from muster_collectives.tools.bench.group import LIMIT_S, BenchGroup, measure, place
 from muster_collectives.torch.store import TorchStore
 
 _BASE = replace(Tuning(), spin_s=0.0)  # more ranks than processors

@@ -15,8 +15,7 @@ from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
 from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, decode_spec, encode_result
-from muster_collectives.tools.bench.group import BenchGroup, place
-from muster_collectives.tools.bench.measure import measure
+from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 Call = Callable[[], object]
 _FLAG = "BENCH_FLAG"  # a file that both sides map: how the receiver says that it has a message

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from benchmarks.collectives.training import ddp, hooks, sharded
 from benchmarks.collectives.training.steps import Trained, require_ways
 from muster_collectives.tools.bench.cases import Case, Result, encode_result
-from muster_collectives.tools.bench.group import BenchGroup, place
-from muster_collectives.tools.bench.measure import measure
+from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 PARTS: Mapping[str, Callable[[BenchGroup], Iterator[Trained]]] = {
     "ddp": ddp.trained,

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from muster_collectives.runtime.errors import (
     CollectiveTimeout,
 )
 from muster_collectives.torch import stats
+from tests.collectives.support.interrupting import interrupted
 from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")
@@ -202,15 +202,8 @@ def a_call_goes_on_where_a_signal_handler_raises_after_its_post(world: World) ->
     _warm_up()
     x = torch.ones(COUNT)
     if world.rank == 0:
-        core = dist.group.WORLD.communicator  # type: ignore[union-attr]
-        leave = core.leave
-
-        def interrupted() -> None:
-            leave()
-            raise KeyboardInterrupt
-
         alive = weakref.ref(x)
-        with patch.object(core, "leave", interrupted), suppress(KeyboardInterrupt):
+        with interrupted("return", "leave"), suppress(KeyboardInterrupt):
             dist.all_reduce(x, async_op=True)
             raise AssertionError("no interrupt")
         del x

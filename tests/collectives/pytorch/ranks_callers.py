@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from muster_collectives.torch.delegates import Device
+from muster_collectives.torch.group_state import Device
 from tests.collectives.support.torch_ranks import World
 
 _LIMIT_S = 60.0
@@ -155,7 +155,7 @@ def a_barrier_does_not_wait_for_ranks_without_device_calls(world: World) -> None
 
 
 def host_sums_get_their_group_with_the_first_sum(world: World) -> None:
-    from muster_collectives.torch.cuda.staged import GroupSum
+    from muster_collectives.torch.cuda.streams import GroupSum
 
     made: list[object] = []
 

@@ -20,12 +20,12 @@ from muster_collectives.tools.bench.cases import (
     Spec,
     decode_result,
     decode_spec,
+    encode,
     encode_result,
     encode_spec,
+    load,
 )
-from muster_collectives.tools.bench.plot import svg
-from muster_collectives.tools.bench.recorded import encode, load
-from muster_collectives.tools.bench.report import table
+from muster_collectives.tools.bench.report import svg, table
 from muster_collectives.tools.doctor import troubles
 from tests.collectives.support.jobs import CHECKOUT, SOURCES
 

@@ -17,7 +17,7 @@ from muster_collectives.runtime.types import Path as Way
 from muster_collectives.runtime.types import Stats, Verb
 from muster_collectives.summary import RankSummary, as_json, as_text, read_folders, runs_of
 from muster_collectives.tools.summary.read import Files, read
-from muster_collectives.tools.summary.stragglers import Straggler, find
+from muster_collectives.tools.summary.runs import Straggler, find
 
 LASTED_S = 100.0
 

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muster_collectives.torch.compress import group_calls
-from muster_collectives.torch.cuda.groups import InnerGroups, make_groups
-from muster_collectives.torch.cuda.layout import plan_layout
+from muster_collectives.torch.cuda.groups import InnerGroups, make_groups, plan_layout
 from muster_collectives.torch.cuda.path import DevicePath
 from muster_collectives.torch.cuda.settings import DeviceSettings
-from muster_collectives.torch.cuda.staged import GroupSum
+from muster_collectives.torch.cuda.streams import GroupSum
 from tests.collectives.support.torch_ranks import World, main
 
 warnings.filterwarnings("ignore")

@@ -7,11 +7,10 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from muster_collectives.torch.cuda.groups import make_groups, nccl
-from muster_collectives.torch.cuda.layout import plan_layout
+from muster_collectives.torch.cuda.groups import make_groups, nccl, plan_layout
 from muster_collectives.torch.cuda.path import DevicePath
 from muster_collectives.torch.cuda.settings import DeviceSettings
-from muster_collectives.torch.cuda.staged import GroupSum
+from muster_collectives.torch.cuda.streams import GroupSum
 from muster_collectives.torch.hooks import bf16_hook
 from tests.collectives.pytorch.device.ranks_device import gloo
 from tests.collectives.support.torch_ranks import World, main

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muster_collectives.torch.cuda.path import DevicePath
-from muster_collectives.torch.cuda.staged import GroupSum
-from muster_collectives.torch.ops.arguments import canonical
-from muster_collectives.torch.ops.verbs import VERBS
+from muster_collectives.torch.cuda.streams import GroupSum
+from muster_collectives.torch.ops.verbs import VERBS, canonical
 from tests.collectives.pytorch.device import ranks_device
 from tests.collectives.pytorch.device.ranks_device import (
     AVG,

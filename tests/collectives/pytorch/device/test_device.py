@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks
 
 if TYPE_CHECKING:
-    from muster_collectives.torch.compress.wires import BlockWire
+    from muster_collectives.torch.compress.exchange import BlockWire
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_device_numbers.py")
@@ -45,12 +46,12 @@ def test_on_a_gpu(tmp_path: Path, script: Path, ranks: int) -> None:
 
 
 def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
-    from muster_collectives.torch.cuda.layout import plan_layout
+    from muster_collectives.torch.cuda.groups import plan_layout
 
     turns = plan_layout(3, [7, 4, 7, 4])
     assert turns.members == ((0, 2), (1, 3)) and (turns.node, turns.local) == (1, 1)
     assert turns.two_level and not turns.node_major
-    assert turns.by_node == (0, 2, 1, 3) and turns.rail == (2, 3)
+    assert turns.by_node == (0, 2, 1, 3)
     assert plan_layout(0, [0, 0, 1, 1]).node_major
     for flat in ([0, 0, 0], [0, 1, 2], [0, 0, 1]):  # one node, one rank each, uneven
         assert not plan_layout(0, flat).two_level
@@ -130,8 +131,7 @@ def test_what_an_average_sums_is_never_larger_than_its_largest_value() -> None:
 
     import torch
 
-    from muster_collectives.torch.cuda.averages import factors_of
-    from muster_collectives.torch.cuda.layout import plan_layout
+    from muster_collectives.torch.cuda.groups import factors_of, plan_layout
 
     half, single = torch.float16, torch.float32
     for locals_ in range(2, 10):
@@ -153,7 +153,7 @@ def test_what_an_average_sums_is_never_larger_than_its_largest_value() -> None:
 
 
 def test_two_levels_are_chosen_from_where_they_gain() -> None:
-    from muster_collectives.torch.cuda.choice import decided
+    from muster_collectives.torch.cuda.settings import decided
 
     sizes = (1, 8, 64)
     gains = {"all_reduce": [False, True, True], "all_gather": [True, True, True]}
@@ -220,12 +220,12 @@ def test_int8_blocks_of_the_core_and_of_torch_are_the_same_form() -> None:
 
 
 def block_wire(kernels: bool) -> BlockWire:
-    from muster_collectives.torch.compress import core_blocks
-    from muster_collectives.torch.compress.wires import BlockWire
+    from muster_collectives.torch.compress import blocks
+    from muster_collectives.torch.compress.exchange import BlockWire
 
     if not kernels:
         return BlockWire(kernels=None)
-    found = core_blocks.of_this_process()
+    found = blocks.of_this_process()
     assert found is not None, "these tests need the compiled core"
     return BlockWire(kernels=found)
 
@@ -233,24 +233,19 @@ def block_wire(kernels: bool) -> BlockWire:
 @pytest.mark.parametrize("parts", [(0, 512), (512, 512), (512, 100)])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_sum_in_int8_keeps_what_both_roundings_lost(
-    kernels: bool, parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    kernels: bool, parts: tuple[int, int]
 ) -> None:
     """Of one rank, so that the sum is the vector: what came out and what is kept make it whole."""
     import torch
+    import torch.distributed as dist
 
-    from muster_collectives.torch.compress import exchange, group_calls
-    from muster_collectives.torch.works.work import CompletedWork
+    from muster_collectives.torch.compress import exchange
 
-    def copied(group: object, output: torch.Tensor, source: torch.Tensor) -> CompletedWork:
-        output.copy_(source)
-        return CompletedWork()
-
-    monkeypatch.setattr(group_calls, "all_to_all", copied)
-    monkeypatch.setattr(group_calls, "all_gather", copied)
+    alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
     vector = torch.randn(sum(parts), generator=torch.Generator().manual_seed(4))
     error = torch.full_like(vector, 0.01)
     values = vector.clone()
-    exchange.sum_over(None, 0, 1, values, block_wire(kernels), error, scale=0.5)
+    exchange.sum_over(alone, 0, 1, values, block_wire(kernels), error, scale=0.5)
     torch.testing.assert_close(values * 2 + error, vector + 0.01)
     assert 0 < float(error.abs().max()) < 0.05
 
@@ -258,8 +253,7 @@ def test_a_sum_in_int8_keeps_what_both_roundings_lost(
 def test_warm_up_and_selection_are_the_same_everywhere() -> None:
     import torch
 
-    from muster_collectives.torch.hooks.selection import largest
-    from muster_collectives.torch.hooks.warmup import WarmUp
+    from muster_collectives.torch.hooks.topk import WarmUp, largest
 
     assert [WarmUp(3, (0.5, 0.7, 0.9)).sparsity(step, 0.8) for step in range(4)] == [
         0.5, 0.7, 0.8, 0.8,
@@ -278,10 +272,9 @@ def test_warm_up_and_selection_are_the_same_everywhere() -> None:
 
 
 def test_an_abort_reaches_the_group_that_sums_in_host_memory() -> None:
-    from muster_collectives.torch.cuda.groups import InnerGroups
-    from muster_collectives.torch.cuda.layout import plan_layout
-    from muster_collectives.torch.cuda.staged import GroupSum
-    from muster_collectives.torch.delegates import Device
+    from muster_collectives.torch.cuda.groups import InnerGroups, plan_layout
+    from muster_collectives.torch.cuda.streams import GroupSum
+    from muster_collectives.torch.group_state import Device
 
     class Inner:
         aborted = False
@@ -331,13 +324,11 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
     import torch
     import torch.distributed as dist
 
-    from muster_collectives.torch.cuda import batch
-    from muster_collectives.torch.cuda.groups import InnerGroups
-    from muster_collectives.torch.cuda.layout import plan_layout
+    from muster_collectives.torch.cuda import path as paths
+    from muster_collectives.torch.cuda.groups import InnerGroups, plan_layout
     from muster_collectives.torch.cuda.path import DevicePath
     from muster_collectives.torch.cuda.settings import DeviceSettings
-    from muster_collectives.torch.ops.arguments import Arguments
-    from muster_collectives.torch.ops.verbs import VERBS
+    from muster_collectives.torch.ops.verbs import VERBS, Arguments
 
     world = _Together()
     path = DevicePath(InnerGroups(plan_layout(0, [0]), world), DeviceSettings())  # type: ignore[arg-type]
@@ -346,7 +337,7 @@ def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.Monke
     def of_torch(p2p_op_list: list[SimpleNamespace], verbs: list[tuple[str, int]]) -> list[Any]:
         return [path.transfer(verb, torch.ones(1), peer, 0) for verb, peer in verbs]
 
-    monkeypatch.setattr(batch, "_TORCH", of_torch.__code__)
+    monkeypatch.setattr(paths, "_TORCH", of_torch.__code__)
     works = of_torch(ops, [("send", 1), ("recv", 1), ("send", 2)])
     assert world.asked == ["start", "send", "recv", "send", "end"]
     assert len(works) == 3 and all(work.wait() for work in works)

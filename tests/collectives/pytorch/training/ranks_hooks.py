@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
-from muster_collectives.torch.cuda.stream_work import HostWork
+from muster_collectives.torch.cuda.streams import HostWork
 from muster_collectives.torch.hooks import (
     Int8State,
     TopKState,
@@ -27,7 +27,7 @@ from muster_collectives.torch.hooks import (
 )
 from muster_collectives.torch.hooks.average import timeout_of
 from muster_collectives.torch.hooks.feedback import ErrorFeedback
-from muster_collectives.torch.hooks.order import Order
+from muster_collectives.torch.hooks.int8 import Order
 from tests.collectives.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")

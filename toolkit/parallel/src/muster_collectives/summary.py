@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 from muster_collectives.tools.summary.read import Files, RankSummary, read_folders
-from muster_collectives.tools.summary.runs import Group, Run, runs_of
-from muster_collectives.tools.summary.stragglers import Straggler
+from muster_collectives.tools.summary.runs import Group, Run, Straggler, runs_of
 from muster_collectives.tools.summary.table import as_json, as_text
 
 __all__ = [

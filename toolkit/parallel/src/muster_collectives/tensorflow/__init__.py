@@ -13,7 +13,6 @@ go through host memory.
 """
 
 from muster_collectives.runtime.types import ReduceOp
-from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.context import (
     init,
     is_initialized,
@@ -23,14 +22,17 @@ from muster_collectives.tensorflow.context import (
     shutdown,
     size,
 )
-from muster_collectives.tensorflow.operations import allreduce, broadcast, oob_allreduce, overlap
-from muster_collectives.tensorflow.optimizer import DistributedOptimizer
-from muster_collectives.tensorflow.tape import DistributedGradientTape
-from muster_collectives.tensorflow.variables import (
+from muster_collectives.tensorflow.operations import (
     BroadcastGlobalVariablesHook,
+    Compression,
+    allreduce,
+    broadcast,
     broadcast_global_variables,
     broadcast_variables,
+    oob_allreduce,
+    overlap,
 )
+from muster_collectives.tensorflow.optimizer import DistributedGradientTape, DistributedOptimizer
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -3,20 +3,52 @@
 In a graph each is one stateful Python operation. TensorFlow keeps stateful operations of a
 `tf.function` in the order of the program, so all ranks make the same calls in the same order; in a
 graph of TensorFlow 1 explicit dependencies do (`ordering`).
+
+Beside them, what gradients are cast to while they travel, and variables that begin with the same
+values on all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.tensorflow import context
-from muster_collectives.tensorflow.compression import Compression
 from muster_collectives.tensorflow.ordering import GraphOrder
 from muster_collectives.tensorflow.reductions import Array, broadcast_arrays, reduce_arrays
+
+
+class Compressor:
+    """No compression. Travels as it is."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor that travels, and what `decompress` needs to know."""
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, context: Any) -> Any:
+        """The tensor in the type it had."""
+        return tensor if tensor.dtype == context else tf.cast(tensor, context)
+
+
+class HalfCompressor(Compressor):
+    """Wider floats travel as fp16; beyond 65504 they become infinite on all ranks."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        wide = tensor.dtype in (tf.float32, tf.float64)
+        return (tf.cast(tensor, tf.float16) if wide else tensor), tensor.dtype
+
+
+class Compression:
+    """The choices of `compression=`: `Compression.none` or `Compression.fp16`."""
+
+    none = Compressor
+    fp16 = HalfCompressor
 
 
 def allreduce(
@@ -127,3 +159,53 @@ def _python(
     for result, tensor in zip(results, tensors, strict=True):
         result.set_shape(tensor.shape)
     return results
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
+    """Assigns the root's values to the variables of every rank, eagerly or in a graph.
+
+    All ranks name the same variables in the same order. An operation in a graph, else None.
+    """
+    listed = list(variables)
+    if not listed:
+        return None
+    values = broadcast_all([tf.convert_to_tensor(each) for each in listed], root_rank)
+    assigned = [each.assign(value) for each, value in zip(listed, values, strict=True)]
+    return None if tf.executing_eagerly() else tf.group(*_operations(assigned))
+
+
+def broadcast_global_variables(root_rank: int = 0) -> Any:
+    """An operation that assigns the root's values to all global variables of the graph.
+
+    Raises RuntimeError outside of graphs of TensorFlow 1, which alone have global variables.
+    """
+    if tf.executing_eagerly() or tf.inside_function():
+        raise RuntimeError(
+            "there are no global variables here: use broadcast_variables(model.variables)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts all global variables once a session is made, for `tf.estimator` and monitored
+    sessions of TensorFlow 1. `device` is accepted and ignored."""
+
+    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+        super().__init__()
+        del device
+        self._root_rank = root_rank
+        self._operation: Any = None
+
+    def begin(self) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        if self._operation is None or self._operation.graph is not graph:
+            self._operation = broadcast_global_variables(self._root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        del coord
+        session.run(self._operation)
+
+
+def _operations(assigned: list[Any]) -> list[Any]:
+    # a variable of Keras is assigned in the order of the program and returns nothing
+    return [each for each in assigned if each is not None]

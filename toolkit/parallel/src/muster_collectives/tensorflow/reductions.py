@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from muster_collectives.binding.communicator import Communicator
-from muster_collectives.runtime.types import DType, Op, ReduceOp
+from muster_collectives.runtime.types import DTYPE_NAMES, DType, Op, ReduceOp
 
 Array = Any  # np.ndarray of any element type
 
 
 # By the names of numpy's element types; bfloat16 is a type that TensorFlow adds to numpy.
-_TYPES = {
-    "uint8": DType.U8, "int8": DType.I8, "int32": DType.I32, "int64": DType.I64,
-    "float16": DType.F16, "bfloat16": DType.BF16, "float32": DType.F32, "float64": DType.F64,
-}  # fmt: skip
+_TYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _INTEGERS = (DType.U8, DType.I8, DType.I32, DType.I64)
 _OPS = {
     ReduceOp.SUM: Op.SUM, ReduceOp.MIN: Op.MIN, ReduceOp.MAX: Op.MAX, ReduceOp.AVERAGE: Op.AVG,

@@ -15,17 +15,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from muster_collectives.binding import library
 from muster_collectives.bootstrap.world import init
-from muster_collectives.runtime import machine, machine_file, variables
+from muster_collectives.runtime import environment, machine, machine_file, variables
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.settings import current
 from muster_collectives.runtime.tuning import encode
+from muster_collectives.tools.bench.group import Team
 from muster_collectives.tools.bench.launch import RunError, start
-from muster_collectives.tools.bench.team import Team
 
 _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
                "/sys/kernel/mm/transparent_hugepage/shmem_enabled")  # fmt: skip
@@ -38,7 +39,7 @@ _APART = (
 
 def main() -> int:
     options = _options()
-    if _in_job(os.environ):
+    if environment.is_rank(os.environ):
         return in_job()
     with tempfile.TemporaryDirectory(prefix="mc-doctor-") as folder:
         try:
@@ -69,28 +70,26 @@ def in_job() -> int:
 
 def pairs(said: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each pair of ranks (pure)."""
-    lines = []
-    for rank, facts in enumerate(said):
-        lines.append(f"rank {rank}: node {facts['nodes'][rank]}, host {facts['host']}, "
-                     f"{facts['isa']} core")  # fmt: skip
-    for rank, facts in enumerate(said):
-        lines += [f"ranks {rank} and {other}: {facts['why'][other]}"
-                  for other in range(rank + 1, len(said))]  # fmt: skip
-    return lines
+    ranks = [
+        f"rank {rank}: node {facts['nodes'][rank]}, host {facts['host']}, {facts['isa']} core"
+        for rank, facts in enumerate(said)
+    ]
+    return ranks + [f"ranks {rank} and {other}: {said[rank]['why'][other]}"
+                    for rank, other in combinations(range(len(said)), 2)]  # fmt: skip
 
 
 def troubles(said: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes the group slower than it could be (pure)."""
     found = []
-    for rank, facts in enumerate(said):
-        for other in range(rank + 1, len(said)):
-            same = facts["boot"] and facts["boot"] == said[other]["boot"]
-            chosen = facts["name"] != said[other]["name"]  # COLLECTIVES_NODE keeps them apart
-            if same and not chosen and facts["nodes"][rank] != facts["nodes"][other]:
-                found.append(
-                    f"ranks {rank} and {other} are on one machine and share no memory: "
-                    f"{facts['why'][other]}\n{_APART}"
-                )
+    for rank, other in combinations(range(len(said)), 2):
+        facts = said[rank]
+        same = facts["boot"] and facts["boot"] == said[other]["boot"]
+        chosen = facts["name"] != said[other]["name"]  # COLLECTIVES_NODE keeps them apart
+        if same and not chosen and facts["nodes"][rank] != facts["nodes"][other]:
+            found.append(
+                f"ranks {rank} and {other} are on one machine and share no memory: "
+                f"{facts['why'][other]}\n{_APART}"
+            )
     return [f"slower than it could be: {each}" for each in found]
 
 
@@ -131,10 +130,6 @@ def _chosen(path: str) -> str:
     except OSError:
         return f"{Path(path).name} unknown"
     return f"{Path(path).name} {text.partition('[')[2].partition(']')[0]}"
-
-
-def _in_job(environ: Mapping[str, str]) -> bool:
-    return "OMPI_COMM_WORLD_RANK" in environ or {"RANK", "WORLD_SIZE"} <= set(environ)
 
 
 def _options() -> argparse.Namespace:

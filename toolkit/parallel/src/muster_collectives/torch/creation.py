@@ -1,29 +1,35 @@
-"""How a group comes to its communicator, or does without one.
+"""The names under which torch finds the backend, and how it makes a group.
 
-It must always start. All ranks say first whether they can load the core; where one cannot, all of
-them use gloo. Where the core is there but the group cannot be made with it, gloo too, and the
+A group must always start. All ranks say first whether they can load the core; where one cannot, all
+of them use gloo. Where the core is there but the group cannot be made with it, gloo too, and the
 reason is said once.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from muster_collectives.binding import library
 from muster_collectives.binding.communicator import Communicator
+from muster_collectives.core import connect
+from muster_collectives.runtime import machine, settings
 from muster_collectives.runtime.errors import CollectiveError, CoreError, SettingsError
+from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
+from muster_collectives.torch.group import MusterProcessGroup
+from muster_collectives.torch.group_state import Device, Fallback, GroupState
 from muster_collectives.torch.store import TorchStore, meet, vote
-
-__all__ = ["Made", "group_timeout_s", "make_communicator", "member_text"]
+from muster_collectives.torch.works.op_queue import OpQueue
 
 _log = logging.getLogger("muster_collectives")
 _SHOWN_RANKS = 8
@@ -76,8 +82,6 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
     began = time.monotonic()
     wrong: SettingsError | None = None
     try:
-        from muster_collectives.core import connect
-
         communicator = connect(
             TorchStore(store, life), rank, size, name=name, timeout_s=timeout_s, layer=None
         )
@@ -104,11 +108,6 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
 
 def _problem() -> str:
     """Why this rank cannot use the core; "" if it can."""
-    try:
-        from muster_collectives.binding import library
-        from muster_collectives.runtime import settings
-    except ImportError as error:
-        return f"muster_collectives.core cannot be imported: {error}"
     try:
         found = settings.read(os.environ)
         read_device_settings(os.environ)
@@ -141,3 +140,69 @@ def _tell_once(why: str) -> None:
 def _said(what: str, words: tuple[str, ...]) -> str:
     rank, word = next((number, word) for number, word in enumerate(words) if word)
     return f"{what}: rank {rank}: {word.splitlines()[0]}"
+
+
+NAMES = ("muster", "smddp")
+
+
+def register() -> None:
+    """Makes the backends known to torch; what is known stays as it is."""
+    if not dist.is_available():
+        return
+    for name in NAMES:
+        if name.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def create(options: Any, backend_options: Any = None) -> MusterProcessGroup:
+    """A group; all its ranks call it together. torch does, with its extended options."""
+    members = [int(rank) for rank in options.global_ranks_in_group]
+    # a name that comes back with other members must not meet those of its earlier life
+    text = ",".join(map(str, members)) or f"all {options.group_size}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return make_group(
+        dist.PrefixStore(f"muster-{digest}", options.store),
+        int(options.group_rank),
+        int(options.group_size),
+        member_text(str(options.group_id), members),
+        members or list(range(int(options.group_size))),
+        group_timeout_s(options.timeout, os.environ),
+    )
+
+
+def make_group(
+    store: Any, rank: int, size: int, name: str, members: list[int], timeout_s: float
+) -> MusterProcessGroup:
+    """A group of its own store. Raises what `make_communicator` raises."""
+    made = make_communicator(store, rank, size, name, timeout_s)
+    nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
+    below = dist.PrefixStore(made.life, store)
+
+    def host_group() -> MusterProcessGroup:
+        """Of the host-staged device path: a group of its own, for it has a thread of its own."""
+        inside = dist.PrefixStore("host", below)
+        return make_group(inside, rank, size, f"{name}, host sums", members, timeout_s)
+
+    state = GroupState(
+        Identity(name, rank, size, tuple(members), made.life, "torch"),
+        made.communicator,
+        made.why,
+        OpQueue(name, is_eager(nodes, rank), made.communicator),
+        Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
+        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
+    )
+    if made.communicator is None:
+        _ = state.fallback.group  # now, while all ranks are here
+    return MusterProcessGroup(state, timeout_s)
+
+
+def is_eager(nodes: Sequence[int], rank: int) -> bool:
+    """Whether asynchronous calls go to a thread at once: there are processors to spare."""
+    way = settings.current().asynchronous
+    if way:
+        return way == "lane"
+    locals_ = nodes.count(nodes[rank])
+    named = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if named.isdigit():  # a sub-group shares the processors with the other ranks of the node
+        locals_ = max(locals_, int(named))
+    return machine.processors() > locals_

@@ -10,7 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,15 +19,17 @@ import torch.distributed as dist
 
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.types import Verb
-from muster_collectives.torch.group_state import GroupState
-from muster_collectives.torch.ops.arguments import OPS, C10dVerb, canonical, timeout_of
-from muster_collectives.torch.ops.lowered import LoweredOp, is_as_it_lies, reducible
-from muster_collectives.torch.ops.untraced import leave_alone
-from muster_collectives.torch.ops.verbs import VERBS
-from muster_collectives.torch.reports import GroupStats
+from muster_collectives.torch.group_state import GroupState, GroupStats
+from muster_collectives.torch.ops.lowered import (
+    OPS,
+    LoweredOp,
+    NotLoweredError,
+    is_as_it_lies,
+    reducible,
+)
+from muster_collectives.torch.ops.verbs import VERBS, C10dVerb, canonical, timeout_of
+from muster_collectives.torch.works.base import leave_alone
 from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
-
-__all__ = ["MusterProcessGroup"]
 
 _C10D = vars(dist.distributed_c10d)
 _STRIDED = torch.strided
@@ -59,9 +61,6 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # --- what c10d asks of a group
 
-    def getBackendName(self) -> str:  # noqa: N802
-        return "muster"
-
     def getGroupName(self) -> str:  # noqa: N802
         return self._group_name
 
@@ -74,12 +73,6 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
         self._group_description = text
 
-    def getRank(self) -> int:  # noqa: N802
-        return self._rank
-
-    def getSize(self) -> int:  # noqa: N802
-        return self._size
-
     def rank(self) -> int:
         return self._rank
 
@@ -88,6 +81,8 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def name(self) -> str:
         return "muster"
+
+    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -119,12 +114,10 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The core's group; None where CPU tensors go to gloo."""
         return self._state.communicator
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """The caller alone uses the core's group, after all that was begun. No verb of the group
         may be called inside."""
-        with self._op_queue.exclusive():
-            yield
+        return self._op_queue.exclusive()
 
     def stats(self) -> GroupStats:
         """Counters since the group was made."""
@@ -196,8 +189,8 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             )
         lowered = None
         if self._run is not None:
-            options = arguments.options
-            lowered = verb.lower(self._size, self._rank, *arguments.tensors, options)
+            with suppress(NotLoweredError):
+                lowered = verb.lower(self._size, self._rank, *arguments.tensors, arguments.options)
         settle = self._state.device.settler() if verb.name == "barrier" else None
         if lowered is not None:
             lowered.first = settle
@@ -247,29 +240,24 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # --- sends and receives
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        tensor = _one(tensors)
-        if tensor.is_cuda or self._run is None:
-            return self._elsewhere(tensor, "send", tensors, dst, tag)
-        return self._begun(self._transfers.send(tensor, dst, tag, self._timeout_s))
+        return self._transfer("send", tensors, dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        tensor = _one(tensors)
-        if tensor.is_cuda or self._run is None:
-            return self._elsewhere(tensor, "recv", tensors, src, tag)
-        return self._begun(self._transfers.receive(tensor, src, tag, self._timeout_s))
+        return self._transfer("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        tensor = _one(tensors)
-        if tensor.is_cuda or self._run is None:
-            return self._elsewhere(tensor, "recv_anysource", tensors, tag)
-        return self._begun(self._transfers.receive(tensor, None, tag, self._timeout_s))
+        return self._transfer("recv_anysource", tensors, tag)
 
-    def _elsewhere(self, tensor: torch.Tensor, verb: str, *args: Any) -> Any:
+    def _transfer(self, verb: str, tensors: Any, *rest: int) -> Any:
+        """`rest`: the other rank where it is named, and the tag."""
+        tensor = _one(tensors)
+        if self._run is not None and not tensor.is_cuda:
+            return self._begun(getattr(self._transfers, verb)(tensor, *rest, self._timeout_s))
         self._require_open()
         if tensor.is_cuda:
-            return self._begun(self._state.device.transfer(verb, tensor, *args[1:]))
+            return self._begun(self._state.device.transfer(verb, tensor, *rest))
         self._state.fallback.calls[verb] += 1
-        return self._begun(getattr(self._state.fallback.group, verb)(*args))
+        return self._begun(getattr(self._state.fallback.group, verb)(tensors, *rest))
 
     # --- several at once
 

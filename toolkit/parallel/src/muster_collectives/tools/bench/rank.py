@@ -7,8 +7,7 @@ import sys
 
 from muster_collectives.tools.bench.cases import Result, decode_spec, encode_result
 from muster_collectives.tools.bench.contenders import prepare
-from muster_collectives.tools.bench.group import BenchGroup, place
-from muster_collectives.tools.bench.measure import measure
+from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 
 def main(spec_path: str, output_path: str) -> None:

@@ -23,9 +23,8 @@ from muster_collectives.runtime import machine, machine_file
 from muster_collectives.runtime.flight import write_json
 from muster_collectives.runtime.settings import current
 from muster_collectives.runtime.tuning import encode
+from muster_collectives.tools.bench.group import Team, measure
 from muster_collectives.tools.bench.launch import start
-from muster_collectives.tools.bench.measure import measure
-from muster_collectives.tools.bench.team import Team
 
 KIB, MIB = 1 << 10, 1 << 20
 ONE_SHOT_SIZES = tuple(KIB << step for step in range(2, 9))  # 4 KiB to 256 KiB of each rank

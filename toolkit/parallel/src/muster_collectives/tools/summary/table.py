@@ -9,8 +9,7 @@ from typing import Any
 from muster_collectives.runtime.messages import ranks_text
 from muster_collectives.tools.columns import columns
 from muster_collectives.tools.summary.read import Files, RankSummary
-from muster_collectives.tools.summary.runs import Group, Run
-from muster_collectives.tools.summary.stragglers import joint_s
+from muster_collectives.tools.summary.runs import Group, Run, joint_s
 
 _SHOWN_RANKS = 16
 _MIB = 1 << 20

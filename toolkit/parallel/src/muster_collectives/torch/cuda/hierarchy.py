@@ -15,12 +15,10 @@ from torch import Tensor
 
 from muster_collectives.runtime.types import Op
 from muster_collectives.torch.compress import exchange, group_calls
-from muster_collectives.torch.compress.wires import WireFormat
-from muster_collectives.torch.cuda.averages import Factors, factors_of
-from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.side_streams import SideStreams
-from muster_collectives.torch.ops.arguments import op_of
-from muster_collectives.torch.ops.lowered import reducible
+from muster_collectives.torch.compress.exchange import WireFormat
+from muster_collectives.torch.cuda.groups import Factors, InnerGroups, factors_of
+from muster_collectives.torch.cuda.streams import SideStreams
+from muster_collectives.torch.ops.lowered import op_of, reducible
 
 SUM: Any = dist.ReduceOp.SUM
 

@@ -8,10 +8,9 @@ muster_collectives.torch.buckets has another, for gradients in registered memory
 the group, return a future, and give every rank the same bits.
 """
 
-from muster_collectives.torch.hooks.halves import bf16_hook, fp16_hook
+from muster_collectives.torch.hooks.average import bf16_hook, fp16_hook
 from muster_collectives.torch.hooks.int8 import Int8State, int8_hook
-from muster_collectives.torch.hooks.topk import TopKState, top_k_hook
-from muster_collectives.torch.hooks.warmup import WarmUp
+from muster_collectives.torch.hooks.topk import TopKState, WarmUp, top_k_hook
 
 __all__ = [
     "Int8State",

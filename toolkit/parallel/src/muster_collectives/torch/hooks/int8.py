@@ -5,18 +5,74 @@ late, not lost. 3.9 times fewer bytes than float32.
 """
 
 # DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from muster_collectives.runtime.executor import SerialExecutor
 from muster_collectives.torch.compress import blocks, exchange
-from muster_collectives.torch.compress.wires import BlockWire
+from muster_collectives.torch.compress.exchange import BlockWire
+from muster_collectives.torch.cuda.streams import SideStream
 from muster_collectives.torch.hooks.average import average, group_or_world, timeout_of
 from muster_collectives.torch.hooks.feedback import ErrorFeedback
-from muster_collectives.torch.hooks.order import Order
+from muster_collectives.torch.works.base import SettableFuture
+
+_IDLE_S = 5.0  # then the thread ends; the next job starts another
+
+Job = Callable[[], Tensor]
+
+
+class Order:
+    """Jobs of several collectives each, in the order in which they came, beside the backward pass.
+
+    Two collectives that depend on each other cannot both be issued when a bucket is ready, and from
+    the callback of the first the second would be issued in an order that differs between ranks. So
+    one thread runs the jobs of a processor one by one; on a device a stream does. Gives
+    each job's result as a future; an exception of a job goes to its future."""
+
+    def __init__(self) -> None:
+        self._jobs = SerialExecutor(
+            "muster-hook", _IDLE_S, closed="the state of this communication hook was closed",
+            busy="a communication hook is still busy",
+        )  # fmt: skip
+        self._streams: dict[torch.device, SideStream] = {}
+
+    def submit(self, job: Job, tensor: Tensor) -> Future[Any]:
+        """Runs `job`, which works on `tensor`, after all that were submitted before."""
+        if tensor.device.type == "cuda":
+            return self._on_stream(job, tensor)
+        settable = SettableFuture()
+
+        def run() -> None:
+            with torch.no_grad():
+                try:
+                    settable.settle(job())
+                except Exception as error:
+                    settable.settle(None, error)
+
+        self._jobs.submit(run)
+        return settable.future
+
+    def close(self) -> None:
+        """Ends the thread once its jobs are done; raises TimeoutError if they take too long."""
+        self._jobs.close()
+
+    def _on_stream(self, job: Job, tensor: Tensor) -> Future[Any]:
+        device = tensor.device
+        if device not in self._streams:
+            self._streams[device] = SideStream(device)
+        side_stream = self._streams[device]
+        side_stream.follow()
+        side_stream.uses((tensor,))
+        future: Future[Any] = Future(devices=[device])
+        with side_stream.on(), torch.no_grad():
+            future.set_result(job())  # records an event here: who waits, waits for that
+        return future
 
 
 class Int8State:

@@ -5,8 +5,10 @@ local accumulation, local clipping, warm-up (3.3).
 """
 
 # DDP compares a hook's annotations, so they must not be text: no `from __future__` here.
+
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +18,59 @@ from torch.futures import Future
 
 from muster_collectives.torch.hooks.average import average, group_or_world, inside
 from muster_collectives.torch.hooks.feedback import ErrorFeedback
-from muster_collectives.torch.hooks.selection import largest
-from muster_collectives.torch.hooks.warmup import WarmUp
+
+# Lin et al. 2018, 3.3: an epoch each, then the final sparsity
+_STAGES = (0.75, 0.9375, 0.984375, 0.996)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The stages in which top-k becomes sparse: dense at first, when gradients change fastest.
+
+    `steps` optimizer steps in as many equal stages as there are `sparsities`; 0: none."""
+
+    steps: int = 0
+    sparsities: tuple[float, ...] = _STAGES
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"warm-up of {self.steps} steps: 0 or more")
+        if self.steps and not self.sparsities:
+            raise ValueError("warm-up without sparsities: name at least one, or 0 steps")
+        for sparsity in self.sparsities:
+            if not 0 <= sparsity < 1:
+                raise ValueError(f"sparsity {sparsity:g} is not in [0, 1)")
+
+    def sparsity(self, step: int, final: float) -> float:
+        """Of step `step`, counted from 0."""
+        if step >= self.steps:
+            return final
+        return min(self.sparsities[step * len(self.sparsities) // self.steps], final)
+
+
+_SAMPLED_FROM = 1 << 16  # shorter vectors are sorted as they are
+_SAMPLE = 1 << 14
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """int64 indices, at most `count`, without order, of values that are among the largest.
+
+    Exact for short vectors. For long ones a threshold is guessed from every n-th value (Lin et al.
+    2018, 3.1 sample too): never more than `count`, sometimes a few fewer. NaN counts as largest.
+    """
+    magnitudes = values.abs()
+    if values.numel() <= max(_SAMPLED_FROM, count * 4):
+        return torch.topk(magnitudes, min(count, values.numel()), sorted=False).indices
+    sample = magnitudes[:: max(1, values.numel() // _SAMPLE)]
+    # somewhat more than wanted, of which the exact choice is then made
+    wanted = min(sample.numel(), max(1, int(1.3 * count * sample.numel() / values.numel()) + 2))
+    threshold = torch.topk(sample, wanted, sorted=True).values[-1]
+    found = (~(magnitudes < threshold)).nonzero().view(-1)
+    if found.numel() * 4 < count * 3:  # the sample misled
+        return torch.topk(magnitudes, count, sorted=False).indices
+    if found.numel() <= count:
+        return found
+    return found[torch.topk(magnitudes[found], count, sorted=False).indices]
 
 
 class TopKState:

@@ -8,23 +8,36 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from muster_collectives.runtime.types import CoreCall, DType, Op, Verb, is_defined
+from muster_collectives.runtime.types import DTYPE_NAMES, CoreCall, DType, Op, Verb, is_defined
 from muster_collectives.torch.ops import views
 
-__all__ = ["Element", "LoweredOp", "is_as_it_lies", "movable", "plain", "reducible", "same"]
-
 _DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.uint8: DType.U8,
-    torch.int8: DType.I8,
-    torch.int32: DType.I32,
-    torch.int64: DType.I64,
+    getattr(torch, name): dtype for dtype, name in DTYPE_NAMES.items()
 }
 _COMPLEX: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
+
+
+# By the hash, which is the number of the operation: comparing two ReduceOp objects costs a
+# microsecond, and ReduceOp.SUM itself is of another type, so that `op in (SUM, AVG)` is never true.
+OPS: Mapping[int, Op] = {
+    hash(dist.ReduceOp(each)): op
+    for each, op in (
+        (dist.ReduceOp.SUM, Op.SUM),
+        (dist.ReduceOp.AVG, Op.AVG),
+        (dist.ReduceOp.MIN, Op.MIN),
+        (dist.ReduceOp.MAX, Op.MAX),
+        (dist.ReduceOp.PRODUCT, Op.PROD),
+        (dist.ReduceOp.BAND, Op.BAND),
+        (dist.ReduceOp.BOR, Op.BOR),
+        (dist.ReduceOp.BXOR, Op.BXOR),
+    )
+}
+
+
+class NotLoweredError(Exception):
+    """The core does not do this: a tensor is not dense, or it has no such sum."""
 
 
 class Element(NamedTuple):
@@ -111,12 +124,14 @@ class LoweredOp:
         return int(row.data_ptr())
 
 
-def plain(tensor: Any) -> torch.Tensor | None:
-    """The dense tensor behind `tensor`; None if there is none (sparse)."""
+def plain(tensor: Any) -> torch.Tensor:
+    """The dense tensor behind `tensor`. Raises NotLoweredError if there is none (sparse)."""
     wait = getattr(tensor, "trigger_wait", None)
     if wait is not None:  # the result of a functional collective
         tensor = wait()
-    return tensor if tensor.layout is torch.strided else None
+    if tensor.layout is not torch.strided:
+        raise NotLoweredError(f"a tensor of layout {tensor.layout}")
+    return tensor
 
 
 def same(tensors: Sequence[torch.Tensor]) -> bool:
@@ -150,6 +165,13 @@ def movable(tensor: torch.Tensor) -> Element:
     if kind is None:
         return Element(DType.U8, Op.SUM, tensor.element_size())
     return Element(kind, Op.SUM, 1)
+
+
+def op_of(value: Any) -> Op | None:
+    """The core's operation for a ReduceOp; None for what the core does not do (PREMUL_SUM)."""
+    if isinstance(value, dist.ReduceOp.RedOpType):
+        value = dist.ReduceOp(value)
+    return OPS.get(hash(value))
 
 
 @functools.cache

@@ -34,8 +34,6 @@ from muster_collectives.runtime.reentrancy import ReentrancyGuard
 from muster_collectives.torch.ops.lowered import LoweredOp
 from muster_collectives.torch.works.work import QueuedWork
 
-__all__ = ["GRACE_S", "OpQueue"]
-
 GRACE_S = 0.002
 CLOSE_S = 1.0  # how long a close waits for the lane thread
 
@@ -65,16 +63,8 @@ class OpQueue:
 
     def run(self, action: Callable[[], None]) -> None:
         """Now, on this thread, after all that is queued."""
-        while True:
-            if self.queue:
-                self.advance()
-            with self.turn:
-                if self._hold():
-                    try:
-                        action()
-                    finally:
-                        self._let_go()
-                    return
+        with self.exclusive():
+            action()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

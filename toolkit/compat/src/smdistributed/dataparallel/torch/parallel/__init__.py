@@ -1,5 +1,5 @@
 """The older model wrapper."""
 
-from muster_collectives.torch.legacy_parallel import DistributedDataParallel
+from muster_collectives.torch.legacy import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel"]

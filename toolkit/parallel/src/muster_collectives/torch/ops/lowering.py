@@ -1,4 +1,5 @@
-"""Plans for the verbs that move, on CPU tensors of any dtype. None: not dense."""
+"""Plans for the verbs, on CPU tensors. They raise NotLoweredError where a tensor is not dense, or
+the core has no such sum. Tensors of any dtype can be moved."""
 
 from __future__ import annotations
 
@@ -7,35 +8,28 @@ from typing import Any
 
 import torch
 
-from muster_collectives.runtime.types import CoreCall, DType, Verb
-from muster_collectives.torch.ops.lowered import Element, LoweredOp, movable, plain, same
-
-__all__ = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "scatter",
-]
+from muster_collectives.runtime.types import CoreCall, DType, Op, Verb
+from muster_collectives.torch.ops.lowered import (
+    Element,
+    LoweredOp,
+    NotLoweredError,
+    movable,
+    op_of,
+    plain,
+    reducible,
+    same,
+)
 
 
-def barrier(size: int, rank: int, options: Any) -> LoweredOp | None:
+def barrier(size: int, rank: int, options: Any) -> LoweredOp:
     return LoweredOp(calls=[CoreCall(Verb.BARRIER, 0, 0, 0, DType.U8)])
 
 
-def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp | None:
+def broadcast(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp:
     root = int(options.rootRank)
     plan = LoweredOp(outputs=list(tensors))
     for given in tensors:
-        tensor = plain(given)
-        if tensor is None:
-            return None
-        _broadcast(plan, tensor, root, rank == root)
+        _broadcast(plan, plain(given), root, rank == root)
     return plan
 
 
@@ -44,20 +38,12 @@ def _broadcast(plan: LoweredOp, tensor: torch.Tensor, root: int, mine: bool) -> 
     plan.add(Verb.BROADCAST, place, place, tensor.numel(), movable(tensor), root)
 
 
-def all_gather_single(
-    size: int, rank: int, output: Any, given: Any, options: Any
-) -> LoweredOp | None:
-    return all_gather_single_coalesced(size, rank, [output], [given], options)
-
-
 def all_gather_single_coalesced(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     plan = LoweredOp(outputs=list(outputs))
     for to, of in zip(outputs, inputs, strict=True):
         target, source = plain(to), plain(of)
-        if target is None or source is None:
-            return None
         if source.dtype is not target.dtype or target.numel() != source.numel() * size:
             raise ValueError(
                 f"all_gather over {size} ranks: the output has {target.numel()} {target.dtype}, "
@@ -70,31 +56,26 @@ def all_gather_single_coalesced(
 
 def all_gather(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     """Outputs of different sizes are one broadcast for each rank."""
     plan = LoweredOp(outputs=[list(each) for each in outputs])
     for to, of in zip(outputs, inputs, strict=True):
-        if not _gathered(plan, size, rank, to, of):
-            return None
+        _gathered(plan, size, rank, to, of)
     return plan
 
 
 def all_gather_coalesced(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     """`outputs[r][k]` is rank r's `inputs[k]`."""
-    plan = LoweredOp(outputs=[list(each) for each in outputs])
-    for number, of in enumerate(inputs):
-        if not _gathered(plan, size, rank, [each[number] for each in outputs], of):
-            return None
+    plan = all_gather(size, rank, list(zip(*outputs, strict=True)), inputs, options)
+    plan.outputs = [list(each) for each in outputs]
     return plan
 
 
-def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any) -> bool:
-    source = plain(of)
+def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any) -> None:
     targets = _dense("all_gather", size, to)
-    if source is None or targets is None:
-        return False
+    source = plain(of)
     if any(each.dtype is not source.dtype for each in targets):
         raise ValueError(f"all_gather of {source.dtype} into a list of another dtype")
     if targets[rank].numel() != source.numel():
@@ -105,30 +86,25 @@ def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any)
     if same(targets):
         places = plan.source(source), plan.target(*targets)
         plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
-        return True
+        return
     for root, target in enumerate(targets):
         if root == rank:
             _broadcast(plan, source, root, True)
             plan.after.append((target, source))
         else:
             _broadcast(plan, target, root, False)
-    return True
 
 
 def gather(
     size: int, rank: int, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     root = int(options.rootRank)
     plan = LoweredOp(outputs=[list(each) for each in outputs])
     for number, of in enumerate(inputs):
         source = plain(of)
-        if source is None:
-            return None
         target = 0
         if rank == root:
             targets = _dense("gather", size, outputs[number])
-            if targets is None:
-                return None
             if not same([source, *targets]):
                 raise ValueError("gather wants a list of tensors like the input")
             target = plan.target(*targets)
@@ -139,18 +115,14 @@ def gather(
 
 def scatter(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     root = int(options.rootRank)
     plan = LoweredOp(outputs=list(outputs))
     for number, to in enumerate(outputs):
         target = plain(to)
-        if target is None:
-            return None
         source = 0
         if rank == root:
             parts = _dense("scatter", size, inputs[number])
-            if parts is None:
-                return None
             if not same([target, *parts]):
                 raise ValueError("scatter wants a list of tensors like the output")
             source = plan.source(*parts)
@@ -167,11 +139,9 @@ def all_to_all_single(
     output_splits: Sequence[int],
     input_splits: Sequence[int],
     options: Any,
-) -> LoweredOp | None:
+) -> LoweredOp:
     """Splits are along the first dimension; none: equal parts."""
     target, source = plain(output), plain(given)
-    if target is None or source is None:
-        return None
     if target.dtype is not source.dtype:
         raise ValueError(f"all_to_all of {source.dtype} into {target.dtype}")
     plan = LoweredOp(outputs=[output])
@@ -183,10 +153,8 @@ def all_to_all_single(
 
 def all_to_all(
     size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
-) -> LoweredOp | None:
+) -> LoweredOp:
     targets, sources = _dense("all_to_all", size, outputs), _dense("all_to_all", size, inputs)
-    if targets is None or sources is None:
-        return None
     if any(each.dtype is not sources[0].dtype for each in (*sources, *targets)):
         raise ValueError("all_to_all wants tensors of one dtype")
     plan = LoweredOp(outputs=list(outputs))
@@ -225,9 +193,110 @@ def _parts(what: str, tensor: torch.Tensor, splits: Sequence[int], size: int) ->
     return [split * per_row for split in splits]
 
 
-def _dense(what: str, size: int, tensors: Sequence[Any]) -> list[torch.Tensor] | None:
+def _dense(what: str, size: int, tensors: Sequence[Any]) -> list[torch.Tensor]:
     if len(tensors) != size:
         raise ValueError(f"{what} over {size} ranks has a list of {len(tensors)} tensors")
-    found = [plain(each) for each in tensors]
-    dense = [each for each in found if each is not None]
-    return dense if len(dense) == len(found) else None
+    return [plain(each) for each in tensors]
+
+
+# all_reduce of several: tensors up to this go together through one call
+SMALL_BYTES = 64 << 10
+TOGETHER_BYTES = 4 << 20
+
+
+def all_reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp:
+    """Small tensors of one dtype go as one; which are small is the same on all ranks."""
+    plan = LoweredOp(outputs=list(tensors))
+    op = op_of(options.reduceOp)
+    rows: list[list[torch.Tensor]] = []
+    small: dict[torch.dtype, list[torch.Tensor]] = {}
+    for given in tensors:
+        tensor, _ = _summed(given, op)
+        if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
+            small.setdefault(tensor.dtype, []).append(tensor)
+        else:
+            rows.append([tensor])
+    rows += [row for together in small.values() for row in _rows(together)]
+    for row in rows:
+        _, element = _summed(row[0], op)
+        place = plan.both(*row)
+        plan.add(Verb.ALL_REDUCE, place, place, sum(each.numel() for each in row), element)
+    return plan
+
+
+def _rows(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """In parts of at most TOGETHER_BYTES."""
+    rows: list[list[torch.Tensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        length = tensor.numel() * tensor.element_size()
+        if rows[-1] and filled + length > TOGETHER_BYTES:
+            rows.append([])
+            filled = 0
+        rows[-1].append(tensor)
+        filled += length
+    return rows
+
+
+def _summed(given: Any, op: Op | None) -> tuple[torch.Tensor, Element]:
+    """The dense tensor and what its elements are."""
+    tensor = plain(given)
+    element = reducible(tensor.dtype, op)
+    if element is None:
+        raise NotLoweredError(f"no such reduction of {tensor.dtype}")
+    return tensor, element
+
+
+def reduce(size: int, rank: int, tensors: Sequence[Any], options: Any) -> LoweredOp:
+    plan = LoweredOp(outputs=list(tensors))
+    op, root = op_of(options.reduceOp), int(options.rootRank)
+    for given in tensors:
+        tensor, element = _summed(given, op)
+        source = plan.both(tensor) if rank == root else plan.source(tensor)
+        target = source if rank == root else 0
+        plan.add(Verb.REDUCE, source, target, tensor.numel(), element, root)
+    return plan
+
+
+def reduce_scatter_single_coalesced(
+    size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Any], options: Any
+) -> LoweredOp:
+    plan = LoweredOp(outputs=list(outputs))
+    op = op_of(options.reduceOp)
+    for to, of in zip(outputs, inputs, strict=True):
+        (target, element), source = _summed(to, op), plain(of)
+        if source.dtype is not target.dtype or source.numel() != target.numel() * size:
+            raise ValueError(
+                f"reduce_scatter over {size} ranks: the input has {source.numel()} "
+                f"{source.dtype}, and {size} times the output is {target.numel() * size} "
+                f"{target.dtype}"
+            )
+        places = plan.source(source), plan.target(target)
+        plan.add(Verb.REDUCE_SCATTER, *places, target.numel(), element)
+    return plan
+
+
+def reduce_scatter(
+    size: int, rank: int, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], options: Any
+) -> LoweredOp:
+    """Parts of different sizes are one reduce for each root."""
+    plan = LoweredOp(outputs=list(outputs))
+    op = op_of(options.reduceOp)
+    for to, of in zip(outputs, inputs, strict=True):
+        target, element = _summed(to, op)
+        parts = [plain(each) for each in of]
+        if len(parts) != size or any(each.dtype is not target.dtype for each in parts):
+            raise ValueError(f"reduce_scatter wants a list of {size} tensors of {target.dtype}")
+        if parts[rank].numel() != target.numel():
+            raise ValueError(
+                f"reduce_scatter: part {rank} has {parts[rank].numel()} elements, the output "
+                f"{target.numel()}"
+            )
+        if same(parts):
+            places = plan.source(*parts), plan.target(target)
+            plan.add(Verb.REDUCE_SCATTER, *places, target.numel(), element)
+            continue
+        for root, part in enumerate(parts):
+            places = plan.source(part), plan.target(target) if rank == root else 0
+            plan.add(Verb.REDUCE, *places, part.numel(), element, root)
+    return plan
