@@ -122,7 +122,7 @@ def test_every_class_of_error_stands_beside_its_exit_code() -> None:
 
 def messages() -> list[str]:
     cells = (row[0] for row in rows(read("docs/how-to/troubleshooting.md")))
-    return [text for cell in cells for text in quoted(cell)]
+    return [text for cell in cells for text in sorted(quoted(cell))]
 
 
 # what torch says

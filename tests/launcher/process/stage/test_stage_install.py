@@ -108,6 +108,12 @@ def test_nothing_is_started_when_nothing_is_asked_for(desk: Desk) -> None:
     assert not desk.target.exists()
 
 
+def test_requirements_that_are_no_file_are_an_error_and_not_left_out(desk: Desk) -> None:
+    (desk.code / "requirements.txt").mkdir()
+    error = desk.put(train_py="").failure()
+    assert "requirements.txt cannot be read: Is a directory" in str(error)
+
+
 def test_a_package_is_built_from_a_copy_and_the_code_folder_stays_as_it_was(desk: Desk) -> None:
     make_wheel(desk.wheels, "demo", "1.0")
     desk.put(mine__train_py="print('ran', end='')", requirements_txt="demo\n")

@@ -146,6 +146,8 @@ def test_a_folder_with_files_that_are_not_ours_is_refused_and_left_alone(tmp_pat
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="not of a run of muster"):
         make_run_folder("t.py", str(tmp_path))
+    with pytest.raises(UsageError, match=r"thesis\.txt is a file, or"):
+        make_run_folder("t.py", str(tmp_path / "thesis.txt"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 

@@ -86,7 +86,7 @@ def test_the_page_says_what_was_understood_and_what_would_run(desk: Desk) -> Non
 def test_a_folder_that_does_not_exist_is_an_error_of_the_option(desk: Desk) -> None:
     code, out, err = desk.command("--base-dir", "opt/ml")
     assert (code, out) == (2, "")
-    assert "--base-dir: 'opt/ml' does not exist" in err
+    assert "--base-dir: 'opt/ml' is no folder" in err
     assert "muster plan SCRIPT" in err
     assert "SAGEMAKER_BASE_DIR" not in err
 

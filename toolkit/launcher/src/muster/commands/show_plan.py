@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.base_dir:
         if not os.path.isdir(args.base_dir):
             raise UsageError(
-                f"--base-dir: {args.base_dir!r} does not exist",
+                f"--base-dir: {args.base_dir!r} is no folder",
                 "name a folder that holds input/config; a script of yours needs none: "
                 "muster plan SCRIPT",
             )

@@ -160,12 +160,13 @@ def _close_unused(folder: RunFolder) -> None:
 def _take_output(output: str) -> str:
     """The folder, which is new, empty, or of an earlier run; all else is refused."""
     os.makedirs(os.path.dirname(output), exist_ok=True)
-    if not os.path.isdir(output):
+    if not os.path.exists(output):
         os.mkdir(output, PRIVATE)
     path = os.path.realpath(output)
-    if os.listdir(path) and not os.path.isfile(os.path.join(path, MARK)):
+    mine = os.path.isfile(os.path.join(path, MARK))
+    if not mine and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(
-            f"--output: {output} holds files that are not of a run of muster",
+            f"--output: {output} is a file, or holds files that are not of a run of muster",
             "name an empty or a new folder",
         )
     return path

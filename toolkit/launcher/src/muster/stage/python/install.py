@@ -126,21 +126,22 @@ def with_target(environ: Mapping[str, str], target: str) -> dict[str, str]:
 
 def _asks(program: Program) -> bool:
     path = os.path.join(program.code_dir, REQUIREMENTS)
-    return program.kind == "module" or os.path.isfile(path)
+    return program.kind == "module" or os.path.lexists(path)
 
 
 def _wanted(program: Program, network_isolation: bool) -> list[str]:
     """pip's arguments for what the code folder asks for; [] for nothing."""
     wanted = ["."] if program.kind == "module" else []
     path = os.path.join(program.code_dir, REQUIREMENTS)
-    if os.path.isfile(path):
+    if os.path.lexists(path):
         from muster.stage.python.requirements import check, lines_of
 
         try:
             lines = lines_of(path)
         except OSError as error:
             raise InstallError(
-                f"{path} cannot be read: {error.strerror}", f"chmod +r {path}"
+                f"{path} cannot be read: {error.strerror}",
+                "make it a text file that can be read, or remove it",
             ) from error
         check(path, lines, network_isolation)
         wanted += ["-r", REQUIREMENTS] if lines else []
