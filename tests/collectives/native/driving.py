@@ -26,7 +26,7 @@ ISA_FLAGS = {
     "avx2": ("avx2", "f16c"),
     "avx512": ("avx2", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"),
 }
-COMPILE_S, PLAY_S = 300, 100
+COMPILE_S, PLAY_S, EMULATED_S = 300, 100, 600
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

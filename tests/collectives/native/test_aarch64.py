@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.native.driving import COMPILE_S, PLAY_S, Build, Driver, built, sound
+from tests.collectives.native.driving import COMPILE_S, EMULATED_S, Build, Driver, built, sound
 from tests.support.effort import chance
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ LONG = (
 SEQUENCES = ("mix aaa", "mix aab")
 
 # an emulated processor takes minutes
-pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S + COMPILE_S + PLAY_S)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S + COMPILE_S + EMULATED_S)]
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +62,24 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 def test_every_type_and_operation_has_the_plain_kernels_bits_on_aarch64(
     emulated: Driver, words: str
 ) -> None:
-    sound(emulated.play(words, ISA))
+    sound(emulated.play(words, ISA, EMULATED_S))
 
 
 @pytest.mark.parametrize("words", [*PLAYS, *LARGE])
 def test_the_core_plays_on_aarch64(emulated: Driver, words: str) -> None:
-    sound(emulated.play(words, ISA))
+    sound(emulated.play(words, ISA, EMULATED_S))
 
 
 @pytest.mark.parametrize("words", SEQUENCES)
 def test_calls_messages_and_registered_memory_in_any_sequence_are_right_on_aarch64(
     emulated: Driver, words: str
 ) -> None:
-    sound(emulated.play(f"{words} 150 {chance().randrange(1, 1 << 30)}", ISA))
+    sound(emulated.play(f"{words} 150 {chance().randrange(1, 1 << 30)}", ISA, EMULATED_S))
 
 
 @pytest.mark.parametrize("words", [*LONG, *(f"{words} 2000" for words in SEQUENCES)])
 def test_the_core_plays_at_length_on_aarch64(emulated: Driver, words: str) -> None:
-    sound(emulated.play(words, ISA))
+    sound(emulated.play(words, ISA, EMULATED_S))
 
 
 def test_the_emulated_processor_has_no_other_instruction_set(emulated: Driver) -> None:
