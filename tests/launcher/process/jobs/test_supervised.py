@@ -199,6 +199,21 @@ def test_a_connection_that_has_said_nothing_yet_is_closed_with_the_pool() -> Non
         assert is_closed(sock)
 
 
+def test_descriptors_of_a_hello_that_is_not_whole_are_closed_once() -> None:
+    """A job that is broken off closes the pool, and so does its end."""
+    house = House()
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX) as sock, open(os.devnull) as null:
+        sock.connect(house.pool.path)
+        mine = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(sock, [(100).to_bytes(4, "big") + b"half"], [null.fileno()] * 2)
+        house.until(lambda: len(os.listdir("/proc/self/fd")) >= mine + 3)  # accepted, and read
+        house.pool.close()
+        house.close()
+        assert is_closed(sock)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def is_closed(sock: socket.socket) -> bool:
     sock.setblocking(False)
     try:

@@ -137,7 +137,8 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
         in_use = caches.use(orders.caches)
         hosts = start_hosts(orders._replace(lock=folder.lock))
     except OSError as error:
-        return _close_unstarted(backend, not_started("the hosts", error.errno or 0), screen)
+        what = f"the hosts ({error.filename})" if error.filename else "the hosts"
+        return _close_unstarted(backend, not_started(what, error.errno or 0), screen)
     if github.in_actions(os.environ):
         screen.pump.say(github.group(f"muster local: output of {request.program}"))
     progress = Progress(request.host_names)

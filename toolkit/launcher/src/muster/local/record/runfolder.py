@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
@@ -130,19 +131,15 @@ def clear(folder: RunFolder) -> None:
 
 def leave(folder: RunFolder) -> None:
     """Gives up a run before `clear`: an earlier one in the folder stays, a new folder goes."""
-    try:
+    with suppress(OSError):
         os.unlink(os.path.join(folder.path, FRESH_SOURCE))
-    except OSError:
-        pass
     _close_unused(folder)
 
 
 def discard(folder: RunFolder) -> None:
     """Removes a run, as far as that can be done."""
-    try:
+    with suppress(OSError):
         _empty(folder.path)
-    except OSError:
-        pass
     _close_unused(folder)
 
 

@@ -120,7 +120,8 @@ class ShimPool:
         self._listener.close()
         if spare in self.shims:
             reap(spare, SPARE_ENDS_S)
-        for pending in self._pending:
+        while self._pending:
+            pending = self._pending.pop()
             self.loop.forget(pending.sock.fileno())
             pending.drop()
         for handle in self.all:
