@@ -27,7 +27,7 @@ demo: $(STAMP) ## train real data with DDP on 2 hosts of this machine (DISTRIBUT
 	@$(BIN)/python examples/digits/demo.py $(if $(DISTRIBUTION),--distribution "$(DISTRIBUTION)")
 
 check: $(STAMP) ## format, lint, types, import layers, size and shape, unit tests (a minute)
-	@$(TIMED) check 180 scripts/check
+	@$(TIMED) check 300 scripts/check
 
 fmt: $(STAMP) ## format the code and fix what lint can fix
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
