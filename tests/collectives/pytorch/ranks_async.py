@@ -203,7 +203,7 @@ def a_call_goes_on_where_a_signal_handler_raises_after_its_post(world: World) ->
     x = torch.ones(COUNT)
     if world.rank == 0:
         alive = weakref.ref(x)
-        with interrupted("return", "leave"), suppress(KeyboardInterrupt):
+        with interrupted("return", "post"), suppress(KeyboardInterrupt):
             dist.all_reduce(x, async_op=True)
             raise AssertionError("no interrupt")
         del x

@@ -60,7 +60,9 @@ class CollectiveError(RuntimeError):
 
     def again(self) -> CollectiveError:
         """The same error as a new object, for each later call of a broken group."""
-        return copy.copy(self)
+        found = copy.copy(self)
+        found.__dict__.pop("__notes__", None)  # of that call
+        return found
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):  # noqa: N818

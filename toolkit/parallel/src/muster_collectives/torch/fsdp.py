@@ -11,16 +11,14 @@ the rank that has them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 try:
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
-        DefaultAllGather,
-        DefaultReduceScatter,
-    )
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 except ImportError as error:  # before torch 2.9 or so
     raise ImportError(
         "muster_collectives.torch.fsdp needs FSDP2's custom collectives: use torch 2.13 or later"
@@ -30,8 +28,12 @@ from torch.distributed.tensor import DTensor
 
 from muster_collectives.torch.memory import RegisteredPool
 
+# torch 2.13 has renamed them and warns about the old names
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-class RegisteredAllGather(DefaultAllGather):  # type: ignore[misc]  # torch is not checked
+
+class RegisteredAllGather(AllGather):  # type: ignore[misc]  # torch is not checked
     """Gathers into registered memory of the pool."""
 
     def __init__(self, pool: RegisteredPool) -> None:
@@ -41,8 +43,17 @@ class RegisteredAllGather(DefaultAllGather):  # type: ignore[misc]  # torch is n
         """FSDP writes this rank's part in its place there, so input and output are one."""
         return self._pool.empty(size, dtype, device)
 
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        return _gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
-class RegisteredReduceScatter(DefaultReduceScatter):  # type: ignore[misc]  # torch is not checked
+
+class RegisteredReduceScatter(ReduceScatter):  # type: ignore[misc]  # torch is not checked
     """Reduces from registered memory of the pool. Outputs become gradients, which live on: they
     are ordinary memory. One for each module, `ranks` those of its group."""
 
@@ -58,6 +69,18 @@ class RegisteredReduceScatter(DefaultReduceScatter):  # type: ignore[misc]  # to
             return torch.empty(*size, dtype=dtype, device=device)
         self._output = count // self._ranks
         return self._pool.empty(size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        return _scatter(
+            output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
+        )
 
 
 def use_registered_memory(
