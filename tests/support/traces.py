@@ -186,7 +186,7 @@ def tree(folder: Path) -> Tree:
 
 
 def _mount_points() -> frozenset[str]:
-    lines = Path("/proc/self/mounts").read_text().splitlines()
+    lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
     return frozenset(line.split(" ")[1] for line in lines)
 
 
