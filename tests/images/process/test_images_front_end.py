@@ -92,21 +92,3 @@ def test_a_file_that_a_build_is_to_be_given_must_be_there(tmp_path: Path, name: 
     done = images("build", "cpu", PATH=with_client(tmp_path, "20.10.24"), **given)
     assert done.returncode == 1
     assert f"{name}=/nonexistent/file: there is no such file" in done.stderr
-
-
-@pytest.mark.promise("S14")
-@pytest.mark.timeout(600)
-def test_a_wheel_that_is_built_twice_is_the_same(tmp_path: Path) -> None:
-    """A release that changes nothing uploads nothing."""
-    for package in ("launcher", "parallel"):
-        built = []
-        for number in range(2):
-            out = tmp_path / package / str(number)
-            words = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-            subprocess.run(
-                [sys.executable, *words], cwd=CHECKOUT / "toolkit" / package,
-                check=True, capture_output=True, timeout=240,
-            )  # fmt: skip
-            (wheel,) = out.glob("*.whl")
-            built.append(wheel.read_bytes())
-        assert built[0] == built[1]
