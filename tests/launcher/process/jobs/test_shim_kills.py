@@ -8,7 +8,7 @@ import sys
 # an orphan for each child; the grandchildren become the shim's when their parents are killed
 KILLS = """\
 import os, socket, sys, time
-from muster.run.child.rank_shim import Shim, become_subreaper
+from muster.run.child.rank_shim import Shim, become_subreaper, reap
 become_subreaper()
 for _ in range(5):
     if os.fork() == 0:
@@ -22,7 +22,7 @@ near, _far = socket.socketpair()
 shim = Shim(near, 0)
 shim.running = False
 shim.kill_tree()
-print(asked, shim.reap())
+print(asked, reap(shim.ended))
 """
 
 

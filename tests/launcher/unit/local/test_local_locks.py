@@ -1,4 +1,4 @@
-"""Locks where the file system has none, as some network file systems."""
+"""Locks where the file system has none, as some network file systems, and locks that stay held."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_caches_are_used_without_a_lock(tmp_path: Path) -> None:
     found = caches.find_caches({"HOME": str(tmp_path)})
     lock = caches.use(found)
+    assert lock >= 0
+    caches.release(lock)
+
+
+def test_a_run_that_was_stopped_amid_its_start_holds_no_other_one_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "STARTING_S", 0.2)
+    found = caches.find_caches({"HOME": str(tmp_path)})
+    with (tmp_path / ".cache" / "muster" / caches.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        lock = caches.use(found)
     assert lock >= 0
     caches.release(lock)
 

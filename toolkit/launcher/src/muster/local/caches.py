@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ COMPILED = {
 }
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # its own choice would be in /tmp
 LOCK = ".lock"
+STARTING_S = 5.0  # how long a run may take to look through the builds of others
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -76,8 +78,15 @@ def use(caches: Caches) -> int:
                 os.unlink(os.path.join(folder, "lock"))
     except OSError:
         pass  # another run is at work, and its builds may be
+    # a run that is just starting is waited for, but not one that was stopped amid its start
+    until_s = time.monotonic() + STARTING_S
     with suppress(OSError):  # a home without locks
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for one that is just starting
+        while time.monotonic() < until_s:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
     return lock
 
 

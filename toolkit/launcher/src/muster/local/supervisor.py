@@ -22,7 +22,7 @@ from importlib import import_module
 
 from muster.local.backends.netns import kernel
 from muster.local.orders import KILL, STOP, HostOrder, Orders, orders_from_line, to_line
-from muster.run.child.rank_shim import descendants, end_tree
+from muster.run.child.rank_shim import descendants, end_tree, reap
 
 KILL_LIMIT_S = 10.0
 TIDY_S = 2.0  # for what is left once the hosts are killed
@@ -123,7 +123,7 @@ class _Holder:
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        self._reap()
+        reap(self._ended)
         while self._running:
             ready = poll.poll(POLL_MS if self._unsignalled else None)
             for fd, _ in ready:
@@ -131,7 +131,7 @@ class _Holder:
                     self._obey(os.read(0, 1))
                 else:
                     os.read(self._wake, 4096)
-            self._reap()
+            reap(self._ended)
             self._stop_those_that_listen()
         self._kill_all()
 
@@ -151,18 +151,9 @@ class _Holder:
                 os.kill(pid, signal.SIGTERM)
         self._unsignalled &= self._running.keys()
 
-    def _reap(self) -> bool:
-        """Takes all that ended; False when no child is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            host_index = self._running.pop(pid, None)
-            if host_index is not None:
-                report(self._up, "ended", host_index, os.waitstatus_to_exitcode(status))
+    def _ended(self, pid: int, code: int) -> None:
+        if (host_index := self._running.pop(pid, None)) is not None:
+            report(self._up, "ended", host_index, code)
 
     def _kill_all(self) -> None:
         """The hosts first: what waits above the ranks of one that was killed then ends those and
@@ -172,7 +163,7 @@ class _Holder:
         def left() -> Iterable[int]:
             return list(self._running) if time.monotonic() < late_s else descendants(os.getpid())
 
-        end_tree(self._reap, left, KILL_LIMIT_S)
+        end_tree(lambda: reap(self._ended), left, KILL_LIMIT_S)
         for host_index in self._running.values():
             report(self._up, "ended", host_index, -signal.SIGKILL)
         self._running.clear()

@@ -35,6 +35,18 @@ KILL_LIMIT_S = 10.0
 GONE = 137  # the exit code when the supervisor is
 
 
+def reap(ended: "Callable[[int, int], None]") -> bool:
+    """Calls `ended(pid, code)` for every child that ended; False when no child is left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        ended(pid, os.waitstatus_to_exitcode(status))
+
+
 def framed(fields: list[bytes]) -> bytes:
     """One message as it travels."""
     payload = b"\0".join(fields)
@@ -216,20 +228,12 @@ class Shim:
         except OSError:
             pass  # the supervisor is gone; the next read says so
 
-    def reap(self) -> bool:
-        """Takes every child that ended, reports orphans; False when no child is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            code = os.waitstatus_to_exitcode(status)
-            if pid == self.script:
-                self.running, self.status = False, code
-            else:
-                self.say("orphan", pid, code)
+    def ended(self, pid: int, code: int) -> None:
+        """A child ended: the script, or an orphan, which is reported."""
+        if pid == self.script:
+            self.running, self.status = False, code
+        else:
+            self.say("orphan", pid, code)
 
     def report(self) -> None:
         """Says once that the script ended; after a signal to its group, once that is empty."""
@@ -259,7 +263,7 @@ class Shim:
     def kill_tree(self) -> None:
         """Ends everything below."""
         self.group_signalled = False
-        end_tree(self.reap, children, KILL_LIMIT_S)
+        end_tree(lambda: reap(self.ended), children, KILL_LIMIT_S)
         self.report()
 
     def obey(self, message: "list[bytes] | None") -> "int | None":
@@ -283,7 +287,7 @@ def watch(shim: Shim, wake: int) -> int:
     poll.register(shim.sock, select.POLLIN)
     poll.register(wake, select.POLLIN)
     while True:
-        shim.reap()
+        reap(shim.ended)
         shim.report()
         waits_for_group = shim.group_signalled and not shim.running and not shim.reported
         for fd, _ in poll.poll(GROUP_POLL_MS if waits_for_group else None):
