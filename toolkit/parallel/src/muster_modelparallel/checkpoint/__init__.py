@@ -1,0 +1,1 @@
+"""Checkpoints in the documented partial and full layouts."""

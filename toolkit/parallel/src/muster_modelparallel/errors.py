@@ -1,0 +1,32 @@
+"""What goes wrong, in words for the person who started the job: what, where, and the fix."""
+
+from __future__ import annotations
+
+
+class ModelParallelError(RuntimeError):
+    """Base of all errors of this package. `fix` says what to do, "" when the text says it."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what}; {fix}" if fix else what)
+        self.what = what
+        self.fix = fix
+
+
+class SettingsError(ModelParallelError, ValueError):
+    """A parameter that cannot be used, or parameters that exclude each other."""
+
+
+class NotStartedError(ModelParallelError):
+    """Something was asked for before `init` was called."""
+
+
+class StepError(ModelParallelError):
+    """A step function, or the model outside one, was used in a way that cannot work."""
+
+
+class CheckpointError(ModelParallelError):
+    """A checkpoint is missing, cut short, or of another model or other degrees."""
+
+
+class NotBuiltError(ModelParallelError, NotImplementedError):
+    """A documented name or value that muster does not have yet."""

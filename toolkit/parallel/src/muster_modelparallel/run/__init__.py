@@ -1,0 +1,1 @@
+"""The ranks at work: process groups, objects between ranks, steps."""

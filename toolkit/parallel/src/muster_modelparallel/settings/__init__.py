@@ -1,0 +1,1 @@
+"""What was asked for: keys, sources, one frozen value. No torch here."""

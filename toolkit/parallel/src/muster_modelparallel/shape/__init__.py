@@ -1,0 +1,1 @@
+"""Pure arithmetic of ranks, units and plans. No torch here."""

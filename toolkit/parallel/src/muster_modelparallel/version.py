@@ -1,0 +1,3 @@
+"""One version for every wheel of the toolkit."""
+
+__version__ = "0.1.0"

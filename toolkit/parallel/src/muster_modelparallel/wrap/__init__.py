@@ -1,0 +1,1 @@
+"""What a script wraps its model and its optimizer in."""
