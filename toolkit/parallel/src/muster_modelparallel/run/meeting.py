@@ -1,0 +1,91 @@
+"""How the ranks meet before there are groups: torch's store, and one exchange of words over it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from muster_modelparallel.errors import ModelParallelError
+from muster_modelparallel.run.seat import Seat, take_seat
+
+MEETING_S = 600.0  # for ranks whose hosts load their packages at very different speeds
+_LEAVING_S = 10.0
+
+
+class MeetingPoint(NamedTuple):
+    """A store that all ranks reach, and who we are at it."""
+
+    store: Any
+    seat: Seat
+
+    def exchange(self, word: str) -> tuple[str, ...]:
+        """The words of all ranks, by rank. Raises ModelParallelError that names who did not come.
+
+        Rank 0 returns last, so that it may end at once, and its store with it.
+        """
+        rank, size = self.seat.rank, self.seat.size
+        if size == 1:
+            return (word,)
+        # how often this rank has done this: a process may start, end and start again
+        turn = int(self.store.add(f"turn/{rank}", 1))
+        self.store.set(f"{turn}/word/{rank}", word)
+        end = time.monotonic() + MEETING_S
+        words = tuple(self._get(f"{turn}/word/{other}", other, end) for other in range(size))
+        self._leave(turn)
+        return words
+
+    def _get(self, key: str, other: int, end: float) -> str:
+        try:
+            self.store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
+            return bytes(self.store.get(key)).decode()
+        except dist.DistError as error:
+            raise ModelParallelError(
+                f"rank {self.seat.rank} waited for rank {other} in smp.init(), which did not come "
+                f"({error})",
+                f"all {self.seat.size} ranks must call smp.init(); see whether rank {other} ended",
+            ) from error
+
+    def _leave(self, turn: int) -> None:
+        self.store.add(f"{turn}/left", 1)
+        end = time.monotonic() + _LEAVING_S
+        while self.seat.rank == 0 and int(self.store.add(f"{turn}/left", 0)) < self.seat.size:
+            if time.monotonic() > end:
+                return  # who has not read yet has other troubles
+            time.sleep(0.002)
+
+
+def meet(environ: Mapping[str, str]) -> MeetingPoint:
+    """The store of a process group that exists already, of the launcher, or of rank 0; in memory
+    for a process that is alone. Raises SettingsError for variables that cannot be used, and
+    ModelParallelError where rank 0 is not reached."""
+    seat = take_seat(environ)
+    if dist.is_initialized():
+        seat = seat._replace(rank=dist.get_rank(), size=dist.get_world_size())
+        store = dist.distributed_c10d._get_default_store()
+    elif seat.size == 1:
+        store = dist.HashStore()
+    else:
+        store = _remote(seat, environ)
+    return MeetingPoint(dist.PrefixStore("modelparallel", store), seat)
+
+
+def _remote(seat: Seat, environ: Mapping[str, str]) -> Any:
+    is_launchers = environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    try:
+        store = dist.TCPStore(
+            seat.host, seat.port, seat.size, seat.rank == 0 and not is_launchers,
+            timeout=timedelta(seconds=MEETING_S), wait_for_workers=False, multi_tenant=True,
+        )  # fmt: skip
+    except (dist.DistError, RuntimeError) as error:
+        raise ModelParallelError(
+            f"rank {seat.rank} of {seat.size} cannot meet the others at {seat.host}:{seat.port} "
+            f"({str(error).splitlines()[0]})",
+            "MASTER_ADDR and MASTER_PORT must be rank 0's host and a free port of it, on all ranks",
+        ) from error
+    # a launcher's store may serve all attempts of a job
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_launchers else "0"
+    return dist.PrefixStore(f"attempt-{attempt}", store)

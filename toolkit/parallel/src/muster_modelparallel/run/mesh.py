@@ -1,0 +1,156 @@
+"""The groups of this rank: one process group for tensors and one for objects for each kind.
+
+Objects travel over gloo, beside the tensors' groups, so that neither waits for the other's order.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.run.meeting import MeetingPoint
+from muster_modelparallel.run.seat import Seat
+from muster_modelparallel.shape.topology import GroupKind, Topology
+
+_BOTH = "cpu:gloo,cuda:nccl"
+_OWN = ("muster", "smddp")  # two names of one backend
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What this rank reaches the others by. `store` holds what ranks say of themselves while they
+    wait, `objects_timeout_s` bounds each wait for an object, in seconds."""
+
+    seat: Seat
+    device: torch.device
+    backend: str
+    store: Any
+    objects_timeout_s: float
+    groups: Mapping[GroupKind, Any]
+    object_groups: Mapping[GroupKind, Any]
+    has_begun_world: bool
+
+    @property
+    def rank(self) -> int:
+        """Of all ranks."""
+        return self.seat.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.seat.size
+
+    @property
+    def local_rank(self) -> int:
+        """Among the ranks of this host."""
+        return self.seat.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this host."""
+        return self.seat.local_size
+
+    def group(self, kind: GroupKind) -> Any:
+        """The process group of this kind that this rank is in, for tensors on `device`."""
+        return self.groups[kind]
+
+    def objects(self, kind: GroupKind) -> Any:
+        """The same ranks over gloo, for tensors on the CPU that carry objects."""
+        return self.object_groups[kind]
+
+    def close(self) -> None:
+        """Ends the groups; the world's only where `make` has begun it."""
+        made = [*self.groups.values(), *self.object_groups.values()]
+        for group in dict.fromkeys(made):
+            if group is not dist.group.WORLD:
+                with suppress(Exception):  # a peer may be gone; there is nothing left to say to it
+                    dist.destroy_process_group(group)
+        if self.has_begun_world:
+            with suppress(Exception):
+                dist.destroy_process_group()
+
+
+def make(point: MeetingPoint, topology: Topology, wished: str, objects_timeout_s: float) -> Mesh:
+    """All groups; every rank calls it. `wished`: auto or the name of a backend.
+
+    Raises SettingsError for a backend that this machine does not have.
+    """
+    seat = point.seat
+    device = _device(seat)
+    has_begun = not dist.is_initialized()
+    backend = _backend(wished, device) if has_begun else str(dist.get_backend())
+    if has_begun:
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("world", point.store), rank=seat.rank,
+            world_size=seat.size,
+        )  # fmt: skip
+    groups = _groups(topology, seat.rank, None, None, has_begun)
+    limit = timedelta(seconds=objects_timeout_s)
+    objects = _groups(topology, seat.rank, "gloo", limit, has_begun)
+    return Mesh(
+        seat, device, backend, dist.PrefixStore("objects", point.store), objects_timeout_s, groups,
+        objects, has_begun,
+    )  # fmt: skip
+
+
+def _groups(
+    topology: Topology, rank: int, backend: str | None, limit: timedelta | None, has_begun: bool
+) -> dict[GroupKind, Any]:
+    """By kind. Kinds with the same ranks share a group; the tensors' world is torch's own.
+
+    Where the world is ours all ranks have made the same number of groups, so each rank makes only
+    those it is in; else the script may have made some on a few ranks, and all take part in all.
+    """
+    made: dict[Sequence[int], Any] = {}
+    if backend is None:
+        made[tuple(range(topology.size))] = dist.group.WORLD
+    found: dict[GroupKind, Any] = {}
+    for kind in GroupKind:
+        sets = [tuple(each) for each in topology.all_groups(kind)]
+        mine = next(each for each in sets if rank in each)
+        if mine not in made:
+            for ranks in [mine] if has_begun else sets:
+                group = dist.new_group(
+                    list(ranks), timeout=limit, backend=backend,
+                    use_local_synchronization=has_begun,
+                )  # fmt: skip
+                if ranks == mine:
+                    made[mine] = group
+        found[kind] = made[mine]
+    return found
+
+
+def _device(seat: Seat) -> torch.device:
+    """The rank's GPU where the host has some, which becomes torch's current one; else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", seat.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _backend(wished: str, device: torch.device) -> str:
+    has_cuda = device.type == "cuda"
+    if wished in ("auto", *_OWN):
+        with suppress(ImportError):
+            importlib.import_module("muster_collectives.torch")
+            return "muster"
+        if wished != "auto":
+            raise SettingsError(
+                f"ddp_dist_backend is {wished!r}, and muster_collectives cannot be imported",
+                "install muster-parallel, or set ddp_dist_backend to 'auto'",
+            )
+    if wished == "nccl" and not has_cuda:
+        raise SettingsError(
+            "ddp_dist_backend is 'nccl', and torch sees no CUDA device",
+            "set ddp_dist_backend to 'auto' or 'gloo'",
+        )
+    return _BOTH if has_cuda else "gloo"

@@ -1,0 +1,235 @@
+"""The one state of the process: what `init` has made of parameters, ranks and groups.
+
+Everything that is not constant after `init` hangs on the `Session`: the wrapped model and optimizer,
+and the microbatch of a step that is at work. There is no other state in this package.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from muster_modelparallel.errors import NotBuiltError, NotStartedError, SettingsError
+from muster_modelparallel.run.own_variables import OwnVariables, read_variables
+from muster_modelparallel.settings.config import Config, Reading, check_world, read_config
+from muster_modelparallel.shape.topology import Topology
+
+if TYPE_CHECKING:
+    from muster_modelparallel.run.meeting import MeetingPoint
+    from muster_modelparallel.run.mesh import Mesh
+
+_log = logging.getLogger("muster_modelparallel")
+
+
+class ModelLike(Protocol):
+    """What the rest of the package needs of a wrapped model (`wrap.model.DistributedModel`)."""
+
+    @property
+    def module(self) -> Any:
+        """The user's own module."""
+
+    def begin_step(self, microbatches: int) -> None:
+        """Called by a step function before its first microbatch."""
+
+    def end_step(self) -> None:
+        """Called by a step function after its last microbatch; not where it raised."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole model, by the names of the user's module."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """What this rank holds, marked `_smp_is_partial`."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Takes either of the two."""
+
+
+class OptimizerLike(Protocol):
+    """What the rest of the package needs of a wrapped optimizer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the whole model."""
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """What this rank holds, marked `_smp_is_partial`."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes either of the two."""
+
+
+class Microbatch(NamedTuple):
+    """The microbatch that a step function is working on: `index` of `count`."""
+
+    index: int
+    count: int
+
+
+@dataclass(slots=True)
+class Session:
+    """What holds between `init` and the end of the process.
+
+    `model`, `optimizer` and `microbatch` are set by those who own them: the wrappers and `step`.
+    `translate_functions` are pairs (to the other format, from it) that full checkpoints go through.
+    """
+
+    config: Config
+    topology: Topology
+    mesh: Mesh
+    reading: Reading
+    model: ModelLike | None = None
+    optimizer: OptimizerLike | None = None
+    microbatch: Microbatch | None = None
+    translate_functions: list[Any] = field(default_factory=list)
+
+
+class _Holder:
+    """Where the session of the process is."""
+
+    session: Session | None = None
+
+
+def current() -> Session:
+    """The session. Raises NotStartedError before `init`."""
+    if _Holder.session is None:
+        raise NotStartedError(
+            "muster_modelparallel was used before it was initialised",
+            "call smp.init() at the beginning of the script",
+        )
+    return _Holder.session
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called in this process."""
+    return _Holder.session is not None
+
+
+def is_tracing() -> bool:
+    """Whether the model is being probed for its partition. False: one partition needs no probe."""
+    return False
+
+
+def init(config: Mapping[str, object] | None = None) -> None:
+    """Reads the parameters, meets the other ranks, and makes the groups. All ranks call it.
+
+    `config`: parameters of the script; those of the launcher go before them. A second call with the
+    same parameters does nothing. Raises SettingsError for parameters that cannot be used, that other
+    ranks were not given alike, or that differ from those of an earlier call; NotBuiltError for those
+    whose work comes with a later release. Both on every rank.
+    """
+    if _Holder.session is not None:
+        _check_same(_Holder.session.config, _read(config).config)
+        return
+    from muster_modelparallel.run import mesh as meshes
+    from muster_modelparallel.run.meeting import meet
+
+    point = meet(os.environ)
+    seat = point.seat
+    reading, own = _agree(point, config)
+    check_world(reading.config, seat.size)
+    refuse_unbuilt(reading.config)
+    found = reading.config
+    topology = Topology(
+        seat.size, found.pipeline_parallel_degree, found.tensor_parallel_degree, found.placement
+    )
+    made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
+    _Holder.session = Session(found, topology, made, reading)
+    if seat.rank == 0:
+        for note in (*own.notes, *reading.notes):
+            _log.warning("%s", note)
+
+
+def shutdown() -> None:
+    """Forgets the session and ends the groups that `init` has made; without one, nothing. Not
+    needed at the end of a script."""
+    session, _Holder.session = _Holder.session, None
+    if session is not None:
+        session.mesh.close()
+
+
+def refuse_unbuilt(config: Config) -> None:
+    """Raises NotBuiltError for the first value that the running code cannot do yet."""
+    for key, idle in _IDLE.items():
+        value = getattr(config, key)
+        if value not in idle:
+            raise NotBuiltError(
+                f"{key} is {value!r}, which comes with a later release of muster",
+                f"leave {key} out or set it to {idle[-1]!r}",
+            )
+
+
+# the values with which nothing is to be done that is not done yet; the last one is what we propose
+_IDLE: Mapping[str, tuple[object, ...]] = {
+    "pipeline_parallel_degree": (1,),
+    "tensor_parallel_degree": (1,),
+    "sharded_data_parallel_degree": (1,),
+    "shard_optimizer_state": (False,),
+    "fp16": (False,),
+    "bf16": (False,),
+    "fp16_params": (False,),
+    "offload_activations": (False,),
+    "delayed_parameter_initialization": (False,),
+    "load_partition": (False,),
+    "partition_file": (None,),
+    "hybrid_shard_degree": (1, 0),
+    "sm_activation_offloading": (False,),
+    "random_seed": (None,),
+}
+
+
+def _read(config: Mapping[str, object] | None) -> Reading:
+    return read_config(os.environ, sys.argv[1:], config)
+
+
+def _check_same(first: Config, second: Config) -> None:
+    for key, (old, new) in _differences(_texts(first), _texts(second)).items():
+        raise SettingsError(
+            f"smp.init() was called before with {key}={old}, and now with {key}={new}",
+            "call it once, or each time with the same parameters",
+        )
+
+
+def _agree(
+    point: MeetingPoint, config: Mapping[str, object] | None
+) -> tuple[Reading, OwnVariables]:
+    """What all ranks have read alike. Raises SettingsError on all of them where they have not."""
+    reading = own = problem = None
+    try:
+        own = read_variables(os.environ)
+        reading = _read(config)
+    except SettingsError as error:
+        problem = error
+    mine = {"problem": str(problem or ""), "config": _texts(reading.config) if reading else {}}
+    said = [json.loads(word) for word in point.exchange(json.dumps(mine))]
+    if problem is not None:
+        raise problem
+    for rank, word in enumerate(said):
+        if word["problem"]:
+            raise SettingsError(f"rank {rank} cannot use its parameters: {word['problem']}")
+    for rank, word in enumerate(said):
+        for key, (first, other) in _differences(said[0]["config"], word["config"]).items():
+            raise SettingsError(
+                f"the ranks were not given the same parameters: {key} is {first} on rank 0 and "
+                f"{other} on rank {rank}",
+                "give every rank the same mp_parameters and call smp.init() alike on all of them",
+            )
+    assert reading is not None and own is not None
+    return reading, own
+
+
+def _texts(config: Config) -> dict[str, str]:
+    return {each.name: repr(getattr(config, each.name)) for each in fields(config)}
+
+
+def _differences(
+    first: Mapping[str, str], second: Mapping[str, str]
+) -> dict[str, tuple[str | None, str | None]]:
+    return {
+        key: (first.get(key), second.get(key))
+        for key in {**first, **second}
+        if first.get(key) != second.get(key)
+    }
