@@ -1,7 +1,7 @@
 """What `make demo` runs: trains the digits on two hosts of this machine and checks every rank.
 
     make demo DISTRIBUTION=smdistributed.dataparallel    # over the backend smddp, under mpirun
-    make demo DISTRIBUTION=smdistributed.modelparallel   # a small GPT on the text of Python's manual
+    make demo DISTRIBUTION=smdistributed.modelparallel   # a small GPT on Python's manual
 
 Its last line is `demo: ok accuracy=0.9722 hosts=2 ranks=2 seconds=41.3`, or `demo: failed: why`
 with a non-zero exit code.
