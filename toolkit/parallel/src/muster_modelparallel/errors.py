@@ -30,3 +30,7 @@ class CheckpointError(ModelParallelError):
 
 class NotBuiltError(ModelParallelError, NotImplementedError):
     """A documented name or value that muster does not have yet."""
+
+
+class ExchangeError(ModelParallelError):
+    """An object did not come or was not taken: the other rank is gone, or too late."""

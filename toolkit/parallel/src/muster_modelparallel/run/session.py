@@ -1,7 +1,7 @@
 """The one state of the process: what `init` has made of parameters, ranks and groups.
 
-Everything that is not constant after `init` hangs on the `Session`: the wrapped model and optimizer,
-and the microbatch of a step that is at work. There is no other state in this package.
+Everything that is not constant after `init` hangs on the `Session`: the wrapped model and
+optimizer, and the microbatch of a step that is at work. There is no other state in this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from muster_modelparallel.errors import NotBuiltError, NotStartedError, SettingsError
+from muster_modelparallel.errors import (
+    ModelParallelError,
+    NotBuiltError,
+    NotStartedError,
+    SettingsError,
+)
 from muster_modelparallel.run.own_variables import OwnVariables, read_variables
 from muster_modelparallel.settings.config import Config, Reading, check_world, read_config
 from muster_modelparallel.shape.topology import Topology
@@ -117,9 +122,9 @@ def init(config: Mapping[str, object] | None = None) -> None:
     """Reads the parameters, meets the other ranks, and makes the groups. All ranks call it.
 
     `config`: parameters of the script; those of the launcher go before them. A second call with the
-    same parameters does nothing. Raises SettingsError for parameters that cannot be used, that other
-    ranks were not given alike, or that differ from those of an earlier call; NotBuiltError for those
-    whose work comes with a later release. Both on every rank.
+    same parameters does nothing. Raises SettingsError for parameters that cannot be used, that the
+    ranks were not given alike, or that differ from those of an earlier call, and NotBuiltError for
+    those whose work comes with a later release; both on every rank.
     """
     if _Holder.session is not None:
         _check_same(_Holder.session.config, _read(config).config)
@@ -197,11 +202,13 @@ def _agree(
     point: MeetingPoint, config: Mapping[str, object] | None
 ) -> tuple[Reading, OwnVariables]:
     """What all ranks have read alike. Raises SettingsError on all of them where they have not."""
-    reading = own = problem = None
+    reading: Reading | None = None
+    own: OwnVariables | None = None
+    problem: ModelParallelError | None = None
     try:
         own = read_variables(os.environ)
         reading = _read(config)
-    except SettingsError as error:
+    except ModelParallelError as error:
         problem = error
     mine = {"problem": str(problem or ""), "config": _texts(reading.config) if reading else {}}
     said = [json.loads(word) for word in point.exchange(json.dumps(mine))]
