@@ -90,6 +90,20 @@ def test_what_the_sdk_sends_becomes_its_option(tmp_path: Path, case: dict[str, A
         read_job(environ)
 
 
+@pytest.mark.parametrize("name", ["smp", "smdistributed.modelparallel"])
+def test_a_bare_name_of_model_parallelism_means_torchrun(tmp_path: Path, name: str) -> None:
+    """With the parameters that the request has elsewhere."""
+    sent = to_hyperparameters(name, processes_per_host=2)
+    assert "mp_parameters" not in sent
+    assert read_job(write_tree(tmp_path, {**PROGRAM, **sent})).distribution == Torchrun(
+        processes_per_host=2
+    )
+    sent["mp_parameters"] = '{"partitions": 2}'
+    job = read_job(write_tree(tmp_path, {**PROGRAM, **sent}))
+    assert job.distribution == Torchrun(MODEL_PARALLEL, 2)
+    assert job.warnings == ()
+
+
 def test_instance_groups_are_sent_by_name_for_every_strategy() -> None:
     groups = [SimpleNamespace(instance_group_name="gpu"), "cpu"]
     sent = to_hyperparameters({"torch_distributed": ON, "instance_groups": groups})
@@ -144,7 +158,6 @@ def test_a_misspelt_name_is_refused_with_the_nearest(distribution: Any, text: st
             {"smdistributed": {"modelparallel": {**ON, "parameters": 3}}, "mpi": ON},
             "smdistributed.modelparallel.parameters: expected a dictionary, got 3",
         ),
-        ("smdistributed.modelparallel", "distribution: smdistributed.modelparallel needs param"),
         ({"mpi": ON, "instance_groups": "gpu"}, "instance_groups: expected a list"),
         ({"instance_groups": ["gpu"]}, "instance_groups: no strategy is enabled for the groups"),
         (

@@ -21,7 +21,7 @@ from muster.types.machine import Machine
 from tests.support.mltree import PROGRAM, write_tree
 
 ON = {"enabled": True}
-EVERYTHING = {
+VERSION_1 = {
     "pipeline_parallel_degree": 2,
     "partitions": 2,
     "tensor_parallel_degree": 4,
@@ -35,8 +35,15 @@ EVERYTHING = {
     "shard_optimizer_state": False,
     "sdp_gradient_clipping": 1,
     "default_partition": 1,
-    "hybrid_shard_degree": 0,
+    "overlapping_allreduce": False,
+}
+VERSION_2 = {
+    "tensor_parallel_degree": 4,
+    "hybrid_shard_degree": 4,
+    "context_parallel_degree": 4,
     "sm_activation_offloading": True,
+    "activation_loading_horizon": 2,
+    "partitions": None,
 }
 
 
@@ -66,8 +73,18 @@ def test_parameters_reach_the_script_as_json_and_as_an_argument(
     assert job.warnings == ()
 
 
-def test_every_documented_key_is_known(tmp_path: Path) -> None:
-    assert read(tmp_path, json.dumps(EVERYTHING)).warnings == ()
+@pytest.mark.parametrize("sent", [VERSION_1, VERSION_2])
+def test_every_documented_key_is_known(tmp_path: Path, sent: dict[str, object]) -> None:
+    assert read(tmp_path, json.dumps(sent)).warnings == ()
+
+
+def test_a_pipeline_that_cannot_be_full_is_a_warning_that_says_what_it_costs(
+    tmp_path: Path,
+) -> None:
+    assert read(tmp_path, '{"partitions": 4, "microbatches": 1}').warnings == (
+        "microbatches 1 are fewer than the 4 stages of the pipeline, which stand idle 75 % of the "
+        "time",
+    )
 
 
 def test_a_key_that_nobody_knows_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
@@ -107,6 +124,19 @@ def test_a_key_that_nobody_knows_is_a_warning_with_the_nearest_name(tmp_path: Pa
             '{"partitions": 2, "default_partition": 2}',
             "mp_parameters: default_partition 2 is none of the 2 partitions, which begin at 0",
         ),
+        (
+            '{"shard_optimizer_state": true, "sharded_data_parallel_degree": 2}',
+            "mp_parameters: sharded_data_parallel_degree 2 shards the optimizer's state already",
+        ),
+        (
+            '{"context_parallel_degree": 4, "hybrid_shard_degree": 2}',
+            "mp_parameters: context_parallel_degree 4 is more than hybrid_shard_degree 2",
+        ),
+        (
+            '{"partitions": 1, "random_seed": 0}',
+            "mp_parameters: random_seed is a key of version 2 of the library, beside keys of",
+        ),
+        ('{"overlapping_allreduce": "no"}', ".overlapping_allreduce: expected true or false"),
     ],
 )
 def test_a_value_that_no_library_can_use_is_refused(
@@ -170,7 +200,7 @@ def test_a_script_whose_python_lacks_the_library_is_told_its_name(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         require_packages(MODEL_PARALLEL, sys.executable, environ())
     assert "needs the package smdistributed.modelparallel" in caught.value.message
-    assert "the vendor's images" in caught.value.fix
+    assert "add muster-compat" in caught.value.fix
     require_packages("mpi", sys.executable, environ())
     package(tmp_path, "torch", "sagemaker")
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from muster.plan.degrees import degrees_text
 from muster.plan.launchplan import Direct, LaunchPlan
 from muster.plan.openmpi.launch import plan_mpi
-from muster.plan.slots import mpi_processes
+from muster.plan.slots import mpi_processes, processes_per_host
 from muster.types.distribution import MODEL_PARALLEL, Mpi, Torchrun
 from muster.types.errors import ConfigError
 from muster.types.job import Documents, Job, Settings
@@ -200,10 +201,66 @@ def test_degrees_that_do_not_divide_the_world_are_refused(
     assert caught.value.message == f"mp_parameters: {product} does not divide the world size 4"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"partitions": 2}, {"tensor_parallel_degree": 4}])
-def test_degrees_that_divide_the_world_are_planned(parameters: dict[str, object]) -> None:
+@pytest.mark.promise("B32")
+@pytest.mark.parametrize(
+    ("parameters", "texts"),
+    [
+        (
+            {"partitions": 2},
+            ["the world size 8 is more than pipeline 2 x tensor 1 = 2, and ddp is not true"],
+        ),
+        (
+            {"microbatches": 2, "ddp": False, "sharded_data_parallel_degree": 3},
+            [
+                "the world size 8 is more than pipeline 1 x tensor 1 = 1, and ddp is not true",
+                "sharded_data_parallel_degree 3 does not divide the data-parallel size 8",
+            ],
+        ),
+        (
+            {"partitions": 2, "ddp": True, "sharded_data_parallel_degree": 8},
+            ["sharded_data_parallel_degree 8 does not divide the data-parallel size 4"],
+        ),
+        (
+            {"tensor_parallel_degree": 4, "hybrid_shard_degree": 4},
+            ["hybrid_shard_degree 4 does not divide the data-parallel size 2"],
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_cut_into_groups_are_refused(
+    parameters: dict[str, object], texts: list[str]
+) -> None:
+    option = Torchrun(MODEL_PARALLEL, 4)
+    with pytest.raises(ConfigError) as caught:
+        processes_per_host(degrees(option, 2, **parameters), facts(0, 0), 4)
+    assert [problem.what for problem in caught.value.problems] == texts
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"partitions": 4}, "pipeline 4 x tensor 1 x data 1"),
+        ({"partitions": 2, "ddp": True}, "pipeline 2 x tensor 1 x data 2"),
+        ({"tensor_parallel_degree": 4}, "pipeline 1 x tensor 4 x data 1"),
+        # nothing says that these are not for version 2, which has no ddp
+        ({"tensor_parallel_degree": 2}, "pipeline 1 x tensor 2 x data 2"),
+        ({"hybrid_shard_degree": 0, "random_seed": 1}, "pipeline 1 x tensor 1 x data 4"),
+        ({"hybrid_shard_degree": 2}, "pipeline 1 x tensor 1 x data 4 (sharded 2)"),
+        (
+            {"ddp": True, "sharded_data_parallel_degree": 4},
+            "pipeline 1 x tensor 1 x data 4 (sharded 4)",
+        ),
+    ],
+)
+def test_degrees_that_divide_the_world_are_planned_and_shown(
+    parameters: dict[str, object], text: str
+) -> None:
     option = Mpi(MODEL_PARALLEL, 2)
     job = degrees(option, 2, **parameters)
     assert mpi_processes(job, facts(0, 0), option) == {0: 2, 1: 2}
-    plain = make_job(2, Mpi("mpi", 2))._replace(documents=job.documents)
+    assert degrees_text(job, 4) == text
+
+
+def test_parameters_of_a_job_of_another_option_are_its_own_affair() -> None:
+    plain = degrees(Mpi("mpi", 2), 2, partitions=3)
     assert mpi_processes(plain, facts(0, 0), Mpi("mpi", 2)) == {0: 2, 1: 2}
+    assert degrees_text(plain, 4) == ""

@@ -127,6 +127,23 @@ def test_what_a_run_would_refuse_a_plan_refuses(
     assert answer in err
 
 
+def test_a_job_with_model_parallelism_shows_its_degrees(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.base / "code")
+    options = ("--isolation", "process", "--processes-per-host", "4", "--distribution", "smp")
+    sent = '{"partitions": 2, "ddp": true, "sharded_data_parallel_degree": 2}'
+    plan = ("train.py", *options, "--json", "--hyperparameter", f"mp_parameters={sent}")
+    code, out, err = desk.command(*plan)
+    assert (code, err) == (0, "")
+    rows = {row["name"]: row for row in json.loads(out)["understood"]}
+    assert rows["parallel"]["value"] == "pipeline 2 x tensor 1 x data 2 (sharded 2)"
+    assert rows["parallel"]["source"] == "hyperparameter mp_parameters"
+    assert rows["option"]["value"] == "smdistributed.modelparallel"
+    torchrun(desk, 4)
+    assert "parallel" not in {row["name"] for row in desk.json()["understood"]}
+
+
 def test_every_understood_value_has_a_source(desk: Desk) -> None:
     desk.hosts(2)
     torchrun(desk, 2)

@@ -11,6 +11,7 @@ from muster.commands.plan_tools import Found, find
 from muster.commands.plan_values import SHOWN_HOSTS, DryRun, Preview, Row
 from muster.commands.plan_view import command_line
 from muster.plan import plan
+from muster.plan.degrees import degrees_text
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.types.deadlines import Deadlines, variable
 from muster.types.job import Job, Program, Settings, Staged
@@ -187,11 +188,13 @@ def _world_rows(job: Job, facts: HostFacts, mine: LaunchPlan) -> tuple[Row, ...]
     product = f"{len(counts)} x {each}" if alike else each
     names = listed((cluster.hosts[place].name for place in cluster.distribution), SHOWN_HOSTS)
     rest = len(mine.ranks) - mine.world_size
+    degrees = degrees_text(job, mine.world_size)
     helpers = f", and {rest} outside the distribution" if rest else ""
     return (
         Row("hosts", f"{len(counts)} ({names}){helpers}", "resourceconfig.json"),
         Row("processes per host", each, _processes_source(job, facts)),
         Row("world", f"{product} = {mine.world_size}", "hosts x processes"),
+        *([Row("parallel", degrees, "hyperparameter mp_parameters")] if degrees else []),
         Row("leader", cluster.leader.name, "first distribution host"),
     )
 

@@ -20,6 +20,7 @@ from muster.contract.request.distribution import (
 )
 from muster.contract.request.model_parallel import KEY, check_parameters
 from muster.sdk.refusal import RequestError
+from muster.types.distribution import MODEL_PARALLEL
 from muster.types.names import did_you_mean, listed
 from muster.types.plain import short
 from muster.types.values import NamedTuple
@@ -45,11 +46,11 @@ _STRATEGIES = {
     "multi_worker_mirrored_strategy": _Strategy("sagemaker_multi_worker_mirrored_strategy_enabled"),
 }
 _DATA_PARALLEL = "smdistributed.dataparallel"
-_MODEL_PARALLEL = "smdistributed.modelparallel"
 _ALIASES = {
     "smddp": "smdistributed.dataparallel",
     "pytorchddp": "smdistributed.dataparallel",  # as SDK 2.257.7 rewrites it
     "torchrun": "torch_distributed",
+    "smp": MODEL_PARALLEL,
     "horovod": "mpi",
     "ps": "parameter_server",
     "mwms": "multi_worker_mirrored_strategy",
@@ -59,7 +60,7 @@ _LIBRARIES = frozenset(
     {"pytorch", "torch", "ddp", "fsdp", "fsdp2", "deepspeed", "accelerate", "lightning"}
     | {"pytorch_lightning", "transformers", "huggingface"}
 )
-NAMES = ("none", *_STRATEGIES, *_ALIASES)
+NAMES = ("none", *_STRATEGIES, MODEL_PARALLEL, *_ALIASES)
 _TOP_LEVEL = (
     "torch_distributed",
     "mpi",
@@ -145,10 +146,8 @@ def _by_name(name: str, findings: Findings) -> list[_Options]:
     if name == "none":
         return []
     full = _ALIASES.get(name, name)
-    if full == _MODEL_PARALLEL:
-        what = f"{name} needs parameters, which a bare name cannot carry"
-        findings.problem("distribution", what, 'write {"smdistributed": {"modelparallel": ...}}')
-        return []
+    if full == MODEL_PARALLEL:  # torchrun starts it; its parameters are a hyperparameter
+        return [_Options(name, one, {"enabled": True}) for one in (full, "torch_distributed")]
     if full not in _STRATEGIES:
         _unknown("distribution", name, NAMES, findings)
         return []
@@ -170,7 +169,7 @@ def _smdistributed(value: Mapping[str, object], findings: Findings) -> list[_Opt
 
 def _translate(options: _Options, values: dict[str, object], findings: Findings) -> bool:
     """Adds the keys of one strategy to `values`; whether it is enabled."""
-    if options.name == _MODEL_PARALLEL:
+    if options.name == MODEL_PARALLEL:
         return _translate_model_parallel(options, values, findings)
     strategy = _STRATEGIES[options.name]
     enabled = _enabled(options, ("enabled", *strategy.options), findings)
@@ -272,12 +271,12 @@ def _group_names(groups: object, findings: Findings) -> list[str]:
 
 def _check_combination(enabled: list[str], findings: Findings) -> None:
     """The SDK's own rules, and the container's, before a job is paid for."""
-    launchers = [name for name in enabled if name != _MODEL_PARALLEL]
+    launchers = [name for name in enabled if name != MODEL_PARALLEL]
     both_data_and_model = len(launchers) < len(enabled) and _DATA_PARALLEL in launchers
     if both_data_and_model:
         findings.problem("smdistributed", "choose dataparallel or modelparallel, not both")
     if len(launchers) < len(enabled) and not {"mpi", "torch_distributed"} & set(launchers):
-        what = f"{_MODEL_PARALLEL} needs mpi or torch_distributed beside it"
+        what = f"{MODEL_PARALLEL} needs mpi or torch_distributed beside it"
         findings.problem("smdistributed", what, 'add "torch_distributed": {"enabled": True}')
     if "torch_distributed" in launchers:  # torchrun starts the ranks; p5 demands the pair
         launchers = [name for name in launchers if name != _DATA_PARALLEL]

@@ -19,8 +19,9 @@ def hyperparameters(
 
     `distribution`: a dictionary as framework estimators take it, or a bare name: `none`,
     `torch_distributed`, `mpi`, `smdistributed.dataparallel` (`smddp`, `pytorchddp`),
-    `parameter_server`, `multi_worker_mirrored_strategy`. `processes_per_host`,
-    `custom_mpi_options`: of the one that is enabled; they win over the dictionary's own.
+    `smdistributed.modelparallel` (`smp`; with torchrun), `parameter_server`,
+    `multi_worker_mirrored_strategy`. `processes_per_host`, `custom_mpi_options`: of the one that is
+    enabled; they win over the dictionary's own.
     `instance_type`: only passed to scripts of smdistributed.dataparallel.
 
     Texts stand as they are and all else as JSON. That survives the generic Estimator of SDK v2 in

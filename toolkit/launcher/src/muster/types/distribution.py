@@ -7,6 +7,12 @@ from typing import Union
 from muster.types.values import NamedTuple
 
 MODEL_PARALLEL = "smdistributed.modelparallel"
+# keys of mp_parameters that only version 2 of that library has, and those that both have
+SMP_VERSION_2 = frozenset(
+    {"hybrid_shard_degree", "context_parallel_degree", "expert_parallel_degree", "random_seed"}
+    | {"sm_activation_offloading", "fsdp_cache_flush_warnings", "allow_empty_shards"}
+)
+SMP_BOTH = frozenset({"tensor_parallel_degree", "activation_loading_horizon"})
 
 
 class Single(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.contract.findings import Findings
+from muster.types.distribution import SMP_BOTH, SMP_VERSION_2
 from muster.types.names import did_you_mean
 from muster.types.plain import short
 from muster.types.values import NamedTuple
@@ -46,6 +47,7 @@ _KNOWN = {
     **dict.fromkeys(("shard_optimizer_state", "offload_activations", "contiguous"), _FLAG),
     **dict.fromkeys(("delayed_parameter_initialization", "deterministic_server"), _FLAG),
     **dict.fromkeys(("fast_mode", "static_mode", "load_partition", "xla"), _FLAG),
+    "overlapping_allreduce": _FLAG,
     **dict.fromkeys(("fp16", "bf16", "fp16_params", "sdp_hierarchical_allgather"), _FLAG),
     **dict.fromkeys(("sdp_reduce_bucket_size", "sdp_param_persistence_threshold"), _SIZE),
     "sdp_max_live_parameters": _SIZE,
@@ -92,6 +94,31 @@ def _check_together(parameters: Mapping[object, object], where: str, findings: F
     if isinstance(degree, int) and isinstance(default, int) and default >= degree > 0:
         what = f"default_partition {default} is none of the {degree} partitions, which begin at 0"
         findings.problem(where, what, f"use at most {degree - 1}")
+    sharded = _number(parameters, "sharded_data_parallel_degree")
+    if sharded > 1 and parameters.get("shard_optimizer_state") is True:
+        what = f"sharded_data_parallel_degree {sharded} shards the optimizer's state already"
+        findings.problem(where, what, "leave out shard_optimizer_state")
+    hybrid = _number(parameters, "hybrid_shard_degree")
+    if 0 < hybrid < (context := _number(parameters, "context_parallel_degree")):
+        what = f"context_parallel_degree {context} is more than hybrid_shard_degree {hybrid}"
+        findings.problem(where, what, f"use at most {hybrid}")
+    sent = [str(key) for key, value in parameters.items() if value is not None]
+    second = [key for key in sent if key in SMP_VERSION_2]
+    if second and _KNOWN.keys() & set(sent) - SMP_VERSION_2 - SMP_BOTH:
+        what = f"{second[0]} is a key of version 2 of the library, beside keys of version 1"
+        findings.problem(where, what, "send the keys of one of them")
+    microbatches = _number(parameters, "microbatches")
+    if isinstance(degree, int) and 0 < microbatches < degree:
+        share = 100 * (degree - 1) // (microbatches + degree - 1)
+        findings.warn(
+            f"microbatches {microbatches} are fewer than the {degree} stages of the pipeline, "
+            f"which stand idle {share} % of the time"
+        )
+
+
+def _number(parameters: Mapping[object, object], key: str) -> int:
+    value = parameters.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _fits(value: object, kind: _Kind) -> bool:

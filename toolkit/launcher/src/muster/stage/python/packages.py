@@ -14,8 +14,8 @@ from muster.types.errors import ConfigError
 _NEEDED = {
     MODEL_PARALLEL: (
         ("smdistributed.modelparallel", "torch.sagemaker"),
-        "that library is in the vendor's images alone: install muster's wheel in one of them, or "
-        "drop mp_parameters and train with torch_distributed, by FSDP or DeepSpeed",
+        "add muster-compat, whose names run on muster-parallel, to requirements.txt or the image, "
+        "or drop mp_parameters and train with torch_distributed, by FSDP or DeepSpeed",
     ),
 }
 _ASK_S = 20.0
