@@ -1,0 +1,73 @@
+"""Containers taken apart and put together: what a step's arguments and returns may be made of.
+
+list, tuple, dict, set and frozenset, their subclasses, and other mappings, such as a tokenizer's
+batch or the output of a transformers model. Everything else is a value of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+
+def parts(value: Any) -> list[tuple[str, Any]] | None:
+    """The members of a container with what a reader adds to its name to reach each ("[0]", ".x",
+    "['ids']"; "" in a set); None for anything that is no container."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", value[key]) for key in value]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", member) for name, member in zip(value._fields, value, strict=True)]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{place}]", member) for place, member in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [("", member) for member in value]
+    return None
+
+
+def put_together(value: Any, members: Sequence[Any]) -> Any:
+    """A container like `value` with other members, in the order of `parts`; `value` itself where
+    they are the same ones."""
+    found = parts(value)
+    assert found is not None
+    if all(old is new for (_, old), new in zip(found, members, strict=True)):
+        return value
+    if isinstance(value, Mapping):
+        return _mapping(value, members)
+    if isinstance(value, tuple):
+        return _tuple(value, members)
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = members
+        return made
+    return type(value)(members)
+
+
+def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same with each tensor changed, in containers too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    found = parts(value)
+    if found is None:
+        return value
+    return put_together(value, [map_tensors(change, member) for _, member in found])
+
+
+def _mapping(value: Mapping[Any, Any], members: Sequence[Any]) -> Any:
+    pairs = dict(zip(value, members, strict=True))
+    if not isinstance(value, MutableMapping):
+        return pairs
+    made = copy.copy(value)  # keeps the type and whatever else it holds
+    for key, member in pairs.items():
+        made[key] = member
+    return made
+
+
+def _tuple(value: tuple[Any, ...], members: Sequence[Any]) -> Any:
+    if hasattr(value, "_make"):
+        return value._make(members)
+    if hasattr(value, "n_sequence_fields"):  # what torch.max(..., dim) gives
+        return type(value)(members)
+    return tuple(members)

@@ -1,0 +1,349 @@
+"""The wrapped model: replicas that agree, gradients averaged over microbatches and replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from muster_modelparallel.errors import NotBuiltError, SettingsError, StepError
+from muster_modelparallel.run.outputs import StepOutput
+from muster_modelparallel.run.session import Session, current
+from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
+from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
+from muster_modelparallel.wrap.watch import BackwardWatch
+
+PARTIAL = "_smp_is_partial"  # marks the state of one partition
+_PREFIX = "module."
+_NO_AVERAGE = "gradients came from loss.backward() or autograd, so they are not averaged"
+_USE_OURS = "call model.backward(loss) in place of loss.backward()"
+
+
+class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A module at work on all ranks, of which a process has one.
+
+    Parameters and buffers are the first replica's from the start, and on this rank's device.
+    Names in state dictionaries, `named_parameters` and `named_buffers` are those of the module.
+    With one partition it also works outside step functions, each `backward` being a step then.
+    Source: the public documentation of DistributedModel, and of its arguments:
+
+    trace_device, trace_execution_times, trace_memory_usage: how partitions are found; with one
+    there is nothing to find. overlapping_allreduce: whether gradients are averaged during the
+    backward pass that ends a step; the parameter of that name goes before it.
+    backward_passes_per_step: steps whose gradients add up before they are averaged over replicas.
+    average_grads_across_microbatches: False for losses that sum over a batch.
+    bucket_cap_mb: MiB of gradients that are averaged together. broadcast_buffers: whether each step
+    in training mode begins with the buffers of the first replica. gradient_as_bucket_view: saves
+    the memory of one set of gradients.
+
+    Raises NotStartedError before `init`, StepError for a second model and for ranks whose modules
+    differ, SettingsError for an argument that cannot be used.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        trace_memory_usage: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+    ) -> None:
+        super().__init__()
+        session = current()
+        _check(session, module, trace_device, trace_execution_times)
+        _check_numbers(backward_passes_per_step, bucket_cap_mb)
+        self.module = module.to(session.mesh.device)
+        self.overlapping_allreduce = overlapping_allreduce
+        if session.config.overlapping_allreduce is not None:
+            self.overlapping_allreduce = session.config.overlapping_allreduce
+        self.backward_passes_per_step = backward_passes_per_step
+        self.average_grads_across_microbatches = average_grads_across_microbatches
+        self.broadcast_buffers = broadcast_buffers
+        self._session = session
+        self._watch = BackwardWatch(self.module.parameters)
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._passes = 0  # whose gradients are not averaged over replicas yet
+        self._expects_backward = False
+        self._reducer: GradientReducer | None = None
+        if session.topology.dp_size > 1:
+            self._begin_replicas(bucket_cap_mb, gradient_as_bucket_view)
+        session.model = self
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether it is known which rank has which part. Always, with one partition."""
+        return True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        if self._session.microbatch is None:
+            self._run_hooks()
+            self._broadcast_buffers()
+        return self.module(*args, **kwargs)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """As torch.autograd.backward of one tensor or several, with gradients scaled so that they
+        are averaged over microbatches. Outside a step function they are averaged over replicas at
+        once; inside, at its end. Raises StepError for a StepOutput."""
+        microbatch = self._session.microbatch
+        index = 0 if microbatch is None else microbatch.index
+        count = 1 if microbatch is None else microbatch.count
+        outputs, seeds = _listed(tensors, grad_tensors)
+        if any(isinstance(each, StepOutput) for each in outputs):
+            raise StepError(
+                "backward was given a StepOutput", "call model.backward in the step function"
+            )
+        scale = self._scale(count)
+        if scale != 1:
+            seeds = [_scaled(one, seed, scale) for one, seed in zip(outputs, seeds, strict=True)]
+        if microbatch is None:
+            self._begin_pass()
+        ends_pass = index == count - 1 and self._is_due
+        with self._watch.backward(index) as is_last:
+            if self._reducer is not None:
+                self._reducer.before_backward(is_last and ends_pass)
+            torch.autograd.backward(outputs, seeds)
+        if microbatch is None:
+            self._end_pass()
+
+    def begin_step(self, microbatches: int) -> None:
+        """Called by a step function before its first microbatch."""
+        self._run_hooks()
+        self._broadcast_buffers()
+        self._begin_pass()
+        # known on all ranks alike, even where one of them does not get to backward
+        self._expects_backward = self.module.training and torch.is_grad_enabled()
+
+    def end_step(self) -> None:
+        """Called by a step function after its last microbatch. Raises StepError where gradients
+        came without `backward`."""
+        if self._watch.is_stray:
+            raise StepError(_NO_AVERAGE, _USE_OURS)
+        if self._watch.has_begun or self._expects_backward:
+            self._end_pass()
+
+    def finish_gradients(self) -> None:
+        """Averages what `backward_passes_per_step` has left: an optimizer is to use it now. Raises
+        StepError where gradients came without `backward`."""
+        if self._watch.is_stray and self._reducer is not None:
+            raise StepError(_NO_AVERAGE, _USE_OURS)
+        if self._passes and self._reducer is not None:
+            self._reducer.reduce()
+        self._passes = 0
+
+    def get_module(self) -> nn.Module:
+        """The user's module."""
+        return self.module
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """Those of the module, by its names."""
+        return self.module.named_parameters(  # type: ignore[no-any-return]
+            prefix, recurse, remove_duplicate
+        )
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """Those of the module, by its names."""
+        return self.module.named_buffers(  # type: ignore[no-any-return]
+            prefix, recurse, remove_duplicate
+        )
+
+    def local_named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Parameters of this rank's partition, by the module's names."""
+        return self.named_parameters()
+
+    def local_parameters(self) -> Iterator[Any]:
+        """Parameters of this rank's partition."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, Any]]:
+        """Buffers of this rank's partition, by the module's names."""
+        return self.named_buffers()
+
+    def local_buffers(self) -> Iterator[Any]:
+        """Buffers of this rank's partition."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Modules of this rank's partition, by their names in the module, itself as ""."""
+        return self.module.named_modules()  # type: ignore[no-any-return]
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """Modules of this rank's partition."""
+        return (module for _, module in self.local_named_modules())
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole model, by the module's names: a plain module of the same kind loads it."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """What this rank holds, with `_smp_is_partial`: True."""
+        found = self.module.state_dict(*args, **kwargs)
+        found[PARTIAL] = True
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Takes a full or a partial one, by the module's names or with "module." before them.
+        Returns and raises as torch's."""
+        given = {name: value for name, value in state_dict.items() if name != PARTIAL}
+        own = self.module.state_dict()
+        if given and all(name.startswith(_PREFIX) and name not in own for name in given):
+            given = {name.removeprefix(_PREFIX): value for name, value in given.items()}
+        return self.module.load_state_dict(given, strict=strict, assign=assign)
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(model, optimizer)` is called once: at the next call of a step function or, outside,
+        of the model, before its first forward pass. The handle's `remove()` takes it back."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """Modules cut over ranks by tensor parallelism: none."""
+        return iter(())
+
+    def is_distributed_parameter(self, param: Any) -> bool:
+        """Whether it is cut over ranks by tensor parallelism."""
+        return False
+
+    def is_distributed_buffer(self, buf: Any) -> bool:
+        """Whether it is cut over ranks by tensor parallelism."""
+        return False
+
+    def is_scaled_batch_parameter(self, param: Any) -> bool:
+        """Whether it works on the batch of all its tensor-parallel ranks."""
+        return False
+
+    def is_scaled_batch_buffer(self, buf: Any) -> bool:
+        """Whether it works on the batch of all its tensor-parallel ranks."""
+        return False
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Parameters averaged over the DP group: all."""
+        return self.named_parameters()
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Parameters averaged over the RDP group: none."""
+        return iter(())
+
+    def join(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises NotBuiltError."""
+        raise NotBuiltError(
+            "DistributedModel.join comes with a later release of muster",
+            "give all ranks the same number of batches, with drop_last=True",
+        )
+
+    def register_comm_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises NotBuiltError."""
+        raise NotBuiltError(
+            "DistributedModel.register_comm_hook comes with a later release of muster",
+            "leave it out: gradients are averaged without it",
+        )
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether gradients are averaged over replicas at the end of this pass."""
+        return self._passes + 1 >= self.backward_passes_per_step
+
+    def _begin_replicas(self, bucket_cap_mb: float, as_view: bool) -> None:
+        mesh = self._session.mesh
+        named = [*self.named_parameters(), *self.named_buffers()]
+        require_same_model(named, mesh.objects(GroupKind.DP))
+        broadcast_tensors([tensor for _, tensor in named], mesh.group(GroupKind.DP))
+        options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
+        group = mesh.group(GroupKind.DP)
+        self._reducer = GradientReducer(self.module.named_parameters, group, options)
+
+    def _broadcast_buffers(self) -> None:
+        if self._reducer is None or not self.broadcast_buffers or not self.module.training:
+            return
+        buffers = list(self.module.buffers())
+        if buffers:
+            broadcast_tensors(buffers, self._session.mesh.group(GroupKind.DP))
+
+    def _begin_pass(self) -> None:
+        self._watch.begin()
+        if self._reducer is not None:
+            self._reducer.prepare()
+
+    def _end_pass(self) -> None:
+        self._passes += 1
+        if self._passes >= self.backward_passes_per_step:
+            self.finish_gradients()
+
+    def _run_hooks(self) -> None:
+        while self._hooks:
+            _, hook = self._hooks.popitem(last=False)
+            hook(self, self._session.optimizer)
+
+    def _scale(self, microbatches: int) -> float:
+        """What the gradients of one microbatch are multiplied by."""
+        loss_scale = float(getattr(self._session.optimizer, "loss_scale", 1.0))
+        return loss_scale / (microbatches if self.average_grads_across_microbatches else 1)
+
+
+def _listed(tensors: Any, grad_tensors: Any) -> tuple[list[Any], list[Any]]:
+    """Tensors and their gradients, None for those without."""
+    outputs = [tensors] if isinstance(tensors, (torch.Tensor, StepOutput)) else list(tensors)
+    if grad_tensors is None:
+        return outputs, [None] * len(outputs)
+    is_one = isinstance(grad_tensors, torch.Tensor)
+    return outputs, [grad_tensors] if is_one else list(grad_tensors)
+
+
+def _scaled(tensor: Any, seed: Any, scale: float) -> Any:
+    if seed is not None:
+        return seed * scale
+    # for others torch says that they need a gradient
+    return torch.ones_like(tensor) * scale if tensor.numel() == 1 else None
+
+
+def _check(session: Session, module: Any, trace_device: str, trace_times: bool) -> None:
+    if session.model is not None:
+        raise StepError(
+            "a second DistributedModel was made", "wrap one model only, which may hold others"
+        )
+    if not isinstance(module, nn.Module):
+        raise SettingsError(f"DistributedModel was given {module!r}", "give it a torch.nn.Module")
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise SettingsError(
+            "DistributedModel was given a model in DistributedDataParallel",
+            "give it the model itself: it does data parallelism as well",
+        )
+    if trace_device not in ("cpu", "gpu"):
+        raise SettingsError(f"trace_device is {trace_device!r}", "use 'cpu' or 'gpu'")
+    if trace_times and trace_device == "cpu":
+        raise SettingsError(
+            "trace_execution_times is True and trace_device is 'cpu'", "leave one of them out"
+        )
+    every = itertools.chain(module.parameters(), module.buffers())
+    if any(nn.parameter.is_lazy(each) for each in every):
+        raise SettingsError(
+            "the model has lazy modules, whose parameters have no shape yet",
+            "run the model once before DistributedModel",
+        )
+
+
+def _check_numbers(backward_passes_per_step: Any, bucket_cap_mb: Any) -> None:
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise SettingsError(
+            f"backward_passes_per_step is {backward_passes_per_step!r}", "use 1, 2, ..."
+        )
+    if not bucket_cap_mb > 0:
+        raise SettingsError(f"bucket_cap_mb is {bucket_cap_mb!r}", "use a number above 0")

@@ -1,0 +1,198 @@
+"""The wrapped optimizer: waits for averaged gradients, scales losses, saves local or full state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster_modelparallel.errors import StepError
+from muster_modelparallel.run.session import current
+from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.loss_scale import make_loss_scale
+from muster_modelparallel.wrap.model import PARTIAL
+
+_SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
+
+
+class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped here
+    """A torch optimizer for a DistributedModel; it may be made before that model or after.
+
+    A torch.optim.Optimizer to schedulers and others: groups, state and defaults are those of the
+    `optimizer` that it wraps, and whatever is not here is looked up there.
+
+    static_loss_scale, dynamic_loss_scale, dynamic_loss_args (wrap/loss_scale.py) only act on
+    parameters of half precision: `model.backward` multiplies by the scale, `step` divides by it and
+    does nothing where any rank's gradients overflow. Raises NotStartedError before `init`,
+    SettingsError for arguments that cannot be used. Source: the public documentation.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        **dynamic_loss_args: Any,
+    ) -> None:
+        # not super's: it would begin groups of its own
+        self.optimizer = optimizer
+        self.overflow = False
+        self._session = current()
+        self._scale = make_loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
+        self._is_unscaled = False
+        self._session.optimizer = self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # while it is copied there is none yet
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's."""
+        return self.optimizer.param_groups  # type: ignore[no-any-return]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's."""
+        return self.optimizer.defaults  # type: ignore[no-any-return]
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    @property
+    def loss_scale(self) -> float:
+        """What `model.backward` multiplies gradients by; 1 without parameters of half precision."""
+        return self._scale.value if self._is_scaling() else 1.0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters; returns the closure's loss, where one is given.
+
+        With a loss scale, gradients that are not finite on any rank make it do nothing on all
+        ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
+        runs it for each microbatch, and for a closure with a loss scale.
+        """
+        if self._session.microbatch is not None:
+            raise StepError(
+                "optimizer.step() was called in a step function",
+                "call it after the step function, which runs once for each microbatch",
+            )
+        self._finish_gradients()
+        if not self._is_scaling():
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        if closure is not None:
+            raise StepError("optimizer.step() has a closure and a loss scale", "drop one of them")
+        self._unscale()
+        self._is_unscaled = False
+        if not self.overflow:
+            self.optimizer.step()
+        self._scale = self._scale.after(self.overflow)
+        return None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Raises StepError in a step function after its first microbatch, whose
+        gradients would be lost."""
+        microbatch = self._session.microbatch
+        if microbatch is not None and microbatch.index > 0:
+            raise StepError(
+                "optimizer.zero_grad() was called in a step function, so that only the last "
+                "microbatch would count",
+                "call it before the step function",
+            )
+        self.optimizer.zero_grad(set_to_none)
+        self._is_unscaled = False
+
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Scales gradients down so that their norm over all parameters is at most max_norm, and
+        says what it was; -1.0 where a loss scale is used and they overflow."""
+        self._finish_gradients()
+        if self._is_scaling():
+            self._unscale()
+            if self.overflow:
+                return -1.0
+        parameters = list(self._parameters())
+        return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the whole model, as the wrapped optimizer gives and takes it."""
+        found = dict(self.optimizer.state_dict())
+        if self._scale.rules is not None:
+            found[_SCALE] = self._scale.saved()
+        return found
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: about a
+        sharded state, which there is none of yet."""
+        return {**self.state_dict(), PARTIAL: True}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a full or a partial one. Raises as torch's."""
+        given = {name: value for name, value in state_dict.items() if name != PARTIAL}
+        saved = given.pop(_SCALE, None)
+        self.optimizer.load_state_dict(given)
+        if saved is not None and self._scale.rules is not None:
+            self._scale = self._scale.loaded(saved)
+
+    def _finish_gradients(self) -> None:
+        finish = getattr(self._session.model, "finish_gradients", None)
+        if finish is not None:
+            finish()
+
+    def _parameters(self) -> Iterator[Any]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def _is_scaling(self) -> bool:
+        """Whether a scale was asked for and there is anything of half precision."""
+        if self._scale.rules is None and self._scale.value == 1:
+            return False
+        half = (torch.float16, torch.bfloat16)
+        return any(parameter.dtype in half for parameter in self._parameters())
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _unscale(self) -> None:
+        """Divides gradients by the loss scale, once; all ranks agree on `overflow`."""
+        if self._is_unscaled:
+            return
+        self._is_unscaled = True
+        scale = self._scale.value
+        found = torch.zeros(1, device=self._session.mesh.device)
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad
+                values = grad._values() if grad.is_sparse else grad
+                found += (~torch.isfinite(values).all()).to(found)
+                values.mul_(1 / scale)
+        if self._session.mesh.size > 1:
+            world = self._session.mesh.group(GroupKind.WORLD)
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
+        self.overflow = bool(found.item())
