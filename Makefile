@@ -12,7 +12,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels docs pictures clean
+.PHONY: help setup demo test test-all test-collectives test-modelparallel test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -40,6 +40,9 @@ test-all: $(STAMP) ## all but what test runs: namespaces, frameworks, images, SD
 
 test-collectives: $(STAMP) ## the collective backend: operations, faults, torch's layers, sanitizers (20 minutes)
 	@$(TIMED) test-collectives 1200 scripts/run-tests collectives
+
+test-modelparallel: $(STAMP) ## model parallelism: settings, ranks that train together, checkpoints (20 minutes)
+	@$(TIMED) test-modelparallel 1200 scripts/run-tests modelparallel
 
 test-long: $(STAMP) ## fuzz, soak, full matrices
 	@$(TIMED) test-long 10800 scripts/run-tests long

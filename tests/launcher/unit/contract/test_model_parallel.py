@@ -184,11 +184,17 @@ def package(root: Path, *parts: str, text: str = "raise SystemExit('imported')\n
     return root
 
 
+def without_the_library(root: Path) -> Path:
+    """A folder whose package hides the smdistributed of muster-compat, which is installed here."""
+    return package(root, "smdistributed")
+
+
 def test_a_package_is_found_without_being_imported(tmp_path: Path) -> None:
     package(tmp_path, "smdistributed", "modelparallel")
     name = MODEL_PARALLEL
     assert missing_packages([name], sys.executable, environ(tmp_path)) == ()
-    assert missing_packages([name, "json.tool"], sys.executable, environ()) == (name,)
+    lacking = environ(without_the_library(tmp_path / "other"))
+    assert missing_packages([name, "json.tool"], sys.executable, lacking) == (name,)
     (tmp_path / "smdistributed" / "__init__.py").write_text("raise SystemExit('imported')\n")
     assert missing_packages([name], sys.executable, environ(tmp_path)) == ()
     assert missing_packages(["smdistributed.x.y"], sys.executable, environ(tmp_path)) == (
@@ -197,14 +203,15 @@ def test_a_package_is_found_without_being_imported(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_python_lacks_the_library_is_told_its_name(tmp_path: Path) -> None:
+    lacking = without_the_library(tmp_path / "other")
     with pytest.raises(ConfigError) as caught:
-        require_packages(MODEL_PARALLEL, sys.executable, environ())
+        require_packages(MODEL_PARALLEL, sys.executable, environ(lacking))
     assert "needs the package smdistributed.modelparallel" in caught.value.message
     assert "add muster-compat" in caught.value.fix
     require_packages("mpi", sys.executable, environ())
     package(tmp_path, "torch", "sagemaker")
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    require_packages(MODEL_PARALLEL, sys.executable, environ(tmp_path))
+    require_packages(MODEL_PARALLEL, sys.executable, environ(tmp_path, lacking))
 
 
 def test_an_interpreter_that_does_not_answer_is_left_to_the_script(tmp_path: Path) -> None:

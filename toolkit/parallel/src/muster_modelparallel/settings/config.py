@@ -111,7 +111,11 @@ def read_config(environ: Mapping[str, str], arguments: Sequence[str], given: obj
         problems += both_names(source.parameters, source.name)
     refuse(problems)
     sent = canonical(script.parameters) | canonical(launcher.parameters)
-    refuse(clashes({"pipeline_parallel_degree": 1} | sent, _where(launcher, script)))
+    for all_keys in (
+        sent,
+        {"pipeline_parallel_degree": 1} | sent,
+    ):  # what was sent, then what counts
+        refuse(clashes(all_keys, _where(launcher, script)))
     _refuse_unbuilt(sent)
     known = {each.name for each in fields(Config)} - {"version"}
     values: dict[str, Any] = {name: value for name, value in sent.items() if name in known}

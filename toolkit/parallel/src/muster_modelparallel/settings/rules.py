@@ -72,16 +72,16 @@ def clashes(given: Mapping[str, object], where: str) -> list[Problem]:
     if 0 < hybrid < context:
         what = f"{_CONTEXT} {context} is more than hybrid_shard_degree {hybrid}"
         found.append(Problem(where, what, f"use at most {hybrid}"))
-    first, second = (_first_of(given, version) for version in (1, 2))
-    if first and second:
-        what = f"{first} is a key of version 1 of the library, {second} of version 2"
+    second = _of_version(given, 2)
+    if second and _of_version(given, 1):
+        what = f"{second[0]} is a key of version 2 of the library, beside keys of version 1"
         found.append(Problem(where, what, "send the keys of one of them"))
     return found
 
 
 def is_version_2(given: Mapping[str, object]) -> bool:
     """Whether keys were sent that only version 2 of the library has."""
-    return bool(_first_of(given, 2))
+    return bool(_of_version(given, 2))
 
 
 def nearest(name: str) -> str:
@@ -113,10 +113,9 @@ def short(value: object) -> str:
 _CONTEXT = "context_parallel_degree"
 
 
-def _first_of(given: Mapping[str, object], version: int) -> str:
-    """The first key in the table's order that only this version has."""
-    return next((key.name for key in KEYS.values() if key.version == version
-                 and key.name in given), "")  # fmt: skip
+def _of_version(given: Mapping[str, object], version: int) -> list[str]:
+    """The keys that this version alone has."""
+    return [name for name in given if name in KEYS and KEYS[name].version == version]
 
 
 def _number(given: Mapping[str, object], name: str, default: int = 0) -> int:
