@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from muster_modelparallel.errors import (
     ModelParallelError,
@@ -67,7 +67,8 @@ class OptimizerLike(Protocol):
         """Takes either of the two."""
 
 
-class Microbatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Microbatch:
     """The microbatch that a step function is working on: `index` of `count`."""
 
     index: int
