@@ -1,0 +1,1 @@
+"""What some scripts import of the library's own tests."""
