@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 Pair = collections.namedtuple("Pair", "loss logits")
 
 
-class Output(collections.OrderedDict):
+class Output(collections.OrderedDict):  # type: ignore[type-arg]
     """In the manner of transformers' ModelOutput: keys are attributes as well."""
 
     def __setitem__(self, key, value):
@@ -42,8 +42,8 @@ def test_in_containers_too() -> None:
     a, b, pair, output, scalars, nothing, text = merged([returned(1.0), returned(2.0)])
     assert a.reduce_sum() == 3 and b["a"][1].reduce_sum() == 3
     assert isinstance(pair, Pair) and pair.loss.reduce_sum() == 3 and pair.logits is None
-    assert isinstance(output, Output) and output.loss.reduce_sum() == 3
-    assert output["logits"][1].outputs == output.logits[1].outputs
+    assert isinstance(output, Output) and output.__dict__["loss"] is output["loss"]
+    assert output["loss"].reduce_sum() == 3 and output["logits"][1].reduce_sum() == 3
     assert scalars == [1.0, 2.0] and nothing is None and text == ["x", "x"]
 
 

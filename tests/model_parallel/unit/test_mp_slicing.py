@@ -63,7 +63,7 @@ def test_tensors_in_containers_are_cut() -> None:
 
 
 def test_other_mappings_keep_their_type() -> None:
-    class Batch(collections.UserDict):
+    class Batch(collections.UserDict):  # type: ignore[type-arg]
         pass
 
     batch = Batch(ids=torch.arange(4))

@@ -159,7 +159,7 @@ def test_gradient_mode_and_autocast_hold_in_the_body() -> None:
 
 def test_what_is_no_function_is_refused_and_init_comes_first() -> None:
     with pytest.raises(StepError, match="in place of a function"):
-        step(["x"])
+        step(["x"])  # type: ignore[call-overload]
     work = step(lambda x: x)
     with pytest.raises(NotStartedError, match="init"):
         work(1)

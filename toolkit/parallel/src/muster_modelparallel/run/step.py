@@ -20,6 +20,9 @@ class StepFunction:
     In a class it is a method. `calls` counts how often it was called.
     """
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, function: Callable[..., Any], cuts: Cuts, detach_outputs: bool) -> None:
         functools.update_wrapper(self, function)
         self.calls = 0
