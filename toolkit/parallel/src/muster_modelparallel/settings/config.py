@@ -15,6 +15,7 @@ from muster_modelparallel.settings.rules import (
     clashes,
     is_version_2,
     nearest,
+    outside,
     refuse,
     short,
     wrong_values,
@@ -111,11 +112,8 @@ def read_config(environ: Mapping[str, str], arguments: Sequence[str], given: obj
         problems += both_names(source.parameters, source.name)
     refuse(problems)
     sent = canonical(script.parameters) | canonical(launcher.parameters)
-    for all_keys in (
-        sent,
-        {"pipeline_parallel_degree": 1} | sent,
-    ):  # what was sent, then what counts
-        refuse(clashes(all_keys, _where(launcher, script)))
+    where = _where(launcher, script)
+    refuse(clashes(sent, where))
     _refuse_unbuilt(sent)
     known = {each.name for each in fields(Config)} - {"version"}
     values: dict[str, Any] = {name: value for name, value in sent.items() if name in known}
@@ -123,6 +121,7 @@ def read_config(environ: Mapping[str, str], arguments: Sequence[str], given: obj
         if name in values:
             values[name] = float(values[name])
     config = Config(**values, version=2 if is_version_2(sent) else 1)
+    refuse(outside(sent, config.pipeline_parallel_degree, where))
     notes = (differs, _gives_way(launcher, script), *_notes(sent, environ), _idle(config))
     return Reading(config, sent, tuple(filter(None, notes)))
 

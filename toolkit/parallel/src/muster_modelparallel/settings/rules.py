@@ -50,9 +50,12 @@ def both_names(parameters: Mapping[str, object], where: str) -> list[Problem]:
 
 
 def canonical(parameters: Mapping[str, object]) -> dict[str, object]:
-    """The same without aliases, and without keys whose value is their default, None."""
+    """The same without aliases, and without keys whose value is their default, None. A key that was
+    given by both of its names has the value of the newer one."""
     named = {name: value for name, value in parameters.items() if value is not None}
-    return {ALIASES.get(name, name): value for name, value in named.items()}
+    return {
+        (own := ALIASES.get(name, name)): named.get(own, value) for name, value in named.items()
+    }
 
 
 def clashes(given: Mapping[str, object], where: str) -> list[Problem]:
@@ -60,10 +63,7 @@ def clashes(given: Mapping[str, object], where: str) -> list[Problem]:
     found = []
     if given.get("fp16") is True and given.get("bf16") is True:
         found.append(Problem(where, "fp16 and bf16 are both true", "choose one"))
-    degree, default = given.get("pipeline_parallel_degree"), given.get("default_partition")
-    if isinstance(degree, int) and isinstance(default, int) and default >= degree > 0:
-        what = f"default_partition {default} is none of the {degree} partitions, which begin at 0"
-        found.append(Problem(where, what, f"use at most {degree - 1}"))
+    found += outside(given, _number(given, "pipeline_parallel_degree"), where)
     sharded = _number(given, "sharded_data_parallel_degree", 1)
     if sharded > 1 and given.get("shard_optimizer_state") is True:
         what = f"sharded_data_parallel_degree {sharded} shards the optimizer's state already"
@@ -77,6 +77,15 @@ def clashes(given: Mapping[str, object], where: str) -> list[Problem]:
         what = f"{second[0]} is a key of version 2 of the library, beside keys of version 1"
         found.append(Problem(where, what, "send the keys of one of them"))
     return found
+
+
+def outside(given: Mapping[str, object], degree: int, where: str) -> list[Problem]:
+    """A default partition that is none of `degree` partitions; 0: nobody said how many."""
+    default = _number(given, "default_partition")
+    if not default >= degree > 0:
+        return []
+    what = f"default_partition {default} is none of the {degree} partitions, which begin at 0"
+    return [Problem(where, what, f"use at most {degree - 1}")]
 
 
 def is_version_2(given: Mapping[str, object]) -> bool:
