@@ -12,7 +12,7 @@ PLACEMENTS = ["".join(letters) for letters in permutations("DPT")]
 # every pair of degrees that divides the ranks
 SHAPES = [
     (size, pipeline, tensor)
-    for size in (1, 2, 3, 4, 6, 8, 12)
+    for size in (1, 2, 3, 4, 6, 8, 12, 16)
     for pipeline in range(1, size + 1)
     for tensor in range(1, size // pipeline + 1)
     if size % (pipeline * tensor) == 0

@@ -8,7 +8,6 @@ Basics" and "Placement Strategy with Tensor Parallelism".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -37,15 +36,26 @@ class Place(NamedTuple):
     rdp: int
 
 
-# what the ranks of a group have in common
-_SAME: dict[GroupKind, Callable[[Place], tuple[int, ...]]] = {
-    GroupKind.WORLD: lambda place: (),
-    GroupKind.MP: lambda place: (place.rdp,),
-    GroupKind.DP: lambda place: (place.pp,),
-    GroupKind.PP: lambda place: (place.tp, place.rdp),
-    GroupKind.TP: lambda place: (place.pp, place.rdp),
-    GroupKind.RDP: lambda place: (place.pp, place.tp),
+# the axes along which the ranks of a group differ
+_AXES = {
+    GroupKind.WORLD: "DPT",
+    GroupKind.MP: "PT",
+    GroupKind.DP: "DT",
+    GroupKind.PP: "P",
+    GroupKind.TP: "T",
+    GroupKind.RDP: "D",
 }
+
+
+class _Axis(NamedTuple):
+    """`stride`: how far apart the ranks are that are neighbours along it."""
+
+    letter: str
+    length: int
+    stride: int
+
+    def at(self, rank: int) -> int:
+        return rank // self.stride % self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +98,40 @@ class Topology:
 
     def place(self, rank: int) -> Place:
         """Where the rank is."""
-        if not 0 <= rank < self.size:
-            raise IndexError(f"rank {rank} is none of {self.size}")
-        at = {letter: rank // stride % length for letter, length, stride in self._axes()}
+        self._check(rank)
+        at = {axis.letter: axis.at(rank) for axis in self._axes("DPT")}
         return Place(at["P"], at["T"], at["D"])
 
     def rank_of(self, place: Place) -> int:
         """The rank that is there; the inverse of `place`."""
         at = {"P": place.pp, "T": place.tp, "D": place.rdp}
-        axes = self._axes()
-        if not all(0 <= at[letter] < length for letter, length, _ in axes):
+        axes = self._axes("DPT")
+        if not all(0 <= at[axis.letter] < axis.length for axis in axes):
             raise IndexError(f"{place} is outside {self}")
-        return sum(at[letter] * stride for letter, _, stride in axes)
+        return sum(at[axis.letter] * axis.stride for axis in axes)
 
     def group(self, kind: GroupKind, rank: int) -> tuple[int, ...]:
         """The ranks of the rank's group of that kind, itself among them."""
-        same = _SAME[kind]
-        mine = same(self.place(rank))
-        return tuple(one for one in range(self.size) if same(self.place(one)) == mine)
+        self._check(rank)
+        axes = self._axes(_AXES[kind])
+        ranks = [rank - sum(axis.at(rank) * axis.stride for axis in axes)]
+        for _, length, stride in axes:
+            ranks = [one + at * stride for one in ranks for at in range(length)]
+        return tuple(ranks)
+
+    def group_rank(self, kind: GroupKind, rank: int) -> int:
+        """The index of the rank in its group of that kind."""
+        self._check(rank)
+        index = 0
+        for axis in self._axes(_AXES[kind]):
+            index = index * axis.length + axis.at(rank)
+        return index
 
     def all_groups(self, kind: GroupKind) -> tuple[tuple[int, ...], ...]:
         """All groups of that kind, in the order of their first ranks: each rank is in one of them.
         Every rank must make all of them, in this order, with torch.distributed.new_group."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.size):
-            found.setdefault(_SAME[kind](self.place(rank)), []).append(rank)
-        return tuple(tuple(ranks) for ranks in found.values())
+        firsts = (rank for rank in range(self.size) if not self.group_rank(kind, rank))
+        return tuple(self.group(kind, first) for first in firsts)
 
     def pp_group(self, rank: int) -> tuple[int, ...]:
         return self.group(GroupKind.PP, rank)
@@ -131,25 +149,30 @@ class Topology:
         return self.group(GroupKind.DP, rank)
 
     def pp_rank(self, rank: int) -> int:
-        return self.place(rank).pp
+        return self.group_rank(GroupKind.PP, rank)
 
     def tp_rank(self, rank: int) -> int:
-        return self.place(rank).tp
+        return self.group_rank(GroupKind.TP, rank)
 
     def rdp_rank(self, rank: int) -> int:
-        return self.place(rank).rdp
+        return self.group_rank(GroupKind.RDP, rank)
 
     def mp_rank(self, rank: int) -> int:
-        return self.mp_group(rank).index(rank)
+        return self.group_rank(GroupKind.MP, rank)
 
     def dp_rank(self, rank: int) -> int:
-        return self.dp_group(rank).index(rank)
+        return self.group_rank(GroupKind.DP, rank)
 
-    def _axes(self) -> tuple[tuple[str, int, int], ...]:
-        """(letter, how many, distance of neighbouring ranks) of each axis, the fastest first."""
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise IndexError(f"rank {rank} is none of {self.size}")
+
+    def _axes(self, letters: str) -> tuple[_Axis, ...]:
+        """Those of `letters`, the slowest first."""
         lengths = {"P": self.pipeline, "T": self.tensor, "D": self.rdp_size}
         axes, stride = [], 1
         for letter in reversed(self.placement):
-            axes.append((letter, lengths[letter], stride))
+            if letter in letters:
+                axes.append(_Axis(letter, lengths[letter], stride))
             stride *= lengths[letter]
-        return tuple(axes)
+        return tuple(reversed(axes))
