@@ -1,0 +1,270 @@
+"""Objects between real ranks: what arrives, in which order, and what a wait that fails says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.model_parallel.support.ranks import results, run_ranks, words_of
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+LIMIT_S = 120.0  # ranks that import torch beside other work take their time
+
+
+def exchange():
+    import fractions
+
+    import torch
+
+    import muster_modelparallel as smp
+
+    smp.init()
+    rank, other = smp.rank(), 1 - smp.rank()
+    said = {"ranks": [smp.rank(), smp.dp_rank(), smp.mp_rank(), smp.size(), smp.dp_size()]}
+    many = [None, 7, "é", b"", {"a": [torch.arange(3)]}, fractions.Fraction(1, 3), {1, 2}]
+    if rank == 0:
+        for each in many:
+            smp.send(each, 1, smp.RankType.WORLD_RANK)
+        smp.broadcast({"big": torch.ones(1 << 20)}, smp.WORLD)
+        smp.send("last", 1, smp.RankType.DP_RANK)
+        smp.broadcast("nobody else is there", smp.MP_GROUP)
+        said["answer"] = smp.recv_from(1, smp.RankType.DP_RANK)
+    else:
+        got = [smp.recv_from(0, smp.RankType.DP_RANK) for _ in many]
+        said["same"] = [a == b for a, b in zip(got, many, strict=True) if not isinstance(b, dict)]
+        said["tensor"] = got[4]["a"][0].tolist()
+        big = smp.recv_from(0, smp.RankType.WORLD_RANK)["big"]
+        said["big"] = float(big.sum())
+        said["last"] = smp.recv_from(0, smp.RankType.WORLD_RANK)
+        smp.send("answer", 0, smp.RankType.WORLD_RANK)
+    said["all"] = smp.allgather("x" * (1 + 1000 * rank), smp.DP_GROUP)
+    said["own"] = smp.allgather(rank, smp.CommGroup.PP_GROUP)
+    smp.barrier()
+    smp.dp_barrier()
+    smp.mp_barrier()
+    wrong = (
+        lambda: smp.send(1, rank, smp.RankType.WORLD_RANK),
+        lambda: smp.recv_from(2, smp.RankType.WORLD_RANK),
+        lambda: smp.recv_from(other, smp.RankType.MP_RANK),
+        lambda: smp.allgather(1, "WORLD"),
+        lambda: smp.broadcast(1, smp.RankType.WORLD_RANK),
+    )
+    said["errors"] = []
+    for call in wrong:
+        try:
+            call()
+        except smp.SettingsError as error:
+            said["errors"].append(str(error))
+    smp.init()  # once more, with the same parameters
+    try:
+        smp.init({"microbatches": 2})
+    except smp.SettingsError as error:
+        said["again"] = str(error)
+    return said
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_objects_arrive_in_order_whatever_they_are(backend):
+    parameters = {"ddp": True, "ddp_dist_backend": backend}
+    first, second = results(run_ranks(exchange, 2, parameters=parameters, limit_s=LIMIT_S))
+    assert first["ranks"] == [0, 0, 0, 2, 2]
+    assert second["ranks"] == [1, 1, 0, 2, 2]
+    assert second["same"] == [True] * 6
+    assert second["tensor"] == [0, 1, 2]
+    assert second["big"] == 1 << 20
+    assert second["last"] == "last"
+    assert first["answer"] == "answer"
+    for rank, said in enumerate((first, second)):
+        assert [len(each) for each in said["all"]] == [1, 1001]
+        assert said["own"] == [rank]
+        assert len(said["errors"]) == 5
+        assert "this is the rank itself" in said["errors"][0]
+        assert "WORLD_RANK goes from 0 to 1" in said["errors"][1]
+        assert "'WORLD' is no CommGroup" in said["errors"][3]
+        assert "microbatches=1, and now with microbatches=2" in said["again"]
+
+
+def placed(placement):
+    import torch
+    import torch.distributed as dist
+
+    import muster_modelparallel as smp
+    from muster_modelparallel.run import session
+
+    session.refuse_unbuilt = lambda config: None  # stages are of a later phase, their groups not
+    smp.init({"partitions": 2, "ddp": True, "placement_strategy": placement})
+    said = {"pp": smp.get_pp_group(), "dp": smp.get_dp_group(), "pp_rank": smp.pp_rank()}
+    groups = (
+        smp.get_world_process_group(),
+        smp.get_pp_process_group(),
+        smp.get_dp_process_group(),
+        smp.get_mp_process_group(),
+        smp.get_rdp_process_group(),
+        smp.get_tp_process_group(),
+    )
+    said["sums"] = []
+    for group in groups:
+        tensor = torch.tensor([2.0 ** smp.rank()])
+        dist.all_reduce(tensor, group=group)
+        said["sums"].append(tensor.item())
+    said["all"] = smp.allgather(smp.rank(), smp.PP_GROUP)
+    # the message of a stage to the next, by two kinds of ranks
+    if smp.pp_rank() == 0:
+        smp.send("first", 1, smp.RankType.PP_RANK)
+        smp.send("second", smp.get_pp_group()[1], smp.RankType.WORLD_RANK)
+        smp.broadcast(["third", smp.rank()], smp.CommGroup.MP_GROUP)
+    else:
+        said["got"] = [smp.recv_from(0, smp.RankType.MP_RANK) for _ in range(3)]
+    if smp.dp_rank() == 0:
+        smp.broadcast(smp.rank(), smp.DP_GROUP)
+    else:
+        said["replica"] = smp.recv_from(0, smp.RankType.RDP_RANK)
+    return said
+
+
+@pytest.mark.parametrize(("placement", "stride"), [("spread", 2), ("DPT", 1)])
+def test_groups_follow_the_placement(placement, stride):
+    found = results(run_ranks(placed, 4, arguments=[placement], limit_s=LIMIT_S))
+    for rank, said in enumerate(found):
+        pipe = [0, 2] if stride == 2 else [0, 1]
+        pipe = pipe if rank in pipe else [each for each in range(4) if each not in pipe]
+        across = 3 - stride
+        replicas = sorted((rank, rank ^ across))
+        assert said["pp"] == pipe
+        assert said["dp"] == replicas
+        powers = [
+            sum(2.0**each for each in each_group)
+            for each_group in (range(4), pipe, replicas, pipe, replicas, [rank])
+        ]
+        assert said["sums"] == powers
+        assert said["all"] == pipe
+        if said["pp_rank"]:
+            assert said["got"] == ["first", "second", ["third", pipe[0]]]
+        if rank != replicas[0]:
+            assert said["replica"] == replicas[0]
+
+
+def start_and_say():
+    import muster_modelparallel as smp
+
+    try:
+        smp.init()
+    except smp.ModelParallelError as error:
+        return [type(error).__name__, str(error), smp.is_initialized()]
+    return ["", smp.get_dp_group(), smp.is_initialized()]
+
+
+def _sent(**parameters):
+    return {"SM_HP_MP_PARAMETERS": json.dumps(parameters)}
+
+
+def test_ranks_that_disagree_all_say_both_values():
+    env_of = [_sent(ddp=True, microbatches=4), _sent(ddp=True, microbatches=8)]
+    for kind, text, started in results(run_ranks(start_and_say, 2, env_of=env_of, limit_s=LIMIT_S)):
+        assert kind == "SettingsError"
+        assert "microbatches is 4 on rank 0 and 8 on rank 1" in text
+        assert not started
+
+
+def test_a_rank_that_cannot_read_its_parameters_ends_the_others():
+    env_of = [_sent(ddp=True), _sent(ddp=True, microbatches="many")]
+    first, second = results(run_ranks(start_and_say, 2, env_of=env_of, limit_s=LIMIT_S))
+    assert second[0] == "SettingsError" and "many" in second[1]
+    assert first[0] == "SettingsError"
+    assert first[1].startswith("rank 1 cannot use its parameters") and "many" in first[1]
+
+
+def test_what_is_not_built_is_refused_on_every_rank():
+    parameters = {"partitions": 2, "ddp": True}
+    for kind, text, _ in results(
+        run_ranks(start_and_say, 2, parameters=parameters, limit_s=LIMIT_S)
+    ):
+        assert kind == "NotBuiltError"
+        assert "pipeline_parallel_degree is 2" in text and "later release of muster" in text
+
+
+def test_mpirun_alone_starts_the_ranks_of_one_host():
+    gone = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                          "MASTER_PORT"), "")  # fmt: skip
+    mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    env_of = [
+        {**gone, **mpi, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+         "PMIX_NAMESPACE": "a job of this test"} for rank in ("0", "1")
+    ]  # fmt: skip
+    ends = run_ranks(start_and_say, 2, parameters={"ddp": True}, env_of=env_of, limit_s=LIMIT_S)
+    assert [each[1] for each in results(ends)] == [[0, 1], [0, 1]]
+
+
+def adopt():
+    import torch.distributed as dist
+
+    import muster_modelparallel as smp
+    from muster_modelparallel.run.session import shutdown
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)  # the script's own, on one rank only
+    smp.init({"ddp": True})
+    said = [smp.allgather(smp.rank(), smp.DP_GROUP), smp.get_world_process_group() is not None]
+    shutdown()
+    return [*said, smp.is_initialized(), dist.is_initialized()]
+
+
+def test_a_process_group_that_is_there_is_used_and_left():
+    for said in results(run_ranks(adopt, 2, limit_s=LIMIT_S)):
+        assert said == [[0, 1], True, False, True]
+
+
+def waiting(case):
+    import os
+    import signal
+    import time
+
+    import muster_modelparallel as smp
+
+    smp.init({"ddp": True})
+    rank = smp.rank()
+    smp.barrier()
+    if rank == 0:
+        if case == "killed":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case == "late":
+            time.sleep(6)
+        return None
+    began = time.monotonic()
+    try:
+        if case == "gather":
+            smp.allgather(rank, smp.WORLD)
+        else:
+            smp.recv_from(0, smp.RankType.WORLD_RANK)
+    except smp.ExchangeError as error:
+        return [str(error), time.monotonic() - began]
+
+
+def test_a_receive_that_is_late_says_who_waited_for_whom():
+    env = {"MODELPARALLEL_OBJECTS_TIMEOUT_S": "2"}
+    text, took_s = results(run_ranks(waiting, 2, arguments=["late"], env=env, limit_s=LIMIT_S))[1]
+    assert "rank 1 waited 2.0 s for rank 0 in recv_from(src_rank=0, rank_type=" in text
+    assert "rank 0 was last in barrier(group=CommGroup.WORLD)" in text
+    assert "MODELPARALLEL_OBJECTS_TIMEOUT_S" in text
+    assert 1.9 < took_s < 5
+
+
+def test_a_killed_rank_ends_the_wait_for_it():
+    ends = run_ranks(waiting, 3, arguments=["killed"], limit_s=LIMIT_S)
+    assert ends[0].code == -9, words_of(ends)
+    for end in ends[1:]:
+        text, took_s = end.result
+        assert f"rank {end.rank} lost rank 0 after" in text
+        assert "the output of rank 0 says why it ended" in text
+        assert took_s < 5
+
+
+def test_a_collective_names_the_rank_that_has_not_come():
+    ends = run_ranks(waiting, 3, arguments=["gather"], limit_s=LIMIT_S)
+    for text, took_s in results(ends)[1:]:
+        assert "lost rank 0 after" in text and "allgather(group=CommGroup.WORLD)" in text
+        assert took_s < 5
