@@ -51,12 +51,13 @@ def exchange():
         lambda: smp.allgather(1, "WORLD"),
         lambda: smp.broadcast(1, smp.RankType.WORLD_RANK),
     )
-    said["errors"] = []
+    errors = []
     for call in wrong:
         try:
             call()
         except smp.SettingsError as error:
-            said["errors"].append(str(error))
+            errors.append(str(error))
+    said["errors"] = errors
     smp.init()  # once more, with the same parameters
     try:
         smp.init({"microbatches": 2})
@@ -104,11 +105,10 @@ def placed(placement):
         smp.get_rdp_process_group(),
         smp.get_tp_process_group(),
     )
-    said["sums"] = []
-    for group in groups:
-        tensor = torch.tensor([2.0 ** smp.rank()])
+    sums = [torch.tensor([2.0 ** smp.rank()]) for _ in groups]
+    for tensor, group in zip(sums, groups, strict=True):
         dist.all_reduce(tensor, group=group)
-        said["sums"].append(tensor.item())
+    said["sums"] = [each.item() for each in sums]
     said["all"] = smp.allgather(smp.rank(), smp.PP_GROUP)
     # the message of a stage to the next, by two kinds of ranks
     if smp.pp_rank() == 0:

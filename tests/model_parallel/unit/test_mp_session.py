@@ -1,0 +1,202 @@
+"""Which rank a process is, what `init` promises, our own variables, and objects as bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_modelparallel.errors import NotBuiltError, NotStartedError, SettingsError
+from muster_modelparallel.run.own_variables import read_variables
+from muster_modelparallel.run.seat import ALONE, take_seat
+from muster_modelparallel.settings.config import Config
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "host-1", "MASTER_PORT": "1234"}  # fmt: skip
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+          "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+
+
+def test_a_process_without_a_launcher_is_alone():
+    assert take_seat({}) == ALONE
+    assert take_seat({"RANK": "", "WORLD_SIZE": " "}) == ALONE
+
+
+def test_a_rank_of_torchrun_sits_where_it_is_told():
+    seat = take_seat(TORCHRUN | MPIRUN)
+    assert seat == (5, 8, 1, 4, "host-1", 1234)
+
+
+def test_a_rank_of_mpirun_on_one_host_needs_no_address():
+    seat = take_seat(MPIRUN)
+    assert seat[:5] == (1, 2, 1, 2, "127.0.0.1")
+    one, other = ({**MPIRUN, "PMIX_NAMESPACE": name} for name in ("job-1", "job-2"))
+    assert take_seat(one).port == take_seat(one).port != take_seat(other).port
+
+
+def test_a_rank_of_another_mpi_is_found_too():
+    seat = take_seat({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1",
+                      "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9"})  # fmt: skip
+    assert seat == (3, 4, 1, 2, "a", 9)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "4"}, ("MASTER_ADDR is not set", "2 of the 4 ranks")),
+        ({"RANK": "0"}, ("RANK is set and WORLD_SIZE is not",)),
+        ({"WORLD_SIZE": "2"}, ("WORLD_SIZE is set and RANK is not",)),
+        ({**TORCHRUN, "RANK": "8"}, ("RANK='8'", "from 0 to 7")),
+        ({**TORCHRUN, "MASTER_PORT": "x"}, ("MASTER_PORT='x'",)),
+    ],
+)
+def test_a_seat_that_cannot_be_is_refused_by_its_variable(environ, words):
+    with pytest.raises(SettingsError) as caught:
+        take_seat(environ)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_variable_of_ours_that_is_misspelt_is_named_with_the_nearest():
+    read = read_variables(
+        {"MODELPARALLEL_OBJECT_TIMEOUT": "3", "MODELPARALLEL_X": "1", "OTHER": ""}
+    )
+    assert read.objects_timeout_s == 600
+    assert "did you mean MODELPARALLEL_OBJECTS_TIMEOUT_S?" in read.notes[0]
+    assert "MODELPARALLEL_X is no variable of muster_modelparallel" in read.notes[1]
+    assert len(read.notes) == 2
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
+def test_a_limit_that_is_none_is_refused(text):
+    with pytest.raises(SettingsError, match="MODELPARALLEL_OBJECTS_TIMEOUT_S"):
+        read_variables({"MODELPARALLEL_OBJECTS_TIMEOUT_S": text})
+    assert read_variables({"MODELPARALLEL_OBJECTS_TIMEOUT_S": " 2.5 "}).objects_timeout_s == 2.5
+
+
+@pytest.mark.torch
+def test_names_that_need_a_session_say_so_before_there_is_one():
+    import muster_modelparallel as smp
+
+    assert not smp.is_initialized()
+    assert not smp.is_tracing()
+    for call in (smp.rank, smp.dp_size, smp.get_mp_group, smp.barrier, smp.get_dp_process_group):
+        with pytest.raises(NotStartedError, match=r"smp\.init"):
+            call()
+    with pytest.raises(NotStartedError):
+        _ = smp.state.cfg
+
+
+@pytest.mark.torch
+def test_a_process_alone_is_every_rank_of_every_group():
+    import torch.distributed as dist
+
+    import muster_modelparallel as smp
+    from tests.model_parallel.support.alone import alone
+
+    with alone(microbatches=3) as session:
+        assert smp.is_initialized()
+        for kind in ("mp", "pp", "tp", "dp", "rdp"):
+            assert getattr(smp, f"{kind}_rank")() == 0
+            assert getattr(smp, f"{kind}_size")() == 1
+            assert getattr(smp, f"get_{kind}_group")() == [0]
+            assert dist.get_world_size(getattr(smp, f"get_{kind}_process_group")()) == 1
+        assert (smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (0, 1, 0, 1)
+        assert smp.state.cfg.microbatches == 3
+        assert smp.state.model is None
+        assert smp.state.module_manager.translate_functions is session.translate_functions
+        value = object()
+        assert smp.allgather(value, smp.WORLD) == [value]
+        smp.broadcast(value, smp.WORLD)
+        smp.barrier()
+        with pytest.raises(SettingsError, match="the rank itself"):
+            smp.send(value, 0, smp.RankType.WORLD_RANK)
+    assert not smp.is_initialized()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"fp16": True}, {"bf16": True}, {"shard_optimizer_state": True, "ddp": True},
+        {"random_seed": 1},
+        {"offload_activations": True}, {"delayed_parameter_initialization": True},
+    ],
+)  # fmt: skip
+def test_a_value_whose_work_is_not_built_is_refused_by_name(key):
+    from tests.model_parallel.support.alone import alone
+
+    name = next(iter(key))
+    with pytest.raises(NotBuiltError) as caught, alone(**key):
+        pass
+    assert f"{name} is {key[name]!r}, which comes with a later release of muster" in str(
+        caught.value
+    )
+
+
+@pytest.mark.torch
+def test_every_key_that_is_not_built_is_one_of_the_configuration():
+    from muster_modelparallel.run.session import _IDLE, refuse_unbuilt
+
+    assert set(_IDLE) <= {each.name for each in dataclasses.fields(Config)}
+    refuse_unbuilt(Config())  # a configuration of nothing but defaults is built
+
+
+@pytest.mark.torch
+def test_notes_are_said_once(caplog, monkeypatch):
+    from tests.model_parallel.support.alone import alone
+
+    with caplog.at_level(logging.WARNING, logger="muster_modelparallel"), alone(fast_mode=True):
+        pass
+    assert [each for each in caplog.messages if "fast_mode" in each] == caplog.messages
+
+
+def plain_values():
+    leaves = (
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+        | st.binary()
+    )  # fmt: skip
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.integers()), inner),
+        max_leaves=20,
+    )  # fmt: skip
+
+
+@pytest.mark.torch
+@given(plain_values())
+def test_any_plain_value_comes_through(value):
+    import torch
+
+    from muster_modelparallel.run.encoding import decode, encode
+
+    assert decode(encode(value), torch.device("cpu")) == value
+
+
+@pytest.mark.torch
+def test_only_what_weights_only_cannot_read_is_pickled():
+    import torch
+
+    from muster_modelparallel.run.encoding import decode, encode
+
+    cpu = torch.device("cpu")
+    state = torch.nn.Linear(2, 2).state_dict()
+    for value in (1, "a", [torch.ones(2)], {"a": (1, None)}, dict(state), torch.float16, {1}):
+        assert encode(value)[0] == 0
+    for value in (Fraction(1, 2), range(3), frozenset({1}), 1j, b"", state):
+        data = encode(value)
+        assert data[0] == 1 or value is state
+        found = decode(data, cpu)
+        assert found.keys() == value.keys() if value is state else found == value
+    circle: list[object] = []
+    circle.append(circle)
+    found = decode(encode(circle), cpu)
+    assert found[0] is found
+    with pytest.raises(Exception, match="pickle"):
+        encode(lambda: None)
