@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ def encode(value: object) -> bytearray:
     return bytearray(file.getbuffer())
 
 
-def decode(data: bytes | bytearray | memoryview, device: torch.device) -> object:
+def decode(data: bytes | bytearray | memoryview, device: torch.device) -> Any:
     """The object. Tensors that were on a GPU come to `device`."""
     place = str(device)
     return torch.load(
@@ -50,7 +51,8 @@ def _is_plain(value: object, depth: int) -> bool:
         return False
     if kind in _MAPS:
         assert isinstance(value, dict)
-        pairs = value.items()
+        # a state dictionary of torch has attributes
+        pairs = [*value.items(), *getattr(value, "__dict__", {}).items()]
         return all(_is_plain(each, depth + 1) for pair in pairs for each in pair)
     if kind in _ROWS:
         assert isinstance(value, list | tuple | set)
