@@ -1,0 +1,288 @@
+"""Checkpoints of real ranks: a job that ends anywhere goes on as if it had never ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.model_parallel.support.ranks import give, results, run_ranks, words_of
+
+__all__ = ["give"]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+PARAMETERS = {"microbatches": 2, "ddp": True}
+
+
+def trains(folder: str, first: int, last: int, mode: str, act: str) -> list[float]:
+    """Steps `first` to `last`, the losses as they are; then does what `act` says."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    import muster_modelparallel as smp
+
+    smp.init()
+    torch.manual_seed(3 + 100 * (mode == "another seed"))
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    if act == "another model":
+        module[2] = torch.nn.Linear(16, 5)
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.05))
+    partial = mode != "full"
+    if first > 1:
+        tag = None if partial else f"step{first - 1}"
+        content = smp.resume_from_checkpoint(folder, tag=tag, partial=partial)
+        assert content == {"step": first - 1}, content
+
+    @smp.step
+    def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = mse_loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    losses = []
+    for number in range(first, last + 1):
+        torch.manual_seed(1000 * number + smp.dp_rank())
+        optimizer.zero_grad()
+        loss = one(torch.randn(4, 8), torch.randn(4, 4))
+        optimizer.step()
+        losses.append(float(loss.reduce_mean()))
+    if act == "saves":
+        smp.save_checkpoint(
+            folder,
+            f"step{last}",
+            partial=partial,
+            model=model,
+            optimizer=optimizer,
+            user_content={"step": last},
+        )
+    return losses
+
+
+@pytest.mark.parametrize("mode", ["partial", "full"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_resumed_job_takes_the_same_steps_to_the_bit(
+    tmp_path: Path, mode: str, count: int
+) -> None:
+    folder = str(tmp_path / "checkpoints")
+    whole = results(run_ranks(trains, count, arguments=["", 1, 6, mode, ""], parameters=PARAMETERS))
+    before = results(
+        run_ranks(trains, count, arguments=[folder, 1, 3, mode, "saves"], parameters=PARAMETERS)
+    )
+    after = results(
+        run_ranks(trains, count, arguments=[folder, 4, 6, "another seed" if mode == "partial"
+                                            else mode, ""], parameters=PARAMETERS)
+    )  # fmt: skip
+    assert [[*b, *a] for b, a in zip(before, after, strict=True)] == whole
+
+
+def test_the_files_are_those_of_the_documented_layout(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for mode in ("partial", "full"):
+        run = run_ranks(
+            trains, 2, arguments=[str(folder), 1, 1, mode, "saves"], parameters=PARAMETERS
+        )
+        results(run)
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    assert names == [
+        "newest", "optimizer_step1", "step1", "step1_partial/manifest.json",
+        "step1_partial/model_0_0.pt", "step1_partial/optimizer_0_0.pt",
+        "step1_partial/user_content.pt", "user_content_step1",
+    ]  # fmt: skip
+    assert (folder / "newest").read_text() == "step1"
+    part = torch.load(folder / "step1_partial/model_0_0.pt", weights_only=True)
+    assert part.pop("_smp_is_partial") is True
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    plain.load_state_dict(torch.load(folder / "step1", weights_only=True))
+    plain.load_state_dict(part)
+
+
+def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -> None:
+    """As instances have on SageMaker: what is at the same path is not the same folder."""
+    own = [{"TEST_FOLDER": str(tmp_path / name), "TEST_HOST": name} for name in ("a", "b")]
+
+    def saves() -> bool:
+        import os
+        import socket
+
+        import torch
+
+        import muster_modelparallel as smp
+
+        os.chdir(os.environ["TEST_FOLDER"])  # one relative path, two folders
+        socket.gethostname = lambda: os.environ["TEST_HOST"]
+        smp.init()
+        model = smp.DistributedModel(torch.nn.Linear(2, 2))
+        smp.save_checkpoint("kept", "one", model=model, user_content="mine")
+        return smp.resume_from_checkpoint("kept") == "mine"
+
+    for each in own:
+        Path(each["TEST_FOLDER"]).mkdir()
+    ends = run_ranks(saves, 2, parameters=PARAMETERS, env_of=own)
+    assert results(ends) == [True, True]
+    found = {p.name for p in (tmp_path / "b" / "kept" / "one_partial").iterdir()}
+    assert found == {"manifest.json", "model_0_0.pt", "user_content.pt"}
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_what_was_saved(
+    tmp_path: Path,
+) -> None:
+    def saves(folder: str) -> list[str]:
+        import resource
+
+        import torch
+
+        import muster_modelparallel as smp
+
+        smp.init()
+        model = smp.DistributedModel(torch.nn.Linear(400, 400))
+        smp.save_checkpoint(folder, "good", model=model)
+        if smp.rank() == 0:
+            import signal
+
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        said = []
+        for tag in ("bad", "good"):
+            try:
+                smp.save_checkpoint(folder, tag, model=model)
+            except smp.ModelParallelError as error:
+                said.append(str(error))
+        smp.resume_from_checkpoint(folder)
+        return said
+
+    for said in results(run_ranks(saves, 2, arguments=[str(tmp_path)], parameters=PARAMETERS)):
+        assert len(said) == 2
+        assert all("could not be written by rank 0" in text for text in said), said
+    assert (tmp_path / "newest").read_text() == "good"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_another_model_and_another_tag_are_named(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    results(
+        run_ranks(trains, 1, arguments=[folder, 1, 1, "partial", "saves"], parameters=PARAMETERS)
+    )
+    (end,) = run_ranks(
+        trains, 1, arguments=[folder, 2, 2, "partial", "another model"], parameters=PARAMETERS
+    )
+    assert end.code == 1
+    assert "model_0_0.pt does not fit this DistributedModel" in end.err
+    assert "size mismatch for 2.weight" in end.err
+
+    def disagree(folder: str) -> str:
+        import muster_modelparallel as smp
+
+        smp.init()
+        try:
+            smp.save_checkpoint(folder, f"step{smp.rank()}")
+        except smp.ModelParallelError as error:
+            return str(error)
+        return ""
+
+    for said in results(run_ranks(disagree, 2, arguments=[folder], parameters=PARAMETERS)):
+        assert "rank 0 saves ('step0', True) and rank 1 saves ('step1', True)" in said
+
+
+def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
+    """The states of models and optimizers; what the script saved as its own is its own."""
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    def resumes(folder: str) -> str:
+        import torch
+
+        import muster_modelparallel as smp
+
+        smp.init()
+        smp.DistributedModel(torch.nn.Linear(2, 2))
+        try:
+            smp.resume_from_checkpoint(folder, tag="model.pt", partial=False)
+        except smp.ModelParallelError as error:
+            return str(error)
+        return ""
+
+    torch.save({"weight": Evil()}, tmp_path / "model.pt", pickle_module=pickle)
+    (said,) = results(run_ranks(resumes, 1, arguments=[str(tmp_path)]))
+    assert "could run code" in said
+    assert not (tmp_path / "ran").exists()
+
+
+SAVES_FOR_EVER = """
+import sys, torch
+import muster_modelparallel as smp
+smp.init()
+model = smp.DistributedModel(torch.nn.Linear(300, 300))
+number = 0
+try:
+    number = smp.resume_from_checkpoint(sys.argv[1])["step"]
+except smp.ModelParallelError as error:
+    assert "has no file `newest`" in str(error), error
+with torch.no_grad():
+    assert number == 0 or bool((model.module.weight == number).all()), "not of one save"
+    print("resumed", number, flush=True)
+    while sys.argv[2] == "save":
+        number += 1
+        model.module.weight.fill_(number)
+        smp.save_checkpoint(sys.argv[1], "one", model=model, user_content={"step": number})
+"""
+
+
+def test_killed_at_any_moment_the_next_one_resumes_from_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Twelve times in the same folder, under the same tag."""
+    moments = random.Random(5)
+    words = [sys.executable, "-c", SAVES_FOR_EVER, str(tmp_path)]
+    for _ in range(12):
+        with subprocess.Popen(
+            [*words, "save"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as saver:
+            assert saver.stdout is not None and saver.stderr is not None
+            said = saver.stdout.readline()
+            assert said.startswith("resumed"), saver.stderr.read()
+            end = time.monotonic() + moments.uniform(0.02, 0.25)
+            while time.monotonic() < end and saver.poll() is None:
+                time.sleep(0.001)
+            saver.send_signal(signal.SIGKILL)
+    done = subprocess.run([*words, "end"], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout.split()[1]) > 12
+
+
+def test_save_and_load_keep_a_part_for_each_place(tmp_path: Path) -> None:
+    def saves(name: str) -> list[str]:
+        from pathlib import Path
+
+        import torch
+
+        import muster_modelparallel as smp
+
+        smp.init()
+        if smp.rdp_rank() == 0:
+            smp.save({"a": torch.ones(2)}, name, partial=True)
+        smp.save({"b": torch.full((1,), smp.rdp_rank())}, name + ".own", partial=True, v3=True)
+        if smp.rank() == 0:
+            smp.save({"c": 1}, name + ".all", partial=False)
+        smp.barrier()
+        assert smp.load(name, partial=True)["a"].tolist() == [1, 1]
+        assert smp.load(name + ".own", partial=True)["b"].item() == smp.rdp_rank()
+        assert smp.load(name + ".all", partial=False) == {"c": 1}
+        try:
+            smp.load(name + ".none")
+        except smp.ModelParallelError as error:
+            assert "no part of" in str(error)
+        smp.barrier()
+        return sorted(path.name for path in Path(name).parent.iterdir())
+
+    ends = run_ranks(saves, 2, arguments=[str(tmp_path / "file.pt")], parameters=PARAMETERS)
+    assert all(end.code == 0 for end in ends), words_of(ends)
+    names = ["file.pt.all", "file.pt.own_0_0_0", "file.pt.own_0_0_1", "file.pt_0_0"]
+    assert results(ends) == [names, names]
