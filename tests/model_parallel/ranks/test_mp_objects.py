@@ -19,6 +19,7 @@ def exchange():
     import torch
 
     import muster_modelparallel as smp
+    from muster_modelparallel.run.session import shutdown
 
     smp.init()
     rank, other = smp.rank(), 1 - smp.rank()
@@ -63,6 +64,9 @@ def exchange():
         smp.init({"microbatches": 2})
     except smp.SettingsError as error:
         said["again"] = str(error)
+    shutdown()
+    smp.init({"microbatches": 2})
+    said["anew"] = [smp.state.cfg.microbatches, *smp.allgather(rank, smp.WORLD)]
     return said
 
 
@@ -85,6 +89,7 @@ def test_objects_arrive_in_order_whatever_they_are(backend):
         assert "WORLD_RANK goes from 0 to 1" in said["errors"][1]
         assert "'WORLD' is no CommGroup" in said["errors"][3]
         assert "microbatches=1, and now with microbatches=2" in said["again"]
+        assert said["anew"] == [2, 0, 1]
 
 
 def placed(placement):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_modelparallel.errors import NotBuiltError, NotStartedError, SettingsError
+from muster_modelparallel.errors import (
+    ModelParallelError,
+    NotBuiltError,
+    NotStartedError,
+    SettingsError,
+)
 from muster_modelparallel.run.own_variables import read_variables
 from muster_modelparallel.run.seat import ALONE, take_seat
 from muster_modelparallel.settings.config import Config
@@ -154,6 +160,38 @@ def test_notes_are_said_once(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, logger="muster_modelparallel"), alone(fast_mode=True):
         pass
     assert [each for each in caplog.messages if "fast_mode" in each] == caplog.messages
+
+
+def _exchange(words, size, limit_s=10.0):
+    """What `size` ranks say to each other, of which only the first len(words) come."""
+    import torch.distributed as dist
+
+    from muster_modelparallel.run.meeting import MeetingPoint
+
+    store = dist.HashStore()
+
+    def come(rank):
+        try:
+            seat = ALONE._replace(rank=rank, size=size)
+            return MeetingPoint(store, seat).exchange(words[rank], limit_s)
+        except ModelParallelError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(come, range(len(words))))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("words", [("a", "a", "a"), ("a", "b", "a"), ("a",)])
+def test_all_ranks_hear_all_words(words):
+    assert _exchange(words, len(words)) == [words] * len(words)
+
+
+@pytest.mark.torch
+def test_who_does_not_come_is_named_on_all_ranks(monkeypatch):
+    monkeypatch.setattr("muster_modelparallel.run.meeting._LEAVING_S", 0.2)
+    for rank, text in enumerate(_exchange(("a", "a"), 3, limit_s=0.3)):
+        assert text.startswith(f"rank {rank} waited for rank 2 in smp.init()")
 
 
 def plain_values():

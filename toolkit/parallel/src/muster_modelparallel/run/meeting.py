@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from muster_modelparallel.run.seat import Seat, take_seat
 
 MEETING_S = 600.0  # for ranks whose hosts load their packages at very different speeds
 _LEAVING_S = 10.0
+_LATER_S = 5.0  # what rank 0 says last is still heard
 
 
 class MeetingPoint(NamedTuple):
@@ -22,10 +25,9 @@ class MeetingPoint(NamedTuple):
     store: Any
     seat: Seat
 
-    def exchange(self, word: str) -> tuple[str, ...]:
-        """The words of all ranks, by rank. Raises ModelParallelError that names who did not come.
-
-        Rank 0 returns last, so that it may end at once, and its store with it.
+    def exchange(self, word: str, limit_s: float = MEETING_S) -> tuple[str, ...]:
+        """The words of all ranks, by rank. Raises ModelParallelError that names who did not come
+        within so many seconds. Rank 0 returns last, so that it may end at once, and its store.
         """
         rank, size = self.seat.rank, self.seat.size
         if size == 1:
@@ -33,24 +35,43 @@ class MeetingPoint(NamedTuple):
         # how often this rank has done this: a process may start, end and start again
         turn = int(self.store.add(f"turn/{rank}", 1))
         self.store.set(f"{turn}/word/{rank}", word)
-        end = time.monotonic() + MEETING_S
-        words = tuple(self._get(f"{turn}/word/{other}", other, end) for other in range(size))
+        if rank == 0:
+            answer = self._gather(turn, limit_s)
+            self.store.set(f"{turn}/answer", json.dumps(answer))
+        else:
+            answer = json.loads(self._get(f"{turn}/answer", limit_s + _LATER_S) or '{"missing": 0}')
         self._leave(turn)
-        return words
-
-    def _get(self, key: str, other: int, end: float) -> str:
-        try:
-            self.store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
-            return bytes(self.store.get(key)).decode()
-        except dist.DistError as error:
+        if "missing" in answer:
+            other = answer["missing"]
             raise ModelParallelError(
-                f"rank {self.seat.rank} waited for rank {other} in smp.init(), which did not come "
-                f"({error})",
-                f"all {self.seat.size} ranks must call smp.init(); see whether rank {other} ended",
-            ) from error
+                f"rank {rank} waited for rank {other} in smp.init(), which did not come",
+                f"all {size} ranks must call smp.init(); see whether rank {other} ended",
+            )
+        words = tuple(answer["words"])
+        return words if len(words) == size else words * size
+
+    def _gather(self, turn: int, limit_s: float) -> dict[str, Any]:
+        """On rank 0: all words, or one where all are the same; or who is missing."""
+        end = time.monotonic() + limit_s
+        words = []
+        for other in range(self.seat.size):
+            word = self._get(f"{turn}/word/{other}", end - time.monotonic())
+            if word is None:
+                return {"missing": other}
+            words.append(word)
+        return {"words": words if len(set(words)) > 1 else words[:1]}
+
+    def _get(self, key: str, limit_s: float) -> str | None:
+        """The value; None where nobody has set it in time, or the store is gone."""
+        try:
+            self.store.wait([key], timedelta(seconds=max(0.001, limit_s)))
+            return bytes(self.store.get(key)).decode()
+        except dist.DistError:
+            return None
 
     def _leave(self, turn: int) -> None:
-        self.store.add(f"{turn}/left", 1)
+        with suppress(dist.DistError):
+            self.store.add(f"{turn}/left", 1)
         end = time.monotonic() + _LEAVING_S
         while self.seat.rank == 0 and int(self.store.add(f"{turn}/left", 0)) < self.seat.size:
             if time.monotonic() > end:
@@ -58,14 +79,17 @@ class MeetingPoint(NamedTuple):
             time.sleep(0.002)
 
 
-def meet(environ: Mapping[str, str]) -> MeetingPoint:
+def meet(environ: Mapping[str, str], known: MeetingPoint | None = None) -> MeetingPoint:
     """The store of a process group that exists already, of the launcher, or of rank 0; in memory
-    for a process that is alone. Raises SettingsError for variables that cannot be used, and
-    ModelParallelError where rank 0 is not reached."""
+    for a process that is alone. `known`, from an earlier meeting, is taken again for the same seat.
+    Raises SettingsError for variables that cannot be used, ModelParallelError where rank 0 is not
+    reached."""
     seat = take_seat(environ)
     if dist.is_initialized():
         seat = seat._replace(rank=dist.get_rank(), size=dist.get_world_size())
         store = dist.distributed_c10d._get_default_store()
+    elif known is not None and known.seat == seat:
+        return known
     elif seat.size == 1:
         store = dist.HashStore()
     else:

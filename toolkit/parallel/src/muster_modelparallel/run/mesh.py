@@ -86,17 +86,20 @@ def make(point: MeetingPoint, topology: Topology, wished: str, objects_timeout_s
     seat = point.seat
     device = _device(seat)
     has_begun = not dist.is_initialized()
+    # of this making of the groups alone: a process may end them and begin anew
+    life = int(point.store.add(f"life/{seat.rank}", 1))
+    store = dist.PrefixStore(f"life-{life}", point.store)
     backend = _backend(wished, device) if has_begun else str(dist.get_backend())
     if has_begun:
         dist.init_process_group(
-            backend, store=dist.PrefixStore("world", point.store), rank=seat.rank,
+            backend, store=dist.PrefixStore("world", store), rank=seat.rank,
             world_size=seat.size,
         )  # fmt: skip
     groups = _groups(topology, seat.rank, None, None, has_begun)
     limit = timedelta(seconds=objects_timeout_s)
     objects = _groups(topology, seat.rank, "gloo", limit, has_begun)
     return Mesh(
-        seat, device, backend, dist.PrefixStore("objects", point.store), objects_timeout_s, groups,
+        seat, device, backend, dist.PrefixStore("objects", store), objects_timeout_s, groups,
         objects, has_begun,
     )  # fmt: skip
 

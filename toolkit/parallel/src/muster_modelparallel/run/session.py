@@ -94,9 +94,11 @@ class Session:
 
 
 class _Holder:
-    """Where the session of the process is."""
+    """Where the session of the process is. The meeting point outlives it: rank 0's store must not
+    end while another rank still reads."""
 
     session: Session | None = None
+    point: MeetingPoint | None = None
 
 
 def current() -> Session:
@@ -133,7 +135,7 @@ def init(config: Mapping[str, object] | None = None) -> None:
     from muster_modelparallel.run import mesh as meshes
     from muster_modelparallel.run.meeting import meet
 
-    point = meet(os.environ)
+    point = _Holder.point = meet(os.environ, _Holder.point)
     seat = point.seat
     reading, own = _agree(point, config)
     check_world(reading.config, seat.size)
