@@ -330,9 +330,21 @@ def averaging_waits_for_so_many_passes() -> None:
             train(mine(x), mine(y))
             mse_loss(reference(x), y).backward()
             is_due = number % 2 == 1
+            assert model._reducer.started == 0, "nothing is on its way"
             assert is_alike(module[0].weight.grad) is is_due
             if is_due:
                 gradients_agree(module, reference)
+
+
+def a_look_at_the_model_may_be_one_ranks_alone() -> None:
+    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    model = DistributedModel(module)
+    if rank() == 1:
+        with torch.no_grad():
+            model(batch()[0])
+    assert not is_alike(module[1].running_mean)
+    model(batch()[0])
+    assert is_alike(module[1].running_mean), "a pass with gradients begins with equal buffers"
 
 
 def an_optimizer_does_not_use_what_is_not_averaged() -> None:
@@ -502,6 +514,7 @@ CHECKS = (
     several_backward_calls_in_a_step,
     a_parameter_used_by_two_checkpointed_parts,
     averaging_waits_for_so_many_passes,
+    a_look_at_the_model_may_be_one_ranks_alone,
     an_optimizer_does_not_use_what_is_not_averaged,
     an_overflow_on_one_rank_skips_the_step_on_all,
     outside_a_step_function_gradients_are_averaged_at_once,

@@ -217,6 +217,20 @@ def test_a_dynamic_scale_is_saved_and_loaded() -> None:
         assert other.loss_scale == 2.0**31
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_grad_scaler_of_torch_works_with_it(is_fused: bool) -> None:
+    with alone():
+        module = linear()
+        inner = torch.optim.SGD(module.parameters(), lr=0.5, fused=is_fused)
+        optimizer = DistributedOptimizer(inner)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        before = module.bias.detach().clone()
+        scaler.scale(module(torch.ones(1, 3)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.allclose(module.bias, before - 0.5), "divided by the scale"
+
+
 def test_the_rules_of_a_dynamic_scale() -> None:
     def values(overflows, **arguments):
         scale = make_loss_scale(1.0, True, {"init_scale": 16.0, "scale_window": 2, **arguments})

@@ -89,7 +89,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         """The module's."""
         if self._session.microbatch is None:
             self._run_hooks()
-            self._broadcast_buffers()
+            if torch.is_grad_enabled():  # a look at the model may be one rank's alone
+                self._broadcast_buffers()
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:

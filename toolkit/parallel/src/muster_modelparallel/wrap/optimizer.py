@@ -29,6 +29,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     SettingsError for arguments that cannot be used. Source: the public documentation.
     """
 
+    # the wrapped one may unscale by itself, but a GradScaler would hand the scale to the wrapper
+    _step_supports_amp_scaling = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
