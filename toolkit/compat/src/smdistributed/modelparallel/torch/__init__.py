@@ -7,7 +7,6 @@ of its own there is in the modules below, under the library's names.
 import muster_modelparallel
 from muster_modelparallel import *  # noqa: F403
 from smdistributed.modelparallel.torch import amp, model, nn, optimizers, patches, utils
-from smdistributed.modelparallel.version import __version__
+from smdistributed.modelparallel.version import __version__  # noqa: F401
 
-__all__ = ["__version__", "amp", "model", "nn", "optimizers", "patches", "utils"]
-__all__ += muster_modelparallel.__all__
+__all__ = [*muster_modelparallel.__all__, "amp", "model", "nn", "optimizers", "patches", "utils"]  # noqa: PLE0604
