@@ -236,15 +236,16 @@ def test_post_partition_hooks_run_once_before_the_first_forward() -> None:
         model.register_post_partition_hook(lambda *given: events.append(given))
         removed = model.register_post_partition_hook(lambda *given: events.append("removed"))
         removed.remove()
+        model.register_post_partition_hook(lambda *given: events.append("second"))
         run = step(model)
         assert events == []
         run(batch()[0])
-        assert events == [(model, optimizer), "forward", "forward"]
+        assert events == [(model, optimizer), "second", "forward", "forward"]
         run(batch()[0])
-        assert events[3:] == ["forward", "forward"]
+        assert events[4:] == ["forward", "forward"]
         model.register_post_partition_hook(lambda *given: events.append("late"))
         model(batch()[0])
-        assert events[5:] == ["late", "forward"]
+        assert events[6:] == ["late", "forward"]
 
 
 def test_an_argument_of_the_job_goes_before_overlapping_allreduce() -> None:
