@@ -211,12 +211,12 @@ def test_hooks_keywords_and_lists_work_under_checkpointing():
     [
         (
             lambda: smp.set_activation_checkpointing(nn.Linear(1, 1), strategy="group_2"),
-            "nn.Sequent",
+            "nn.Sequential",
         ),
         (lambda: smp.set_activation_checkpointing(nn.Sequential(), strategy="group_0"), "group_N"),
-        (lambda: smp.set_activation_checkpointing(len), "instance of nn.Module"),
+        (lambda: smp.set_activation_checkpointing(len), "takes an nn.Module"),
         (lambda: smp.checkpoint_sequential(nn.Linear(1, 1), 1), "takes an nn.Sequential"),
-        (lambda: activations.checkpoint(len, 1), "instance of nn.Module"),
+        (lambda: activations.checkpoint(len, 1), "takes an nn.Module"),
     ],
 )
 def test_what_cannot_be_checkpointed_is_refused(call, words):

@@ -17,8 +17,8 @@ from muster_modelparallel.errors import (
     NotStartedError,
     SettingsError,
 )
+from muster_modelparallel.run.launched_rank import ALONE, launched_rank
 from muster_modelparallel.run.own_variables import read_variables
-from muster_modelparallel.run.seat import ALONE, take_seat
 from muster_modelparallel.settings.config import Config
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -28,26 +28,26 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
 
 
 def test_a_process_without_a_launcher_is_alone():
-    assert take_seat({}) == ALONE
-    assert take_seat({"RANK": "", "WORLD_SIZE": " "}) == ALONE
+    assert launched_rank({}) == ALONE
+    assert launched_rank({"RANK": "", "WORLD_SIZE": " "}) == ALONE
 
 
 def test_a_rank_of_torchrun_sits_where_it_is_told():
-    seat = take_seat(TORCHRUN | MPIRUN)
-    assert seat == (5, 8, 1, 4, "host-1", 1234)
+    me = launched_rank(TORCHRUN | MPIRUN)
+    assert me == (5, 8, 1, 4, "host-1", 1234)
 
 
 def test_a_rank_of_mpirun_on_one_host_needs_no_address():
-    seat = take_seat(MPIRUN)
-    assert seat[:5] == (1, 2, 1, 2, "127.0.0.1")
+    me = launched_rank(MPIRUN)
+    assert me[:5] == (1, 2, 1, 2, "127.0.0.1")
     one, other = ({**MPIRUN, "PMIX_NAMESPACE": name} for name in ("job-1", "job-2"))
-    assert take_seat(one).port == take_seat(one).port != take_seat(other).port
+    assert launched_rank(one).port == launched_rank(one).port != launched_rank(other).port
 
 
 def test_a_rank_of_another_mpi_is_found_too():
-    seat = take_seat({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1",
+    me = launched_rank({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1",
                       "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9"})  # fmt: skip
-    assert seat == (3, 4, 1, 2, "a", 9)
+    assert me == (3, 4, 1, 2, "a", 9)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_rank_of_another_mpi_is_found_too():
 )
 def test_a_seat_that_cannot_be_is_refused_by_its_variable(environ, words):
     with pytest.raises(SettingsError) as caught:
-        take_seat(environ)
+        launched_rank(environ)
     for word in words:
         assert word in str(caught.value)
 
@@ -172,8 +172,8 @@ def _exchange(words, size, limit_s=10.0):
 
     def come(rank):
         try:
-            seat = ALONE._replace(rank=rank, size=size)
-            return MeetingPoint(store, seat).exchange(words[rank], limit_s)
+            me = ALONE._replace(rank=rank, size=size)
+            return MeetingPoint(store, me).exchange(words[rank], limit_s)
         except ModelParallelError as error:
             return str(error)
 

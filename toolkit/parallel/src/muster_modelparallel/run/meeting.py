@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from muster_modelparallel.errors import ModelParallelError
-from muster_modelparallel.run.seat import Seat, take_seat
+from muster_modelparallel.run.launched_rank import LaunchedRank, launched_rank
 
 MEETING_S = 600.0  # for ranks whose hosts load their packages at very different speeds
 _LEAVING_S = 10.0
@@ -23,13 +23,13 @@ class MeetingPoint(NamedTuple):
     """A store that all ranks reach, and who we are at it."""
 
     store: Any
-    seat: Seat
+    me: LaunchedRank
 
     def exchange(self, word: str, limit_s: float = MEETING_S) -> tuple[str, ...]:
         """The words of all ranks, by rank. Raises ModelParallelError that names who did not come
         within so many seconds. Rank 0 returns last, so that it may end at once, and its store.
         """
-        rank, size = self.seat.rank, self.seat.size
+        rank, size = self.me.rank, self.me.size
         if size == 1:
             return (word,)
         # how often this rank has done this: a process may start, end and start again
@@ -54,7 +54,7 @@ class MeetingPoint(NamedTuple):
         """On rank 0: all words, or one where all are the same; or who is missing."""
         end = time.monotonic() + limit_s
         words = []
-        for other in range(self.seat.size):
+        for other in range(self.me.size):
             word = self._get(f"{turn}/word/{other}", end - time.monotonic())
             if word is None:
                 return {"missing": other}
@@ -73,7 +73,7 @@ class MeetingPoint(NamedTuple):
         with suppress(dist.DistError):
             self.store.add(f"{turn}/left", 1)
         end = time.monotonic() + _LEAVING_S
-        while self.seat.rank == 0 and int(self.store.add(f"{turn}/left", 0)) < self.seat.size:
+        while self.me.rank == 0 and int(self.store.add(f"{turn}/left", 0)) < self.me.size:
             if time.monotonic() > end:
                 return  # who has not read yet has other troubles
             time.sleep(0.002)
@@ -81,32 +81,32 @@ class MeetingPoint(NamedTuple):
 
 def meet(environ: Mapping[str, str], known: MeetingPoint | None = None) -> MeetingPoint:
     """The store of a process group that exists already, of the launcher, or of rank 0; in memory
-    for a process that is alone. `known`, from an earlier meeting, is taken again for the same seat.
+    for a process that is alone. `known`, from an earlier meeting, is taken again for the same rank.
     Raises SettingsError for variables that cannot be used, ModelParallelError where rank 0 is not
     reached."""
-    seat = take_seat(environ)
+    me = launched_rank(environ)
     if dist.is_initialized():
-        seat = seat._replace(rank=dist.get_rank(), size=dist.get_world_size())
+        me = me._replace(rank=dist.get_rank(), size=dist.get_world_size())
         store = dist.distributed_c10d._get_default_store()
-    elif known is not None and known.seat == seat:
+    elif known is not None and known.me == me:
         return known
-    elif seat.size == 1:
+    elif me.size == 1:
         store = dist.HashStore()
     else:
-        store = _remote(seat, environ)
-    return MeetingPoint(dist.PrefixStore("modelparallel", store), seat)
+        store = _remote(me, environ)
+    return MeetingPoint(dist.PrefixStore("modelparallel", store), me)
 
 
-def _remote(seat: Seat, environ: Mapping[str, str]) -> Any:
+def _remote(me: LaunchedRank, environ: Mapping[str, str]) -> Any:
     is_launchers = environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     try:
         store = dist.TCPStore(
-            seat.host, seat.port, seat.size, seat.rank == 0 and not is_launchers,
+            me.host, me.port, me.size, me.rank == 0 and not is_launchers,
             timeout=timedelta(seconds=MEETING_S), wait_for_workers=False, multi_tenant=True,
         )  # fmt: skip
     except (dist.DistError, RuntimeError) as error:
         raise ModelParallelError(
-            f"rank {seat.rank} of {seat.size} cannot meet the others at {seat.host}:{seat.port} "
+            f"rank {me.rank} of {me.size} cannot meet the others at {me.host}:{me.port} "
             f"({str(error).splitlines()[0]})",
             "MASTER_ADDR and MASTER_PORT must be rank 0's host and a free port of it, on all ranks",
         ) from error

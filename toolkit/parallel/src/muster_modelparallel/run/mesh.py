@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.run.launched_rank import LaunchedRank
 from muster_modelparallel.run.meeting import MeetingPoint
-from muster_modelparallel.run.seat import Seat
 from muster_modelparallel.shape.topology import GroupKind, Topology
 
 _BOTH = "cpu:gloo,cuda:nccl"
@@ -29,7 +29,7 @@ class Mesh:
     """What this rank reaches the others by. `store` holds what ranks say of themselves while they
     wait, `objects_timeout_s` bounds each wait for an object, in seconds."""
 
-    seat: Seat
+    me: LaunchedRank
     device: torch.device
     backend: str
     store: Any
@@ -41,22 +41,22 @@ class Mesh:
     @property
     def rank(self) -> int:
         """Of all ranks."""
-        return self.seat.rank
+        return self.me.rank
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return self.seat.size
+        return self.me.size
 
     @property
     def local_rank(self) -> int:
         """Among the ranks of this host."""
-        return self.seat.local_rank
+        return self.me.local_rank
 
     @property
     def local_size(self) -> int:
         """How many ranks are on this host."""
-        return self.seat.local_size
+        return self.me.local_size
 
     def group(self, kind: GroupKind) -> Any:
         """The process group of this kind that this rank is in, for tensors on `device`."""
@@ -83,23 +83,23 @@ def make(point: MeetingPoint, topology: Topology, wished: str, objects_timeout_s
 
     Raises SettingsError for a backend that this machine does not have.
     """
-    seat = point.seat
-    device = _device(seat)
+    me = point.me
+    device = _device(me)
     has_begun = not dist.is_initialized()
     # of this making of the groups alone: a process may end them and begin anew
-    life = int(point.store.add(f"life/{seat.rank}", 1))
+    life = int(point.store.add(f"life/{me.rank}", 1))
     store = dist.PrefixStore(f"life-{life}", point.store)
     backend = _backend(wished, device) if has_begun else str(dist.get_backend())
     if has_begun:
         dist.init_process_group(
-            backend, store=dist.PrefixStore("world", store), rank=seat.rank,
-            world_size=seat.size,
+            backend, store=dist.PrefixStore("world", store), rank=me.rank,
+            world_size=me.size,
         )  # fmt: skip
-    groups = _groups(topology, seat.rank, None, None, has_begun)
+    groups = _groups(topology, me.rank, None, None, has_begun)
     limit = timedelta(seconds=objects_timeout_s)
-    objects = _groups(topology, seat.rank, "gloo", limit, has_begun)
+    objects = _groups(topology, me.rank, "gloo", limit, has_begun)
     return Mesh(
-        seat, device, backend, dist.PrefixStore("objects", store), objects_timeout_s, groups,
+        me, device, backend, dist.PrefixStore("objects", store), objects_timeout_s, groups,
         objects, has_begun,
     )  # fmt: skip
 
@@ -131,11 +131,11 @@ def _groups(
     return found
 
 
-def _device(seat: Seat) -> torch.device:
+def _device(me: LaunchedRank) -> torch.device:
     """The rank's GPU where the host has some, which becomes torch's current one; else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", seat.local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", me.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 

@@ -136,17 +136,17 @@ def init(config: Mapping[str, object] | None = None) -> None:
     from muster_modelparallel.run.meeting import meet
 
     point = _Holder.point = meet(os.environ, _Holder.point)
-    seat = point.seat
+    me = point.me
     reading, own = _agree(point, config)
-    check_world(reading.config, seat.size)
+    check_world(reading.config, me.size)
     refuse_unbuilt(reading.config)
     found = reading.config
     topology = Topology(
-        seat.size, found.pipeline_parallel_degree, found.tensor_parallel_degree, found.placement
+        me.size, found.pipeline_parallel_degree, found.tensor_parallel_degree, found.placement
     )
     made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
     _Holder.session = Session(found, topology, made, reading)
-    if seat.rank == 0:
+    if me.rank == 0:
         for note in (*own.notes, *reading.notes):
             _log.warning("%s", note)
 

@@ -1,116 +1,126 @@
-"""Activation checkpointing: what a module computes on the way is computed again for the backward.
+"""Activation checkpointing: what a module computed on the way forward is computed again on the way
+back instead of being kept.
 
-Over torch.utils.checkpoint, not reentrant, so nested arguments, keywords, autocast and unused
-outputs work. Source: "Activation Checkpointing APIs" of the public documentation.
+Names and arguments as in the developer guide, "Activation Checkpointing"; what does it is
+torch.utils.checkpoint, without reentry.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
-import torch.utils.checkpoint
 from torch import nn
+from torch.utils import checkpoint as recomputation
 
 from muster_modelparallel.errors import SettingsError
 
-EACH = "each"
-CONTIGUOUS = "contiguous"
-
-
-class _Recomputed:
-    """A module's `forward` while the module is checkpointed.
-
-    It hangs on the module itself and finds it anew in a copy, so that copies of a model run their
-    own parameters. `length`: how many modules of a Sequential go together, 0 for a whole module.
-    """
-
-    def __init__(self, module: nn.Module, preserve_rng_state: bool, length: int) -> None:
-        own = module.__dict__.get("forward")  # that of hooks of other packages
-        self.inner: Callable[..., Any] | None = own.inner if isinstance(own, _Recomputed) else own
-        self.module = module
-        self.preserve_rng_state = preserve_rng_state
-        self.length = length
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.length:
-            assert isinstance(self.module, nn.Sequential)
-            return _in_pieces(self.module, args, self.length, self.preserve_rng_state)
-        return _recompute(self._forward, args, kwargs, self.preserve_rng_state)
-
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+_STRATEGIES = "each, contiguous or group_N with N of at least 1"
 
 
 def set_activation_checkpointing(
     module: nn.Module,
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
-    strategy: str = EACH,
+    strategy: str = "each",
 ) -> None:
-    """From now on every call of the module that records gradients is checkpointed.
+    """Checkpoints every later call of the module that needs gradients. Names of parameters stay,
+    and hooks on the module run once. A second call takes the place of the first.
 
-    preserve_rng_state: the second computation draws the random numbers of the first. strategy, for
-    an nn.Sequential: "each" of its modules alone, "contiguous" all that are on one partition
-    together, "group_N" N at a time. pack_args_as_tuple: accepted; tuples work either way. Each
-    module of an nn.ModuleList is checkpointed alone. Raises SettingsError for a strategy that is
-    not known or that the module cannot follow.
+    `preserve_rng_state`: dropout drops the same elements again. `strategy`: of an nn.Sequential,
+    whether each of its modules, all together (`contiguous`: those of one partition) or N at a time
+    are computed again; each of an nn.ModuleList. `pack_args_as_tuple` changes nothing: the modules
+    of a sequence pass on one value, which may be a tuple. Raises SettingsError for other
+    strategies and for what is no module.
     """
-    _check_module(module)
-    length = _length(module, strategy)
-    if isinstance(module, nn.ModuleList):  # nobody calls the list itself
-        for each in module:
-            set_activation_checkpointing(each, preserve_rng_state)
+    _require(module, nn.Module, "set_activation_checkpointing")
+    size = _size_of_groups(strategy)
+    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
+        _forget(module)
+        for child in module:
+            _Recomputed.put_in(child, preserve_rng_state, 0)
         return
-    object.__setattr__(module, "forward", _Recomputed(module, preserve_rng_state, length))
+    if size != 1 and not isinstance(module, nn.Sequential):
+        raise SettingsError(
+            f"strategy {strategy!r} was given for a {type(module).__name__}",
+            "it is for an nn.Sequential: leave it out",
+        )
+    for child in module if isinstance(module, nn.Sequential) else ():
+        _forget(child)
+    _Recomputed.put_in(module, preserve_rng_state, size if isinstance(module, nn.Sequential) else 0)
 
 
 def checkpoint(
     module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any
 ) -> Any:
-    """Calls the module, checkpointed. Raises SettingsError for what is no module."""
-    _check_module(module)
-    return _recompute(module, args, kwargs, preserve_rng_state)
+    """One call of the module, checkpointed. Raises SettingsError for what is no module."""
+    _require(module, nn.Module, "checkpoint")
+    return _recompute(module, preserve_rng_state, args, kwargs)
 
 
 def checkpoint_sequential(
     sequential_module: nn.Sequential,
     input: Any,
-    strategy: str = EACH,
+    strategy: str = "each",
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
 ) -> Any:
-    """Calls the modules of a Sequential, checkpointed; the arguments are those of
-    `set_activation_checkpointing`. input: a tensor, or a tuple for a first module that takes one.
-    """
-    if not isinstance(sequential_module, nn.Sequential):
-        raise SettingsError(
-            f"checkpoint_sequential was given a {type(sequential_module).__name__}",
-            "it takes an nn.Sequential; checkpoint takes any module",
-        )
-    length = _length(sequential_module, strategy)
-    return _in_pieces(sequential_module, (input,), length, preserve_rng_state)
+    """One call of the sequence, checkpointed as `set_activation_checkpointing` would.
+    Raises SettingsError for other strategies and for what is no nn.Sequential."""
+    _require(sequential_module, nn.Sequential, "checkpoint_sequential")
+    size = _size_of_groups(strategy)
+    return _in_groups(list(sequential_module), size, preserve_rng_state, input)
 
 
-def _in_pieces(
-    module: nn.Sequential, args: tuple[Any, ...], length: int, preserve_rng_state: bool
-) -> Any:
-    (value,) = args
-    for piece in _pieces(list(module), length):
-        value = _recompute(_chain(piece), (value,), {}, preserve_rng_state)
-    return value
+class _Recomputed:
+    """Stands as a module's `forward`: the forward of its class, checkpointed. `size`: modules of a
+    sequence that are computed again together, 0 for a module that is computed again whole, -1 for
+    all of a sequence."""
+
+    def __init__(self, module: nn.Module, preserve_rng_state: bool, size: int) -> None:
+        self._module = module
+        self._preserve = preserve_rng_state
+        self._size = size
+        self._given = module.__dict__.get("forward")  # what another library has put there
+
+    @classmethod
+    def put_in(cls, module: nn.Module, preserve_rng_state: bool, size: int) -> None:
+        _forget(module)
+        module.forward = cls(module, preserve_rng_state, size)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._size:
+            return _in_groups(list(self._module), self._size, self._preserve, *args, **kwargs)
+        return _recompute(self._plain, self._preserve, args, kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Of the forward that it stands for, which libraries look at."""
+        return inspect.signature(self._plain)
+
+    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+        if self._given is not None:
+            return self._given(*args, **kwargs)
+        return type(self._module).forward(self._module, *args, **kwargs)
+
+    def leave(self) -> None:
+        """What stood there before stands there again."""
+        if self._given is None:
+            del self._module.forward
+        else:
+            self._module.forward = self._given
 
 
-def _pieces(modules: Sequence[nn.Module], length: int) -> Iterator[Sequence[nn.Module]]:
-    for start in range(0, len(modules), length):
-        yield modules[start : start + length]
+def _in_groups(modules: list[nn.Module], size: int, preserve_rng_state: bool, input: Any) -> Any:
+    """A sequence, `size` modules at a time; all at once for -1."""
+    size = size if size > 0 else max(1, len(modules))
+    for first in range(0, len(modules), size):
+        input = _recompute(_chain(modules[first : first + size]), preserve_rng_state, (input,), {})
+    return input
 
 
-def _chain(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
+def _chain(modules: Iterable[nn.Module]) -> Callable[[Any], Any]:
     def run(value: Any) -> Any:
         for module in modules:
             value = module(value)
@@ -121,39 +131,31 @@ def _chain(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
 
 def _recompute(
     function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     preserve_rng_state: bool,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Any:
-    if not torch.is_grad_enabled():
-        return function(*args, **kwargs)
-    return torch.utils.checkpoint.checkpoint(
+    return recomputation.checkpoint(
         function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
     )
 
 
-def _length(module: nn.Module, strategy: str) -> int:
-    """How many modules of a Sequential go together; 0 for another module, which is one whole."""
-    group = re.fullmatch(r"group_([1-9][0-9]*)", strategy) if isinstance(strategy, str) else None
-    if strategy not in (EACH, CONTIGUOUS) and group is None:
-        raise SettingsError(
-            f"strategy {strategy!r} of activation checkpointing is not known",
-            "it is 'each', 'contiguous' or 'group_N', such as 'group_2'",
-        )
-    if not isinstance(module, nn.Sequential):
-        if strategy != EACH:
-            raise SettingsError(
-                f"strategy {strategy!r} is for an nn.Sequential, not for {type(module).__name__}",
-                "leave strategy out",
-            )
-        return 0
-    if group is not None:
-        return int(group[1])
-    return 1 if strategy == EACH else max(1, len(module))  # one partition has them all
+def _forget(module: nn.Module) -> None:
+    if isinstance(ours := module.__dict__.get("forward"), _Recomputed):
+        ours.leave()
 
 
-def _check_module(module: object) -> None:
-    if not isinstance(module, nn.Module):
-        raise SettingsError(
-            f"activation checkpointing was given {module!r}", "it takes an instance of nn.Module"
-        )
+def _size_of_groups(strategy: Any) -> int:
+    """Modules that are computed again together; -1 for all. Raises SettingsError."""
+    if strategy in ("each", "contiguous"):
+        return 1 if strategy == "each" else -1
+    number = strategy.removeprefix("group_") if isinstance(strategy, str) else ""
+    if number == strategy or not (number.isascii() and number.isdigit() and int(number)):
+        raise SettingsError(f"strategy is {strategy!r}", f"use {_STRATEGIES}")
+    return int(number)
+
+
+def _require(module: Any, kind: type, name: str) -> None:
+    if not isinstance(module, kind):
+        article = "takes an nn.Sequential" if kind is nn.Sequential else "takes an nn.Module"
+        raise SettingsError(f"{name} {article}, and was given {module!r}", "give it one")

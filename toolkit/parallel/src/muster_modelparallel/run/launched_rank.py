@@ -38,7 +38,7 @@ _LAUNCHERS = (
 )  # fmt: skip
 
 
-class Seat(NamedTuple):
+class LaunchedRank(NamedTuple):
     """A process's place in the job. `local_*`: among the processes of its host. The ranks meet at
     `host`:`port`, where rank 0 listens unless the launcher does."""
 
@@ -50,15 +50,15 @@ class Seat(NamedTuple):
     port: int
 
 
-ALONE = Seat(0, 1, 0, 1, "127.0.0.1", 0)
+ALONE = LaunchedRank(0, 1, 0, 1, "127.0.0.1", 0)
 
 
-def take_seat(environ: Mapping[str, str]) -> Seat:
+def launched_rank(environ: Mapping[str, str]) -> LaunchedRank:
     """Raises SettingsError that names the variable which is missing or wrong."""
     for names in _LAUNCHERS:
         there = [bool(environ.get(name, "").strip()) for name in (names.rank, names.size)]
         if all(there):
-            return _seat_of(names, environ)
+            return _rank_of(names, environ)
         if any(there):
             found, lacks = (names.rank, names.size)[:: 1 if there[0] else -1]
             raise SettingsError(
@@ -68,7 +68,7 @@ def take_seat(environ: Mapping[str, str]) -> Seat:
     return ALONE
 
 
-def _seat_of(names: _Launcher, environ: Mapping[str, str]) -> Seat:
+def _rank_of(names: _Launcher, environ: Mapping[str, str]) -> LaunchedRank:
     size = _number(environ, names.size, 1, _MAX_SIZE)
     rank = _number(environ, names.rank, 0, size - 1)
     local_size = _local(environ, names.local_size, size, size)
@@ -82,7 +82,7 @@ def _seat_of(names: _Launcher, environ: Mapping[str, str]) -> Seat:
         )
     has_port = bool(environ.get("MASTER_PORT", "").strip())
     port = _number(environ, "MASTER_PORT", 1, 65535) if has_port else _port_of(environ)
-    return Seat(rank, size, local_rank, local_size, host or "127.0.0.1", port)
+    return LaunchedRank(rank, size, local_rank, local_size, host or "127.0.0.1", port)
 
 
 def _local(environ: Mapping[str, str], names: tuple[str, ...], otherwise: int, most: int) -> int:
