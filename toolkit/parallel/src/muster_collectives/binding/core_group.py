@@ -27,7 +27,7 @@ from muster_collectives.runtime.messages import error_of
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.store import Store
 from muster_collectives.runtime.stragglers import Stragglers
-from muster_collectives.runtime.summary import Figures, Summary
+from muster_collectives.runtime.summary import GroupStats, Summary
 from muster_collectives.runtime.types import (
     Code,
     CoreCall,
@@ -287,7 +287,9 @@ class CoreGroup:
         the end of the interpreter do it."""
         summary, self.summary = self.summary, None
         if summary is not None:
-            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
+            summary.write(
+                lambda: GroupStats(self.transport, self.nodes, self.stats(), self.waits_s())
+            )
 
     def close(self) -> None:
         """Says good-bye and gives everything back. Never raises, may be called twice."""
