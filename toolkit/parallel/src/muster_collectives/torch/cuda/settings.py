@@ -113,7 +113,7 @@ def settled(
     """The settings without "auto", the same on all ranks. Collective. `paths`: a DevicePath for
     each of `rivals`, in their order."""
     verbs_open = [verb for verb in VERBS if getattr(settings, verb) == "auto"]
-    if groups.levels is None:
+    if groups.intra is None:
         worlds: dict[str, Any] = dict.fromkeys(verbs_open, "world")
         return replace(settings, **worlds)
     sizes = SIZES_BYTES if device.type == "cuda" else SMALL_BYTES
