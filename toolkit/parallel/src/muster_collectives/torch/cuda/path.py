@@ -24,7 +24,7 @@ from muster_collectives.torch.compress import group_calls
 from muster_collectives.torch.compress.exchange import wire_of
 from muster_collectives.torch.cuda import hierarchy
 from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.settings import DeviceSettings, is_open, rivals, settled
+from muster_collectives.torch.cuda.settings import DeviceSettings, is_open, settled
 from muster_collectives.torch.cuda.streams import HostStaging, HostSum, SideStreams, SideStreamWork
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.lowered import op_of, reducible
@@ -245,11 +245,8 @@ class DevicePath:
     def _settle(self, tensor: Tensor) -> None:
         """What is "auto" is measured once. Collective: all ranks' first call is the same."""
         if is_open(self.settings):
-            paths = {
-                name: DevicePath(self.groups, settings)
-                for name, settings in rivals(self.settings).items()
-            }
-            self.settings = settled(self.groups, self.settings, paths, tensor.device)
+            path_of = functools.partial(DevicePath, self.groups)
+            self.settings = settled(self.groups, self.settings, path_of, tensor.device)
 
     def _all_reduce_path(self, tensor: Tensor, op: Any) -> str:
         chosen = self.settings.all_reduce
