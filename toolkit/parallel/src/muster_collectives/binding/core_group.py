@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from muster_collectives.binding import abi, library
-from muster_collectives.binding.async_calls import Async
 from muster_collectives.binding.entry import Entry, SignalCheck
 from muster_collectives.binding.requests import Ends, Request, Ways
 from muster_collectives.runtime import reentrancy
@@ -30,7 +29,6 @@ from muster_collectives.runtime.stragglers import Stragglers
 from muster_collectives.runtime.summary import GroupStats, Summary
 from muster_collectives.runtime.types import (
     Code,
-    CoreCall,
     Description,
     DType,
     Failure,
@@ -154,11 +152,6 @@ class CoreGroup:
         if not self._countdown:
             self._countdown = _LOOK_EVERY
             self._stragglers.look(self.waits_s)
-
-    def prepare(self, calls: Sequence[CoreCall], timeout_s: float) -> Async:
-        """`calls`, which begin in order once they are posted and after all that were posted before,
-        or when they are waited for, whatever threads of Python do meanwhile. Raises UsageError."""
-        return Async(self, calls, timeout_s)
 
     def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
         """Of one that is done; raises for the one that was `called` and failed with `code`."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from muster_collectives.runtime.errors import OF_CODE, CollectiveError
-from muster_collectives.runtime.types import Code, Description, Failure, RankStatus, Record
+from muster_collectives.runtime.types import Code, Failure, RankStatus, Record
 
 _SHOWN_RANKS = 16
 _SHOWN_RECORDS = 4
@@ -71,7 +71,7 @@ def guilty(failure: Failure) -> tuple[int, ...]:
         Code.ENET: (RankStatus.DEAD, RankStatus.LEFT, RankStatus.MISSING),
         Code.ECHECK: (RankStatus.DIFFERENT,),
     }.get(failure.code, ())
-    named = failure.marked(*kinds)
+    named = tuple(rank for rank, mark in enumerate(failure.rank_status) if mark in kinds)
     if not named and failure.rank >= 0:
         return (failure.rank,)
     return named
@@ -100,7 +100,7 @@ def _what(failure: Failure, rank: int) -> str:
     if failure.code is Code.EPEER:
         return f"{who} {_gone(failure, named)}{after}"
     if failure.code is Code.EMISMATCH:
-        if failure.reported_by >= 0 and _is_same(failure):
+        if failure.reported_by >= 0 and failure.other and str(failure.mine) == str(failure.other):
             # this rank agrees with the one that is named: the finder is the one that differs
             return (f"rank {failure.reported_by} called something else than {who}, which called "
                     f"{failure.other} as this rank did")  # fmt: skip
@@ -143,19 +143,11 @@ def _gone(failure: Failure, named: Sequence[int]) -> str:
 
 
 def _other(failure: Failure) -> str:
-    other = failure.other
-    if other is None or failure.mine is None:
-        return "something else"
-    return f"{other}{_number(failure.mine, other)}, this rank {failure.mine}"
-
-
-def _is_same(failure: Failure) -> bool:
     mine, other = failure.mine, failure.other
-    return mine is not None and other is not None and str(mine) == str(other)
-
-
-def _number(mine: Description, other: Description) -> str:
-    return "" if mine.seq == other.seq else f" as operation {other.seq}"
+    if other is None or mine is None:
+        return "something else"
+    number = "" if mine.seq == other.seq else f" as operation {other.seq}"
+    return f"{other}{number}, this rank {mine}"
 
 
 def _system(failure: Failure) -> str:

@@ -195,10 +195,6 @@ class Failure:
     other: Description | None = None
     rank_status: tuple[RankStatus, ...] = ()
 
-    def marked(self, *kinds: RankStatus) -> tuple[int, ...]:
-        """The ranks that carry one of these marks, ascending."""
-        return tuple(rank for rank, mark in enumerate(self.rank_status) if mark in kinds)
-
 
 @dataclass(frozen=True, slots=True)
 class Status:
