@@ -152,15 +152,13 @@ class Exchange:
                 f"rank {self._rank} has left its servers, so it cannot do its {what}",
                 "connect once and use the connection until close() or the first error",
             )
-        done = False
         try:
             for link, request in zip(self.links, requests, strict=True):
                 link.begin(request)
             self._move(what)
-            done = True
-        finally:
-            if not done:
-                self.abort()
+        except BaseException:
+            self.abort()
+            raise
         return [link.answer or {} for link in self.links]
 
     def goodbye(self) -> None:
