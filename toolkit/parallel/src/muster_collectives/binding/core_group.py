@@ -6,10 +6,12 @@ sends may come from any thread meanwhile. `close` waits until no thread is insid
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import operator
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -377,3 +379,13 @@ class CoreGroup:
             f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
             group=self.name, rank=self.rank,
         )  # fmt: skip
+
+
+summed: weakref.WeakSet[CoreGroup] = weakref.WeakSet()  # those with a summary
+
+
+@atexit.register
+def _write_all() -> None:
+    """For programs that end without closing their groups."""
+    for group in list(summed):
+        group.write_summary()

@@ -67,7 +67,11 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     # the first is the preferred one; a loopback address is of no use to other machines
     hosts = (info.hosts[0] if one_network else info.hosts[-1] for info in infos)
     addresses = tuple(Address(host, info.port) for host, info in zip(hosts, infos, strict=True))
-    tuning = _tuning(infos, probe_groups)
+    crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
+                  for each in probe_groups)  # fmt: skip
+    tuning = infos[0].tuning
+    if crowded and not infos[0].is_spin_given:
+        tuning = replace(tuning, spin_s=0.0)
     most = max(len(each.members) for each in probe_groups)
     if tuning.chunk_bytes // most < _LEAST_PART_BYTES:
         raise SettingsError(
@@ -147,15 +151,6 @@ def _means(infos: Sequence[NodeInfo]) -> tuple[ShmMethod, ...]:
     if first.shm and any(each.shm == first.shm for each in others):
         found.append(ShmMethod.FILE)
     return tuple(found)
-
-
-def _tuning(infos: Sequence[NodeInfo], probe_groups: Sequence[ProbeGroup]) -> Tuning:
-    tuning = infos[0].tuning
-    crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
-                  for each in probe_groups)  # fmt: skip
-    if crowded and not infos[0].is_spin_given:
-        return replace(tuning, spin_s=0.0)
-    return tuning
 
 
 @dataclass(frozen=True, slots=True)

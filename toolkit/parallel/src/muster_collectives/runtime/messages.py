@@ -42,12 +42,10 @@ def error_of(
     """
     operation = failure.mine.seq if failure.mine and not call else 0
     where = f"group {group!r}, rank {rank} of {size}"
-    if call:
-        where += f", {call}"
-    elif failure.mine and failure.mine.seq:
-        where += f", operation {operation}, {failure.mine}"
-    elif failure.mine:
-        where += f", {failure.mine}"
+    if operation:
+        where += f", operation {operation}"
+    if call or failure.mine:
+        where += f", {call or failure.mine}"
     kind = OF_CODE.get(failure.code, CollectiveError)
     last = "; ".join(str(record) for record in records[-_SHOWN_RECORDS:])
     return kind(
@@ -134,10 +132,8 @@ def _given_up(failure: Failure) -> str:
 
 def _gone(failure: Failure, named: Sequence[int]) -> str:
     many = len(named) > 1
-    if named and all(
-        rank < len(failure.rank_status) and failure.rank_status[rank] is RankStatus.LEFT
-        for rank in named
-    ):
+    left = {rank for rank, mark in enumerate(failure.rank_status) if mark is RankStatus.LEFT}
+    if named and left.issuperset(named):
         return "have left the group" if many else "has left the group"
     return "are dead" if many else "is dead"
 

@@ -8,17 +8,15 @@ docs/reference/collectives.md lists the fields.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import re
 import socket
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from muster_collectives.runtime.environment import run_of
 from muster_collectives.runtime.errors import CollectiveError
@@ -143,23 +141,3 @@ def _warn_once(folder: str, why: str) -> None:
         "%s=%s cannot be written, so there are no summaries of this process's groups: %s\n"
         "  Fix: a folder on every host that the ranks' user may write to", FOLDER, folder, why,
     )  # fmt: skip
-
-
-class Summed(Protocol):
-    """A group that writes its summary."""
-
-    def write_summary(self) -> None: ...
-
-
-_open: weakref.WeakSet[Summed] = weakref.WeakSet()
-
-
-def write_at_exit(group: Summed) -> None:
-    """For programs that end without closing their groups."""
-    _open.add(group)
-
-
-@atexit.register
-def _write_all() -> None:
-    for group in list(_open):
-        group.write_summary()

@@ -141,13 +141,10 @@ class Description:
     def numbered(self, last: Description | None) -> Description:
         """This call, which failed, with its number. `last` is the core's word on its last call: a
         group that broke before this rank came has the call before it."""
-        seq = last.seq if last is not None else 0
-        if last is not None and last.verb is not self.verb:
-            return replace(self, seq=seq + 1)
-        same = last is not None and (last.count in (self.count, 0), last.dtype) == (
-            True, self.dtype,
-        )  # fmt: skip
-        return replace(self, seq=seq if same else seq + 1)
+        if last is None:
+            return replace(self, seq=1)
+        same = (last.verb, last.dtype) == (self.verb, self.dtype) and last.count in (self.count, 0)
+        return replace(self, seq=last.seq if same else last.seq + 1)
 
     def __str__(self) -> str:
         name = self.verb.name.lower()

@@ -207,16 +207,14 @@ class GroupState:
         self.fallback.abort()
         self.device.abort()
         fix = "make the group again (destroy_process_group, init_process_group)"
-        error = self._error(AbortedError, "aborted", fix, Code.EABORT)
-        self.op_queue.close(error, finish=False)
+        self._close_queue(AbortedError, "aborted", fix, Code.EABORT)
 
-    def _error(
-        self, kind: type[CollectiveError], what: str, fix: str, code: Code
-    ) -> CollectiveError:
-        """What operations get that were under way when the group ended."""
+    def _close_queue(self, kind: type[CollectiveError], what: str, fix: str, code: Code) -> None:
+        """Operations that are under way get the error."""
         name, rank = self.identity.name, self.identity.rank
         text = f"group {name!r}, rank {rank}: the group was {what}"
-        return kind(text, fix, group=name, rank=rank, code=code)
+        error = kind(text, fix, group=name, rank=rank, code=code)
+        self.op_queue.close(error, finish=not self._aborted)
 
     def end(self) -> None:
         """Finishes what was begun, writes the summary, gives everything back; called once, by the
@@ -224,8 +222,7 @@ class GroupState:
         if os.getpid() != self.pid:
             return
         fix = "wait for what was begun with async_op before destroy_process_group"
-        error = self._error(ClosedError, "destroyed", fix, Code.ECLOSED)
-        self.op_queue.close(error, finish=not self._aborted)
+        self._close_queue(ClosedError, "destroyed", fix, Code.ECLOSED)
         self._summary.write(self.stats)
         if self.communicator is not None:
             self.communicator.close()
