@@ -9,8 +9,6 @@
 #include "net/net.h"
 #include "p2p/p2p.h"
 
-static const struct mc_net_users net_users = {.p2p = &mc_p2p_handler, .aborted = mc_abort_reported};
-
 uint32_t mc_abi(void) { return MC_ABI; }
 
 uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
@@ -106,7 +104,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->error.rank_status = c->error_status;
   if (!failed) failed = mc_segment_attach(c, layout->segment_fd, mc_segment_bytes(c->locals, &c->tuning), c->deadline_ns);
   if (!failed && c->nodes > 1)
-    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &net_users);
+    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_handler);
   if (!failed) failed = mc_p2p_open(c);
   if (failed) return refuse(c, layout, failure, failed);
   *out = c;
