@@ -6,7 +6,7 @@
 #include "group/fault_point.h"
 
 static bool on_header(struct mc_loop *loop, struct mc_conn *conn) {
-  struct mc_message *m = mc_message_arrives(loop->c->p2p, conn->peer, conn->frame.root, conn->frame.bytes);
+  struct mc_message *m = mc_message_arrives(loop->c->p2p, conn->peer, conn->frame.root, conn->frame.bytes, false);
   if (!m) return false;
   conn->to = m->to, conn->incoming = m;
   MC_FAULT_POINT(message_arriving);
@@ -114,9 +114,4 @@ void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now) {
     mc_conn_probe(conn, now);
     if (conn->state == MC_CONN_GONE && !conn->handled) lost(p, conn, now);
   }
-}
-
-void mc_p2p_net_abort(struct mc_p2p *p) {
-  const struct mc_failure failure = {.code = MC_EABORT, .rank = (int32_t)p->c->rank, .reported_by = (int32_t)p->c->rank};
-  mc_control_abort(p->loop, &failure);
 }
