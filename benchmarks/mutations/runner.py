@@ -87,7 +87,9 @@ class Runner:
 
     def measure(self, file: str) -> None:
         """Notes which tests of the file pass; what does not end in time is left out."""
-        cases = self._cases(["--maxfail=1000", file], _MEASURED_S)[1]
+        code, cases = self._cases(["--maxfail=1000", file], _MEASURED_S)
+        if code == 4:  # of pytest: what it was asked makes no sense; with a mutation: no import
+            raise SystemExit(f"pytest takes no such tests: see {self.tree / 'last.log'}")
         self._known[file] = {one.name: one.took_s for one in cases if one.passed}
 
     def judge(self, number: int, one: Mutation) -> dict[str, object]:
@@ -166,8 +168,6 @@ class Runner:
         report.unlink(missing_ok=True)
         timeout = f"--timeout={round(self._budget_s / 3)}"  # a test that hangs has noticed as well
         code = run_in(self.tree, [*_PYTEST, timeout, f"--junitxml={report}", *words], limit_s)
-        if code == 4:  # of pytest: what it was asked makes no sense
-            raise SystemExit(f"pytest takes no such tests: see {self.tree / 'last.log'}")
         found = ElementTree.parse(report).iter("testcase") if report.exists() else ()
         return code, [
             Case(f"{one.get('file') or words[0]}::{one.get('name')}",

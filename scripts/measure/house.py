@@ -23,6 +23,7 @@ WHEELS = {
     "launcher": "toolkit/launcher/src",
     "collectives": "toolkit/parallel/src/muster_collectives",
     "parameter server": "toolkit/parallel/src/muster_parameter_server",
+    "model parallelism": "toolkit/parallel/src/muster_modelparallel",
     "compat": "toolkit/compat/src",
     "core in C": "toolkit/parallel/csrc",
 }

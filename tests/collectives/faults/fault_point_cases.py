@@ -131,8 +131,9 @@ def _between_nodes() -> Iterator[Case]:
         yield Case(point, "all_reduce 10000", 1, "abc", environ=LEADERS)
     for point in ("leaders_scatter_posted", "leaders_scattered"):
         yield Case(point, "reduce_scatter 10", 0, "aab")
-    for point in ("leaders_gathered", "leaders_exchanged"):
+    for point, victim in (("leaders_gathered", 1), ("leaders_exchanged", 2)):
         yield Case(point, "all_gather 10", 0, "aab")
+        yield Case(point, "gather 10 0", victim, "aab")
     for point in ("segment_reduced", "segment_arrived", "rail_rs_started", "rail_summed",
                   "rail_ag_started", "rail_finished"):  # fmt: skip
         yield Case(point, "all_reduce 50000", 0, "aab", nth=6)
@@ -143,8 +144,6 @@ def _between_nodes() -> Iterator[Case]:
         yield Case(point, "broadcast 100000 0", victim, "aab", nth=9)
     for point in ("blocks_posted", "blocks_arrived"):
         yield Case(point, "all_gather 10000", 2, "aab", nth=5)
-    yield Case("gather_node_in", "gather 10 0", 1, "aab")
-    yield Case("gather_node_sent", "gather 10 0", 2, "aab")
     yield Case("apart_posted", "gather 2000 0", 2, "aab")
     for point in ("sums_sent", "sums_arrived"):
         yield Case(point, "reduce_scatter 5000", 1, "aab", nth=5)

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.collectives.gates import Gate, median_of, pooled, ratio, row, settled, undecided
+from muster_collectives.doctor import troubles
 from muster_collectives.tools.bench.cases import (
     Case,
     Result,
@@ -26,7 +27,6 @@ from muster_collectives.tools.bench.cases import (
     load,
 )
 from muster_collectives.tools.bench.report import svg, table
-from muster_collectives.tools.doctor import troubles
 from tests.collectives.support.jobs import CHECKOUT, SOURCES
 
 LIMIT_S = 110.0

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
 from muster_collectives.runtime.environment import run_of
-from muster_collectives.runtime.summary import Figures, Identity, Summary
+from muster_collectives.runtime.summary import GroupStats, Identity, Summary
 from muster_collectives.runtime.types import Path as Way
 from muster_collectives.runtime.types import Stats, Verb
 from muster_collectives.summary import RankSummary, as_json, as_text, read_folders, runs_of
@@ -27,7 +27,7 @@ def written(rank: int = 0, size: int = 2, **changes: Any) -> bytes:
     stats = Stats({Verb.ALL_REDUCE: 3}, {Verb.ALL_REDUCE: 12}, {Way.STAGED: 3}, sends_bytes=5,
                   time_s=2.0, wait_s=1.0, times_s={Verb.ALL_REDUCE: 2.0})  # fmt: skip
     identity = Identity("world", rank, size, tuple(range(size)), "life")
-    figures = Figures("native", (0,) * size, stats, (0.0,) * size)
+    figures = GroupStats("native", (0,) * size, stats, (0.0,) * size)
     return json.dumps({**Summary(identity, "").document(figures), **changes}).encode()
 
 
@@ -58,7 +58,7 @@ def test_what_a_group_writes_is_what_is_read() -> None:
 
 
 def test_a_group_without_a_core_says_why_and_has_no_calls() -> None:
-    figures = Figures("gloo", (), None, (), "no core", {"allreduce": 3})
+    figures = GroupStats("gloo", (), None, (), "no core", {"allreduce": 3})
     one = Summary(Identity("world", 0, 1, (0,), "life", "torch"), "").document(figures)
     found = read(json.dumps(one).encode())
     assert (found.calls, found.elsewhere, found.why, found.layer) == (0, 3, "no core", "torch")

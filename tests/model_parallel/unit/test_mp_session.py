@@ -166,14 +166,14 @@ def _exchange(words, size, limit_s=10.0):
     """What `size` ranks say to each other, of which only the first len(words) come."""
     import torch.distributed as dist
 
-    from muster_modelparallel.run.meeting import MeetingPoint
+    from muster_modelparallel.run.job_store import JobStore
 
     store = dist.HashStore()
 
     def come(rank):
         try:
             me = ALONE._replace(rank=rank, size=size)
-            return MeetingPoint(store, me).exchange(words[rank], limit_s)
+            return JobStore(store, me).exchange(words[rank], limit_s)
         except ModelParallelError as error:
             return str(error)
 
@@ -189,7 +189,7 @@ def test_all_ranks_hear_all_words(words):
 
 @pytest.mark.torch
 def test_who_does_not_come_is_named_on_all_ranks(monkeypatch):
-    monkeypatch.setattr("muster_modelparallel.run.meeting._LEAVING_S", 0.2)
+    monkeypatch.setattr("muster_modelparallel.run.job_store._LEAVING_S", 0.2)
     for rank, text in enumerate(_exchange(("a", "a"), 3, limit_s=0.3)):
         assert text.startswith(f"rank {rank} waited for rank 2 in smp.init()")
 

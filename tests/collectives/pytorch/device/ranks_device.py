@@ -241,7 +241,7 @@ def what_is_faster_is_chosen_alike_on_all_ranks(world: World) -> None:
 
 def small_calls_and_odd_layouts_take_the_world(world: World) -> None:
     alone = groups_of(world, (0, 0, 0, 1), "odd")  # nodes of different size
-    assert alone.levels is None
+    assert alone.intra is None and alone.inter is None
     with path_of(alone, all_reduce="hierarchical", all_gather="hierarchical") as path:
         tensor = torch.ones(5000)
         path.all_reduce(tensor, SUM).wait()

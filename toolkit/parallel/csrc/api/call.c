@@ -68,7 +68,6 @@ static void begin(struct mc_comm *c, const struct mc_call *call) {
   c->deadline_ns = c->began_ns + mc_ns_of(call->timeout_s);
   c->desc = desc_of(c);
   c->call_fingerprint = c->fingerprint = hash_of(&c->desc);
-  c->rkey = 0;
   c->path = MC_PATH_STAGED;
 }
 
@@ -123,10 +122,9 @@ static int all_to_all(struct mc_comm *c) {
 static int all_reduce(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   bool took = false;
-  int code = MC_OK;
-  if (call->in == call->out) code = mc_registered_all_reduce(c, call->out, call->count, call->dtype, call->op, &took);
   /* Where one rank reduces in place and another does not, all must ask all the same. */
-  else if (c->region_count) code = mc_registered_all_reduce(c, NULL, call->count, call->dtype, call->op, &took);
+  void *data = call->in == call->out ? call->out : NULL;
+  int code = mc_registered_all_reduce(c, data, call->count, call->dtype, call->op, &took);
   return code || took ? code : mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, -1);
 }
 
@@ -148,8 +146,7 @@ static int local_run(struct mc_comm *c) {
     case MC_REDUCE_SCATTER:
       code = mc_registered_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
       return code || took ? code : mc_local_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op);
-    case MC_ALL_TO_ALL: return all_to_all(c);
-    default: return MC_EINVAL;
+    default: return all_to_all(c); /* MC_ALL_TO_ALL: there is no other */
   }
 }
 

@@ -9,8 +9,6 @@
 #include "net/net.h"
 #include "p2p/p2p.h"
 
-static const struct mc_net_users net_users = {.p2p = &mc_p2p_handler, .aborted = mc_abort_reported};
-
 uint32_t mc_abi(void) { return MC_ABI; }
 
 uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
@@ -22,8 +20,7 @@ static bool sound(const struct mc_layout *layout) {
   if (layout->abi != MC_ABI || !layout->size || layout->rank >= layout->size || !layout->node_of) return false;
   /* a chunk is cut in a part for every local rank, in lines of 64 bytes */
   if (t->slot_bytes % 4096 || t->chunk_bytes % 4096 || !t->chunk_bytes || t->chunk_bytes > t->slot_bytes) return false;
-  if (t->wire > MC_WIRE_I8 || !(t->spin_s >= 0 && t->spin_s < 1)) return false;
-  return true;
+  return t->wire <= MC_WIRE_I8 && t->spin_s >= 0 && t->spin_s < 1;
 }
 
 /* Ranks by node: `first_of` are borders in `members`, which has the ranks of a node ascending. */
@@ -104,9 +101,9 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   int failed = allocate(c);
   if (!failed) failed = place(c, layout);
   c->error.rank_status = c->error_status;
-  if (!failed) failed = mc_segment_attach(c, layout->segment_fd, mc_segment_bytes(c->locals, &c->tuning), c->deadline_ns);
+  if (!failed) failed = mc_segment_attach(c, mc_segment_bytes(c->locals, &c->tuning));
   if (!failed && c->nodes > 1)
-    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &net_users);
+    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_handler);
   if (!failed) failed = mc_p2p_open(c);
   if (failed) return refuse(c, layout, failure, failed);
   *out = c;
@@ -123,20 +120,19 @@ void mc_close(struct mc_comm *c) {
 }
 
 int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_t *region) {
-  int code = MC_EMEM;
+  uint32_t i = 0;
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
-  for (uint32_t i = 0; code != MC_OK && i < MC_REGIONS; i++) {
-    if (c->regions[i].used) continue;
+  while (i < MC_REGIONS && c->regions[i].used) i++;
+  if (i < MC_REGIONS) {
     memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
     c->regions[i].bytes = bytes;
     c->regions[i].used = true;
     c->region_count++;
     *region = i;
-    code = MC_OK;
   }
   pthread_mutex_unlock(&c->call_lock);
-  return code;
+  return i < MC_REGIONS ? MC_OK : MC_EMEM;
 }
 
 int mc_region_drop(struct mc_comm *c, uint32_t region) {

@@ -10,7 +10,18 @@ void mc_python(const struct mc_python *functions) { python = *functions; }
 
 static struct mc_entry *entry_of(void *self) { return (struct mc_entry *)(uintptr_t)python.number(self); }
 
-static int perform(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
+/* `count` numbers and a timeout, taken from the interpreter for `perform`. */
+static inline void *with_numbers(void *self, void *const *arguments, intptr_t given, int count,
+                                 int (*perform)(struct mc_entry *entry, const uint64_t *n, double timeout_s)) {
+  uint64_t n[9];
+  if (given != count + 1) return python.code(MC_EINVAL);
+  struct mc_entry *entry = entry_of(self);
+  for (int i = 0; i < count; i++) n[i] = python.number(arguments[i]);
+  double timeout_s = python.real(arguments[count]);
+  return python.error() ? NULL : python.code(perform(entry, n, timeout_s));
+}
+
+static int run(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
   for (int i = 0; i < 4; i++)
     if (n[i] > UINT32_MAX) return MC_EINVAL;
   struct mc_call call = {
@@ -26,12 +37,7 @@ static int perform(struct mc_entry *entry, const uint64_t *n, double timeout_s) 
 }
 
 void *mc_python_run(void *self, void *const *arguments, intptr_t given) {
-  uint64_t n[9];
-  if (given != 10) return python.code(MC_EINVAL);
-  struct mc_entry *entry = entry_of(self);
-  for (int i = 0; i < 9; i++) n[i] = python.number(arguments[i]);
-  double timeout_s = python.real(arguments[9]);
-  return python.error() ? NULL : python.code(perform(entry, n, timeout_s));
+  return with_numbers(self, arguments, given, 9, run);
 }
 
 /* The group, for as long as the caller is in it; NULL once it is closed. Both sides sequentially consistent: either
@@ -59,12 +65,7 @@ static int post(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
 }
 
 void *mc_python_post(void *self, void *const *arguments, intptr_t given) {
-  uint64_t n[6];
-  if (given != 7) return python.code(MC_EINVAL);
-  struct mc_entry *entry = entry_of(self);
-  for (int i = 0; i < 6; i++) n[i] = python.number(arguments[i]);
-  double timeout_s = python.real(arguments[6]);
-  return python.error() ? NULL : python.code(post(entry, n, timeout_s));
+  return with_numbers(self, arguments, given, 6, post);
 }
 
 void *mc_python_wait(void *self, void *const *arguments, intptr_t given) {

@@ -20,6 +20,8 @@ static inline void mc_copy_words(void *to, const void *from, size_t bytes) {
     __atomic_store_n((word *)to + i, __atomic_load_n((const word *)from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
+static inline uint64_t mc_pages(uint64_t bytes) { return (bytes + 4095) & ~(uint64_t)4095; } /* rounded up to whole ones */
+
 #define MC_LOCALS 256u /* ranks of one node */
 #define MC_BLOCK_BYTES ((size_t)16 << 10) /* of a sum: summed, then copied on while they are in the first cache */
 
@@ -49,10 +51,6 @@ struct mc_segment {
   _Alignas(64) struct mc_rank_block ranks[]; /* [locals], then the slots */
 };
 
-struct mc_net;
-struct mc_inter;
-struct mc_p2p;
-struct mc_op_queue;
 /* What a failure and a long wait need of the transport; mc_net_open fills it in. */
 struct mc_transport {
   int (*poll)(struct mc_comm *c, const uint8_t *missing_locals, struct mc_failure *loss); /* mc_net_look */
@@ -87,7 +85,6 @@ struct mc_comm {
   struct mc_region regions[MC_REGIONS];
   uint32_t region_count;
   bool propagated;               /* the error record has been sent to other nodes */
-  bool watched[MC_LOCALS];       /* whose death can be seen (group/segment.c) */
   struct mc_net *net;            /* NULL: one node */
   struct mc_transport transport; /* of the net */
   struct mc_inter *inter;        /* what inter/ keeps: NULL until the first call over nodes */
@@ -110,10 +107,10 @@ static inline struct timespec mc_timespec(uint64_t ns) {
 static inline uint64_t mc_ns_of(double seconds) { return (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9); } /* 30 years at most */
 bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of); /* it gets no signals */
 /* --- group/segment.c */
-/* `bytes`: the whole segment. */
-int mc_segment_attach(struct mc_comm *c, int fd, uint64_t bytes, uint64_t deadline_ns);
+/* `bytes`: the whole of c->segment_fd. Until the deadline. 0 or an errno value. */
+int mc_segment_attach(struct mc_comm *c, uint64_t bytes);
 void mc_segment_detach(struct mc_comm *c);
-bool mc_local_alive(struct mc_comm *c, uint32_t local); /* false: its process has ended or it has left the group */
+bool mc_local_alive(const struct mc_comm *c, uint32_t local); /* false: its process has ended or it has left the group */
 /* Where the slots end: a page border, behind which lies what others keep in the segment (zeroed at first). */
 uint64_t mc_slots_end(uint32_t locals, const struct mc_tuning *tuning);
 /* Slots. A rank has four: input and output, each of two parities. */
@@ -127,7 +124,6 @@ static inline uint32_t mc_next(const struct mc_comm *c) { return c->epoch + 1; }
 /* --- group/epoch.c */
 bool mc_has_come(const struct mc_comm *c, uint32_t local);                   /* to this rank's epoch */
 void mc_sleep_until_come(struct mc_comm *c, uint32_t local, uint64_t for_ns); /* at most so long */
-int mc_look_for_missing(struct mc_comm *c);                                  /* mc_look, for those of the node that have not come */
 void mc_publish(struct mc_comm *c); /* raises the flag: a rank that awaits it sees all that was written before */
 int mc_await(struct mc_comm *c);    /* until all local ranks have published this epoch */
 int mc_epoch(struct mc_comm *c);    /* both; in a call's first epoch it also compares descriptors */
@@ -146,9 +142,9 @@ void mc_abort_reported(struct mc_comm *c, uint32_t by); /* a rank of another nod
 /* *failure becomes `what`, and its rank_status, where it has one, `rank_status` (NULL: all MC_HERE). failure: NULL is fine. */
 void mc_failure_tell(const struct mc_comm *c, struct mc_failure *failure, struct mc_failure what, const uint8_t *rank_status);
 int mc_check(struct mc_comm *c);             /* MC_OK, or the code of the error or abort that is there by now; cheap */
-/* One look at what a long wait must not miss: the error record, dead local ranks, messages of other nodes, the
- * deadline. `missing` (by local rank, NULL: none) marks the ranks that have not come. Called every 50 ms. */
-int mc_look(struct mc_comm *c, const uint8_t *missing_locals);
+/* One look at what a long wait for the node must not miss: the error record, ranks that are dead, messages of other nodes,
+ * the deadline of those that have not come. Called every 50 ms. */
+int mc_look(struct mc_comm *c);
 /* --- group/signals.c */
 int mc_check_signals(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */
 /* Of AVG: the sum over all ranks of the group is what is divided. */

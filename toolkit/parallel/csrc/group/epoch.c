@@ -101,12 +101,6 @@ void mc_sleep_until_come(struct mc_comm *c, uint32_t local, uint64_t for_ns) {
   atomic_fetch_sub_explicit(&block->sleepers, 1, memory_order_seq_cst);
 }
 
-int mc_look_for_missing(struct mc_comm *c) {
-  uint8_t missing[MC_LOCALS];
-  for (uint32_t local = 0; local < c->locals; local++) missing[local] = !mc_has_come(c, local);
-  return mc_look(c, missing);
-}
-
 /* The slow half of a wait: returns the code; how long it took is the straggler's. */
 static int wait_for(struct mc_comm *c, uint32_t local) {
   uint64_t began = mc_now_ns();
@@ -116,7 +110,7 @@ static int wait_for(struct mc_comm *c, uint32_t local) {
     uint64_t now = mc_now_ns(), left = c->deadline_ns > now ? c->deadline_ns - now : 1000;
     mc_sleep_until_come(c, local, left < LOOK_NS ? left : LOOK_NS);
     has_come = mc_has_come(c, local);
-    if (!has_come) code = mc_look_for_missing(c);
+    if (!has_come) code = mc_look(c);
   }
   c->waited_ns += mc_now_ns() - began;
   return code;

@@ -23,10 +23,6 @@ const struct mc_error_record *mc_error_record(const struct mc_comm *c) {
   return state & DONE ? place_of(c, state) : NULL;
 }
 
-static void wake_all(struct mc_comm *c) {
-  for (uint32_t local = 0; local < c->locals; local++) mc_futex_wake(&mc_block(c, local)->flag);
-}
-
 static uint32_t marked(const struct mc_comm *c) {
   return c->size < MC_STATUS_RANKS ? c->size : MC_STATUS_RANKS;
 }
@@ -92,7 +88,7 @@ static const struct mc_error_record *write_record(struct mc_comm *c, const struc
     if (!atomic_compare_exchange_strong(&c->segment->error_state, &seen, mine | DONE)) continue;
     MC_FAULT_POINT(error_written);
     mc_futex_wake(&c->segment->error_state);
-    wake_all(c);
+    for (uint32_t local = 0; local < c->locals; local++) mc_futex_wake(&mc_block(c, local)->flag);
   }
   return mc_error_record(c);
 }
@@ -179,12 +175,14 @@ static uint64_t deadline_of(struct mc_comm *c, const uint8_t *missing) {
   return c->deadline_ns + GRACE_NS;
 }
 
-int mc_look(struct mc_comm *c, const uint8_t *missing) {
+int mc_look(struct mc_comm *c) {
+  uint8_t missing[MC_LOCALS];
+  for (uint32_t local = 0; local < c->locals; local++) missing[local] = !mc_has_come(c, local);
   int code = mc_check(c);
   if (!code) code = mc_check_signals(c);
-  if (!code && missing) code = fail_locals(c, MC_EPEER, missing);
+  if (!code) code = fail_locals(c, MC_EPEER, missing);
   struct mc_failure loss;
   if (!code && c->net && c->transport.poll(c, missing, &loss)) code = mc_fail_loss(c, &loss);
-  if (!code && missing && mc_now_ns() >= deadline_of(c, missing)) code = fail_locals(c, MC_ETIMEOUT, missing);
+  if (!code && mc_now_ns() >= deadline_of(c, missing)) code = fail_locals(c, MC_ETIMEOUT, missing);
   return code;
 }

@@ -38,7 +38,7 @@
   POINT(segment_reduced) POINT(segment_arrived) POINT(rail_rs_started) POINT(rail_summed) POINT(rail_ag_started) POINT(rail_finished) \
   /* between nodes, verbs that move: inter/broadcast.c, inter/gather.c, inter/scatter.c, inter/alltoall.c */ \
   POINT(tree_received) POINT(tree_sent) POINT(chain_received) POINT(chain_passed) POINT(chain_shared) \
-  POINT(blocks_posted) POINT(blocks_arrived) POINT(gather_node_in) POINT(gather_node_sent) POINT(apart_posted) \
+  POINT(blocks_posted) POINT(blocks_arrived) POINT(apart_posted) \
   POINT(sums_sent) POINT(sums_arrived) POINT(scatter_nodes_sent) POINT(scatter_node_arrived) \
   POINT(nodes_alltoall_posted) POINT(nodes_alltoall_in_node) \
   /* connections: net/connector.c, net/listener.c */ \

@@ -19,16 +19,13 @@
 #include "group/hash.h"
 
 #define MAGIC 0x6d633031u
-#define PAGE 4096u
-
-static size_t up(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE - 1); }
 
 static size_t head_bytes(uint32_t locals) {
-  return up(sizeof(struct mc_segment) + locals * sizeof(struct mc_rank_block));
+  return mc_pages(sizeof(struct mc_segment) + locals * sizeof(struct mc_rank_block));
 }
 
 static size_t slots_bytes(uint32_t locals, const struct mc_tuning *tuning) {
-  return up((size_t)locals * 4 * tuning->slot_bytes);
+  return mc_pages((size_t)locals * 4 * tuning->slot_bytes);
 }
 
 uint64_t mc_slots_end(uint32_t locals, const struct mc_tuning *tuning) {
@@ -90,13 +87,15 @@ static bool is_running(const struct mc_rank_block *block) {
          (!stack || !block->stack || stack == block->stack);
 }
 
-bool mc_local_alive(struct mc_comm *c, uint32_t local) {
-  if (local == c->local) return true;
-  if (atomic_load(&mc_block(c, local)->state) == 2) return false;
-  return !c->watched[local] || holds_lock(c, local) || is_running(mc_block(c, local));
+/* Of its own process a rank can see no death. */
+bool mc_local_alive(const struct mc_comm *c, uint32_t local) {
+  const struct mc_rank_block *block = mc_block(c, local);
+  if (atomic_load(&block->state) == 2) return false;
+  return block->process == mc_block(c, c->local)->process || holds_lock(c, local) || is_running(block);
 }
 
-static int map(struct mc_comm *c, int fd, uint64_t bytes) {
+static int map(struct mc_comm *c, uint64_t bytes) {
+  const int fd = c->segment_fd;
   c->segment_bytes = bytes;
   struct stat facts;
   if (fd >= 0 && fstat(fd, &facts)) return errno;
@@ -112,29 +111,26 @@ static int map(struct mc_comm *c, int fd, uint64_t bytes) {
 }
 
 /* The state words are futexes of their own: a late rank is slept for, not spun for. */
-static int await_attached(struct mc_comm *c, uint64_t deadline_ns) {
+static int await_attached(struct mc_comm *c) {
   for (uint32_t local = 0; local < c->locals; local++) {
     _Atomic uint32_t *state = &mc_block(c, local)->state;
     uint32_t seen;
     while ((seen = atomic_load(state)) == 0) {
       uint64_t now = mc_now_ns();
-      if (now >= deadline_ns) return ETIMEDOUT;
-      uint64_t left = deadline_ns - now;
+      if (now >= c->deadline_ns) return ETIMEDOUT;
+      uint64_t left = c->deadline_ns - now;
       mc_futex_sleep(state, seen, left < 50000000u ? left : 50000000u);
     }
   }
   return 0;
 }
 
-int mc_segment_attach(struct mc_comm *c, int fd, uint64_t bytes, uint64_t deadline_ns) {
-  c->segment_fd = fd;
-  int failed = map(c, fd, bytes);
+int mc_segment_attach(struct mc_comm *c, uint64_t bytes) {
+  int failed = map(c, bytes);
   if (failed) return failed;
   MC_FAULT_POINT(attach_mapped);
-  if (fd >= 0) {
-    struct flock lock = byte_of(c->local, F_WRLCK);
-    if (fcntl(fd, F_SETLK, &lock)) return errno;
-  }
+  struct flock lock = byte_of(c->local, F_WRLCK);
+  if (c->segment_fd >= 0 && fcntl(c->segment_fd, F_SETLK, &lock)) return errno;
   MC_FAULT_POINT(attach_locked);
   struct mc_rank_block *mine = mc_block(c, c->local);
   mine->process = this_process();
@@ -148,14 +144,11 @@ int mc_segment_attach(struct mc_comm *c, int fd, uint64_t bytes, uint64_t deadli
   atomic_store(&mine->state, 1);
   MC_FAULT_POINT(attach_announced);
   mc_futex_wake(&mine->state);
-  failed = await_attached(c, deadline_ns);
+  failed = await_attached(c);
   if (failed) return failed;
   MC_FAULT_POINT(attach_complete);
   if (c->segment->magic != MAGIC || c->segment->locals != c->locals || c->segment->slot_bytes != c->tuning.slot_bytes)
     return EPROTO;
-  /* Not whether it holds its lock by now: it may have died since it said that it is here. */
-  for (uint32_t local = 0; local < c->locals; local++)
-    c->watched[local] = fd >= 0 && mc_block(c, local)->process != mine->process;
   return 0;
 }
 
@@ -168,6 +161,4 @@ void mc_segment_detach(struct mc_comm *c) {
   }
   if (c->segment) munmap(c->segment, c->segment_bytes);
   if (c->segment_fd >= 0) close(c->segment_fd);
-  c->segment = NULL;
-  c->segment_fd = -1;
 }

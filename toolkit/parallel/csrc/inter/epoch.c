@@ -37,7 +37,7 @@ static int wait_for_all(struct mc_comm *c, uint32_t first) {
     else mc_sleep_until_come(c, local, SLICE_NS);
     if (mc_now_ns() - looked < LOOK_NS) continue;
     looked = mc_now_ns();
-    code = mc_look_for_missing(c);
+    code = mc_look(c);
   }
   uint64_t took = mc_now_ns() - began;
   c->waited_ns += took;

@@ -24,24 +24,22 @@ static int mesh(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *o
 }
 
 /* Blocks `first` to `first` + count - 1, round the end of the row, as one message or two. */
-struct piece { size_t begin, bytes; };
-
-static void cut(const struct mc_comm *c, const size_t *offsets, uint32_t first, uint32_t count, struct piece pieces[2]) {
+static void cut(const struct mc_comm *c, const size_t *offsets, uint32_t first, uint32_t count, struct mc_span pieces[2]) {
   uint32_t straight = first + count > c->nodes ? c->nodes - first : count, rest = count - straight;
-  pieces[0] = (struct piece){offsets[first], offsets[first + straight] - offsets[first]};
-  pieces[1] = (struct piece){offsets[0], offsets[rest] - offsets[0]};
+  pieces[0] = (struct mc_span){offsets[first], offsets[first + straight] - offsets[first]};
+  pieces[1] = (struct mc_span){offsets[0], offsets[rest] - offsets[0]};
 }
 
 static int doubling(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *offsets) {
   for (uint32_t have = 1; have < c->nodes; have *= 2) {
     uint32_t count = have < c->nodes - have ? have : c->nodes - have;
     uint32_t from = mc_inter_node(c, have), to = mc_inter_node(c, c->nodes - have);
-    struct piece mine[2], theirs[2];
+    struct mc_span mine[2], theirs[2];
     cut(c, offsets, c->node, count, mine);
     cut(c, offsets, from, count, theirs);
     for (unsigned i = 0; i < 2; i++) {
-      int code = mc_inter_recv(c, 0, mc_inter_owner(c, from, local), all + theirs[i].begin, theirs[i].bytes);
-      if (!code) code = mc_inter_send(c, 0, mc_inter_owner(c, to, local), all + mine[i].begin, mine[i].bytes);
+      int code = mc_inter_recv(c, 0, mc_inter_owner(c, from, local), all + theirs[i].begin, theirs[i].count);
+      if (!code) code = mc_inter_send(c, 0, mc_inter_owner(c, to, local), all + mine[i].begin, mine[i].count);
       if (code) return code;
     }
     MC_FAULT_POINT(doubling_posted);

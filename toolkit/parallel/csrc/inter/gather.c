@@ -65,7 +65,7 @@ int mc_nodes_all_gather(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   struct job job = {.out = call->out, .bytes = call->count * mc_dtype_bytes(call->dtype)};
   uint8_t *own = job.out + c->rank * job.bytes;
-  if (mc_nodes_small(c, job.bytes * c->size)) return mc_leaders_all_gather(c);
+  if (mc_nodes_small(c, job.bytes * c->size)) return mc_leaders_gather(c, -1);
   job.ranks = mc_inter_scratch(c, MC_SCRATCH_LISTS, c->size * sizeof *job.ranks);
   if (!job.ranks) return mc_check(c);
   if (own != call->in) mc_copy(own, call->in, job.bytes);
@@ -75,23 +75,6 @@ int mc_nodes_all_gather(struct mc_comm *c) {
 }
 
 /* --- gather */
-
-/* Small blocks: a node's go in one message. */
-static int gather_together(struct mc_comm *c, size_t bytes) {
-  const struct mc_call *call = &c->call;
-  uint32_t speaker = c->local_of[call->root] % c->locals;
-  bool root = call->root == c->rank;
-  uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SUM, c->size * bytes), *out = call->out;
-  size_t *borders = mc_phase_borders(c, bytes, true);
-  if (!ordered || !borders) return mc_check(c);
-  int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, (int)speaker);
-  c->path = MC_PATH_LEADERS;
-  MC_FAULT_POINT(gather_node_in);
-  if (!code && c->local == speaker) code = mc_phase_collect(c, speaker, ordered, borders);
-  MC_FAULT_POINT(gather_node_sent);
-  for (uint32_t i = 0; root && i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
-  return code;
-}
 
 int mc_nodes_apart(struct mc_comm *c, size_t bytes, bool gathers) {
   const struct mc_call *call = &c->call;
@@ -117,5 +100,5 @@ int mc_nodes_apart(struct mc_comm *c, size_t bytes, bool gathers) {
 
 int mc_nodes_gather(struct mc_comm *c) {
   size_t bytes = c->call.count * mc_dtype_bytes(c->call.dtype);
-  return bytes <= TOGETHER_BYTES ? gather_together(c, bytes) : mc_nodes_apart(c, bytes, true);
+  return bytes <= TOGETHER_BYTES ? mc_leaders_gather(c, (int)c->call.root) : mc_nodes_apart(c, bytes, true);
 }

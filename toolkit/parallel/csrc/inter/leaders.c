@@ -99,20 +99,19 @@ int mc_leaders_reduce_scatter(struct mc_comm *c) {
   return code;
 }
 
-int mc_leaders_all_gather(struct mc_comm *c) {
+int mc_leaders_gather(struct mc_comm *c, int root) {
   const struct mc_call *call = &c->call;
   size_t bytes = call->count * mc_dtype_bytes(call->dtype);
+  uint32_t leader = root < 0 ? 0 : c->local_of[root] % c->locals;
   uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SENT, c->size * bytes), *out = call->out;
   size_t *borders = mc_phase_borders(c, bytes, true);
   if (!ordered || !borders) return mc_check(c);
-  int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, 0);
-  if (!code && c->local == 0) {
-    MC_FAULT_POINT(leaders_gathered);
-    code = mc_phase_exchange(c, 0, ordered, borders);
-    MC_FAULT_POINT(leaders_exchanged);
-    for (uint32_t i = 0; i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
-  }
-  if (!code) code = mc_local_broadcast(c, out, c->size * bytes, 0);
+  int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, (int)leader);
   c->path = MC_PATH_LEADERS;
-  return code;
+  MC_FAULT_POINT(leaders_gathered);
+  if (!code && c->local == leader) code = (root < 0 ? mc_phase_exchange : mc_phase_collect)(c, leader, ordered, borders);
+  MC_FAULT_POINT(leaders_exchanged);
+  bool has_all = root < 0 ? c->local == leader : root == (int)c->rank;
+  for (uint32_t i = 0; has_all && i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
+  return code || root >= 0 ? code : mc_local_broadcast(c, out, c->size * bytes, leader);
 }

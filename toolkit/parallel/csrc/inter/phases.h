@@ -112,8 +112,8 @@ int mc_nodes_scatter(struct mc_comm *c);
 int mc_nodes_all_to_all(struct mc_comm *c);
 /* Gather, scatter of large blocks: they go from where they are to where they belong. */
 int mc_nodes_apart(struct mc_comm *c, size_t bytes, bool gathers);
-/* inter/leaders.c: the small forms of the verbs that sum */
+/* inter/leaders.c: the small forms of the verbs that sum or gather: a node's blocks go in one message */
 int mc_leaders_reduce(struct mc_comm *c, int root); /* -1: all */
 int mc_leaders_reduce_scatter(struct mc_comm *c);
-int mc_leaders_all_gather(struct mc_comm *c);
+int mc_leaders_gather(struct mc_comm *c, int root); /* -1: all */
 #endif

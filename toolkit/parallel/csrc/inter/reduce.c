@@ -23,17 +23,15 @@ struct strided {
   struct mc_strided of[MC_LOCALS];
 };
 
-static void fill_streams(const struct mc_comm *c, const struct job *job, size_t count, struct strided *strided) {
+/* Of piece k; the last is shorter. */
+static void fill_streams(const struct mc_comm *c, const struct job *job, uint32_t k, struct strided *strided) {
+  size_t count = mc_less(c->call.count - k * job->piece, job->piece);
   for (uint32_t local = 0; local < c->locals; local++) {
     struct mc_span part = {0, 0};
     if (local < c->inter->rails) part = mc_part(count, job->size, c->inter->rails, local);
     strided->spans[local] = (struct mc_span){part.begin * job->size, part.count * job->size};
     strided->of[local] = (struct mc_strided){&strided->spans[local], 1};
   }
-}
-
-static size_t count_of(const struct mc_comm *c, const struct job *job, uint32_t k) {
-  return mc_less(c->call.count - k * job->piece, job->piece);
 }
 
 static uint8_t *base_of(const struct job *job, uint32_t k) {
@@ -43,7 +41,7 @@ static uint8_t *base_of(const struct job *job, uint32_t k) {
 
 static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   struct strided strided;
-  fill_streams(c, job, count_of(c, job, k), &strided);
+  fill_streams(c, job, k, &strided);
   struct mc_span mine = strided.spans[c->local];
   uint8_t *data = base_of(job, k) + mine.begin;
   /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
@@ -64,7 +62,7 @@ static int end(struct mc_comm *c, struct job *job, uint32_t k) {
   bool rooted = job->plan.root >= 0;
   if (code || (rooted && job->plan.root != (int)c->node)) return code;
   struct strided strided;
-  fill_streams(c, job, count_of(c, job, k), &strided);
+  fill_streams(c, job, k, &strided);
   return mc_local_gather_streams(c, mc_inter_epoch, base_of(job, k), strided.of, rooted ? (int)c->local_of[c->call.root] : -1);
 }
 

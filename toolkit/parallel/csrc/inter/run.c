@@ -33,8 +33,7 @@ int mc_nodes_run(struct mc_comm *c) {
     case MC_REDUCE_SCATTER: code = mc_nodes_reduce_scatter(c); break;
     case MC_GATHER: code = mc_nodes_gather(c); break;
     case MC_SCATTER: code = mc_nodes_scatter(c); break;
-    case MC_ALL_TO_ALL: code = mc_nodes_all_to_all(c); break;
-    default: return MC_EINVAL;
+    default: code = mc_nodes_all_to_all(c); /* MC_ALL_TO_ALL: there is no other */
   }
   return code ? code : mc_inter_wait(c, 0); /* what was sent may still be in the caller's memory */
 }

@@ -30,7 +30,6 @@ void mc_inter_close(struct mc_comm *c) {
   for (unsigned i = 0; i < MC_SCRATCHES; i++) free(b->scratch[i].at);
   for (unsigned i = 0; i < MC_INTER_SLOTS; i++) free(b->sends[i].tickets), free(b->receives[i].tickets);
   free(b);
-  c->inter = NULL;
 }
 
 void *mc_inter_scratch(struct mc_comm *c, enum mc_scratch which, size_t bytes) {

@@ -14,34 +14,33 @@ static void release(struct mc_net *n) {
   free(n);
 }
 
-static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users) {
+static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
   const size_t bytes = n->c->size * sizeof *n->addresses;
   n->addresses = malloc(bytes);
-  if (!n->addresses) return MC_EMEM;
+  if (!n->addresses) return ENOMEM;
   memcpy(n->addresses, addresses, bytes);
-  mc_group_id(n->c, n->group);
+  mc_prove(n->c->key, MC_NAMES_GROUP, "", 0, n->group);
   n->buffer_bytes = mc_socket_buffers();
   mc_socket_settle(listen_fd, n->buffer_bytes);
-  int code = mc_listener_open(n, listen_fd);
-  const struct mc_handler *const handlers[] = {&mc_collective_handler, users->p2p, NULL};
-  for (uint32_t i = 0; i < MC_NET_CHANNELS && code == MC_OK; i++) code = mc_loop_open(&n->channels[i], n, i, handlers[i]);
-  return code;
+  int error = mc_listener_open(n, listen_fd);
+  const struct mc_handler *const handlers[] = {&mc_collective_handler, p2p, NULL};
+  for (uint32_t i = 0; i < MC_NET_CHANNELS && !error; i++) error = mc_loop_open(&n->channels[i], n, i, handlers[i]);
+  return error;
 }
 
-/* 0 or an errno value; after a failure listen_fd is still the caller's. */
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_net_users *users) {
+int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
   struct mc_net *n = calloc(1, sizeof *n);
   if (!n) return ENOMEM;
-  n->c = c, c->net = n, n->aborted = users->aborted;
+  n->c = c, c->net = n;
   c->transport = (struct mc_transport){.poll = mc_net_look, .propagate = mc_net_propagate, .abort = mc_net_abort};
   n->listener.listen_fd = n->listener.poll_fd = -1;
   pthread_mutex_init(&n->listener.lock, NULL);
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) n->channels[i].wake_fd = -1;
-  const int code = open_all(n, listen_fd, addresses, users), error = errno;
-  if (code == MC_OK) return 0;
+  const int error = open_all(n, listen_fd, addresses, p2p);
+  if (!error) return 0;
   n->listener.listen_fd = -1;
   release(n);
-  return code == MC_EMEM ? ENOMEM : error ? error : EIO;
+  return error;
 }
 
 /* After a call that failed connections still know where its data was to go: memory that may be gone by now. */
@@ -75,7 +74,7 @@ int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes
   }
   mc_frame_call(&out->frame, c);
   out->ticket = *ticket;
-  mc_conn_queue(conn, out);
+  MC_PUSH(&conn->sends, out);
   return MC_OK;
 }
 

@@ -31,7 +31,7 @@ void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct
 
 void mc_conn_reset(struct mc_conn *conn) {
   if (conn->fd >= 0) close(conn->fd);
-  conn->fd = -1, conn->state = MC_CONN_NONE, conn->ended = conn->handled = conn->goodbye = false;
+  conn->fd = -1, conn->state = MC_CONN_NONE, conn->handled = conn->goodbye = false;
   conn->lost_ns = 0, conn->read_at = conn->read_end = 0, conn->phase = MC_HEADER;
 }
 
@@ -42,11 +42,7 @@ void mc_conn_free(struct mc_conn *conn) {
     conn->receives.first = posted->next;
     free(posted);
   }
-  while (conn->sends.first) {
-    struct mc_send_desc *out = conn->sends.first;
-    conn->sends.first = out->next;
-    mc_send_desc_free(out);
-  }
+  mc_conn_drop_queue(conn, true);
   free(conn->read_buffer), free(conn->control), free(conn->missing);
   free(conn);
 }
@@ -62,10 +58,6 @@ struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t b
 void mc_send_desc_free(struct mc_send_desc *out) {
   free(out->owned);
   free(out);
-}
-
-void mc_conn_queue(struct mc_conn *conn, struct mc_send_desc *out) {
-  MC_PUSH(&conn->sends, out);
 }
 
 /* Takes what has not begun to go out of the queue; `also_begun`: that as well, nothing more is sent. */
@@ -90,14 +82,14 @@ void mc_conn_drop_queue(struct mc_conn *conn, bool also_begun) {
 void mc_conn_lost(struct mc_conn *conn, int error) {
   if (conn->state == MC_CONN_GONE) return;
   if (conn->fd >= 0) close(conn->fd);
-  conn->fd = -1, conn->state = MC_CONN_GONE, conn->ended = true;
+  conn->fd = -1, conn->state = MC_CONN_GONE;
   conn->lost_ns = mc_now_ns(), conn->why = error;
 }
 
 static void set_mac(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
   if (out->has_mac) return;
   if (loop->c->tuning.checked && out->frame.bytes) out->frame.sum = mc_frame_sum(out->data, out->frame.bytes);
-  mc_frame_set_mac(&out->frame, conn->send_key, conn->send_index++);
+  out->frame.mac = mc_frame_mac(&out->frame, conn->send_key, conn->send_index++);
   out->has_mac = true;
 }
 
@@ -109,7 +101,7 @@ static void finish_sent(struct mc_loop *loop, struct mc_conn *conn, uint64_t sen
     if (out->left) return;
     MC_POP(&conn->sends);
     if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
-    else if (out->frame.kind == MC_DATA) loop->handler->on_send_done(loop, conn, out);
+    else if (out->frame.kind == MC_DATA) loop->handler->on_send_done(loop, out);
     mc_send_desc_free(out);
   }
 }

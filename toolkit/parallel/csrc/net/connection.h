@@ -66,7 +66,6 @@ struct mc_conn {
   /* reading: what is in `read_buffer` comes before what is in the socket */
   uint8_t *read_buffer;
   size_t read_at, read_end, read_room;
-  bool ended;            /* nothing more comes from the socket */
   enum mc_phase phase;
   struct mc_frame frame;
   uint8_t *to;           /* NULL: dropped */
@@ -83,11 +82,10 @@ struct mc_conn {
 };
 
 struct mc_loop;
-enum mc_recv_action { MC_RECV_ACCEPT, MC_RECV_HOLD, MC_RECV_REFUSE };
 struct mc_handler { /* what a channel does with frames */
-  enum mc_recv_action (*on_header)(struct mc_loop *loop, struct mc_conn *conn); /* sets l->to */
+  bool (*on_header)(struct mc_loop *loop, struct mc_conn *conn); /* sets conn->to; false: the payload is not to be read, at least not yet */
   void (*on_recv_done)(struct mc_loop *loop, struct mc_conn *conn);
-  void (*on_send_done)(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out);
+  void (*on_send_done)(struct mc_loop *loop, struct mc_send_desc *out);
   void (*on_control)(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload);
 };
 
@@ -114,14 +112,12 @@ struct mc_loop {
   uint64_t done_base, done_next, done_room, open;
   /* control messages */
   uint64_t heartbeat_ns, listener_ns, reported_ns;
-  bool propagated, has_report;
+  bool has_report;
   struct mc_failure reported;
   uint8_t *rank_status, *reported_status; /* [size]; the first is scratch */
   uint8_t *scratch;                       /* where dropped bytes go */
 };
 
-struct pollfd;
-struct mc_pending;
 struct mc_listener {
   pthread_mutex_t lock;
   bool listening;
@@ -136,7 +132,6 @@ struct mc_abort { /* net/abort.c */
 struct mc_net {
   struct mc_comm *c;
   struct mc_abort abort;
-  void (*aborted)(struct mc_comm *c, uint32_t by);
   struct mc_address *addresses;
   uint8_t group[MC_PROOF];
   struct mc_listener listener;
@@ -154,12 +149,12 @@ bool mc_would_block(int error);
 int mc_socket_send(int fd, const void *data, size_t bytes);
 int mc_socket_receive(int fd, uint8_t *data, size_t bytes, size_t *got);
 /* --- net/listener.c */
-int mc_listener_open(struct mc_net *n, int listen_fd);
+int mc_listener_open(struct mc_net *n, int listen_fd); /* 0 or an errno value, as mc_loop_open */
 void mc_listener_close(struct mc_net *n);
 void mc_listener_poll(struct mc_net *n);
 bool mc_listener_is_busy(struct mc_net *n); /* a hello is under way */
 /* Takes what was handed to the channel into its connections. */
-int mc_listener_fetch(struct mc_loop *loop);
+void mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */
 void mc_connect(struct mc_conn *conn);                             /* wants a connection, from now on; the other end makes it: watches that one */
 struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer); /* the one that this rank makes; NULL: no memory */
@@ -172,7 +167,6 @@ void mc_conn_reset(struct mc_conn *conn); /* as if it had never been */
 void mc_conn_free(struct mc_conn *conn);
 struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t bytes);
 void mc_send_desc_free(struct mc_send_desc *out);
-void mc_conn_queue(struct mc_conn *conn, struct mc_send_desc *out);
 void mc_conn_send(struct mc_loop *loop, struct mc_conn *conn);
 void mc_conn_lost(struct mc_conn *conn, int error);
 void mc_conn_probe(struct mc_conn *conn, uint64_t now); /* once a second: it is lost where its host has gone silent */
@@ -185,19 +179,17 @@ void mc_conn_fault(struct mc_loop *loop, struct mc_conn *conn, int code);
 int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const struct mc_handler *handler);
 void mc_loop_close(struct mc_loop *loop);
 void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns);
-void mc_loop_push(struct mc_loop *loop);      /* dials and sends without being asked to by poll */
-uint32_t mc_loop_polls(struct mc_loop *loop); /* fills ch->polls, says how many */
-void mc_loop_polled(struct mc_loop *loop);    /* deals with what poll has said in ch->polls */
-/* All three, with one wait of up to wait_ns, where nothing could be moved at once and nothing is due before. */
-bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns);
+/* Dials and sends without being asked to by poll, and fills loop->polls. Returns how long poll may wait: up to wait_ns, not
+ * at all where something could be moved, and no longer than until something is due. */
+uint64_t mc_loop_prepare(struct mc_loop *loop, uint64_t wait_ns);
+void mc_loop_polled(struct mc_loop *loop); /* deals with what poll has said in loop->polls */
+bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns); /* both, and poll between them */
 void mc_loop_wake(struct mc_loop *loop);
-uint64_t mc_loop_due(struct mc_loop *loop, uint64_t now); /* when something must be done without an event */
 /* --- net/control.c */
 void mc_control_heartbeat(struct mc_loop *loop, const uint8_t *rank_status);
 void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure);
 void mc_control_goodbye(struct mc_loop *loop);
 void mc_control_read(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *payload);
-bool mc_missed_by(const struct mc_conn *conn, uint64_t seq, uint8_t *rank_status, uint32_t size);
 /* --- net/abort.c */
 void mc_net_abort_end(struct mc_net *n);
 /* --- net/receives.c */

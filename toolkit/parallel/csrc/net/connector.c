@@ -115,9 +115,8 @@ static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
     again(conn, EPROTO);
     return;
   }
-  const int fd = conn->fd;
   MC_FAULT_POINT(connector_accepted);
-  mc_conn_up(loop, conn, fd, &conn->hello);
+  mc_conn_up(loop, conn, conn->fd, &conn->hello);
   loop->moved = true;
 }
 

@@ -9,18 +9,14 @@
 static bool say(struct mc_loop *loop, struct mc_conn *conn, uint8_t kind, const void *payload, size_t bytes,
                 bool of_call) {
   struct mc_send_desc *out = mc_send_desc_new(kind, NULL, bytes);
-  if (!out) return false;
-  if (bytes) {
-    out->owned = malloc(bytes);
-    if (!out->owned) {
-      mc_send_desc_free(out);
-      return false;
-    }
-    memcpy(out->owned, payload, bytes);
-    out->data = out->owned;
+  if (out) out->data = out->owned = malloc(bytes + 1); /* of 0 bytes it may be NULL */
+  if (!out || !out->owned) {
+    free(out);
+    return false;
   }
+  memcpy(out->owned, payload, bytes);
   if (of_call) mc_frame_call(&out->frame, loop->c);
-  mc_conn_queue(conn, out);
+  MC_PUSH(&conn->sends, out);
   mc_conn_send(loop, conn);
   return true;
 }
@@ -58,7 +54,7 @@ void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure) {
 
 void mc_control_goodbye(struct mc_loop *loop) {
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next)
-    if (conn->state == MC_CONN_UP && say(loop, conn, MC_GOODBYE, NULL, 0, false)) MC_FAULT_POINT(goodbye_sent);
+    if (conn->state == MC_CONN_UP && say(loop, conn, MC_GOODBYE, "", 0, false)) MC_FAULT_POINT(goodbye_sent);
 }
 
 static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uint8_t *payload) {
@@ -102,12 +98,5 @@ void mc_control_read(struct mc_loop *loop, struct mc_conn *conn, const uint8_t *
     case MC_HEARTBEAT: on_heartbeat(loop, conn, payload); break;
     case MC_ABORT: on_abort(loop, conn, payload); break;
     case MC_GOODBYE: conn->goodbye = true; break;
-    default: break;
   }
-}
-
-bool mc_missed_by(const struct mc_conn *conn, uint64_t seq, uint8_t *rank_status, uint32_t size) {
-  if (conn->heartbeat_seq != seq) return false;
-  mc_rank_status_unpack(conn->missing, conn->missing_count, rank_status, size);
-  return true;
 }

@@ -18,9 +18,9 @@ int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const s
   loop->incoming = which == MC_NET_COLLECTIVE ? loop->outgoing : calloc(size, sizeof(struct mc_conn *));
   loop->rank_status = calloc(size, 1);
   loop->reported_status = calloc(size, 1);
+  if (!loop->outgoing || !loop->incoming || !loop->rank_status || !loop->reported_status) return ENOMEM;
   loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (!loop->outgoing || !loop->incoming || !loop->rank_status || !loop->reported_status) return MC_EMEM;
-  return loop->wake_fd < 0 ? MC_ESYS : MC_OK;
+  return loop->wake_fd < 0 ? errno : 0;
 }
 
 void mc_loop_close(struct mc_loop *loop) {
@@ -48,7 +48,7 @@ void mc_loop_wake(struct mc_loop *loop) {
   while (wrote < 0 && errno == EINTR);
 }
 
-void mc_loop_push(struct mc_loop *loop) {
+static void push(struct mc_loop *loop) {
   const uint64_t now = mc_now_ns();
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     if (conn->state == MC_CONN_RETRY && now >= conn->retry_ns) mc_connect_step(loop, conn);
@@ -56,7 +56,9 @@ void mc_loop_push(struct mc_loop *loop) {
   }
 }
 
-uint64_t mc_loop_due(struct mc_loop *loop, uint64_t now) {
+/* In how long something must be done without an event. */
+static uint64_t due_in(const struct mc_loop *loop) {
+  const uint64_t now = mc_now_ns();
   uint64_t due = now + MC_SLICE_NS;
   for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next)
     if (conn->state == MC_CONN_RETRY && conn->retry_ns < due) due = conn->retry_ns;
@@ -73,24 +75,33 @@ static short events_of(const struct mc_conn *conn) {
   }
 }
 
-uint32_t mc_loop_polls(struct mc_loop *loop) {
+static void fill_polls(struct mc_loop *loop) {
+  loop->poll_count = 0;
   if (loop->poll_room < loop->conn_count + 2) {
     const uint32_t room = (loop->conn_count + 2) * 2;
     struct pollfd *polls = realloc(loop->polls, room * sizeof *polls);
-    if (!polls) return loop->poll_count = 0;
+    if (!polls) return;
     loop->polls = polls, loop->poll_room = room;
   }
   loop->polls[0] = (struct pollfd){.fd = loop->wake_fd, .events = POLLIN};
   loop->polls[1] = (struct pollfd){.fd = loop->net->listener.poll_fd, .events = POLLIN};
-  uint32_t count = 2;
+  loop->poll_count = 2;
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     const short events = events_of(conn);
     conn->poll_at = 0;
     if (!events || conn->fd < 0) continue;
-    conn->poll_at = count;
-    loop->polls[count++] = (struct pollfd){.fd = conn->fd, .events = events};
+    conn->poll_at = loop->poll_count++;
+    loop->polls[conn->poll_at] = (struct pollfd){.fd = conn->fd, .events = events};
   }
-  return loop->poll_count = count;
+}
+
+uint64_t mc_loop_prepare(struct mc_loop *loop, uint64_t wait_ns) {
+  loop->moved = false;
+  push(loop);
+  fill_polls(loop);
+  if (loop->moved || !wait_ns) return 0;
+  const uint64_t due = due_in(loop);
+  return due < wait_ns ? due : wait_ns;
 }
 
 static void deal_with(struct mc_loop *loop, struct mc_conn *conn, short said) {
@@ -122,17 +133,10 @@ void mc_loop_polled(struct mc_loop *loop) {
 }
 
 bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns) {
-  loop->moved = false;
-  mc_loop_push(loop);
-  const uint32_t count = mc_loop_polls(loop);
-  if (loop->moved) wait_ns = 0;
-  if (wait_ns) {
-    const uint64_t due = mc_loop_due(loop, mc_now_ns());
-    if (due < wait_ns) wait_ns = due;
-    __atomic_fetch_add(&loop->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-  }
+  wait_ns = mc_loop_prepare(loop, wait_ns);
   const struct timespec wait = mc_timespec(wait_ns);
-  if (!count || ppoll(loop->polls, count, &wait, NULL) < 0) return false;
+  if (wait_ns) __atomic_fetch_add(&loop->c->stats.sleeps, 1, __ATOMIC_RELAXED);
+  if (!loop->poll_count || ppoll(loop->polls, loop->poll_count, &wait, NULL) < 0) return false;
   mc_loop_polled(loop);
   return true;
 }

@@ -23,14 +23,13 @@ int mc_listener_open(struct mc_net *n, int listen_fd) {
   struct mc_listener *listener = &n->listener;
   listener->listen_fd = listen_fd;
   listener->pending = calloc(MC_PENDING, sizeof *listener->pending);
-  listener->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-  if (!listener->pending) return MC_EMEM;
+  if (!listener->pending) return ENOMEM;
   for (uint32_t i = 0; i < MC_PENDING; i++) listener->pending[i].fd = -1;
-  if (listener->poll_fd < 0) return MC_ESYS;
+  listener->poll_fd = epoll_create1(EPOLL_CLOEXEC);
   struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = MC_PENDING}};
-  if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, listen_fd, &event) != 0) return MC_ESYS;
+  if (listener->poll_fd < 0 || epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, listen_fd, &event) != 0) return errno;
   listener->listening = true;
-  return MC_OK;
+  return 0;
 }
 
 static void evict(struct mc_pending *p) {
@@ -40,10 +39,9 @@ static void evict(struct mc_pending *p) {
 
 void mc_listener_close(struct mc_net *n) {
   for (uint32_t i = 0; n->listener.pending && i < MC_PENDING; i++) evict(&n->listener.pending[i]);
-  free(n->listener.pending), n->listener.pending = NULL;
+  free(n->listener.pending);
   if (n->listener.listen_fd >= 0) close(n->listener.listen_fd);
   if (n->listener.poll_fd >= 0) close(n->listener.poll_fd);
-  n->listener.listen_fd = n->listener.poll_fd = -1;
 }
 
 /* Where all are taken the oldest gives way, but not before it had its time: many ranks of a large group
@@ -64,28 +62,6 @@ static void set_listening(struct mc_listener *listener, bool on) {
   if (listener->listening == on) return;
   struct epoll_event event = {.events = on ? EPOLLIN : 0u, .data = {.u32 = MC_PENDING}};
   if (epoll_ctl(listener->poll_fd, EPOLL_CTL_MOD, listener->listen_fd, &event) == 0) listener->listening = on;
-}
-
-static bool read_hello(struct mc_net *n, struct mc_pending *p);
-
-static void accept_pending(struct mc_net *n) {
-  struct mc_listener *listener = &n->listener;
-  for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
-    struct mc_pending *p = free_slot(listener);
-    if (!p) {
-      set_listening(listener, false);
-      return;
-    }
-    const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return;
-    MC_FAULT_POINT(listener_accepted);
-    *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
-    mc_socket_settle(fd, n->buffer_bytes);
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - listener->pending)}};
-    /* its hello is there as a rule: a rank that polls every 50 ms only answers at once */
-    if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(n, p)) evict(p);
-  }
 }
 
 static bool is_for_this_rank(const struct mc_net *n, const struct mc_client_hello *hello) {
@@ -116,7 +92,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   mc_hello_proof(n->c, &p->hello, MC_PROVES_CLIENT_FINISHED, proof);
   if (!mc_proves(proof, p->buffer)) return false;
   if (p->hello.client.channel == MC_NET_ABORT) {
-    n->aborted(n->c, p->hello.client.rank);
+    mc_abort_reported(n->c, p->hello.client.rank);
     MC_FAULT_POINT(abort_heard);
     mc_hello_proof(n->c, &p->hello, MC_PROVES_ACCEPTED, proof);
     mc_socket_send(p->fd, proof, sizeof proof);
@@ -150,6 +126,26 @@ static bool read_hello(struct mc_net *n, struct mc_pending *p) {
   }
 }
 
+static void accept_pending(struct mc_net *n) {
+  struct mc_listener *listener = &n->listener;
+  for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
+    struct mc_pending *p = free_slot(listener);
+    if (!p) {
+      set_listening(listener, false);
+      return;
+    }
+    const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
+    if (fd < 0) return;
+    MC_FAULT_POINT(listener_accepted);
+    *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
+    mc_socket_settle(fd, n->buffer_bytes);
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - listener->pending)}};
+    /* its hello is there as a rule: a rank that polls every 50 ms only answers at once */
+    if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(n, p)) evict(p);
+  }
+}
+
 void mc_listener_poll(struct mc_net *n) {
   struct mc_listener *listener = &n->listener;
   struct epoll_event events[16];
@@ -159,8 +155,8 @@ void mc_listener_poll(struct mc_net *n) {
     const uint32_t which = events[i].data.u32;
     if (which == MC_PENDING) {
       accept_pending(n);
-    } else if (which < MC_PENDING && listener->pending[which].fd >= 0) {
-      if (!read_hello(n, &listener->pending[which])) evict(&listener->pending[which]);
+    } else if (listener->pending[which].fd >= 0 && !read_hello(n, &listener->pending[which])) {
+      evict(&listener->pending[which]);
     }
   }
   const uint64_t now = mc_now_ns();
@@ -180,19 +176,17 @@ bool mc_listener_is_busy(struct mc_net *n) {
   return busy;
 }
 
-int mc_listener_fetch(struct mc_loop *loop) {
-  if (!__atomic_load_n(&loop->handed, __ATOMIC_ACQUIRE)) return MC_OK;
+void mc_listener_fetch(struct mc_loop *loop) {
+  if (!__atomic_load_n(&loop->handed, __ATOMIC_ACQUIRE)) return;
   pthread_mutex_lock(&loop->net->listener.lock);
   struct mc_handed *row = loop->handed;
   __atomic_store_n(&loop->handed, NULL, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&loop->net->listener.lock);
-  int code = MC_OK;
   while (row) {
     struct mc_handed *handed = row;
     row = handed->next;
     const uint32_t peer = handed->hello.client.rank;
     struct mc_conn *conn = mc_conn_new(loop, peer, true);
-    if (!conn) code = MC_EMEM;
     /* A rank that has a connection makes a second only if the first broke before it carried anything. */
     if (conn && conn->state == MC_CONN_GONE && !conn->send_index && !conn->recv_index && !conn->faulty) mc_conn_reset(conn);
     if (!conn || conn->state >= MC_CONN_UP) close(handed->fd);
@@ -200,5 +194,4 @@ int mc_listener_fetch(struct mc_loop *loop) {
     free(handed);
     MC_FAULT_POINT(listener_fetched);
   }
-  return code;
 }

@@ -59,8 +59,7 @@ static bool parse(struct mc_loop *loop, struct mc_conn *conn) {
       if (here < sizeof conn->frame) return true;
       header(loop, conn);
     } else if (conn->phase == MC_HELD) {
-      const enum mc_recv_action taking = loop->handler->on_header(loop, conn);
-      if (taking == MC_RECV_HOLD || taking == MC_RECV_REFUSE) return false;
+      if (!loop->handler->on_header(loop, conn)) return false;
       conn->phase = MC_PAYLOAD, loop->moved = true;
     } else {
       const size_t part = here < conn->left ? here : (size_t)conn->left;
@@ -119,13 +118,12 @@ static ssize_t receive(struct mc_loop *loop, struct mc_conn *conn) {
 
 void mc_conn_read(struct mc_loop *loop, struct mc_conn *conn) {
   uint64_t visit = 0;
-  while (parse(loop, conn) && !conn->ended && visit < VISIT) {
+  while (parse(loop, conn) && conn->state != MC_CONN_GONE && visit < VISIT) {
     const ssize_t got = receive(loop, conn);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && mc_would_block(errno)) return;
     if (got <= 0) {
-      const int error = got < 0 ? errno : 0;
-      mc_conn_lost(conn, error ? error : conn->why);
+      mc_conn_lost(conn, got < 0 ? errno : conn->why);
       return;
     }
     visit += (uint64_t)got, loop->moved = true, conn->heard_ns = mc_now_ns();

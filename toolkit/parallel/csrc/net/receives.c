@@ -20,16 +20,16 @@ static bool is_of_another_call(const struct mc_loop *loop, const struct mc_conn 
   return conn->frame.seq < c->desc.seq;
 }
 
-static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn) {
+static bool on_header(struct mc_loop *loop, struct mc_conn *conn) {
   const struct mc_posted_recv *posted = conn->receives.first;
   if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
-  if (!posted && !is_of_another_call(loop, conn)) return MC_RECV_HOLD;
+  if (!posted && !is_of_another_call(loop, conn)) return false;
   if (!posted || conn->frame.fingerprint != posted->fingerprint || conn->frame.bytes != posted->bytes) {
     mc_conn_differs(loop, conn);
-    return MC_RECV_REFUSE;
+    return false;
   }
   conn->to = posted->data;
-  return MC_RECV_ACCEPT;
+  return true;
 }
 
 static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
@@ -40,10 +40,7 @@ static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
   free(posted);
 }
 
-static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
-  (void)conn;
-  mc_ticket_done(loop, out->ticket);
-}
+static void on_send_done(struct mc_loop *loop, struct mc_send_desc *out) { mc_ticket_done(loop, out->ticket); }
 
 const struct mc_handler mc_collective_handler = {on_header, on_recv_done, on_send_done, mc_control_read};
 

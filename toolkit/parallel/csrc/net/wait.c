@@ -18,7 +18,8 @@ static int missing(struct mc_loop *loop, uint8_t *rank_status) {
   const uint64_t seq = c->desc.seq, now = mc_now_ns();
   memset(rank_status, MC_HERE, c->size);
   for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next)
-    if (awaited(conn) && is_here(conn, seq, now)) mc_missed_by(conn, seq, rank_status, c->size);
+    if (awaited(conn) && is_here(conn, seq, now) && conn->heartbeat_seq == seq)
+      mc_rank_status_unpack(conn->missing, conn->missing_count, rank_status, c->size);
   rank_status[c->rank] = MC_HERE; /* another rank may have missed this one a moment ago */
   for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) { /* what we hear ourselves is newer */
     if (is_here(conn, seq, now)) rank_status[conn->peer] = MC_HERE;
@@ -99,8 +100,6 @@ static void finish_connecting(struct mc_loop *loop) {
 
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  if (loop->propagated) return;
-  loop->propagated = true;
   finish_connecting(loop);
   mc_control_abort(loop, failure);
 }

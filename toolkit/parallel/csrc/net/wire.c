@@ -5,25 +5,19 @@ _Static_assert(sizeof(struct mc_frame) == 64, "a frame's header is 64 bytes");
 _Static_assert(sizeof(struct mc_client_hello) == 56, "no holes");
 _Static_assert(sizeof(struct mc_server_hello) == 48, "no holes");
 
-void mc_group_id(const struct mc_comm *c, uint8_t out[MC_PROOF]) { mc_prove(c->key, 1, "", 0, out); }
-
 void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]) {
   const size_t its_own = of == MC_PROVES_SERVER_HELLO ? MC_PROOF : 0; /* stands at the end, and cannot cover itself */
   mc_prove(c->key, of, hello, sizeof *hello - its_own, out);
 }
 
-static uint64_t mac_of(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
+uint64_t mc_frame_mac(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
   struct mc_frame copy = *frame;
   copy.mac = index; /* a frame that is lost, doubled or moved does not fit its place */
   return mc_siphash64(key, &copy, sizeof copy);
 }
 
-void mc_frame_set_mac(struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
-  frame->mac = mac_of(frame, key, index);
-}
-
 bool mc_frame_mac_fits(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
-  return frame->magic == MC_FRAME_MAGIC && frame->mac == mac_of(frame, key, index);
+  return frame->magic == MC_FRAME_MAGIC && frame->mac == mc_frame_mac(frame, key, index);
 }
 
 uint64_t mc_frame_sum(const void *data, uint64_t bytes) {

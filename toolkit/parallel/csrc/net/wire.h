@@ -23,10 +23,11 @@ struct mc_server_hello {
 struct mc_client_finished { uint8_t proof[MC_PROOF]; }; /* ACCEPTED has the same form */
 struct mc_hello { struct mc_client_hello client; struct mc_server_hello server; };
 
-void mc_group_id(const struct mc_comm *c, uint8_t out[MC_PROOF]);
-/* Who says so holds the group's key and has seen both nonces. The last two are keys that seal the headers, one per direction. */
+/* Who says so holds the group's key and, but for the first, which only names the group, has seen both nonces. The last
+ * two are keys that seal the headers, one per direction. */
 enum mc_proof {
-  MC_PROVES_SERVER_HELLO = 2, MC_PROVES_CLIENT_FINISHED, MC_PROVES_ACCEPTED, MC_KEY_OF_CONNECTING, MC_KEY_OF_ACCEPTING
+  MC_NAMES_GROUP = 1, MC_PROVES_SERVER_HELLO, MC_PROVES_CLIENT_FINISHED, MC_PROVES_ACCEPTED, MC_KEY_OF_CONNECTING,
+  MC_KEY_OF_ACCEPTING
 };
 void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]);
 
@@ -42,7 +43,7 @@ struct mc_frame {
   uint64_t sum; /* of the payload, 0: not checked */
   uint64_t mac; /* keyed hash of the header and of its place in the sequence of frames */
 };
-void mc_frame_set_mac(struct mc_frame *frame, const uint8_t key[16], uint64_t index);
+uint64_t mc_frame_mac(const struct mc_frame *frame, const uint8_t key[16], uint64_t index);
 bool mc_frame_mac_fits(const struct mc_frame *frame, const uint8_t key[16], uint64_t index);
 
 uint64_t mc_frame_sum(const void *data, uint64_t bytes); /* never 0 */

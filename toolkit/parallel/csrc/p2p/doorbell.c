@@ -1,20 +1,18 @@
 /* P2P's part of the segment, and the doorbells that wake ranks which sleep. */
 #include "p2p/state.h"
 
-#define PAGE 4096u
 #define ALL_RINGS (256u << 20)
 #define LARGEST_RING (256u << 10)
-
-static uint64_t pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+#define LEAST_RING 4096u
 
 static uint64_t ring_bytes_of(uint64_t locals) {
   uint64_t bytes = LARGEST_RING; /* of the size of a core's cache; more only costs memory */
-  while (bytes > PAGE && bytes * locals * locals > ALL_RINGS) bytes /= 2;
+  while (bytes > LEAST_RING && bytes * locals * locals > ALL_RINGS) bytes /= 2;
   return bytes;
 }
 
-static uint64_t doorbells_bytes(uint64_t locals) { return pages(locals * sizeof(struct mc_doorbell)); }
-static uint64_t rings_bytes(uint64_t locals) { return pages(locals * locals * sizeof(struct mc_ring)); }
+static uint64_t doorbells_bytes(uint64_t locals) { return mc_pages(locals * sizeof(struct mc_doorbell)); }
+static uint64_t rings_bytes(uint64_t locals) { return mc_pages(locals * locals * sizeof(struct mc_ring)); }
 
 uint64_t mc_p2p_area_bytes(uint32_t locals) {
   return doorbells_bytes(locals) + rings_bytes(locals) + (uint64_t)locals * locals * ring_bytes_of(locals);

@@ -51,7 +51,8 @@ static void end_all(struct mc_p2p *p) {
     if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_EABORT, 0);
   atomic_store(&mc_own_doorbell(p)->aborted, 1);
   for (uint32_t i = 0; i < p->c->locals; i++) mc_doorbell_wake(&p->area.doorbells[i]);
-  if (p->loop) mc_p2p_net_abort(p);
+  const struct mc_failure failure = {.code = MC_EABORT, .rank = (int32_t)p->c->rank, .reported_by = (int32_t)p->c->rank};
+  if (p->loop) mc_control_abort(p->loop, &failure);
 }
 
 static void check_local(struct mc_p2p *p, uint32_t rank) {
@@ -69,7 +70,7 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
   p->checked_ns = now;
   if (p->loop) mc_listener_poll(p->loop->net); /* a rank that waits for its own node polls no sockets, but an abort comes there */
   if (!p->aborted && is_aborted(p)) end_all(p);
-  for (uint32_t i = 0; p->pending && i < p->slots; i++) {
+  for (uint32_t i = 0; (p->pending_near || p->pending_remote) && i < p->slots; i++) {
     struct mc_request *r = p->requests[i];
     if (!r || r->done) continue;
     const int32_t peer = r->peer >= 0 ? r->peer : r->message ? (int32_t)r->message->peer : -1;

@@ -9,7 +9,6 @@
 void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno) {
   if (r->done) return;
   r->done = true, r->code = code, r->sys_errno = sys_errno;
-  p->pending--;
   if (r->remote) p->pending_remote--;
   if (r->near) p->pending_near--;
   if (code == MC_OK) {
@@ -56,8 +55,7 @@ static void claim(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) 
   }
 }
 
-/* A message that begins; NULL: it may wait where it is, unless that is nowhere (`at_once`), or there is no memory. */
-static struct mc_message *begin(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once) {
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once) {
   struct mc_request *r = claimant(p, peer, tag);
   if (!r && !at_once && p->peers[peer].buffered + bytes > MC_EAGER && may_wait(p, peer)) return NULL;
   struct mc_message *m = calloc(1, sizeof *m);
@@ -74,10 +72,6 @@ static struct mc_message *begin(struct mc_p2p *p, uint32_t peer, uint32_t tag, u
   return m;
 }
 
-struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes) {
-  return begin(p, peer, tag, bytes, false);
-}
-
 /* A kept message and its receive: the bytes are copied, or there are none to copy. */
 static void deliver(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) {
   r->from = (int32_t)m->peer, r->got = m->bytes, r->message = NULL;
@@ -90,10 +84,9 @@ static void deliver(struct mc_p2p *p, struct mc_message *m, struct mc_request *r
 }
 
 void mc_message_whole(struct mc_p2p *p, struct mc_message *m) {
-  const bool kept = m->buffer || m->lost;
   m->whole = true;
   if (m->request) deliver(p, m, m->request);
-  else if (kept) return; /* until its receive is posted */
+  else if (m->buffer || m->lost) return; /* until its receive is posted */
   forget(p, m);
 }
 
@@ -133,7 +126,7 @@ void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
 }
 
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes) {
-  struct mc_message *m = begin(p, p->c->rank, tag, bytes, true);
+  struct mc_message *m = mc_message_arrives(p, p->c->rank, tag, bytes, true);
   if (!m) return false;
   if (m->lost) {
     mc_message_cut(p, m);

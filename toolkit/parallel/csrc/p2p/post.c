@@ -19,14 +19,9 @@ static void release(struct mc_p2p *p) {
     if (conn->incoming) mc_message_cut(p, conn->incoming);
     conn->incoming = NULL, conn->faulty = true; /* nobody is left to take what comes */
   }
+  while (p->early.first) mc_message_cut(p, p->early.first);
   mc_notes_free(p);
   for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
-  while (p->early.first) {
-    struct mc_message *m = p->early.first;
-    p->early.first = m->next;
-    free(m->buffer);
-    free(m);
-  }
   free(p->requests), free(p->free_slots), free(p->peers);
   pthread_cond_destroy(&p->net_rest);
   pthread_cond_destroy(&p->ended_news);
@@ -74,7 +69,6 @@ static struct mc_request *new_request(struct mc_p2p *p) {
   const uint32_t slot = p->free_slots[--p->free_count];
   r->id = ++p->next_id << SLOT_BITS | slot;
   p->requests[slot] = r;
-  p->pending++;
   return r;
 }
 
@@ -130,16 +124,12 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (c->pid != (int)getpid()) return MC_EFORK;
   if (atomic_load(&c->aborted)) return MC_EABORT;
   struct mc_p2p *p = c->p2p;
-  int code = MC_OK;
   pthread_mutex_lock(&p->lock);
-  if (p->aborted) { /* while this thread waited for the lock: nothing would end the request any more */
-    pthread_mutex_unlock(&p->lock);
-    return MC_EABORT;
-  }
-  struct mc_request *r = new_request(p);
+  int code = p->aborted ? MC_EABORT : MC_OK; /* while this thread waited for the lock: nothing would end the request any more */
+  struct mc_request *r = code ? NULL : new_request(p);
   if (!r) {
     pthread_mutex_unlock(&p->lock);
-    return MC_EMEM;
+    return code ? code : MC_EMEM;
   }
   r->way = way, r->peer = r->from = peer, r->tag = tag, r->data = data, r->bytes = bytes;
   r->began_ns = mc_now_ns();

@@ -58,16 +58,11 @@ static void *run_doorbell(void *of) {
 
 void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns) {
   struct mc_loop *loop = p->loop;
-  loop->moved = false;
-  mc_loop_push(loop);
-  const uint32_t count = mc_loop_polls(loop);
-  const uint64_t due_ns = mc_loop_due(loop, mc_now_ns()); /* a slice at most */
-  if (due_ns < wait_ns) wait_ns = due_ns;
-  if (loop->moved) wait_ns = 0;
+  wait_ns = mc_loop_prepare(loop, wait_ns); /* a slice at most */
   p->polling = true;
   pthread_mutex_unlock(&p->lock);
   const struct timespec wait = mc_timespec(wait_ns);
-  const int said = ppoll(loop->polls, count, &wait, NULL);
+  const int said = ppoll(loop->polls, loop->poll_count, &wait, NULL);
   if (!said && !wait_ns) sched_yield(); /* the peer may be here and want this processor */
   pthread_mutex_lock(&p->lock);
   p->polling = false;

@@ -5,12 +5,12 @@
 #include "p2p/state.h"
 #include "group/fault_point.h"
 
-static enum mc_recv_action on_header(struct mc_loop *loop, struct mc_conn *conn) {
-  struct mc_message *m = mc_message_arrives(loop->c->p2p, conn->peer, conn->frame.root, conn->frame.bytes);
-  if (!m) return MC_RECV_HOLD;
+static bool on_header(struct mc_loop *loop, struct mc_conn *conn) {
+  struct mc_message *m = mc_message_arrives(loop->c->p2p, conn->peer, conn->frame.root, conn->frame.bytes, false);
+  if (!m) return false;
   conn->to = m->to, conn->incoming = m;
   MC_FAULT_POINT(message_arriving);
-  return MC_RECV_ACCEPT;
+  return true;
 }
 
 static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
@@ -21,9 +21,8 @@ static void on_recv_done(struct mc_loop *loop, struct mc_conn *conn) {
   mc_message_whole(loop->c->p2p, m);
 }
 
-static void on_send_done(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
+static void on_send_done(struct mc_loop *loop, struct mc_send_desc *out) {
   struct mc_request *r = out->owner;
-  (void)conn;
   if (!r) return;
   r->out = NULL;
   MC_FAULT_POINT(message_sent);
@@ -44,7 +43,7 @@ int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
   struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, r->data, r->bytes) : NULL;
   if (!out) return MC_EMEM;
   out->frame.root = r->tag, out->owner = r, r->out = out;
-  mc_conn_queue(conn, out);
+  MC_PUSH(&conn->sends, out);
   MC_FAULT_POINT(message_queued);
   if (conn->state == MC_CONN_UP) mc_conn_send(p->loop, conn);
   if (!r->done) mc_p2p_wake_progress(p);
@@ -115,9 +114,4 @@ void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now) {
     mc_conn_probe(conn, now);
     if (conn->state == MC_CONN_GONE && !conn->handled) lost(p, conn, now);
   }
-}
-
-void mc_p2p_net_abort(struct mc_p2p *p) {
-  const struct mc_failure failure = {.code = MC_EABORT, .rank = (int32_t)p->c->rank, .reported_by = (int32_t)p->c->rank};
-  mc_control_abort(p->loop, &failure);
 }

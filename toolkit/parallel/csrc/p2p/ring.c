@@ -113,7 +113,7 @@ static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, cons
     struct head header;
     if (here < sizeof header) return false;
     copy_out(bytes, size, head, (uint8_t *)&header, sizeof header);
-    peer->current = mc_message_arrives(p, rank, header.tag, header.bytes);
+    peer->current = mc_message_arrives(p, rank, header.tag, header.bytes, false);
     peer->held = !peer->current;
     if (peer->held) return false;
     head += sizeof header, here -= sizeof header;

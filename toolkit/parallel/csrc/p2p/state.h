@@ -33,7 +33,6 @@ struct mc_area { /* in the segment, behind the slots */
   uint64_t ring_bytes;
 };
 
-struct mc_request;
 struct mc_note { /* of a followed request, which it may outlive */
   struct mc_note *next;
   uint64_t id;
@@ -93,7 +92,7 @@ struct mc_p2p {
   struct mc_request **requests; /* by the low bits of the id */
   uint32_t *free_slots, slots, free_count;
   uint64_t next_id;
-  uint32_t pending, pending_remote, pending_near;
+  uint32_t pending_remote, pending_near; /* each request is one of these, or both */
   uint32_t waiters, doorbell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
   uint32_t both_waiters;                           /* those of doorbell_waiters that need the sockets' thread */
   uint64_t turns;                                  /* of waiters at the sockets */
@@ -127,7 +126,8 @@ void mc_ring_forget(struct mc_peer *peer); /* all that has not been sent to it *
 void mc_ring_pull(struct mc_p2p *p, uint32_t local);
 /* --- p2p/match.c */
 void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
-struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes); /* NULL: held */
+/* A message that begins; NULL: it may wait where it is, unless that is nowhere (`at_once`), or there is no memory. */
+struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once);
 void mc_message_whole(struct mc_p2p *p, struct mc_message *m);
 void mc_message_cut(struct mc_p2p *p, struct mc_message *m); /* the rest will never come */
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
@@ -139,7 +139,6 @@ void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r);
 void mc_p2p_net_withdraw(struct mc_p2p *p, struct mc_request *r);
 void mc_p2p_net_cut(struct mc_p2p *p, uint32_t peer);
 void mc_p2p_net_losses(struct mc_p2p *p, uint64_t now);
-void mc_p2p_net_abort(struct mc_p2p *p);
 /* --- p2p/liveness.c */
 void mc_p2p_check_liveness(struct mc_p2p *p, bool now);
 void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t status, int code, int why);

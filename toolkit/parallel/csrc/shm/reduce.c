@@ -32,13 +32,12 @@ static int one_shot(struct mc_comm *c, const void *in, void *out, size_t count, 
 /* Two ranks and one handler: halving the work would only add a second way through memory. */
 static int to_one(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t count, uint32_t dtype, uint32_t op, int root) {
   size_t size = mc_dtype_bytes(dtype), chunk = c->tuning.chunk_bytes / size;
-  c->path = MC_PATH_STAGED;
   for (size_t done = 0; done < count; done += chunk) {
     size_t now = count - done < chunk ? count - done : chunk;
     int code = one_shot(c, in + done * size, out + done * size, now, dtype, op, root);
     if (code) return code;
   }
-  c->path = MC_PATH_STAGED;
+  c->path = MC_PATH_STAGED; /* as it was: one shot after another is not one */
   return MC_OK;
 }
 
@@ -92,7 +91,6 @@ static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t cou
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
   size_t size = mc_dtype_bytes(dtype), each = chunk_bytes(c) / size, chunks = (count + each - 1) / each;
   struct chunk k = chunk_of(c, count, size, each, 0);
-  c->path = MC_PATH_STAGED;
   copy_in(c, in, k, size, mc_next(c));
   MC_FAULT_POINT(staged_copied_in);
   int code = mc_epoch(c);

@@ -18,10 +18,6 @@ static uint64_t find(const struct mc_comm *c, const void *at, size_t bytes) {
   return 0;
 }
 
-static uint8_t *resolve(const struct mc_comm *c, uint32_t local, uint64_t rkey) {
-  return (uint8_t *)c->regions[(rkey >> 48) - 1].bases[local] + (rkey & 0xffffffffffffu);
-}
-
 /* *took: all have registered memory; then at[local] is where. */
 static int ask(struct mc_comm *c, const void *mine, size_t bytes, size_t least, uint8_t **at, bool *took) {
   *took = false;
@@ -31,11 +27,11 @@ static int ask(struct mc_comm *c, const void *mine, size_t bytes, size_t least, 
   int code = mc_epoch(c);
   if (code) return code;
   for (uint32_t local = 0; local < c->locals; local++) {
-    uint64_t rkey = mc_block(c, local)->rkey[parity];
-    uint64_t region = rkey >> 48;
-    if (!region || region > MC_REGIONS || !c->regions[region - 1].used) return MC_OK;
-    if ((rkey & 0xffffffffffffu) + bytes > c->regions[region - 1].bytes) return MC_OK;
-    at[local] = resolve(c, local, rkey);
+    uint64_t rkey = mc_block(c, local)->rkey[parity], which = rkey >> 48, offset = rkey & 0xffffffffffffu;
+    if (!which || which > MC_REGIONS) return MC_OK;
+    const struct mc_region *region = &c->regions[which - 1];
+    if (!region->used || offset + bytes > region->bytes) return MC_OK;
+    at[local] = (uint8_t *)region->bases[local] + offset;
   }
   *took = true;
   c->path = MC_PATH_DIRECT;

@@ -12,38 +12,21 @@ from muster_parameter_server.errors import AgreementError
 
 
 class Clocks:
-    """The workers' clocks in `async` mode. `staleness` None: no bound."""
+    """The workers' clocks. `of[rank]`: how many of its pushes were applied. `gone`: who has said
+    goodbye; nobody waits for them any more. `staleness` None: no bound."""
 
     def __init__(self, workers: int, staleness: int | None) -> None:
-        self._clocks = [0] * workers
-        self._gone: set[int] = set()
+        self.of = [0] * workers
+        self.gone: set[int] = set()
         self._staleness = staleness
 
-    def tick(self, rank: int) -> int:
-        """The worker's push was applied; its clock."""
-        self._clocks[rank] += 1
-        return self._clocks[rank]
-
-    def leave(self, rank: int) -> None:
-        """The worker has said goodbye; nobody waits for it any more."""
-        self._gone.add(rank)
-
-    def clock(self, rank: int) -> int:
-        return self._clocks[rank]
-
-    def may_go(self, rank: int) -> bool:
-        """Whether the worker is close enough to the slowest to begin its next clock."""
-        return not self.behind(rank)
-
     def behind(self, rank: int) -> list[int]:
-        """The workers that this one has to wait for."""
+        """The workers that this one has to wait for before it may begin its next clock."""
         if self._staleness is None:
             return []
-        limit = self._clocks[rank] - self._staleness
+        limit = self.of[rank] - self._staleness
         return [
-            other
-            for other, clock in enumerate(self._clocks)
-            if clock < limit and other not in self._gone
+            other for other, clock in enumerate(self.of) if clock < limit and other not in self.gone
         ]
 
 

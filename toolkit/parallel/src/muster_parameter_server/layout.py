@@ -65,10 +65,6 @@ class Segment(NamedTuple):
     def elements(self) -> int:
         return sum(piece.stop - piece.start for piece in self.pieces)
 
-    @property
-    def size_bytes(self) -> int:
-        return self.elements * self.dtype.item_bytes
-
 
 def segments(tensors: Sequence[TensorSpec], servers: int) -> list[tuple[Segment, ...]]:
     """For each server the segments that it owns; together every element exactly once."""

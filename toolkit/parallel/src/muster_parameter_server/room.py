@@ -44,7 +44,6 @@ class Room:
         self._channels: dict[int, Channel] = {}
         self._first: tuple[int, Registration] | None = None
         self._agreed: set[int] = set()
-        self._left: dict[int, int] = {}  # rank -> clock at its goodbye
         # when all workers but one had said goodbye, on the monotonic clock; None before that
         self.others_left: float | None = None
         self._rounds = Rounds(settings.workers)
@@ -72,7 +71,7 @@ class Room:
 
     @property
     def finished(self) -> bool:
-        return len(self._left) == self._settings.workers
+        return len(self._clocks.gone) == self._settings.workers
 
     def enter(self, rank: int, channel: Channel) -> None:
         """Raises ProtocolError, which concerns this peer alone."""
@@ -107,17 +106,13 @@ class Room:
                 lambda: sorted(everyone - self._agreed),
             )  # fmt: skip
 
-    def meet(self, rank: int, what: str) -> None:
-        """Waits until all workers have come to the same point."""
-        with self._changed:
-            self._together(rank, what, None, lambda: None)
-
-    def load(self, rank: int, kept: Kept | None) -> None:
-        """The end of a load: rank 0 has brought values and `kept`; others bring None and wait."""
+    def meet(self, rank: int, what: str, kept: Kept | None = None) -> None:
+        """Waits until all workers have come to the same point. `kept`: what rank 0 has brought
+        beside the values of a load."""
         with self._changed:
             if kept is not None:
                 self.shard.load(kept)
-            self._together(rank, "end of the load", None, lambda: None)
+            self._together(rank, what, None, lambda: None)
 
     def push(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> int:
         """Uses the gradient in the rank's inbox; returns when the worker may begin another.
@@ -126,14 +121,19 @@ class Room:
         """
         with self._changed:
             self._require_fine()
-            if step != self._clocks.clock(rank):
+            clocks, what = self._clocks, f"push of step {step}"
+            if step != clocks.of[rank]:
                 raise ProtocolError(
-                    f"rank {rank} pushed step {step} where {self._clocks.clock(rank)} was due"
+                    f"rank {rank} pushed step {step} where {clocks.of[rank]} was due"
                 )
             if self.registration.mode == SYNC:
-                self._push_together(rank, step, hyper)
+                everyone = range(self._settings.workers)
+                self._together(rank, what, hyper, lambda: self._update(everyone, hyper))
             else:
-                self._push_alone(rank, step, hyper)
+                self._update((rank,), hyper)
+                self._changed.notify_all()
+                self._wait(rank, what, lambda: not clocks.behind(rank), lambda: clocks.behind(rank))
+                self.shard.copy_out(rank)
             return self.shard.done
 
     def pull(self, rank: int) -> int:
@@ -154,9 +154,8 @@ class Room:
     def leave(self, rank: int) -> None:
         """The worker has said goodbye. In sync mode those that wait for it cannot go on."""
         with self._changed:
-            self._left[rank] = self._clocks.clock(rank)
-            self._clocks.leave(rank)
-            if len(self._left) == self._settings.workers - 1:
+            self._clocks.gone.add(rank)
+            if len(self._clocks.gone) == self._settings.workers - 1:
                 self.others_left = time.monotonic()
             self._changed.notify_all()
             finished = self.finished
@@ -166,7 +165,7 @@ class Room:
     def lost(self, rank: int, why: str) -> WorkerLostError:
         """The error for a worker that went away without goodbye."""
         return WorkerLostError(
-            f"rank {rank} was lost at step {self._clocks.clock(rank)}, says {self.me}: {why}",
+            f"rank {rank} was lost at step {self._clocks.of[rank]}, says {self.me}: {why}",
             f"look at the output of rank {rank}: it failed or was killed first",
         )
 
@@ -200,24 +199,10 @@ class Room:
                 "pass the same tensors and options on every worker",
             )
 
-    def _push_together(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> None:
-        everyone = range(self._settings.workers)
-
-        def update() -> None:
-            self.shard.update(everyone, hyper)
-            for other in everyone:
-                self._clocks.tick(other)
-
-        self._together(rank, f"push of step {step}", hyper, update)
-
-    def _push_alone(self, rank: int, step: int, hyper: tuple[Hyper, ...]) -> None:
-        self.shard.update((rank,), hyper)
-        self._clocks.tick(rank)
-        self._changed.notify_all()
-        clocks = self._clocks
-        what = f"push of step {step}"
-        self._wait(rank, what, lambda: clocks.may_go(rank), lambda: clocks.behind(rank))
-        self.shard.copy_out(rank)
+    def _update(self, ranks: Sequence[int], hyper: tuple[Hyper, ...]) -> None:
+        self.shard.update(ranks, hyper)
+        for rank in ranks:
+            self._clocks.of[rank] += 1
 
     def _together(self, rank: int, what: str, part: object, act: Callable[[], None]) -> None:
         """Waits until all have come; the last one acts before all go on."""
@@ -266,9 +251,9 @@ class Room:
 
     def _require_present(self, rank: int, what: str, missing: Sequence[int]) -> None:
         for other in missing:
-            if other in self._left:
+            if other in self._clocks.gone:
                 raise WorkerLostError(
-                    f"rank {other} has said goodbye after {self._left[other]} steps, so the "
+                    f"rank {other} has said goodbye after {self._clocks.of[other]} steps, so the "
                     f"{what} of rank {rank} cannot be completed",
                     "give every worker the same number of steps, or use mode='async'",
                 )
@@ -276,4 +261,4 @@ class Room:
     def _places(self, ranks: Sequence[int]) -> str:
         if self._shard is None:
             return ", ".join(f"rank {rank}, which has not connected" for rank in ranks)
-        return ", ".join(f"rank {rank}, at step {self._clocks.clock(rank)}" for rank in ranks)
+        return ", ".join(f"rank {rank}, at step {self._clocks.of[rank]}" for rank in ranks)

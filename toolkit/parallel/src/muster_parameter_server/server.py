@@ -115,7 +115,8 @@ class Server:
             if len(self._pending) >= PENDING_LIMIT:
                 # a worker is done in no time, so the oldest is the most likely stranger
                 oldest = next(iter(self._pending))
-                _hang_up(self._pending.pop(oldest))
+                with suppress(OSError):  # its thread wakes up and closes it
+                    self._pending.pop(oldest).shutdown(socket.SHUT_RDWR)
             self._pending[thread] = sock
         self._threads.append(thread)
         thread.start()
@@ -175,11 +176,6 @@ def main(environ: Mapping[str, str]) -> int:
     except ParameterServerError as error:
         _say(f"server {settings.number}: {error}")
         return 1
-
-
-def _hang_up(sock: socket.socket) -> None:
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -17,12 +17,12 @@ from muster_parameter_server.errors import (
     to_message,
 )
 from muster_parameter_server.memory import NAMES, view
-from muster_parameter_server.options import SYNC, Registration, hyper_of, number_of, registration_of
+from muster_parameter_server.options import SYNC, hyper_of, number_of, registration_of
 from muster_parameter_server.room import Room
 from muster_parameter_server.settings import ServerSettings
 from muster_parameter_server.shard import Kept
 from muster_parameter_server.wire.channel import Channel, GoneError
-from muster_parameter_server.wire.frames import DTYPES, PROTOCOL, Dtype, Header, Kind
+from muster_parameter_server.wire.frames import DTYPES, PROTOCOL, Dtype, Header, Kind, Run
 
 HANDSHAKE_S = 5.0
 IDLE_S = 86_400.0  # of a worker between two requests; the others' own waits end long before
@@ -114,10 +114,6 @@ class _Service:
             else:
                 raise ProtocolError(f"{header.kind.name} came where a request was due")
 
-    @property
-    def _told(self) -> Registration:
-        return self._room.registration
-
     def _next(self) -> tuple[Header, dict[str, object]]:
         """The worker's next request. Raises DeadlineError for one that is silent for too long."""
         since = time.monotonic()
@@ -133,7 +129,7 @@ class _Service:
         return self._channel.read(self._stall_s)
 
     def _push(self, message: dict[str, object]) -> None:
-        step, hyper = number_of(message, "step"), hyper_of(message, self._told)
+        step, hyper = number_of(message, "step"), hyper_of(message, self._room.registration)
         self._receive(self._room.shard.inbox(self._rank))
         done = self._room.push(self._rank, step, hyper)
         self._send(done, self._outbox())
@@ -151,7 +147,7 @@ class _Service:
             kept = Kept(number_of(message, "done"), *more)
             shard = self._room.shard
             self._receive(shard.wires() + shard.state(*more))
-        self._room.load(self._rank, kept)
+        self._room.meet(self._rank, "end of the load", kept)
         self._send(self._room.pull(self._rank), self._outbox())
 
     def _pull(self, message: dict[str, object]) -> None:
@@ -163,7 +159,7 @@ class _Service:
     def _outbox(self) -> list[Tensor]:
         """In sync mode nothing changes before this worker pushes again: no copy is needed."""
         shard = self._room.shard
-        return shard.wires() if self._told.mode == SYNC else shard.inbox(self._rank)
+        return shard.wires() if self._room.registration.mode == SYNC else shard.inbox(self._rank)
 
     def _receive(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -171,8 +167,8 @@ class _Service:
 
     def _send(self, done: int, tensors: list[Tensor]) -> None:
         """`done`: how many updates made the tensors."""
-        parts = [(_dtype(tensor), view(tensor)) for tensor in tensors]
-        self._channel.send_values({"done": done}, parts, self._stall_s)
+        runs = [Run(_dtype(tensor), tensor.numel(), [view(tensor)]) for tensor in tensors]
+        self._channel.send(Kind.VALUES, {"done": done}, self._stall_s, runs)
 
 
 def _dtype(tensor: Tensor) -> Dtype:

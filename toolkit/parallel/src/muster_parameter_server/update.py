@@ -8,6 +8,7 @@ for the first that uses momentum).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,23 +33,16 @@ def sgd(p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int) -> None:
     p.add_(g, alpha=-lr)
 
 
-def adam(p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int) -> None:
-    """torch.optim.Adam: weight decay is added to the gradient."""
+def adam(
+    p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int, decoupled: bool = False
+) -> None:
+    """torch.optim.Adam: weight decay is added to the gradient. `decoupled`, torch.optim.AdamW:
+    it shrinks the parameters themselves."""
     lr, beta1, beta2, eps, weight_decay = hyper
-    if weight_decay:
+    if decoupled:
+        p.mul_(1 - lr * weight_decay)
+    elif weight_decay:
         g.add_(p, alpha=weight_decay)
-    _moments(p, g, slots, (lr, beta1, beta2, eps), done)
-
-
-def adamw(p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int) -> None:
-    """torch.optim.AdamW: weight decay shrinks the parameters themselves."""
-    lr, beta1, beta2, eps, weight_decay = hyper
-    p.mul_(1 - lr * weight_decay)
-    _moments(p, g, slots, (lr, beta1, beta2, eps), done)
-
-
-def _moments(p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int) -> None:
-    lr, beta1, beta2, eps = hyper
     first, second = slots["exp_avg"], slots["exp_avg_sq"]
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
@@ -61,5 +55,5 @@ def _moments(p: Tensor, g: Tensor, slots: Slots, hyper: Hyper, done: int) -> Non
 UPDATES: Mapping[str, Callable[[Tensor, Tensor, Slots, Hyper, int], None]] = {
     "sgd": sgd,
     "adam": adam,
-    "adamw": adamw,
+    "adamw": partial(adam, decoupled=True),
 }

@@ -241,10 +241,7 @@ def stats(raw: McStats) -> Stats:
 
 
 def code_of(value: int) -> Code:
-    try:
-        return Code(value)
-    except ValueError:
-        return Code.ESYS
+    return Code(value) if 0 <= value < len(Code) else Code.ESYS
 
 
 def _mark(value: int) -> RankStatus:

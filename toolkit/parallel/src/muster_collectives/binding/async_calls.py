@@ -21,9 +21,10 @@ _SLICE_S, _LONG_S = 0.05, 5.0
 
 
 class Async:
-    """Calls that are to be posted to the core's thread, or have been. One thread at a time uses it.
-    Lives from its post until `done`: the core reads it. Raises UsageError for counts that are
-    wrong.
+    """Calls that are to be posted to the core's thread, or have been. They begin in order once they
+    are posted and after all that were posted before, or when they are waited for, whatever threads
+    of Python do meanwhile. One thread at a time uses it. Lives from its post until `done`: the core
+    reads it. Raises UsageError for counts that are wrong.
 
     `is_posted`: true from the moment on from which their memory is the core's."""
 

@@ -36,10 +36,7 @@ class Communicator(CoreGroup):
         return memory.adopt(self, fd, address, bytes_)
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        self.run(
-            Verb.BARRIER, source=0, target=0, count=0, dtype=DType.U8,
-            timeout_s=timeout_s,
-        )  # fmt: skip
+        self.run(Verb.BARRIER, source=0, target=0, count=0, dtype=DType.U8, timeout_s=timeout_s)
 
     def all_reduce(
         self,
@@ -138,7 +135,6 @@ class Communicator(CoreGroup):
         """The root's `buffer` holds `size` parts; `out` ends with this rank's part."""
         target = self._span(out, None, True, only_moved=True)
         address = 0
-        source = None
         if self.rank == self._root(root):
             source = self._span(self._present("buffer", buffer), target.dtype, False)
             self._fits("buffer", source.count, target.count * self.size)

@@ -6,17 +6,18 @@ sends may come from any thread meanwhile. `close` waits until no thread is insid
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import operator
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from muster_collectives.binding import abi, library
-from muster_collectives.binding.async_calls import Async
 from muster_collectives.binding.entry import Entry, SignalCheck
 from muster_collectives.binding.requests import Ends, Request, Ways
 from muster_collectives.runtime import reentrancy
@@ -27,10 +28,9 @@ from muster_collectives.runtime.messages import error_of
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.store import Store
 from muster_collectives.runtime.stragglers import Stragglers
-from muster_collectives.runtime.summary import Figures, Summary
+from muster_collectives.runtime.summary import GroupStats, Summary
 from muster_collectives.runtime.types import (
     Code,
-    CoreCall,
     Description,
     DType,
     Failure,
@@ -154,11 +154,6 @@ class CoreGroup:
         if not self._countdown:
             self._countdown = _LOOK_EVERY
             self._stragglers.look(self.waits_s)
-
-    def prepare(self, calls: Sequence[CoreCall], timeout_s: float) -> Async:
-        """`calls`, which begin in order once they are posted and after all that were posted before,
-        or when they are waited for, whatever threads of Python do meanwhile. Raises UsageError."""
-        return Async(self, calls, timeout_s)
 
     def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
         """Of one that is done; raises for the one that was `called` and failed with `code`."""
@@ -287,7 +282,9 @@ class CoreGroup:
         the end of the interpreter do it."""
         summary, self.summary = self.summary, None
         if summary is not None:
-            summary.write(lambda: Figures(self.transport, self.nodes, self.stats(), self.waits_s()))
+            summary.write(
+                lambda: GroupStats(self.transport, self.nodes, self.stats(), self.waits_s())
+            )
 
     def close(self) -> None:
         """Says good-bye and gives everything back. Never raises, may be called twice."""
@@ -382,3 +379,13 @@ class CoreGroup:
             f"group {self.name!r}, rank {self.rank} of {self.size}: {what}", fix,
             group=self.name, rank=self.rank,
         )  # fmt: skip
+
+
+summed: weakref.WeakSet[CoreGroup] = weakref.WeakSet()  # those with a summary
+
+
+@atexit.register
+def _write_all() -> None:
+    """For programs that end without closing their groups."""
+    for group in list(summed):
+        group.write_summary()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import ipaddress
 import os
+import socket
 
 from muster_collectives.binding import abi
 from muster_collectives.runtime.errors import CoreError
@@ -51,8 +53,9 @@ def create(
     )  # fmt: skip
     raw.key[:] = layout.key
     for at, address in zip(addresses, layout.addresses, strict=False):
-        at.family, at.port = address.family, address.port
-        at.bytes[: len(address.packed)] = address.packed
+        packed = ipaddress.ip_address(address.host).packed
+        at.family = socket.AF_INET6 if len(packed) > 4 else socket.AF_INET
+        at.port, at.bytes[: len(packed)] = address.port, packed
     place.clear()
     return int(library.mc_create(abi.at(raw), timeout_s, ctypes.byref(handle), place.address))
 

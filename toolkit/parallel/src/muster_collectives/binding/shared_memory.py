@@ -26,7 +26,13 @@ def offer(shm_method: ShmMethod, bytes_: int) -> tuple[int, dict[str, Any]]:
     """New zeroed memory: its descriptor, and the words by which others find it. Raises OSError."""
     size = -(-bytes_ // _PAGE) * _PAGE + _PAGE
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    fd, path = _memfd() if shm_method is ShmMethod.MEMFD else _file()
+    path = ""
+    if shm_method is ShmMethod.MEMFD:
+        fd = os.memfd_create("muster-collectives", os.MFD_CLOEXEC)
+    else:
+        path = f"{SHM_FOLDER}/muster-{os.getpid()}-{secrets.token_hex(8)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
     try:
         if shm_method is ShmMethod.FILE:
             os.posix_fallocate(fd, 0, size)
@@ -90,16 +96,6 @@ def close(fd: int) -> None:
     if fd >= 0:
         with suppress(OSError):
             os.close(fd)
-
-
-def _memfd() -> tuple[int, str]:
-    return os.memfd_create("muster-collectives", os.MFD_CLOEXEC), ""
-
-
-def _file() -> tuple[int, str]:
-    path = f"{SHM_FOLDER}/muster-{os.getpid()}-{secrets.token_hex(8)}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(path, flags, 0o600), path
 
 
 def checked_path(path: str) -> str:

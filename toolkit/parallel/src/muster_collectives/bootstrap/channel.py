@@ -86,10 +86,6 @@ class Channel:
         poll.register(self._sock, event)
         poll.poll(min(left_s, _POLL_S) * 1000)
 
-    def local_host(self) -> str:
-        """The address of this end."""
-        return str(self._sock.getsockname()[0])
-
     def shutdown(self) -> None:
         """Wakes a thread that receives; never raises."""
         if os.getpid() == self._pid:

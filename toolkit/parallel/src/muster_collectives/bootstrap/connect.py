@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from muster_collectives.binding import abi, library, shared_memory
+from muster_collectives.binding import abi, core_group, library, shared_memory
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import node_info
 from muster_collectives.bootstrap.addresses import open_listener
@@ -29,7 +29,7 @@ from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
-from muster_collectives.runtime.summary import Identity, Summary, write_at_exit
+from muster_collectives.runtime.summary import Identity, Summary
 from muster_collectives.runtime.tuning import Tuning, differences
 from muster_collectives.runtime.types import Code
 
@@ -91,7 +91,7 @@ def connect(
             life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
             made.summary = Summary(Identity(name, rank, size, members, life, layer),
                                    settings.summary_dir)  # fmt: skip
-            write_at_exit(made)
+            core_group.summed.add(made)
         return made
     finally:
         if listener is not None:  # and the core does not own it

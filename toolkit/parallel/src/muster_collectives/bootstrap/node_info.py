@@ -64,8 +64,14 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     _require_alike(infos)
     probe_groups = _probe_groups(infos)
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
-    addresses = tuple(Address(_host_of(info, one_network), info.port) for info in infos)
-    tuning = _tuning(infos, probe_groups)
+    # the first is the preferred one; a loopback address is of no use to other machines
+    hosts = (info.hosts[0] if one_network else info.hosts[-1] for info in infos)
+    addresses = tuple(Address(host, info.port) for host, info in zip(hosts, infos, strict=True))
+    crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
+                  for each in probe_groups)  # fmt: skip
+    tuning = infos[0].tuning
+    if crowded and not infos[0].is_spin_given:
+        tuning = replace(tuning, spin_s=0.0)
     most = max(len(each.members) for each in probe_groups)
     if tuning.chunk_bytes // most < _LEAST_PART_BYTES:
         raise SettingsError(
@@ -145,20 +151,6 @@ def _means(infos: Sequence[NodeInfo]) -> tuple[ShmMethod, ...]:
     if first.shm and any(each.shm == first.shm for each in others):
         found.append(ShmMethod.FILE)
     return tuple(found)
-
-
-def _host_of(info: NodeInfo, one_network: bool) -> str:
-    """The first is the preferred one; a loopback address is of no use to other machines."""
-    return info.hosts[0] if one_network else info.hosts[-1]
-
-
-def _tuning(infos: Sequence[NodeInfo], probe_groups: Sequence[ProbeGroup]) -> Tuning:
-    tuning = infos[0].tuning
-    crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
-                  for each in probe_groups)  # fmt: skip
-    if crowded and not infos[0].is_spin_given:
-        return replace(tuning, spin_s=0.0)
-    return tuning
 
 
 @dataclass(frozen=True, slots=True)

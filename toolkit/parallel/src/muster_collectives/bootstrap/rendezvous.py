@@ -33,7 +33,6 @@ class Rendezvous:
     def __init__(self, channel: Channel, served: service.Service | None) -> None:
         self._questions = Questions(channel)
         self._service = served
-        self.host = channel.local_host()
 
     def set(self, key: str, value: bytes) -> None:
         """Raises RendezvousError, ValueError for what is too long."""

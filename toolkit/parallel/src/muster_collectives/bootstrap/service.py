@@ -142,8 +142,7 @@ class Service:
         self._pid = os.getpid()
         for sock in (listener, self._wake_read, self._wake_write):
             sock.setblocking(False)
-        self._is_listening = False
-        self._listen(True)
+        self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="collectives-store", daemon=True)
         self._thread.start()
@@ -185,8 +184,8 @@ class Service:
             else:
                 self._serve(key.data, events)
         now = time.monotonic()
-        if not self._is_listening and self._can_go(self._in_the_way()):
-            self._listen(True)
+        if self._listener not in self._selector.get_map() and self._can_go(self._in_the_way()):
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._keys.tick(now)
         for peer in list(self._peers):
             if peer.rank < 0 and now - peer.since > _HELLO_S:
@@ -213,18 +212,10 @@ class Service:
     def _can_go(self, oldest: Peer | None) -> bool:
         return oldest is None or time.monotonic() - oldest.since >= _CROWDED_S
 
-    def _listen(self, on: bool) -> None:
-        """With no place the listener is not looked at, or each wait would end at once."""
-        if on and not self._is_listening:
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
-        elif self._is_listening and not on:
-            self._selector.unregister(self._listener)
-        self._is_listening = on
-
     def _accept(self) -> None:
         oldest = self._in_the_way()
-        if not self._can_go(oldest):
-            self._listen(False)
+        if not self._can_go(oldest):  # until one can: or each wait would end at once
+            self._selector.unregister(self._listener)
             return
         if oldest is not None:
             self._drop(oldest)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import ipaddress
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,15 +25,6 @@ class Address:
 
     host: str
     port: int
-
-    @property
-    def family(self) -> int:
-        return int(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-
-    @property
-    def packed(self) -> bytes:
-        """The address in network order, 4 or 16 bytes."""
-        return ipaddress.ip_address(self.host).packed
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

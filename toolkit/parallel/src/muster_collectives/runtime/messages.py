@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from muster_collectives.runtime.errors import OF_CODE, CollectiveError
-from muster_collectives.runtime.types import Code, Description, Failure, RankStatus, Record
+from muster_collectives.runtime.types import Code, Failure, RankStatus, Record
 
 _SHOWN_RANKS = 16
 _SHOWN_RECORDS = 4
@@ -42,12 +42,10 @@ def error_of(
     """
     operation = failure.mine.seq if failure.mine and not call else 0
     where = f"group {group!r}, rank {rank} of {size}"
-    if call:
-        where += f", {call}"
-    elif failure.mine and failure.mine.seq:
-        where += f", operation {operation}, {failure.mine}"
-    elif failure.mine:
-        where += f", {failure.mine}"
+    if operation:
+        where += f", operation {operation}"
+    if call or failure.mine:
+        where += f", {call or failure.mine}"
     kind = OF_CODE.get(failure.code, CollectiveError)
     last = "; ".join(str(record) for record in records[-_SHOWN_RECORDS:])
     return kind(
@@ -71,7 +69,7 @@ def guilty(failure: Failure) -> tuple[int, ...]:
         Code.ENET: (RankStatus.DEAD, RankStatus.LEFT, RankStatus.MISSING),
         Code.ECHECK: (RankStatus.DIFFERENT,),
     }.get(failure.code, ())
-    named = failure.marked(*kinds)
+    named = tuple(rank for rank, mark in enumerate(failure.rank_status) if mark in kinds)
     if not named and failure.rank >= 0:
         return (failure.rank,)
     return named
@@ -100,7 +98,7 @@ def _what(failure: Failure, rank: int) -> str:
     if failure.code is Code.EPEER:
         return f"{who} {_gone(failure, named)}{after}"
     if failure.code is Code.EMISMATCH:
-        if failure.reported_by >= 0 and _is_same(failure):
+        if failure.reported_by >= 0 and failure.other and str(failure.mine) == str(failure.other):
             # this rank agrees with the one that is named: the finder is the one that differs
             return (f"rank {failure.reported_by} called something else than {who}, which called "
                     f"{failure.other} as this rank did")  # fmt: skip
@@ -134,28 +132,18 @@ def _given_up(failure: Failure) -> str:
 
 def _gone(failure: Failure, named: Sequence[int]) -> str:
     many = len(named) > 1
-    if named and all(
-        rank < len(failure.rank_status) and failure.rank_status[rank] is RankStatus.LEFT
-        for rank in named
-    ):
+    left = {rank for rank, mark in enumerate(failure.rank_status) if mark is RankStatus.LEFT}
+    if named and left.issuperset(named):
         return "have left the group" if many else "has left the group"
     return "are dead" if many else "is dead"
 
 
 def _other(failure: Failure) -> str:
-    other = failure.other
-    if other is None or failure.mine is None:
-        return "something else"
-    return f"{other}{_number(failure.mine, other)}, this rank {failure.mine}"
-
-
-def _is_same(failure: Failure) -> bool:
     mine, other = failure.mine, failure.other
-    return mine is not None and other is not None and str(mine) == str(other)
-
-
-def _number(mine: Description, other: Description) -> str:
-    return "" if mine.seq == other.seq else f" as operation {other.seq}"
+    if other is None or mine is None:
+        return "something else"
+    number = "" if mine.seq == other.seq else f" as operation {other.seq}"
+    return f"{other}{number}, this rank {mine}"
 
 
 def _system(failure: Failure) -> str:

@@ -8,22 +8,20 @@ docs/reference/collectives.md lists the fields.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import re
 import socket
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from muster_collectives.runtime.environment import run_of
 from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.flight import write_json
-from muster_collectives.runtime.types import Stats
+from muster_collectives.runtime.types import Path, Stats, Verb
 
 VERSION = 1
 FOLDER = "COLLECTIVES_SUMMARY_DIR"
@@ -45,17 +43,26 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a group can tell at its end. `stats` None: the core was not used and `why` says why.
-    `waits_s` [size], `nodes` [size]. `fallback` and `device`: calls by verb that went elsewhere."""
+class GroupStats:
+    """Counters since the group was made. `core` None: the core was not used and `why` says why.
+    `nodes` [size]. `waits_s` [size]: for how long this rank has waited for each rank last of all.
+    `fallback` and `device`: calls that went to gloo and to the device's groups, by verb."""
 
     transport: str
     nodes: Sequence[int]
-    stats: Stats | None = None
+    core: Stats | None = None
     waits_s: Sequence[float] = ()
     why: str = ""
     fallback: Mapping[str, int] = field(default_factory=dict)
     device: Mapping[str, int] = field(default_factory=dict)
+
+    def calls(self, verb: Verb) -> int:
+        """How many calls of `verb` the core made."""
+        return 0 if self.core is None else int(self.core.calls.get(verb, 0))
+
+    def took(self, path: Path) -> int:
+        """How many calls took `path` in the core."""
+        return 0 if self.core is None else int(self.core.paths.get(path, 0))
 
 
 class Summary:
@@ -67,7 +74,7 @@ class Summary:
         self._began_s, self._began = time.time(), time.monotonic()
         self._pid = os.getpid()
 
-    def write(self, figures: Callable[[], Figures]) -> None:
+    def write(self, figures: Callable[[], GroupStats]) -> None:
         """Never raises: a folder that cannot be used is one warning of this process, whatever the
         number of groups. Nothing in a forked child, whose parent writes."""
         if not self.folder or os.getpid() != self._pid:
@@ -81,9 +88,9 @@ class Summary:
         except OSError as error:
             _warn_once(self.folder, error.strerror or str(error))
 
-    def document(self, figures: Figures) -> dict[str, Any]:
+    def document(self, figures: GroupStats) -> dict[str, Any]:
         """As plain values; times in seconds, sizes in bytes."""
-        identity, stats = self.identity, figures.stats
+        identity = self.identity
         return {
             "version": VERSION,
             "run": run_of(os.environ),
@@ -101,7 +108,7 @@ class Summary:
             "transport": figures.transport,
             "why": figures.why,
             "nodes": list(figures.nodes),
-            **_counters(stats if stats is not None else Stats({}, {}, {})),
+            **_counters(figures.core or Stats({}, {}, {})),
             "waits_s": list(figures.waits_s),
             "fallback": dict(figures.fallback),
             "device": dict(figures.device),
@@ -134,23 +141,3 @@ def _warn_once(folder: str, why: str) -> None:
         "%s=%s cannot be written, so there are no summaries of this process's groups: %s\n"
         "  Fix: a folder on every host that the ranks' user may write to", FOLDER, folder, why,
     )  # fmt: skip
-
-
-class Summed(Protocol):
-    """A group that writes its summary."""
-
-    def write_summary(self) -> None: ...
-
-
-_open: weakref.WeakSet[Summed] = weakref.WeakSet()
-
-
-def write_at_exit(group: Summed) -> None:
-    """For programs that end without closing their groups."""
-    _open.add(group)
-
-
-@atexit.register
-def _write_all() -> None:
-    for group in list(_open):
-        group.write_summary()

@@ -141,13 +141,10 @@ class Description:
     def numbered(self, last: Description | None) -> Description:
         """This call, which failed, with its number. `last` is the core's word on its last call: a
         group that broke before this rank came has the call before it."""
-        seq = last.seq if last is not None else 0
-        if last is not None and last.verb is not self.verb:
-            return replace(self, seq=seq + 1)
-        same = last is not None and (last.count in (self.count, 0), last.dtype) == (
-            True, self.dtype,
-        )  # fmt: skip
-        return replace(self, seq=seq if same else seq + 1)
+        if last is None:
+            return replace(self, seq=1)
+        same = (last.verb, last.dtype) == (self.verb, self.dtype) and last.count in (self.count, 0)
+        return replace(self, seq=last.seq if same else last.seq + 1)
 
     def __str__(self) -> str:
         name = self.verb.name.lower()
@@ -194,10 +191,6 @@ class Failure:
     mine: Description | None = None
     other: Description | None = None
     rank_status: tuple[RankStatus, ...] = ()
-
-    def marked(self, *kinds: RankStatus) -> tuple[int, ...]:
-        """The ranks that carry one of these marks, ascending."""
-        return tuple(rank for rank, mark in enumerate(self.rank_status) if mark in kinds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,11 +119,6 @@ def broadcast_all(tensors: Sequence[Any], root: int) -> list[Any]:
 
 
 def _reduced(tensor: Any, compression: Any, op: ReduceOp, in_band: bool) -> Any:
-    small, before = compression.compress(tf.convert_to_tensor(tensor))
-    return compression.decompress(_differentiable(small, op, in_band), before)
-
-
-def _differentiable(tensor: Any, op: ReduceOp, in_band: bool) -> Any:
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # no types in it
     def reduced(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
@@ -133,7 +128,8 @@ def _differentiable(tensor: Any, op: ReduceOp, in_band: bool) -> Any:
 
         return reduce_all([value], Compression.none, op, in_band)[0], gradient
 
-    return reduced(tensor)
+    small, before = compression.compress(tf.convert_to_tensor(tensor))
+    return compression.decompress(reduced(small), before)
 
 
 def _python(
@@ -171,7 +167,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
         return None
     values = broadcast_all([tf.convert_to_tensor(each) for each in listed], root_rank)
     assigned = [each.assign(value) for each, value in zip(listed, values, strict=True)]
-    return None if tf.executing_eagerly() else tf.group(*_operations(assigned))
+    # a variable of Keras is assigned in the order of the program and returns nothing
+    made = [each for each in assigned if each is not None]
+    return None if tf.executing_eagerly() else tf.group(*made)
 
 
 def broadcast_global_variables(root_rank: int = 0) -> Any:
@@ -204,8 +202,3 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def after_create_session(self, session: Any, coord: Any) -> None:
         del coord
         session.run(self._operation)
-
-
-def _operations(assigned: list[Any]) -> list[Any]:
-    # a variable of Keras is assigned in the order of the program and returns nothing
-    return [each for each in assigned if each is not None]

@@ -180,16 +180,9 @@ def _graph_optimizer(optimizer: Any, reduce: Reduce, name: str | None, use_locki
                 for gradient, (_, variable) in zip(gradients, pairs, strict=True)
             ]
 
-        def apply_gradients(self, *arguments: Any, **options: Any) -> Any:
-            return optimizer.apply_gradients(*arguments, **options)
-
-        def get_slot(self, *arguments: Any, **options: Any) -> Any:
-            return optimizer.get_slot(*arguments, **options)
-
-        def get_slot_names(self, *arguments: Any, **options: Any) -> Any:
-            return optimizer.get_slot_names(*arguments, **options)
-
-        def variables(self) -> Any:
-            return optimizer.variables()
+        apply_gradients = staticmethod(optimizer.apply_gradients)
+        get_slot = staticmethod(optimizer.get_slot)
+        get_slot_names = staticmethod(optimizer.get_slot_names)
+        variables = staticmethod(optimizer.variables)
 
     return Distributed(use_locking, name or f"Distributed{type(optimizer).__name__}")

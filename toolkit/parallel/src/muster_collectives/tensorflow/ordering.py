@@ -52,7 +52,10 @@ class GraphOrder:
         members = self._chains.setdefault(chain, [])
         given = self._given_to(tensors)
         place = len(members)
-        while place and not _follows(given, optional, members[place - 1]):
+        while place:
+            last = members[place - 1]
+            if not (optional or last.optional) or not last.given & ~given:
+                break
             place -= 1
         with tf.control_dependencies([each.operation for each in members[:place][-1:]]):
             results = collective()
@@ -78,7 +81,3 @@ class GraphOrder:
             found |= 1 << self._bits
             self._bits += 1
         return found
-
-
-def _follows(given: int, optional: bool, member: _Member) -> bool:
-    return not (optional or member.optional) or not member.given & ~given

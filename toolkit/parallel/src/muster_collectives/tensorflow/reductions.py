@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from muster_collectives.binding.communicator import Communicator
-from muster_collectives.runtime.types import DTYPE_NAMES, DType, Op, ReduceOp
+from muster_collectives.runtime.types import DTYPE_NAMES, FLOATS, DType, Op, ReduceOp
 
 Array = Any  # np.ndarray of any element type
 
 
 # By the names of numpy's element types; bfloat16 is a type that TensorFlow adds to numpy.
 _TYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_INTEGERS = (DType.U8, DType.I8, DType.I32, DType.I64)
 _OPS = {
     ReduceOp.SUM: Op.SUM, ReduceOp.MIN: Op.MIN, ReduceOp.MAX: Op.MAX, ReduceOp.AVERAGE: Op.AVG,
 }  # fmt: skip
@@ -31,7 +30,7 @@ def reduce_arrays(
     """
     results: list[Array] = [None] * len(arrays)
     for name, indices in _by_type(arrays).items():
-        whole = op is ReduceOp.AVERAGE and _TYPES[name] in _INTEGERS
+        whole = op is ReduceOp.AVERAGE and _TYPES[name] not in FLOATS
         width = 8 if whole else np.dtype(arrays[indices[0]].dtype).itemsize
         for batch in _batches([(each, arrays[each].size * width) for each in indices], fused_bytes):
             flat = np.concatenate([arrays[each].reshape(-1) for each in batch])

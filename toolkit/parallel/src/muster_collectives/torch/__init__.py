@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from muster_collectives.runtime.summary import GroupStats
 from muster_collectives.torch.creation import NAMES, register
 from muster_collectives.torch.group import MusterProcessGroup
-from muster_collectives.torch.group_state import GroupStats
 
 __all__ = ["NAMES", "GroupStats", "MusterProcessGroup", "register", "stats"]
 

@@ -147,8 +147,6 @@ NAMES = ("muster", "smddp")
 
 def register() -> None:
     """Makes the backends known to torch; what is known stays as it is."""
-    if not dist.is_available():
-        return
     for name in NAMES:
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])

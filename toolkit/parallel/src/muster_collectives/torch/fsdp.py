@@ -26,11 +26,8 @@ except ImportError as error:  # before torch 2.9 or so
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from muster_collectives.torch.compress.group_calls import all_gather_single, reduce_scatter_single
 from muster_collectives.torch.memory import RegisteredPool
-
-# torch 2.13 has renamed them and warns about the old names
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class RegisteredAllGather(AllGather):  # type: ignore[misc]  # torch is not checked
@@ -50,7 +47,7 @@ class RegisteredAllGather(AllGather):  # type: ignore[misc]  # torch is not chec
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        return _gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class RegisteredReduceScatter(ReduceScatter):  # type: ignore[misc]  # torch is not checked
@@ -78,7 +75,7 @@ class RegisteredReduceScatter(ReduceScatter):  # type: ignore[misc]  # torch is 
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        return _scatter(
+        return reduce_scatter_single(
             output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
         )
 

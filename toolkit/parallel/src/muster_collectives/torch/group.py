@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from muster_collectives.binding.communicator import Communicator
+from muster_collectives.runtime.summary import GroupStats
 from muster_collectives.runtime.types import Verb
-from muster_collectives.torch.group_state import GroupState, GroupStats
+from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.lowered import (
     OPS,
     LoweredOp,

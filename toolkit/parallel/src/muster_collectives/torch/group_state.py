@@ -12,7 +12,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,8 +23,8 @@ import torch.distributed as dist
 
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import AbortedError, ClosedError, CollectiveError
-from muster_collectives.runtime.summary import FOLDER, Figures, Identity, Summary
-from muster_collectives.runtime.types import Code, Path, Stats, Verb
+from muster_collectives.runtime.summary import FOLDER, GroupStats, Identity, Summary
+from muster_collectives.runtime.types import Code
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.verbs import Arguments, C10dVerb
 from muster_collectives.torch.works.op_queue import OpQueue
@@ -166,35 +167,8 @@ class Device:
 
 
 def _end(group: Any, how: str) -> None:
-    method = getattr(group, how, None)
-    if method is None:
-        return
-    try:
-        method()
-    except RuntimeError:  # gloo of some versions has no abort
-        pass
-
-
-@dataclass(frozen=True)
-class GroupStats:
-    """Counters since the group was made. `core` None: all CPU tensors go to gloo, `why` says why.
-    `fallback` and `device`: calls that went to gloo and to the device's groups, by verb. `waits_s`
-    [size]: for how long this rank has waited for each rank last of all."""
-
-    transport: str
-    why: str
-    core: Stats | None
-    waits_s: tuple[float, ...] = ()
-    fallback: Mapping[str, int] = field(default_factory=dict)
-    device: Mapping[str, int] = field(default_factory=dict)
-
-    def calls(self, verb: Verb) -> int:
-        """How many calls of `verb` the core made."""
-        return 0 if self.core is None else int(self.core.calls.get(verb, 0))
-
-    def took(self, path: Path) -> int:
-        """How many calls took `path` in the core."""
-        return 0 if self.core is None else int(self.core.paths.get(path, 0))
+    with suppress(RuntimeError):  # gloo of some versions has no abort
+        getattr(group, how, lambda: None)()
 
 
 @dataclass
@@ -208,8 +182,6 @@ class GroupState:
     fallback: Fallback
     device: Device
     pid: int = field(default_factory=os.getpid)
-    _ending: threading.Lock = field(default_factory=threading.Lock)
-    _ended: bool = False
     _aborted: bool = False
 
     def __post_init__(self) -> None:
@@ -218,22 +190,14 @@ class GroupState:
 
     def stats(self) -> GroupStats:
         """The counters now."""
-        figures = self._figures()
-        return GroupStats(
-            figures.transport, figures.why, figures.stats, tuple(figures.waits_s),
-            figures.fallback, figures.device,
-        )  # fmt: skip
-
-    def _figures(self) -> Figures:
-        """The same for the summary of the run."""
         elsewhere = self.why, dict(self.fallback.calls), dict(self.device.calls)
         core = self.communicator
         if core is None:
-            return Figures("gloo", (), None, (), *elsewhere)
+            return GroupStats("gloo", (), None, (), *elsewhere)
         try:
-            return Figures(core.transport, core.nodes, core.stats(), core.waits_s(), *elsewhere)
+            return GroupStats(core.transport, core.nodes, core.stats(), core.waits_s(), *elsewhere)
         except CollectiveError:  # closed or in a child: nothing to read
-            return Figures(core.transport, core.nodes, None, (), *elsewhere)
+            return GroupStats(core.transport, core.nodes, None, (), *elsewhere)
 
     def abort(self) -> None:
         """From any thread: what is under way ends with AbortedError, here and on other ranks."""
@@ -243,28 +207,23 @@ class GroupState:
         self.fallback.abort()
         self.device.abort()
         fix = "make the group again (destroy_process_group, init_process_group)"
-        error = self._error(AbortedError, "aborted", fix, Code.EABORT)
-        self.op_queue.close(error, finish=False)
+        self._close_queue(AbortedError, "aborted", fix, Code.EABORT)
 
-    def _error(
-        self, kind: type[CollectiveError], what: str, fix: str, code: Code
-    ) -> CollectiveError:
-        """What operations get that were under way when the group ended."""
+    def _close_queue(self, kind: type[CollectiveError], what: str, fix: str, code: Code) -> None:
+        """Operations that are under way get the error."""
         name, rank = self.identity.name, self.identity.rank
         text = f"group {name!r}, rank {rank}: the group was {what}"
-        return kind(text, fix, group=name, rank=rank, code=code)
+        error = kind(text, fix, group=name, rank=rank, code=code)
+        self.op_queue.close(error, finish=not self._aborted)
 
     def end(self) -> None:
-        """Finishes what was begun, writes the summary, gives everything back. Never raises for
-        what a peer did; a second call does nothing, nor does one in a child of the process."""
-        with self._ending:
-            if self._ended or os.getpid() != self.pid:
-                return
-            self._ended = True
+        """Finishes what was begun, writes the summary, gives everything back; called once, by the
+        group's finalizer. Never raises for what a peer did. Nothing in a child of the process."""
+        if os.getpid() != self.pid:
+            return
         fix = "wait for what was begun with async_op before destroy_process_group"
-        error = self._error(ClosedError, "destroyed", fix, Code.ECLOSED)
-        self.op_queue.close(error, finish=not self._aborted)
-        self._summary.write(self._figures)
+        self._close_queue(ClosedError, "destroyed", fix, Code.ECLOSED)
+        self._summary.write(self.stats)
         if self.communicator is not None:
             self.communicator.close()
         if self.transfers is not None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster_collectives.runtime import environment
+from muster_collectives.runtime.layout import Address
 from muster_collectives.runtime.types import ReduceOp
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.hooks.average import divides, group_or_world
@@ -64,7 +65,7 @@ def start_options(environ: Mapping[str, str]) -> dict[str, Any]:
         return {}
     where = environment.read(environ)
     return {
-        "init_method": f"tcp://{_url_host(where.host)}:{where.port}",
+        "init_method": f"tcp://{Address(where.host, where.port)}",
         "rank": where.rank,
         "world_size": where.size,
     }
@@ -121,10 +122,6 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     """Until all ranks of the group have come. `device_ids` is accepted and ignored."""
     del device_ids
     return dist.barrier(group=group, async_op=async_op)
-
-
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):  # type: ignore[misc]

@@ -77,13 +77,6 @@ def adopt(group: Any, tensor: Tensor) -> Region | None:
         return region
 
 
-def over(view: memoryview, count: int, dtype: torch.dtype) -> tuple[Tensor, object]:
-    """A tensor of `count` elements at the begin of that memory, and its lease: an object that is
-    gone when the tensor and all views of it are."""
-    lease = (ctypes.c_char * (count * dtype.itemsize)).from_buffer(view)
-    return torch.frombuffer(lease, dtype=dtype, count=count), lease
-
-
 class RegisteredPool:
     """Places for tensors that come and go, such as those of FSDP.
 
@@ -156,10 +149,11 @@ class _Place:
         self._view = region.view  # keeps the memory even when the group ends before the tensors
 
     def lend(self, count: int, dtype: torch.dtype) -> Tensor:
-        tensor, lease = over(self._view, count, dtype)
+        # gone when the tensor and all views of it are
+        lease = (ctypes.c_char * (count * dtype.itemsize)).from_buffer(self._view)
         self.lent = True
         weakref.finalize(lease, self._back).atexit = False
-        return tensor
+        return torch.frombuffer(lease, dtype=dtype, count=count)
 
     def _back(self) -> None:
         self.lent = False

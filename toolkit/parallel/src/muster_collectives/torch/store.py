@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -134,7 +135,5 @@ def _exchange(
 
 
 def _forget(store: Any, key: str) -> None:
-    try:
+    with suppress(RuntimeError, AttributeError):  # not every store can
         store.delete_key(key)
-    except (RuntimeError, AttributeError):  # not every store can
-        pass

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.run.job_store import JobStore
 from muster_modelparallel.run.launched_rank import LaunchedRank
-from muster_modelparallel.run.meeting import MeetingPoint
 from muster_modelparallel.shape.topology import GroupKind, Topology
 
 _BOTH = "cpu:gloo,cuda:nccl"
@@ -78,7 +78,7 @@ class Mesh:
                 dist.destroy_process_group()
 
 
-def make(point: MeetingPoint, topology: Topology, wished: str, objects_timeout_s: float) -> Mesh:
+def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: float) -> Mesh:
     """All groups; every rank calls it. `wished`: auto or the name of a backend.
 
     Raises SettingsError for a backend that this machine does not have.

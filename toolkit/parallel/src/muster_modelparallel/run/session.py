@@ -25,7 +25,7 @@ from muster_modelparallel.settings.config import Config, Reading, check_world, r
 from muster_modelparallel.shape.topology import Topology
 
 if TYPE_CHECKING:
-    from muster_modelparallel.run.meeting import MeetingPoint
+    from muster_modelparallel.run.job_store import JobStore
     from muster_modelparallel.run.mesh import Mesh
 
 _log = logging.getLogger("muster_modelparallel")
@@ -94,11 +94,11 @@ class Session:
 
 
 class _Holder:
-    """Where the session of the process is. The meeting point outlives it: rank 0's store must not
+    """Where the session of the process is. The store outlives it: rank 0's store must not
     end while another rank still reads."""
 
     session: Session | None = None
-    point: MeetingPoint | None = None
+    point: JobStore | None = None
 
 
 def current() -> Session:
@@ -133,9 +133,9 @@ def init(config: Mapping[str, object] | None = None) -> None:
         _check_same(_Holder.session.config, _read(config).config)
         return
     from muster_modelparallel.run import mesh as meshes
-    from muster_modelparallel.run.meeting import meet
+    from muster_modelparallel.run.job_store import job_store
 
-    point = _Holder.point = meet(os.environ, _Holder.point)
+    point = _Holder.point = job_store(os.environ, _Holder.point)
     me = point.me
     reading, own = _agree(point, config)
     check_world(reading.config, me.size)
@@ -201,9 +201,7 @@ def _check_same(first: Config, second: Config) -> None:
         )
 
 
-def _agree(
-    point: MeetingPoint, config: Mapping[str, object] | None
-) -> tuple[Reading, OwnVariables]:
+def _agree(point: JobStore, config: Mapping[str, object] | None) -> tuple[Reading, OwnVariables]:
     """What all ranks have read alike. Raises SettingsError on all of them where they have not."""
     reading: Reading | None = None
     own: OwnVariables | None = None

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from muster_parameter_server.client.exchange import Run
 from muster_parameter_server.errors import SettingsError
 from muster_parameter_server.layout import Segment, TensorSpec
 from muster_parameter_server.memory import TORCH, is_plain, pieces
 from muster_parameter_server.options import MASTER
-from muster_parameter_server.wire.frames import DTYPES
+from muster_parameter_server.wire.frames import DTYPES, Run
 
 
 def as_tensors(

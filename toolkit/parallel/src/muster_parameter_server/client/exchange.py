@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple
 
 from muster_collectives.wire import HEADER_BYTES
@@ -23,7 +24,7 @@ from muster_parameter_server.errors import (
 from muster_parameter_server.settings import Address
 from muster_parameter_server.wire import frames
 from muster_parameter_server.wire.channel import IOV_LIMIT, rest
-from muster_parameter_server.wire.frames import Dtype, Kind
+from muster_parameter_server.wire.frames import Kind, Run
 
 MARGIN_S = 5.0  # the servers' own deadlines pass first: they know who is missing
 
@@ -32,14 +33,6 @@ _Reader = Generator[list[memoryview], None, dict[str, object]]
 
 class _LostError(Exception):
     """The connection is gone; why."""
-
-
-class Run(NamedTuple):
-    """One flat tensor of a server, scattered over the worker's memory."""
-
-    dtype: Dtype
-    elements: int
-    parts: list[memoryview]
 
 
 class Request(NamedTuple):
@@ -62,18 +55,15 @@ class Link:
         self.broken = ""  # why nothing more can be sent
         self.told = False  # the error that ends this link was made by the server
         self.answer: dict[str, object] | None = None
-        self._sent = 0
-        self._received = 0
+        self._sent, self._received = count(1), count(1)  # numbers of the next frames
         self._wanted: list[memoryview] = []
         self._reader: _Reader | None = None
 
     def begin(self, request: Request) -> None:
         """Lines up the bytes of a request and the places of its answer."""
-        parts = [memoryview(frames.text_frame(request.kind, self._next(), request.message))]
-        for run in request.outgoing:
-            parts.append(memoryview(frames.tensor_header(self._next(), run.dtype, run.elements)))
-            parts += run.parts
-        self.outgoing += [part for part in parts if len(part)]
+        self.outgoing += frames.parts_of(
+            self._sent, request.kind, request.message, request.outgoing
+        )
         self.answer = None
         self._reader = self._read(request)
         self._wanted = next(self._reader)
@@ -122,7 +112,7 @@ class Link:
         head = bytearray(HEADER_BYTES)
         while True:
             yield [memoryview(head)]
-            header = self._checked(head)
+            header = frames.decode(head, next(self._received))
             message: dict[str, object] = {}
             if header.kind is not Kind.TENSOR:
                 text = bytearray(header.size_bytes)
@@ -137,17 +127,10 @@ class Link:
             raise ProtocolError(f"{header.kind.name} came where {request.reply.name} was due")
         for run in request.incoming:
             yield [memoryview(head)]
-            frames.require_tensor(self._checked(head), run.dtype, run.elements)
+            header = frames.decode(head, next(self._received))
+            frames.require_tensor(header, run.dtype, run.elements)
             yield run.parts
         return message
-
-    def _checked(self, head: bytearray) -> frames.Header:
-        self._received += 1
-        return frames.decode(head, self._received)
-
-    def _next(self) -> int:
-        self._sent += 1
-        return self._sent
 
 
 class Exchange:
@@ -169,15 +152,13 @@ class Exchange:
                 f"rank {self._rank} has left its servers, so it cannot do its {what}",
                 "connect once and use the connection until close() or the first error",
             )
-        done = False
         try:
             for link, request in zip(self.links, requests, strict=True):
                 link.begin(request)
             self._move(what)
-            done = True
-        finally:
-            if not done:
-                self.abort()
+        except BaseException:
+            self.abort()
+            raise
         return [link.answer or {} for link in self.links]
 
     def goodbye(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import count
 
 from muster_collectives.wire import HEADER_BYTES
 from muster_parameter_server.errors import ProtocolError
 from muster_parameter_server.wire import frames
-from muster_parameter_server.wire.frames import Dtype, Header, Kind
+from muster_parameter_server.wire.frames import Dtype, Header, Kind, Run
 
 IOV_LIMIT = 512  # of the kernel's 1,024
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -30,8 +31,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.moved = 0
         self._sock = sock
-        self._sent = 0
-        self._received = 0
+        self._sent, self._received = count(1), count(1)  # numbers of the next frames
 
     def has_come(self, within_s: float) -> bool:
         """Waits until bytes, or the end, can be read; whether they can."""
@@ -53,21 +53,11 @@ class Channel:
         frames.require_tensor(self._header(stall_s), dtype, len(into) // dtype.item_bytes)
         self.fill(into, stall_s)
 
-    def send(self, kind: Kind, message: Mapping[str, object], stall_s: float) -> None:
-        self._send_all([memoryview(frames.text_frame(kind, self._next(), message))], stall_s)
-
-    def send_values(
-        self,
-        message: Mapping[str, object],
-        tensors: Sequence[tuple[Dtype, memoryview]],
-        stall_s: float,
+    def send(
+        self, kind: Kind, message: Mapping[str, object], stall_s: float, tensors: Iterable[Run] = ()
     ) -> None:
-        """VALUES and the tensors behind it, without a copy."""
-        parts = [memoryview(frames.text_frame(Kind.VALUES, self._next(), message))]
-        for dtype, data in tensors:
-            elements = len(data) // dtype.item_bytes
-            parts += [memoryview(frames.tensor_header(self._next(), dtype, elements)), data]
-        self._send_all(parts, stall_s)
+        """Text and the tensors behind it, without a copy."""
+        self._send_all(frames.parts_of(self._sent, kind, message, tensors), stall_s)
 
     def fill(self, into: memoryview, stall_s: float, end: float | None = None) -> None:
         """Reads exactly as many bytes as there is room for, until `end` of the monotonic clock."""
@@ -101,15 +91,9 @@ class Channel:
     def _header(self, stall_s: float) -> Header:
         data = bytearray(HEADER_BYTES)
         self.fill(memoryview(data), stall_s)
-        self._received += 1
-        return frames.decode(data, self._received)
-
-    def _next(self) -> int:
-        self._sent += 1
-        return self._sent
+        return frames.decode(data, next(self._received))
 
     def _send_all(self, parts: list[memoryview], stall_s: float) -> None:
-        parts = [part for part in parts if len(part)]
         try:
             self._sock.settimeout(stall_s)
             while parts:

@@ -9,7 +9,7 @@ already: no number of a peer decides how much is allocated.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -53,6 +53,14 @@ DTYPES: Mapping[str, Dtype] = {
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 
+class Run(NamedTuple):
+    """One flat tensor on its way: `parts` are its bytes, wherever they lie."""
+
+    dtype: Dtype
+    elements: int
+    parts: list[memoryview]
+
+
 class Header(NamedTuple):
     """A header that was checked; `dtype` None: text of `size_bytes` follows, else that tensor."""
 
@@ -75,6 +83,17 @@ def text_frame(kind: Kind, sequence: int, message: Mapping[str, object]) -> byte
 def tensor_header(sequence: int, dtype: Dtype, elements: int) -> bytes:
     """The header of a tensor; its raw bytes go behind it."""
     return PROTOCOL.header(sequence, Kind.TENSOR, elements * dtype.item_bytes, tag=dtype.code)
+
+
+def parts_of(
+    numbers: Iterator[int], kind: Kind, message: Mapping[str, object], tensors: Iterable[Run]
+) -> list[memoryview]:
+    """A text and the tensors behind it as what is to be sent, without a copy. Raises as
+    `text_frame`. `numbers`: those of the next frames."""
+    parts = [memoryview(text_frame(kind, next(numbers), message))]
+    for run in tensors:
+        parts += [memoryview(tensor_header(next(numbers), run.dtype, run.elements)), *run.parts]
+    return [part for part in parts if len(part)]
 
 
 def decode(data: bytes | bytearray | memoryview, sequence: int) -> Header:

@@ -49,11 +49,9 @@ def prepare(group: BenchGroup, case: Case) -> Prepared:
     buffers = _buffers(group, case, case.dtype)
     for name in case.names:
         try:
-            call = _call(group, case, name, buffers, made)
+            made.calls[name] = _call(group, case, name, buffers, made)
         except LookupError as reason:
             made.absent[name] = str(reason.args[0])
-            continue
-        made.calls[name] = call
     return made
 
 
@@ -103,14 +101,13 @@ def _memory_alone(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
 
 
 def _through_torch(group: BenchGroup, verb: str, buffers: Buffers, where: Any) -> Call:
+    from muster_collectives.torch.compress import group_calls as calls
+
     dist = group.dist
     if verb == "all_reduce":
         return lambda: dist.all_reduce(buffers.result, group=where)
-    if verb == "all_gather":
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return lambda: gather(buffers.result, buffers.given, group=where)
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return lambda: scatter(buffers.result, buffers.given, group=where)
+    call = calls.all_gather_single if verb == "all_gather" else calls.reduce_scatter_single
+    return lambda: call(buffers.result, buffers.given, group=where)
 
 
 def _through_core(group: BenchGroup, case: Case, buffers: Buffers) -> Call:

@@ -22,20 +22,10 @@ class Team:
         self.core = core
         self.rank, self.size = core.rank, core.size
 
-    def barrier(self) -> None:
-        self.core.barrier()
-
-    def most(self, value: float) -> float:
-        """The largest of all ranks' values."""
-        return self._over_ranks(value, Op.MAX)
-
-    def total(self, value: float) -> float:
-        return self._over_ranks(value, Op.SUM)
-
     def texts(self, text: str) -> list[str]:
         """What each rank has to say, on every rank."""
         own = text.encode()
-        length = int(self.most(len(own)))
+        length = int(self.over_ranks(len(own), Op.MAX))
         padded = bytearray(own.ljust(length + 1, b"\0"))
         everything = bytearray(len(padded) * self.size)
         self.core.all_gather(everything, padded)
@@ -43,7 +33,8 @@ class Team:
         return [everything[at : at + step].rstrip(b"\0").decode()
                 for at in range(0, len(everything), step)]  # fmt: skip
 
-    def _over_ranks(self, value: float, op: Op) -> float:
+    def over_ranks(self, value: float, op: Op) -> float:
+        """What `op` makes of all ranks' values."""
         word = array("d", [value])
         address, _ = word.buffer_info()
         self.core.run(
@@ -85,11 +76,12 @@ class BenchGroup(Team):
         self.dist.destroy_process_group()
 
 
-def place(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+def place() -> tuple[int, int]:
     """Rank and number of ranks, as mpirun or the bench's own start has set them."""
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return int(environ["OMPI_COMM_WORLD_RANK"]), int(environ["OMPI_COMM_WORLD_SIZE"])
-    return int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    names = ("RANK", "WORLD_SIZE")
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    return int(os.environ[names[0]]), int(os.environ[names[1]])
 
 
 def _mpi(size: int) -> Any:
@@ -131,12 +123,12 @@ def _calls(ranks: Team, call: Callable[[], object], budget_s: float) -> int:
 
 def _round(ranks: Team, call: Callable[[], object], count: int) -> tuple[float, float]:
     """Seconds of one call on the slowest rank, processor seconds of one call on all ranks."""
-    ranks.barrier()
+    ranks.core.barrier()
     cpu, began = _cpu_s(), time.perf_counter()
     for _ in range(count):
         call()
     took, used = time.perf_counter() - began, _cpu_s() - cpu
-    return ranks.most(took) / count, ranks.total(used) / count
+    return ranks.over_ranks(took, Op.MAX) / count, ranks.over_ranks(used, Op.SUM) / count
 
 
 def _cpu_s() -> float:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from muster_collectives.binding import library
@@ -118,16 +119,12 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """All of its session; mpirun is asked first, so that it takes its own files away."""
-    try:
+    with suppress(ProcessLookupError):
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(5)
-            except subprocess.TimeoutExpired:
-                pass
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 

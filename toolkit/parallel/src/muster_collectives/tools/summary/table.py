@@ -8,7 +8,7 @@ from typing import Any
 
 from muster_collectives.runtime.messages import ranks_text
 from muster_collectives.tools.columns import columns
-from muster_collectives.tools.summary.read import Files, RankSummary
+from muster_collectives.tools.summary.read import Files
 from muster_collectives.tools.summary.runs import Group, Run, joint_s
 
 _SHOWN_RANKS = 16
@@ -59,16 +59,13 @@ def _rows(group: Group) -> list[tuple[str, ...]]:
     shown = group.members
     if len(shown) > _SHOWN_RANKS:
         shown = tuple(sorted(sorted(shown, key=joint_s)[:_SHOWN_RANKS], key=lambda one: one.rank))
-    return [_row(one) for one in shown]
-
-
-def _row(one: RankSummary) -> tuple[str, ...]:
-    return (
-        one.group, str(one.global_ranks[one.rank]), one.host,
-        str(one.nodes[one.rank]) if one.nodes else "-", str(one.calls), _mib(one.bytes),
-        f"{one.time_s:.3f}", f"{one.wait_s:.3f}", _mib(one.sent_bytes), _mib(one.sends_bytes),
-        str(one.elsewhere),
-    )  # fmt: skip
+    return [
+        (one.group, str(one.global_ranks[one.rank]), one.host,
+         str(one.nodes[one.rank]) if one.nodes else "-", str(one.calls), _mib(one.bytes),
+         f"{one.time_s:.3f}", f"{one.wait_s:.3f}", _mib(one.sent_bytes), _mib(one.sends_bytes),
+         str(one.elsewhere))
+        for one in shown
+    ]  # fmt: skip
 
 
 def _notes(group: Group) -> list[str]:

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 Group = Any  # dist.ProcessGroup, or one of its backends: they share no base class
+# torch's own functions; 2.13 has renamed them and warns about the old names
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 
 def all_gather(group: Group, output: Tensor, source: Tensor) -> Any:

@@ -114,8 +114,8 @@ Make = Callable[[Any, int, int], Group]
 
 @dataclass(frozen=True)
 class InnerGroups:
-    """The NCCL groups of a device path. `intra` and `inter` are there where the layout has two
-    levels.
+    """The NCCL groups of a device path. `intra` and `inter` are there, both, where the layout has
+    two levels.
 
     `intra`: the ranks of this node, numbered by place. `inter`: those of this place in each node,
     numbered by node: with a network adapter for each GPU, a rail."""
@@ -124,13 +124,6 @@ class InnerGroups:
     world: Group
     intra: Group | None = None
     inter: Group | None = None
-
-    @property
-    def levels(self) -> tuple[Group, Group] | None:
-        """(intra, inter), or None where there is one level alone."""
-        if self.intra is None or self.inter is None:
-            return None
-        return self.intra, self.inter
 
 
 def make_groups(store: Any, layout: NodeLayout, make: Make) -> InnerGroups:

@@ -24,7 +24,7 @@ from muster_collectives.torch.compress import group_calls
 from muster_collectives.torch.compress.exchange import wire_of
 from muster_collectives.torch.cuda import hierarchy
 from muster_collectives.torch.cuda.groups import InnerGroups
-from muster_collectives.torch.cuda.settings import DeviceSettings, is_open, rivals, settled
+from muster_collectives.torch.cuda.settings import DeviceSettings, is_open, settled
 from muster_collectives.torch.cuda.streams import HostStaging, HostSum, SideStreams, SideStreamWork
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.lowered import op_of, reducible
@@ -179,12 +179,9 @@ class DevicePath:
             return self._staging.all_reduce(self._lanes_of(tensor), tensor, op)
         if path == "world":
             return group_calls.all_reduce(self.groups.world, tensor, op)
-        side_streams = self._begin(tensor)
         wire = self._wire if tensor.dtype == torch.float32 and hierarchy.is_sum(op) else None
         segment_bytes = self.settings.segment_bytes
-        with torch.no_grad():  # a parameter may be written, as c10d does
-            hierarchy.all_reduce(self.groups, side_streams, tensor, op, segment_bytes, wire)
-        return SideStreamWork(side_streams.end(), [tensor])
+        return self._composed(hierarchy.all_reduce, (tensor,), op, segment_bytes, wire)
 
     def all_gather_single(self, output: Tensor, source: Tensor) -> Work:
         """`output` is every rank's `source`, by rank; both contiguous."""
@@ -194,10 +191,7 @@ class DevicePath:
         self.calls[f"all_gather:{path}"] += 1
         if path == "world":
             return group_calls.all_gather(self.groups.world, output, source)
-        side_streams = self._begin(output, source)
-        with torch.no_grad():
-            hierarchy.all_gather(self.groups, side_streams, output, source)
-        return SideStreamWork(side_streams.end(), [output])
+        return self._composed(hierarchy.all_gather, (output, source))
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, op: Any) -> Work:
         """`output` is this rank's part of the reduction of every rank's `source`; contiguous."""
@@ -211,11 +205,8 @@ class DevicePath:
         self.calls[f"reduce_scatter:{path}"] += 1
         if path == "world":
             return group_calls.reduce_scatter(self.groups.world, output, source, op)
-        side_streams = self._begin(output, source)
         wire = self._wire if sums else None
-        with torch.no_grad():
-            hierarchy.reduce_scatter(self.groups, side_streams, output, source, op, wire)
-        return SideStreamWork(side_streams.end(), [output])
+        return self._composed(hierarchy.reduce_scatter, (output, source), op, wire)
 
     def close(self) -> None:
         """Ends what runs beside the caller. The inner groups are the caller's."""
@@ -254,11 +245,8 @@ class DevicePath:
     def _settle(self, tensor: Tensor) -> None:
         """What is "auto" is measured once. Collective: all ranks' first call is the same."""
         if is_open(self.settings):
-            paths = {
-                name: DevicePath(self.groups, settings)
-                for name, settings in rivals(self.settings).items()
-            }
-            self.settings = settled(self.groups, self.settings, paths, tensor.device)
+            path_of = functools.partial(DevicePath, self.groups)
+            self.settings = settled(self.groups, self.settings, path_of, tensor.device)
 
     def _all_reduce_path(self, tensor: Tensor, op: Any) -> str:
         chosen = self.settings.all_reduce
@@ -273,16 +261,21 @@ class DevicePath:
         return self._two_level_path(chosen, tensor.nbytes, tensor)
 
     def _two_level_path(self, chosen: str, bytes_: int, *tensors: Tensor) -> str:
-        if chosen == "world" or self.groups.levels is None or not bytes_:
+        if chosen == "world" or self.groups.intra is None or not bytes_:
             return "world"
         if bytes_ < self.settings.least_bytes:
             return "world"
         return chosen if all(tensor.is_contiguous() for tensor in tensors) else "world"
 
-    def _begin(self, *tensors: Tensor) -> SideStreams:
+    def _composed(
+        self, compose: Callable[..., None], tensors: tuple[Tensor, ...], *rest: Any
+    ) -> Work:
+        """A collective of `hierarchy`, whose output is the first of `tensors`."""
         side_streams = self._lanes_of(tensors[0])
         side_streams.begin(tensors)
-        return side_streams
+        with torch.no_grad():  # a parameter may be written, as c10d does
+            compose(self.groups, side_streams, *tensors, *rest)
+        return SideStreamWork(side_streams.end(), [tensors[0]])
 
     def _lanes_of(self, tensor: Tensor) -> SideStreams:
         found = self._side_streams.get(tensor.device)

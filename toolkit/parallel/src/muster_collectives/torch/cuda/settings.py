@@ -8,7 +8,7 @@ chosen without a measurement.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -96,29 +96,23 @@ def is_open(settings: DeviceSettings) -> bool:
     return "auto" in (settings.all_reduce, settings.all_gather, settings.reduce_scatter)
 
 
-def rivals(settings: DeviceSettings) -> dict[str, DeviceSettings]:
-    """The settings with every verb made in one way, by that way's name."""
-    ways: dict[str, Any] = {way: dict.fromkeys(VERBS, way) for way in ("world", "hierarchical")}
-    return {
-        way: replace(settings, **made, least_bytes=0, wire="same") for way, made in ways.items()
-    }
-
-
 def settled(
     groups: InnerGroups,
     settings: DeviceSettings,
-    paths: Mapping[str, Any],
+    path_of: Callable[[DeviceSettings], Any],
     device: torch.device,
 ) -> DeviceSettings:
-    """The settings without "auto", the same on all ranks. Collective. `paths`: a DevicePath for
-    each of `rivals`, in their order."""
+    """The settings without "auto", the same on all ranks. Collective. `path_of`: a DevicePath with
+    settings of its own."""
     verbs_open = [verb for verb in VERBS if getattr(settings, verb) == "auto"]
-    if groups.levels is None:
+    if groups.intra is None:
         worlds: dict[str, Any] = dict.fromkeys(verbs_open, "world")
         return replace(settings, **worlds)
+    ways: list[dict[str, Any]] = [dict.fromkeys(VERBS, way) for way in ("world", "hierarchical")]
+    paths = [path_of(replace(settings, **way, least_bytes=0, wire="same")) for way in ways]
     sizes = SIZES_BYTES if device.type == "cuda" else SMALL_BYTES
     seconds = [
-        [_seconds(path, verb, size, groups.layout.size, device) for path in paths.values()]
+        [_seconds(path, verb, size, groups.layout.size, device) for path in paths]
         for verb in verbs_open
         for size in sizes
     ]

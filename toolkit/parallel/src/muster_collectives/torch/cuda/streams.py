@@ -9,8 +9,8 @@ one piece overlap the sum of another. One thread has the sums, in the order of t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -31,14 +31,9 @@ class SideStream:
         self.device = device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> AbstractContextManager[object]:
         """What is issued inside runs in this lane."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def follow(self, other: SideStream | None = None) -> None:
         """What is issued from now on runs after what is in the other lane (none: the caller's)."""
@@ -55,9 +50,7 @@ class SideStream:
 
     def mark(self) -> Any:
         """An event at this point of the lane; None on a processor."""
-        if self._stream is None:
-            return None
-        return self._stream.record_event()
+        return None if self._stream is None else self._stream.record_event()
 
 
 class SideStreams:

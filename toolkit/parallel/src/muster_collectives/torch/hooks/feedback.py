@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_Place = tuple[Tensor, int, int]  # parameter, begin in the bucket, count
+_Place = tuple[int, int, int]  # id of a parameter, which is kept; begin in the bucket; count
 
 
 class ErrorFeedback:
@@ -34,17 +34,21 @@ class ErrorFeedback:
         if bucket.index() <= self._last_index:  # buckets come in their order: a new step
             self._follow_scale()
         self._last_index = bucket.index()
-        places = _places(bucket)
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        places = [
+            (id(parameter), part.storage_offset() - buffer.storage_offset(), part.numel())
+            for parameter, part in zip(parameters, bucket.gradients(), strict=True)
+        ]
         known = self._buckets.get(bucket.index())
-        if known is not None and _same(known[0], places):
+        if known is not None and known[0] == places:
             return known[1]
-        values = torch.zeros_like(bucket.buffer(), dtype=torch.float32)
-        for parameter, begin, count in places:
+        values = torch.zeros_like(buffer, dtype=torch.float32)
+        for parameter, (key, begin, count) in zip(parameters, places, strict=True):
             part = values[begin : begin + count]
-            before = self._parameters.get(id(parameter))
+            before = self._parameters.get(key)
             if before is not None and before[1].numel() == count:
                 part.copy_(before[1])
-            self._parameters[id(parameter)] = (parameter, part)
+            self._parameters[key] = (parameter, part)
         self._buckets[bucket.index()] = (places, values)
         return values
 
@@ -59,17 +63,3 @@ class ErrorFeedback:
         """Of one parameter, flat; None before its bucket has come."""
         found = self._parameters.get(id(parameter))
         return None if found is None else found[1]
-
-
-def _places(bucket: dist.GradBucket) -> list[_Place]:
-    buffer = bucket.buffer()
-    return [
-        (parameter, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
-    ]
-
-
-def _same(old: list[_Place], new: list[_Place]) -> bool:
-    return len(old) == len(new) and all(
-        a[0] is b[0] and a[1:] == b[1:] for a, b in zip(old, new, strict=True)
-    )

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from muster_collectives.torch.compress.group_calls import all_gather_single
 from muster_collectives.torch.hooks.average import average, group_or_world, inside
 from muster_collectives.torch.hooks.feedback import ErrorFeedback
 
@@ -144,7 +145,11 @@ def _sent(
     """A future of the average of what travels, which is taken out of `velocity`, `gathered`."""
     count = math.ceil(buffer.numel() * (1 - sparsity))
     if buffer.numel() < state.least or count >= buffer.numel():
-        return _whole(state, buffer, gathered, overflow)
+        # The sum of momenta is the momentum of the sum: nothing is masked where all of it travels.
+        buffer.copy_(gathered)
+        buffer[:1] += overflow.to(buffer.dtype)
+        gathered.zero_()
+        return average(state.group, buffer)
     chosen = largest(gathered, count)
     values = gathered[chosen]
     values[:1] += overflow
@@ -153,7 +158,11 @@ def _sent(
     if count * state.group.size() >= buffer.numel():  # a dense sum moves no more bytes
         buffer.zero_()[chosen] = values.to(buffer.dtype)
         return average(state.group, buffer)
-    return _sparse(state, buffer, _message(chosen, values, count))
+    # places, and the bits of their values; filled up with zeros for place 0
+    message = torch.zeros(2, count, dtype=torch.int32, device=values.device)
+    message[0, : chosen.numel()] = chosen.to(torch.int32)
+    message[1].view(torch.float32)[: chosen.numel()] = values
+    return _sparse(state, buffer, message)
 
 
 def _kept(result: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
@@ -173,26 +182,12 @@ def _clipped(gradient: Tensor, norm: float | None, ranks: int) -> Tensor:
     return gradient * (limit / gradient.norm().clamp_min(limit))
 
 
-def _whole(state: TopKState, buffer: Tensor, gathered: Tensor, overflow: Tensor) -> Future[Any]:
-    # The sum of momenta is the momentum of the sum: nothing is masked where all of it travels.
-    buffer.copy_(gathered)
-    buffer[:1] += overflow.to(buffer.dtype)
-    gathered.zero_()
-    return average(state.group, buffer)
-
-
-def _message(chosen: Tensor, values: Tensor, count: int) -> Tensor:
-    """int32 [2, count]: places, and the bits of their values; filled up with zeros for place 0."""
-    message = torch.zeros(2, count, dtype=torch.int32, device=values.device)
-    message[0, : chosen.numel()] = chosen.to(torch.int32)
-    message[1].view(torch.float32)[: chosen.numel()] = values
-    return message
-
-
 def _sparse(state: TopKState, buffer: Tensor, message: Tensor) -> Future[Any]:
     size = state.group.size()
     messages = torch.empty(size, *message.shape, dtype=torch.int32, device=message.device)
-    work = _gather(messages, message, state.group)
+    work = inside(
+        all_gather_single(messages.view(-1), message.view(-1), group=state.group, async_op=True)
+    )
 
     def summed(done: Future[Any]) -> Tensor:
         done.value()  # raises what the collective raised
@@ -202,9 +197,3 @@ def _sparse(state: TopKState, buffer: Tensor, message: Tensor) -> Future[Any]:
         return buffer.copy_(total.div_(size))
 
     return work.get_future().then(summed)
-
-
-def _gather(output: Tensor, source: Tensor, group: dist.ProcessGroup) -> Any:
-    # torch 2.13 renames it and warns about the old name
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return inside(gather(output.view(-1), source.view(-1), group=group, async_op=True))

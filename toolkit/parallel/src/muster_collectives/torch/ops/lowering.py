@@ -60,7 +60,21 @@ def all_gather(
     """Outputs of different sizes are one broadcast for each rank."""
     plan = LoweredOp(outputs=[list(each) for each in outputs])
     for to, of in zip(outputs, inputs, strict=True):
-        _gathered(plan, size, rank, to, of)
+        targets, source = _dense("all_gather", size, to), plain(of)
+        if any(each.dtype is not source.dtype for each in targets):
+            raise ValueError(f"all_gather of {source.dtype} into a list of another dtype")
+        if targets[rank].numel() != source.numel():
+            raise ValueError(
+                f"all_gather: place {rank} of the list has {targets[rank].numel()} elements, the "
+                f"input {source.numel()}"
+            )
+        if same(targets):
+            places = plan.source(source), plan.target(*targets)
+            plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
+            continue
+        for root, target in enumerate(targets):
+            _broadcast(plan, source if root == rank else target, root, root == rank)
+        plan.after.append((targets[rank], source))
     return plan
 
 
@@ -71,28 +85,6 @@ def all_gather_coalesced(
     plan = all_gather(size, rank, list(zip(*outputs, strict=True)), inputs, options)
     plan.outputs = [list(each) for each in outputs]
     return plan
-
-
-def _gathered(plan: LoweredOp, size: int, rank: int, to: Sequence[Any], of: Any) -> None:
-    targets = _dense("all_gather", size, to)
-    source = plain(of)
-    if any(each.dtype is not source.dtype for each in targets):
-        raise ValueError(f"all_gather of {source.dtype} into a list of another dtype")
-    if targets[rank].numel() != source.numel():
-        raise ValueError(
-            f"all_gather: place {rank} of the list has {targets[rank].numel()} elements, the "
-            f"input {source.numel()}"
-        )
-    if same(targets):
-        places = plan.source(source), plan.target(*targets)
-        plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
-        return
-    for root, target in enumerate(targets):
-        if root == rank:
-            _broadcast(plan, source, root, True)
-            plan.after.append((target, source))
-        else:
-            _broadcast(plan, target, root, False)
 
 
 def gather(

@@ -155,7 +155,7 @@ class OpQueue:
             if self.queue:  # one of them may write what is to be copied
                 return None
             plan.copy_in()
-        return self._communicator.prepare(plan.calls, limit_s)
+        return Async(self._communicator, plan.calls, limit_s)
 
     def _hold(self) -> bool:
         """For who has the turn: nothing is queued, and nothing will be posted meanwhile."""

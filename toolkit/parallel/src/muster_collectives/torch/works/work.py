@@ -150,11 +150,9 @@ class CoalescedWork(MusterWork):
         self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        limit = () if timeout is None else (timeout,)
         for work in self._works:
-            if timeout is None:
-                work.wait()
-            else:
-                work.wait(timeout)
+            work.wait(*limit)
         return True
 
     def is_completed(self) -> bool:

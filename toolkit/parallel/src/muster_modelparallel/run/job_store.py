@@ -14,18 +14,18 @@ import torch.distributed as dist
 from muster_modelparallel.errors import ModelParallelError
 from muster_modelparallel.run.launched_rank import LaunchedRank, launched_rank
 
-MEETING_S = 600.0  # for ranks whose hosts load their packages at very different speeds
+JOIN_S = 600.0  # for ranks whose hosts load their packages at very different speeds
 _LEAVING_S = 10.0
 _LATER_S = 5.0  # what rank 0 says last is still heard
 
 
-class MeetingPoint(NamedTuple):
+class JobStore(NamedTuple):
     """A store that all ranks reach, and who we are at it."""
 
     store: Any
     me: LaunchedRank
 
-    def exchange(self, word: str, limit_s: float = MEETING_S) -> tuple[str, ...]:
+    def exchange(self, word: str, limit_s: float = JOIN_S) -> tuple[str, ...]:
         """The words of all ranks, by rank. Raises ModelParallelError that names who did not come
         within so many seconds. Rank 0 returns last, so that it may end at once, and its store.
         """
@@ -79,9 +79,9 @@ class MeetingPoint(NamedTuple):
             time.sleep(0.002)
 
 
-def meet(environ: Mapping[str, str], known: MeetingPoint | None = None) -> MeetingPoint:
+def job_store(environ: Mapping[str, str], known: JobStore | None = None) -> JobStore:
     """The store of a process group that exists already, of the launcher, or of rank 0; in memory
-    for a process that is alone. `known`, from an earlier meeting, is taken again for the same rank.
+    for a process that is alone. `known`, from an earlier `init`, is taken again for the same rank.
     Raises SettingsError for variables that cannot be used, ModelParallelError where rank 0 is not
     reached."""
     me = launched_rank(environ)
@@ -94,7 +94,7 @@ def meet(environ: Mapping[str, str], known: MeetingPoint | None = None) -> Meeti
         store = dist.HashStore()
     else:
         store = _remote(me, environ)
-    return MeetingPoint(dist.PrefixStore("modelparallel", store), me)
+    return JobStore(dist.PrefixStore("modelparallel", store), me)
 
 
 def _remote(me: LaunchedRank, environ: Mapping[str, str]) -> Any:
@@ -102,7 +102,7 @@ def _remote(me: LaunchedRank, environ: Mapping[str, str]) -> Any:
     try:
         store = dist.TCPStore(
             me.host, me.port, me.size, me.rank == 0 and not is_launchers,
-            timeout=timedelta(seconds=MEETING_S), wait_for_workers=False, multi_tenant=True,
+            timeout=timedelta(seconds=JOIN_S), wait_for_workers=False, multi_tenant=True,
         )  # fmt: skip
     except (dist.DistError, RuntimeError) as error:
         raise ModelParallelError(
