@@ -1,0 +1,95 @@
+"""Whole jobs in the API of smdistributed.modelparallel: what docs/how-to/model-parallel.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.support.local.local_runs import LocalRun, runs
+from tests.support.frameworks import PATIENT, QUIET, ended_well, skip_without_namespaces
+from tests.support.venvs import CHECKOUT
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+JOB_S = 300.0
+SCRIPT = CHECKOUT / "examples" / "modelparallel" / "train.py"
+PARAMETERS = {"microbatches": 4, "ddp": True}
+SMP = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": PARAMETERS}}}
+UNDER_MPIRUN = json.dumps({**SMP, "mpi": {"enabled": True}})
+UNDER_TORCHRUN = json.dumps({**SMP, "torch_distributed": {"enabled": True}})
+BY_ITS_NAME = "smp"
+
+Run = Callable[..., LocalRun]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    skip_without_namespaces()
+    pairs = [word for name, value in QUIET.items() for word in ("--env", f"{name}={value}")]
+    with runs() as start:
+
+        def command(distribution: str, *options: str, **hyperparameters: object) -> LocalRun:
+            if distribution == BY_ITS_NAME:
+                hyperparameters["mp_parameters"] = json.dumps(PARAMETERS)
+            words = [f"--hyperparameter={key}={value}" for key, value in hyperparameters.items()]
+            argv = [
+                str(SCRIPT), "--hosts", "2", "--distribution", distribution,
+                "--isolation", "netns", *words, *options, *pairs,
+            ]  # fmt: skip
+            return start(tmp_path, argv, environ=PATIENT, python=sys.executable)
+
+        yield command
+
+
+def losses(out: str) -> dict[int, str]:
+    found = re.findall(r"step=(\d+)/\d+ loss=([\d.]+)", out)
+    return {int(step): loss for step, loss in found}
+
+
+def test_the_example_learns_what_its_page_says(run: Run) -> None:
+    page = (CHECKOUT / "docs/how-to/model-parallel.md").read_text()
+    (percent,) = re.findall(r"it must predict (\d+) %", page)
+    out = ended_well(run(BY_ITS_NAME), JOB_S).out
+    (accuracy,) = re.findall(r"accuracy=([\d.]+)", out)
+    assert float(accuracy) >= int(percent) / 100
+
+
+def test_mpirun_and_torchrun_train_the_same_model(run: Run) -> None:
+    by = [
+        losses(ended_well(run(how, steps=50), JOB_S).out) for how in (UNDER_MPIRUN, UNDER_TORCHRUN)
+    ]
+    assert by[0] == by[1] and list(by[0]) == [50]
+
+
+def test_a_job_that_goes_on_from_its_checkpoint_takes_the_steps_that_it_would_have_taken(
+    run: Run, tmp_path: Path
+) -> None:
+    kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
+    whole = losses(ended_well(run(BY_ITS_NAME, steps=100), JOB_S).out)
+    first = run(BY_ITS_NAME, "--checkpoint", kept, steps=50, checkpoints=folder)
+    assert losses(ended_well(first, JOB_S).out) == {50: whole[50]}
+    second = run(BY_ITS_NAME, "--checkpoint", kept, steps=100, checkpoints=folder)
+    assert losses(ended_well(second, JOB_S).out) == {100: whole[100]}
+
+
+@pytest.mark.parametrize("how", [BY_ITS_NAME, UNDER_MPIRUN], ids=["torchrun", "mpirun"])
+def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> None:
+    begun = run(how, **{"fail-step": 3})
+    result = begun.wait(JOB_S)
+    assert result.code == 1, result.err[-5000:]
+    assert "FAILED algo-2 rank 1: ValueError: broken on purpose" in result.err.splitlines()
+    begun.check_nothing_left()
+
+
+def test_a_degree_that_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
+    asked = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}}
+    begun = run(json.dumps({**asked, "torch_distributed": {"enabled": True}}))
+    result = begun.wait(JOB_S)
+    assert result.code == 1
+    assert "pipeline_parallel_degree is 2, which comes with a later release" in result.err
+    assert not losses(result.out)
+    begun.check_nothing_left()
