@@ -13,6 +13,7 @@ from muster.commands.parser import COMMANDS, OF_SCRIPTS
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_WORDS = 900
+PICTURES = ROOT / "docs" / "pictures"
 
 
 def commands() -> list[str]:
@@ -54,3 +55,10 @@ def test_its_pictures_are_there_and_say_what_they_show() -> None:
     for alternative, path in pictures:
         assert len(alternative) > 30
         assert (ROOT / path).is_file()
+
+
+def test_a_picture_loads_nothing_from_elsewhere() -> None:
+    for picture in PICTURES.glob("*.svg"):
+        text = picture.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
+        assert "http" not in text.replace("https://www.textualize.io", ""), picture.name
+        assert "url(" not in text.replace("url(#", "")

@@ -23,7 +23,7 @@ COMPILED = {
 }
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # its own choice would be in /tmp
 LOCK = ".lock"
-STARTING_S = 5.0  # how long a run may take to look through the builds of others
+ALONE_S, PAUSE_S = 5.0, 0.01
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -62,7 +62,7 @@ def use(caches: Caches) -> int:
     """A descriptor that says that a run uses them, -1 without any.
 
     Torch waits for ever for the lock of a build that was killed: where no other run is at work,
-    such locks are removed.
+    such locks are removed. Only older ones: the next run may begin to build meanwhile.
     """
     extensions = caches.compiled.get(".cache/torch_extensions")
     if extensions is None:
@@ -71,23 +71,27 @@ def use(caches: Caches) -> int:
         lock = os.open(os.path.join(os.path.dirname(extensions), LOCK), _OPEN, 0o600)
     except OSError:
         return -1
-    try:
+    with suppress(OSError):  # another run is at work, or a home without locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.utime(lock)
+        _share(lock)
+        began = os.fstat(lock).st_mtime_ns
         for folder, _, names in os.walk(extensions):
-            if "lock" in names:
-                os.unlink(os.path.join(folder, "lock"))
-    except OSError:
-        pass  # another run is at work, and its builds may be
-    # a run that is just starting is waited for, but not one that was stopped amid its start
-    until_s = time.monotonic() + STARTING_S
-    with suppress(OSError):  # a home without locks
-        while time.monotonic() < until_s:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
+            name = os.path.join(folder, "lock")
+            if "lock" in names and os.lstat(name).st_mtime_ns < began:
+                os.unlink(name)
+    with suppress(OSError):
+        _share(lock)
     return lock
+
+
+def _share(lock: int) -> None:
+    """Others hold it alone for a moment only, unless they were stopped in it."""
+    for _ in range(int(ALONE_S / PAUSE_S)):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        time.sleep(PAUSE_S)
 
 
 def release(lock: int) -> None:

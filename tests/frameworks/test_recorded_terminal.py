@@ -14,10 +14,3 @@ def test_the_recorded_terminal_is_that_of_a_run_of_today() -> None:
     again = pictures.texts(pictures.draw(pictures.record()))
     assert any(line.startswith("FAILED algo-2 rank 1: ValueError") for line in shown)
     assert [*map(pictures.steady, again)] == [*map(pictures.steady, shown)]
-
-
-def test_a_picture_loads_nothing_from_elsewhere() -> None:
-    for picture in pictures.PICTURE.parent.glob("*.svg"):
-        text = picture.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
-        assert "http" not in text.replace("https://www.textualize.io", ""), picture.name
-        assert "url(" not in text.replace("url(#", "")
