@@ -47,19 +47,17 @@ def degrees_text(job: Job, world_size: int) -> str:
         return ""
     pipeline, tensor = _pipeline(parameters), _degree(parameters, "tensor_parallel_degree")
     sharded = max(_degree(parameters, name) for name in _SHARDED)
-    text = f"pipeline {pipeline} x tensor {tensor} x data {world_size // (pipeline * tensor)}"
-    return text + (f" (sharded {sharded})" if sharded > 1 else "")
+    more = f" (sharded {sharded})" if sharded > 1 else ""
+    return f"pipeline {pipeline} x tensor {tensor} x data {world_size // (pipeline * tensor)}{more}"
 
 
 def _parameters(job: Job) -> Mapping[str, Any] | None:
-    found = job.documents.hyperparameters.get(_KEY)
-    of_the_option = job.distribution.option == MODEL_PARALLEL
-    return found if of_the_option and isinstance(found, dict) else None
+    found = {MODEL_PARALLEL: job.documents.hyperparameters.get(_KEY)}.get(job.distribution.option)
+    return found if isinstance(found, dict) else None
 
 
 def _pipeline(parameters: Mapping[str, Any]) -> int:
-    degree = _degree(parameters, "pipeline_parallel_degree")
-    return degree if degree > 1 else _degree(parameters, "partitions")
+    return max(_degree(parameters, name) for name in ("pipeline_parallel_degree", "partitions"))
 
 
 def _degree(parameters: Mapping[str, Any], name: str) -> int:
