@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from pydoc_data import topics
 
-import smdistributed.modelparallel.torch as smp
 import torch
 from torch import nn
 from torch.nn import functional
+
+import smdistributed.modelparallel.torch as smp
 
 SEED = 7
 CONTEXT = 64  # characters that the model sees
@@ -83,7 +84,8 @@ def main() -> None:
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=options.lr))
     first, began = 1, time.monotonic()
     checkpoints = os.environ.get("SM_HP_CHECKPOINTS", "")
-    if checkpoints and os.path.exists(os.path.join(checkpoints, "newest")):
+    begun = bool(checkpoints) and os.path.exists(os.path.join(checkpoints, "newest"))
+    if any(smp.allgather(begun, smp.WORLD)):
         first = smp.resume_from_checkpoint(checkpoints)["step"] + 1
     for step in range(first, options.steps + 1):
         if step == options.fail_step and smp.rank() == 1:

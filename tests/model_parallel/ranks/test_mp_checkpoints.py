@@ -91,7 +91,7 @@ def test_the_files_are_those_of_the_documented_layout(tmp_path: Path) -> None:
         results(run)
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert names == [
-        "newest", "optimizer_step1", "step1", "step1_partial/manifest.json",
+        "newest", "newest_full", "optimizer_step1", "step1", "step1_partial/manifest.json",
         "step1_partial/model_0_0.pt", "step1_partial/optimizer_0_0.pt",
         "step1_partial/user_content.pt", "user_content_step1",
     ]  # fmt: skip
@@ -109,7 +109,9 @@ def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -
 
     def saves() -> bool:
         import os
+        import shutil
         import socket
+        from pathlib import Path
 
         import torch
 
@@ -120,14 +122,31 @@ def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -
         smp.init()
         model = smp.DistributedModel(torch.nn.Linear(2, 2))
         smp.save_checkpoint("kept", "one", model=model, user_content="mine")
-        return smp.resume_from_checkpoint("kept") == "mine"
+        smp.save_checkpoint("whole", "one", partial=False, model=model, user_content="mine")
+        assert smp.resume_from_checkpoint("whole", partial=False) == "mine"
+        first = smp.resume_from_checkpoint("kept") == "mine"
+        smp.save_checkpoint("kept", "two", model=model)
+        if smp.rank() == 1:  # as if killed before this host came to it
+            shutil.rmtree("kept/two_partial")
+            Path("kept/newest").write_text("one")
+        assert smp.resume_from_checkpoint("kept") == "mine", "not of the save that both have"
+        smp.barrier()
+        if smp.rank() == 1:
+            shutil.rmtree("kept")
+        try:
+            smp.resume_from_checkpoint("kept")
+        except smp.ModelParallelError as error:
+            assert "has no file `newest`" in str(error), error
+            return first
+        return False
 
     for each in own:
         Path(each["TEST_FOLDER"]).mkdir()
     ends = run_ranks(saves, 2, parameters=PARAMETERS, env_of=own)
     assert results(ends) == [True, True]
-    found = {p.name for p in (tmp_path / "b" / "kept" / "one_partial").iterdir()}
+    found = {p.name for p in (tmp_path / "a" / "kept" / "one_partial").iterdir()}
     assert found == {"manifest.json", "model_0_0.pt", "user_content.pt"}
+    assert {p.name for p in (tmp_path / "b" / "whole").iterdir()} >= {"one", "user_content_one"}
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -150,9 +169,11 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_what_was_saved(
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         said = []
-        for tag in ("bad", "good"):
+        for content in (None, lambda: 1):  # no room; and what cannot be pickled, on rank 0 alone
             try:
-                smp.save_checkpoint(folder, tag, model=model)
+                smp.save_checkpoint(
+                    folder, "bad", model=None if content else model, user_content=content
+                )
             except smp.ModelParallelError as error:
                 said.append(str(error))
         smp.resume_from_checkpoint(folder)
@@ -160,7 +181,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_what_was_saved(
 
     for said in results(run_ranks(saves, 2, arguments=[str(tmp_path)], parameters=PARAMETERS)):
         assert len(said) == 2
-        assert all("could not be written by rank 0" in text for text in said), said
+        assert all("checkpoint bad could not be written: rank 0:" in one for one in said), said
     assert (tmp_path / "newest").read_text() == "good"
     assert not list(tmp_path.rglob("*.tmp"))
 

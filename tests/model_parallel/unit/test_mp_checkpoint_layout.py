@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,26 @@ from muster_modelparallel.errors import CheckpointError
 
 
 def save(path: Path, tag: str, text: str) -> None:
-    folder = Path(layout.begin_partial(str(path), tag))
+    place = layout.partial_folder(str(path), tag)
+    folder = Path(layout.begin(place))
     size = layout.write_file(str(folder / "model_0_0.pt"), lambda to: Path(to).write_text(text))
-    layout.finish_partial(str(path), tag, Manifest(1, 1, {"model_0_0.pt": size}))
+    layout.finish_partial(place, Manifest("save", 1, 1, 1, {"model_0_0.pt": size}))
     layout.write_newest(str(path), tag)
+
+
+def save_full(path: Path, tag: str, text: str) -> None:
+    folder, names = Path(layout.begin(str(path / tag))), layout.full_names(tag)
+    names = names if text != "new" else names[:2]
+    sizes = {
+        name: layout.write_file(str(folder / name), lambda to: Path(to).write_text(text))
+        for name in names
+    }
+    layout.finish_full(str(path), tag, Manifest("save", 1, 1, 1, sizes))
 
 
 def newest(path: Path) -> str:
     folder = Path(layout.find(str(path), layout.read_newest(str(path))))
-    assert layout.read_manifest(str(folder)) == Manifest(1, 1, {"model_0_0.pt": 3})
+    assert layout.read_manifest(str(folder)) == Manifest("save", 1, 1, 1, {"model_0_0.pt": 3})
     return (folder / "model_0_0.pt").read_text()
 
 
@@ -29,15 +41,28 @@ class Killed(BaseException):
     """Stands for a SIGKILL at a call of the operating system."""
 
 
-CALLS = ("rename", "replace", "makedirs", "fsync")
+def newest_full(path: Path) -> str:
+    tag = layout.read_newest(str(path), layout.NEWEST_FULL)
+    layout.finish_full(str(path), tag)
+    found = [path / name for name in layout.full_names(tag)]
+    (text,) = {file.read_text() for file in found if file.exists()}
+    assert found[2].exists() == (text != "new")
+    return text
 
 
+CALLS = ("rename", "replace", "makedirs", "fsync", "unlink", "rmdir")
+
+
+@pytest.mark.parametrize("ways", [(save, newest), (save_full, newest_full)], ids=["part", "full"])
 @pytest.mark.parametrize("tag", ["one", "two"], ids=["the same tag", "another tag"])
 def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tag: str,
+    ways: tuple[Callable[[Path, str, str], None], Callable[[Path], str]],
 ) -> None:
     """Killed before and after each of its calls that change the folder."""
-    seen = 0
+    seen, (save, newest) = 0, ways
     for fatal in range(1000):
         path = tmp_path / str(fatal)
         path.mkdir()
@@ -85,12 +110,18 @@ def test_a_file_that_is_missing_or_short_is_named(tmp_path: Path) -> None:
 
 def test_only_the_oldest_checkpoints_are_removed(tmp_path: Path) -> None:
     (tmp_path / "mine_partial").mkdir()  # without a manifest: nobody's business
+    layout.begin(str(tmp_path / "cut_partial"))
     for number in range(4):
-        save(tmp_path, f"step{number}", "old")
-        os.utime(tmp_path / f"step{number}_partial" / layout.MANIFEST, (number, number))
+        place = layout.partial_folder(str(tmp_path), f"step{number}")
+        layout.begin(place)
+        layout.finish_partial(place, Manifest("save", number, 1, 1, {}))
+        os.utime(
+            f"{place}/{layout.MANIFEST}", (4e9 - number, 4e9 - number)
+        )  # a clock that is wrong
+    layout.write_newest(str(tmp_path), "step0")
     layout.remove_oldest(str(tmp_path), 2)
     left = {name.name for name in tmp_path.iterdir()}
-    assert left == {"mine_partial", "step2_partial", "step3_partial", "newest"}
+    assert left == {"mine_partial", "step0_partial", "step2_partial", "step3_partial", "newest"}
 
 
 @pytest.mark.parametrize("tag", ["", ".", "..", "../up", "a/b", "newest"])

@@ -63,4 +63,4 @@ def _pipeline(parameters: Mapping[str, Any]) -> int:
 def _degree(parameters: Mapping[str, Any], name: str) -> int:
     """1 for what was not sent, and for 0, which leaves it to the script."""
     value = parameters.get(name)
-    return value if isinstance(value, int) and value > 0 else 1
+    return int(value) if isinstance(value, int | float) and value > 0 else 1

@@ -5,11 +5,14 @@
       TAG                      a full checkpoint: the state of the model
       optimizer_TAG            beside it, muster's own: the state of the optimizer
       user_content_TAG
-      newest                   the tag of the newest checkpoint
+      newest                   the tag of the newest partial checkpoint
+      newest_full              muster's own: that of the newest full one
 
 P and T are a rank's places on the pipeline and tensor axes. What is being written stands in
 `TAG_partial.incomplete`, and what it takes the place of in `TAG_partial.replaced`: whenever a save
-is cut short, one complete checkpoint is left under a name that `find` knows.
+is cut short, one complete checkpoint is left under a name that `find` knows. A full checkpoint is
+written to `TAG.incomplete`, and its manifest there says that all is: from then on `finish_full`
+puts it in its place, at the latest when somebody resumes.
 Source: developer guide, "Checkpointing a distributed PyTorch model".
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +29,7 @@ from typing import NamedTuple
 from muster_modelparallel.errors import CheckpointError
 
 NEWEST = "newest"
+NEWEST_FULL = "newest_full"
 MANIFEST = "manifest.json"
 USER_CONTENT = "user_content.pt"
 PARTIAL = "_partial"
@@ -35,8 +40,11 @@ _MANIFEST_BYTES = 64 << 20
 
 
 class Manifest(NamedTuple):
-    """What a partial checkpoint is made of. `files`: name -> bytes."""
+    """What a checkpoint is made of. `save`: of all its files on all hosts, and of no other one.
+    `order`: of two saves the later has the higher one. `files`: name -> bytes."""
 
+    save: str
+    order: int
     pipeline: int
     tensor: int
     files: Mapping[str, int]
@@ -45,7 +53,7 @@ class Manifest(NamedTuple):
 def checked_tag(tag: object) -> str:
     """A tag as the name of a file. Raises CheckpointError for what leads elsewhere."""
     text = str(tag)
-    if not text or text in (".", "..", NEWEST) or os.path.basename(text) != text:
+    if not text or text in (".", "..", NEWEST, NEWEST_FULL) or os.path.basename(text) != text:
         raise CheckpointError(
             f"tag {text!r} is no name of a file in the checkpoint's folder",
             'use a name such as "step100"',
@@ -57,44 +65,62 @@ def partial_folder(path: str, tag: str) -> str:
     return os.path.join(path, tag + PARTIAL)
 
 
-def begin_partial(path: str, tag: str) -> str:
-    """An empty folder to write into. A checkpoint of that tag stays until `finish_partial`."""
-    folder = partial_folder(path, tag) + INCOMPLETE
+def begin(place: str) -> str:
+    """An empty folder to write into. What stands in the place stays until it is finished."""
+    folder = place + INCOMPLETE
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     return folder
 
 
-def finish_partial(path: str, tag: str, manifest: Manifest) -> None:
-    """Puts what was written in its place. Where that was done by another host, nothing."""
-    folder = partial_folder(path, tag)
+def finish_partial(folder: str, manifest: Manifest) -> None:
+    """Puts what was written in its place."""
     written = folder + INCOMPLETE
-    if not os.path.isdir(written):
-        return
-    text = json.dumps(
-        {"format": _FORMAT, "pipeline": manifest.pipeline, "tensor": manifest.tensor}
-        | {"files": dict(manifest.files)}
-    )
-    write_file(os.path.join(written, MANIFEST), lambda to: _write_text(to, text))
-    shutil.rmtree(folder + REPLACED, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
+    _write_manifest(written, manifest)
+    if os.path.isdir(folder):  # else what was replaced may be the only one
+        shutil.rmtree(folder + REPLACED, ignore_errors=True)
         os.rename(folder, folder + REPLACED)
     os.rename(written, folder)
     shutil.rmtree(folder + REPLACED, ignore_errors=True)
 
 
-def write_newest(path: str, tag: str) -> None:
-    write_file(os.path.join(path, NEWEST), lambda to: _write_text(to, tag))
+def finish_full(path: str, tag: str, manifest: Manifest | None = None) -> None:
+    """Puts what was written in its place: of this save, or of one that was cut short after all
+    was written. Parts of an earlier checkpoint of that tag which it lacks go."""
+    written = os.path.join(path, tag) + INCOMPLETE
+    if manifest is not None:
+        _write_manifest(written, manifest)
+    elif not os.path.exists(os.path.join(written, MANIFEST)):
+        return
+    for name in full_names(tag):
+        place = os.path.join(path, name)
+        try:
+            os.replace(os.path.join(written, name), place)
+        except FileNotFoundError:
+            found = read_manifest(written, check=False)
+            if found is not None and name not in found.files:
+                remove_file(place)
+    write_newest(path, tag, NEWEST_FULL)
+    shutil.rmtree(written, ignore_errors=True)
 
 
-def read_newest(path: str) -> str:
+def full_names(tag: str) -> tuple[str, str, str]:
+    """The files of a full checkpoint: model, optimizer, and the script's own values."""
+    return tag, f"optimizer_{tag}", f"user_content_{tag}"
+
+
+def write_newest(path: str, tag: str, name: str = NEWEST) -> None:
+    write_file(os.path.join(path, name), lambda to: _write_text(to, tag))
+
+
+def read_newest(path: str, name: str = NEWEST) -> str:
     """The newest tag. Raises CheckpointError where there is none."""
     try:
-        with open(os.path.join(path, NEWEST), encoding="utf-8") as file:
+        with open(os.path.join(path, name), encoding="utf-8") as file:
             return checked_tag(file.read(4096).strip())
     except OSError as error:
         raise CheckpointError(
-            f"{path} has no file `{NEWEST}` that names a checkpoint: {_why(error)}"
+            f"{path} has no file `{name}` that names a checkpoint: {_why(error)}"
             f"; in it: {_listed(path)}",
             "name the tag, or the folder that save_checkpoint was given",
         ) from error
@@ -113,14 +139,17 @@ def find(path: str, tag: str) -> str:
     )
 
 
-def read_manifest(folder: str) -> Manifest | None:
+def read_manifest(folder: str, check: bool = True) -> Manifest | None:
     """None for a checkpoint that was not written by muster. Raises CheckpointError for one whose
     files are not all there with all their bytes."""
     name = os.path.join(folder, MANIFEST)
     try:
         with open(name, encoding="utf-8") as file:
             read = json.loads(file.read(_MANIFEST_BYTES))
-        manifest = Manifest(int(read["pipeline"]), int(read["tensor"]), dict(read["files"]))
+        manifest = Manifest(
+            str(read["save"]), int(read["order"]), int(read["pipeline"]), int(read["tensor"]),
+            dict(read["files"]),
+        )  # fmt: skip
         newer = int(read["format"]) > _FORMAT
     except FileNotFoundError:
         return None
@@ -128,7 +157,7 @@ def read_manifest(folder: str) -> Manifest | None:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if newer:
         raise CheckpointError(f"{name} was written by a newer muster", "install that one")
-    for file_name, size in manifest.files.items():
+    for file_name, size in manifest.files.items() if check else ():
         found = _size_of(os.path.join(folder, os.path.basename(file_name)))
         if found != size:
             held = "is missing" if found is None else f"has {found} of its {size} bytes"
@@ -139,22 +168,48 @@ def read_manifest(folder: str) -> Manifest | None:
     return manifest
 
 
+def saved(path: str) -> dict[str, Manifest]:
+    """The whole partial checkpoints of muster's in a folder, by tag."""
+    found = {}
+    for folder in _partial_folders(path):
+        tag = os.path.basename(folder).removesuffix(REPLACED).removesuffix(PARTIAL)
+        with contextlib.suppress(CheckpointError):
+            manifest = read_manifest(folder)
+            if manifest is not None and find(path, tag) == folder:
+                found[tag] = manifest
+    return found
+
+
 def remove_oldest(path: str, kept: int) -> None:
-    """Removes partial checkpoints but the `kept` newest ones; nothing that is no checkpoint."""
-    found = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.endswith(PARTIAL) and entry.is_dir(follow_symlinks=False):
-                mark = os.path.join(entry.path, MANIFEST)
-                with contextlib.suppress(OSError):
-                    found.append((os.stat(mark).st_mtime_ns, entry.path))
-    for _, folder in sorted(found)[: max(0, len(found) - kept)]:
+    """Removes partial checkpoints but the `kept` latest saves, and what saves that were cut short
+    have left; nothing that muster has not written."""
+    found = sorted((manifest.order, tag) for tag, manifest in saved(path).items())
+    newest = read_newest(path)
+    for _, tag in found[: max(0, len(found) - kept)]:
+        if tag != newest:
+            shutil.rmtree(partial_folder(path, tag), ignore_errors=True)
+    for folder in _partial_folders(path, INCOMPLETE):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _partial_folders(path: str, *endings: str) -> list[str]:
+    every = [PARTIAL + ending for ending in endings or ("", REPLACED)]
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return [
+            entry.path for entry in entries
+            if entry.name.endswith(tuple(every)) and entry.is_dir(follow_symlinks=False)
+        ]  # fmt: skip
+    return []
+
+
+def _write_manifest(folder: str, manifest: Manifest) -> None:
+    text = json.dumps({"format": _FORMAT, **manifest._asdict(), "files": dict(manifest.files)})
+    write_file(os.path.join(folder, MANIFEST), lambda to: _write_text(to, text))
 
 
 def write_file(path: str, write: Callable[[str], object]) -> int:
     """Writes a file so that it is there whole or not at all; returns its bytes."""
-    beside = f"{path}.{os.getpid()}.tmp"
+    beside = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
         write(beside)
         with open(beside, "rb") as file:
@@ -162,9 +217,13 @@ def write_file(path: str, write: Callable[[str], object]) -> int:
         size = os.path.getsize(beside)
         os.replace(beside, path)
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
+        remove_file(beside)
     return size
+
+
+def remove_file(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _write_text(path: str, text: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster_modelparallel.checkpoint import layout
 from muster_modelparallel.checkpoint.files import load_object, load_user_content
+from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
 from muster_modelparallel.run.session import Session, current
+
+_log = logging.getLogger("muster_modelparallel")
 
 
 def resume_from_checkpoint(
@@ -22,7 +26,7 @@ def resume_from_checkpoint(
     translate_function: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Any:
     """Loads a checkpoint into the DistributedModel and the DistributedOptimizer of this process,
-    and returns what was saved as `user_content`, {} if nothing was.
+    and returns what was saved as `user_content`, {} if nothing was. All ranks call it alike.
 
     `tag`: None for the newest one. `partial=False`: a file with the state of a whole model, also
     one that a plain PyTorch script saved. `strict`: a name too many or too few is an error.
@@ -32,36 +36,87 @@ def resume_from_checkpoint(
     with other degrees. Source: SDK documentation, "APIs for Saving and Loading".
     """
     session, path = current(), os.fspath(path)
+    what = f"cannot resume from {path}"
     if session.model is None:
         raise CheckpointError(
-            "resume_from_checkpoint: there is no DistributedModel to load into",
+            f"{what}: there is no DistributedModel to load into",
             "wrap the model and the optimizer first",
         )
-    tag = layout.checked_tag(tag) if tag is not None else layout.read_newest(path)
+    given = None if tag is None else layout.checked_tag(tag)
     if partial:
-        return _resume_partial(session, path, tag, strict, load_optimizer)
-    state = load_object(os.path.join(path, tag))
-    if not isinstance(state, Mapping):
+        folder = _agreed(path, given, what)
+        return _alike(lambda: _load_partial(session, folder, strict, load_optimizer), what)
+    return _alike(
+        lambda: _load_full(session, path, given, strict, load_optimizer, translate_function), what
+    )
+
+
+def _alike(act: Callable[[], Any], what: str) -> Any:
+    """What `act` returns on this rank; what it raises on any is an error on all."""
+    own: list[Any] = []
+    together(lambda: own.append(act()), what)
+    return own[0]
+
+
+def _agreed(path: str, tag: str | None, what: str) -> str:
+    """The folder of the checkpoint that all ranks resume from: that of one save on all hosts. The
+    newest, where it is whole on all of them, else the latest that is."""
+
+    def look() -> tuple[str, dict[str, tuple[int, str]]]:
+        whole = {name: (one.order, one.save) for name, one in layout.saved(path).items()}
+        named = tag or layout.read_newest(path)
+        if named not in whole:
+            manifest = layout.read_manifest(layout.find(path, named))
+            whole[named] = (manifest.order, manifest.save) if manifest else (0, "")
+        return named, whole
+
+    said = together(look, what)
+    common = set(said[0][1].items())
+    for _, whole in said[1:]:
+        common &= set(whole.items())
+    names = {name for name, _ in common}
+    first = said[0][0]
+    if all(named == first for named, _ in said) and first in names:
+        return layout.find(path, first)
+    if tag is not None or not names:
+        seen = ", ".join(f"{named} on rank {rank}" for rank, (named, _) in enumerate(said))
         raise CheckpointError(
-            f"{path}/{tag} holds a {type(state).__name__}, not the state of a model"
+            f"{what}: the hosts have no checkpoint{f' {tag}' if tag else ''} of one save in common "
+            f"({seen})",
+            "give all hosts one folder, or copy one host's checkpoints to the others",
         )
+    latest = max(common, key=lambda one: one[1])[0]
+    _log.warning("%s: not every host has the newest, all resume from %s", path, latest)
+    return layout.find(path, latest)
+
+
+def _load_full(
+    session: Session,
+    path: str,
+    tag: str | None,
+    strict: bool,
+    load_optimizer: bool,
+    translate_function: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None,
+) -> Any:
+    if tag is None:
+        tag = layout.read_newest(path, layout.NEWEST_FULL)
+    layout.finish_full(path, tag)
+    model, optimizer, content = (os.path.join(path, name) for name in layout.full_names(tag))
+    state = load_object(model)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{model} holds a {type(state).__name__}, not the state of a model")
     if translate_function is not None:
         state = translate_function(state)
-    _load(session.model, state, os.path.join(path, tag), strict=strict)
-    kept = os.path.join(path, f"optimizer_{tag}")
-    if load_optimizer and session.optimizer is not None and os.path.exists(kept):
-        _load(session.optimizer, load_object(kept), kept)
-    content = os.path.join(path, f"user_content_{tag}")
+    _load(session.model, state, model, strict=strict)
+    if load_optimizer:
+        _load_optimizer(session, optimizer)
     return load_user_content(content) if os.path.exists(content) else {}
 
 
-def _resume_partial(
-    session: Session, path: str, tag: str, strict: bool, load_optimizer: bool
-) -> Any:
-    folder = layout.find(path, tag)
+def _load_partial(session: Session, folder: str, strict: bool, load_optimizer: bool) -> Any:
     manifest, topology = layout.read_manifest(folder), session.topology
     if manifest is not None:
-        saved, now = manifest[:2], (topology.pipeline, topology.tensor)
+        saved, now = (manifest.pipeline, manifest.tensor), (topology.pipeline, topology.tensor)
         if saved != now:
             raise CheckpointError(
                 f"{folder} was saved with pipeline {saved[0]} x tensor {saved[1]}, "
@@ -70,13 +125,20 @@ def _resume_partial(
             )
     place = topology.place(session.mesh.rank)
     name = os.path.join(folder, f"model_{place.pp}_{place.tp}.pt")
-    assert session.model is not None
     _load(session.model, load_object(name), name, strict=strict)
-    name = os.path.join(folder, f"optimizer_{place.pp}_{place.tp}.pt")
-    if load_optimizer and session.optimizer is not None and os.path.exists(name):
-        _load(session.optimizer, load_object(name), name)
+    if load_optimizer:
+        _load_optimizer(session, os.path.join(folder, f"optimizer_{place.pp}_{place.tp}.pt"))
     content = os.path.join(folder, layout.USER_CONTENT)
     return load_user_content(content) if os.path.exists(content) else {}
+
+
+def _load_optimizer(session: Session, name: str) -> None:
+    if not os.path.exists(name):
+        return
+    if session.optimizer is None:
+        _log.warning("%s was not loaded: there is no DistributedOptimizer yet", name)
+        return
+    _load(session.optimizer, load_object(name), name)
 
 
 def _load(into: Any, state: object, name: str, **options: Any) -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from muster_modelparallel.checkpoint import layout
 from muster_modelparallel.checkpoint.files import save_object
+from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
-from muster_modelparallel.run import objects
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 
-T = TypeVar("T")
-
-
-class _States(NamedTuple):
-    """What a checkpoint holds; None for what is left out."""
-
-    model: DistributedModel | None
-    optimizer: DistributedOptimizer | None
-    user_content: Any
+States = Mapping[str, Callable[[], object]]
 
 
 def save_checkpoint(
@@ -42,76 +34,56 @@ def save_checkpoint(
 
     When it returns, the checkpoint is whole on every host and `newest` names it. Whenever it is
     cut short, the checkpoint before is still there and can be resumed from. `partial=False`: one
-    file with the state of the whole model, under the names of the user's own module.
-    `translate_if_full` matters where layers were replaced, which this release does not do.
-    Raises CheckpointError on all ranks when any of them could not write.
+    file with the state of the whole model, under the names of the user's own module, and none of
+    what is left out. `translate_if_full` matters where layers were replaced, which this release
+    does not do. Raises CheckpointError on all ranks when any of them could not write, and
+    ExchangeError when that takes longer than MODELPARALLEL_OBJECTS_TIMEOUT_S.
     """
-    session, tag = current(), layout.checked_tag(tag)
-    if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
+    session, tag, path = current(), layout.checked_tag(tag), os.fspath(path)
+    kept = num_kept_partial_checkpoints
+    if kept is not None and kept < 1:
         raise CheckpointError("num_kept_partial_checkpoints must be at least 1, or None for all")
-    _agree(session, tag, partial)
-    path = os.fspath(path)
-    if partial:
-        kept = num_kept_partial_checkpoints
-        _save_partial(session, path, tag, _States(model, optimizer, user_content), kept)
-    else:
-        _save_full(session, path, tag, _States(model, optimizer, user_content))
-
-
-def _save_partial(
-    session: Session,
-    path: str,
-    tag: str,
-    what: _States,
-    kept: int | None,
-) -> None:
+    save, sharing = _begin(session, path, (tag, partial))
+    what = f"checkpoint {tag} could not be written"
     place = session.topology.place(session.mesh.rank)
-    hosts = _hosts_by_folder(session, path)
-    info = f"{place.pp}_{place.tp}"
     states: dict[str, Callable[[], object]] = {}
-    if hosts.is_first(lambda rank: session.topology.place(rank)[:2] == place[:2]):
-        if what.model is not None:
-            states[f"model_{info}.pt"] = what.model.local_state_dict
-        if what.optimizer is not None:
-            states[f"optimizer_{info}.pt"] = what.optimizer.local_state_dict
-    if hosts.is_first() and what.user_content is not None:
-        states[layout.USER_CONTENT] = lambda: what.user_content
-    begin = functools.partial(layout.begin_partial, path, tag)
-    _together(begin if hosts.is_first() else _nothing, f"checkpoint {tag}")
-    folder = layout.partial_folder(path, tag) + layout.INCOMPLETE
-
-    def write() -> dict[str, int]:
-        return {
-            name: save_object(state(), os.path.join(folder, name)) for name, state in states.items()
-        }
-
-    written = _together(write, f"checkpoint {tag}")
-    files = {name: size for rank in hosts.ranks for name, size in written[rank].items()}
-    manifest = layout.Manifest(session.topology.pipeline, session.topology.tensor, files)
+    model_name, optimizer_name, content_name = (
+        (f"model_{place.pp}_{place.tp}.pt", f"optimizer_{place.pp}_{place.tp}.pt",
+         layout.USER_CONTENT) if partial else layout.full_names(tag)
+    )  # fmt: skip
+    if sharing.is_first(lambda rank: not partial or session.topology.place(rank)[:2] == place[:2]):
+        if model is not None:
+            states[model_name] = model.local_state_dict if partial else model.state_dict
+        if optimizer is not None:
+            states[optimizer_name] = optimizer.local_state_dict if partial else optimizer.state_dict
+    if sharing.is_first() and user_content is not None:
+        states[content_name] = lambda: user_content
+    target = layout.partial_folder(path, tag) if partial else os.path.join(path, tag)
+    together(lambda: layout.begin(target) if sharing.is_first() else "", what)
+    written = together(lambda: _write(target + layout.INCOMPLETE, states), what)
+    files = {name: size for rank in sharing.ranks for name, size in written[rank].items()}
+    topology = session.topology
+    manifest = layout.Manifest(save.name, save.order, topology.pipeline, topology.tensor, files)
 
     def finish() -> None:
-        layout.finish_partial(path, tag, manifest)
-        layout.write_newest(path, tag)
-        if kept is not None:
-            layout.remove_oldest(path, kept)
+        if not sharing.is_first():
+            return
+        if partial:
+            layout.finish_partial(target, manifest)
+            layout.write_newest(path, tag)
+        else:
+            layout.finish_full(path, tag, manifest)
 
-    _together(finish if hosts.is_first() else _nothing, f"checkpoint {tag}")
+    together(finish, what)
+    if partial and kept is not None:  # once it is whole on every host
+        together(lambda: layout.remove_oldest(path, kept) if sharing.is_first() else None, what)
 
 
-def _save_full(session: Session, path: str, tag: str, what: _States) -> None:
-    hosts = _hosts_by_folder(session, path)
-    states = {  # what names the checkpoint comes last
-        f"user_content_{tag}": what.user_content,
-        f"optimizer_{tag}": what.optimizer.state_dict() if what.optimizer is not None else None,
-        tag: what.model.state_dict() if what.model is not None else None,
-    }
+class _Save(NamedTuple):
+    """What tells this save from all others, alike on all ranks."""
 
-    def write() -> None:
-        for name, state in states.items():
-            if state is not None:
-                save_object(state, os.path.join(path, name))
-
-    _together(write if hosts.is_first() else _nothing, f"checkpoint {tag}")
+    name: str
+    order: int
 
 
 class _Sharing(NamedTuple):
@@ -125,49 +97,37 @@ class _Sharing(NamedTuple):
         return self.rank == next(rank for rank in self.ranks if among(rank))
 
 
-def _hosts_by_folder(session: Session, path: str) -> _Sharing:
+def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save, _Sharing]:
     """Hosts may share the folder or have one each: rank 0 leaves a file there, and who sees it
     shares. Those of one host that do not share with rank 0 share with each other."""
-    token = os.path.join(path, f".{secrets.token_hex(8)}.tmp")
+    name = f".{secrets.token_hex(8)}.tmp"
 
-    def leave() -> str:
+    def leave() -> tuple[str, int, tuple[str, bool]]:
+        os.makedirs(path, exist_ok=True)
         if session.mesh.rank == 0:
-            os.makedirs(path, exist_ok=True)
-            layout.write_file(token, lambda to: open(to, "xb").close())
-        return token
+            layout.write_file(os.path.join(path, name), lambda to: open(to, "xb").close())
+        return name, time.time_ns(), called
 
-    token = _together(leave, f"the folder {path}")[0]
-    host = "" if os.path.exists(token) else socket.gethostname()
-    hosts = objects.allgather(host, objects.CommGroup.WORLD)
+    said = together(leave, f"the folder {path} cannot be used")
+    token, order, first = said[0]
+    hosts = together(
+        lambda: "" if os.path.exists(os.path.join(path, token)) else socket.gethostname(), path
+    )
     if session.mesh.rank == 0:
-        os.unlink(token)
-    return _Sharing(session.mesh.rank, tuple(r for r, one in enumerate(hosts) if one == host))
+        layout.remove_file(os.path.join(path, token))
+    for rank, (_, _, other) in enumerate(said):
+        if other != first:
+            raise CheckpointError(
+                f"save_checkpoint: rank 0 saves {first} and rank {rank} saves {other} "
+                "(tag, partial)",
+                "call it with the same tag on all ranks",
+            )
+    mine = hosts[session.mesh.rank]
+    ranks = tuple(rank for rank, host in enumerate(hosts) if host == mine)
+    return _Save(token.strip(".")[:16], order), _Sharing(session.mesh.rank, ranks)
 
 
-def _agree(session: Session, tag: str, partial: bool) -> None:
-    said = objects.allgather((tag, partial), objects.CommGroup.WORLD)
-    if len(set(said)) > 1:
-        other = next(one for one in said if one != said[0])
-        raise CheckpointError(
-            f"save_checkpoint: rank 0 saves {said[0]} and rank {said.index(other)} saves {other} "
-            "(tag, partial)",
-            "call it with the same tag on all ranks",
-        )
-
-
-def _together(act: Callable[[], T], what: str) -> list[T]:
-    """What `act` returns on each rank. Raises CheckpointError on all when it fails on any."""
-    result, failed = None, ""
-    try:
-        result = act()
-    except (OSError, RuntimeError, ValueError) as error:
-        failed = str(error) or type(error).__name__
-    said = objects.allgather((failed, result), objects.CommGroup.WORLD)
-    for rank, (why, _) in enumerate(said):
-        if why:
-            raise CheckpointError(f"{what} could not be written by rank {rank}: {why}")
-    return [one for _, one in said]
-
-
-def _nothing() -> Any:
-    return {}
+def _write(folder: str, states: States) -> dict[str, int]:
+    return {
+        name: save_object(state(), os.path.join(folder, name)) for name, state in states.items()
+    }

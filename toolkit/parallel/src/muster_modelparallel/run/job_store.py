@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from muster_modelparallel.errors import ModelParallelError
-from muster_modelparallel.run.launched_rank import LaunchedRank, launched_rank
+from muster_modelparallel.run.launched_rank import ALONE, LaunchedRank, launched_rank
 
 JOIN_S = 600.0  # for ranks whose hosts load their packages at very different speeds
 _LEAVING_S = 10.0
@@ -84,7 +85,7 @@ def job_store(environ: Mapping[str, str], known: JobStore | None = None) -> JobS
     for a process that is alone. `known`, from an earlier `init`, is taken again for the same rank.
     Raises SettingsError for variables that cannot be used, ModelParallelError where rank 0 is not
     reached."""
-    me = launched_rank(environ)
+    me = launched = launched_rank(environ)
     if dist.is_initialized():
         me = me._replace(rank=dist.get_rank(), size=dist.get_world_size())
         store = dist.distributed_c10d._get_default_store()
@@ -94,7 +95,17 @@ def job_store(environ: Mapping[str, str], known: JobStore | None = None) -> JobS
         store = dist.HashStore()
     else:
         store = _remote(me, environ)
-    return JobStore(dist.PrefixStore("modelparallel", store), me)
+    found = JobStore(dist.PrefixStore("modelparallel", store), me)
+    return found if me in (launched, ALONE) else _on_its_host(found)
+
+
+def _on_its_host(found: JobStore) -> JobStore:
+    """The script began the process group and no launcher says who is on one host: hosts' names
+    do."""
+    hosts = found.exchange(socket.gethostname())
+    rank = found.me.rank
+    same = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return found._replace(me=found.me._replace(local_rank=same.index(rank), local_size=len(same)))
 
 
 def _remote(me: LaunchedRank, environ: Mapping[str, str]) -> Any:

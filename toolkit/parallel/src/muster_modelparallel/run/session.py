@@ -125,10 +125,12 @@ def init(config: Mapping[str, object] | None = None) -> None:
     """Reads the parameters, meets the other ranks, and makes the groups. All ranks call it.
 
     `config`: parameters of the script; those of the launcher go before them. A second call with the
-    same parameters does nothing. Raises SettingsError for parameters that cannot be used, that the
-    ranks were not given alike, or that differ from those of an earlier call, and NotBuiltError for
+    same parameters or none does nothing. Raises SettingsError for parameters that cannot be used,
+    that ranks were not given alike, or that differ from those of an earlier call, NotBuiltError for
     those whose work comes with a later release; both on every rank.
     """
+    if _Holder.session is not None and config is None:
+        return
     if _Holder.session is not None:
         _check_same(_Holder.session.config, _read(config).config)
         return

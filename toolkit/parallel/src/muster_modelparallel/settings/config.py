@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from muster_modelparallel.errors import NotBuiltError
 from muster_modelparallel.settings.keys import KEYS, Fate
@@ -116,10 +116,7 @@ def read_config(environ: Mapping[str, str], arguments: Sequence[str], given: obj
     refuse(clashes(sent, where))
     _refuse_unbuilt(sent)
     known = {each.name for each in fields(Config)} - {"version"}
-    values: dict[str, Any] = {name: value for name, value in sent.items() if name in known}
-    for name in ("memory_weight", "sdp_gradient_clipping"):
-        if name in values:
-            values[name] = float(values[name])
+    values = {name: KEYS[name].typed(value) for name, value in sent.items() if name in known}
     config = Config(**values, version=2 if is_version_2(sent) else 1)
     refuse(outside(sent, config.pipeline_parallel_degree, where))
     notes = (differs, _gives_way(launcher, script), *_notes(sent, environ), _idle(config))

@@ -62,16 +62,23 @@ class Key(NamedTuple):
         return f"{name} " + (f"of at least {low}" if high >= MOST else f"from {low} to {high:,}")
 
     def fits(self, value: object) -> bool:
-        """Whether it can be used as it stands. 1 is no flag, true and 1.0 are no integers."""
+        """Whether it can be used. 1 is no flag, and true no number; 5e8 is an integer, as JSON
+        writes it."""
         if self.kind is KeyKind.FLAG:
             return isinstance(value, bool)
         if self.kind is KeyKind.TEXT:
             return isinstance(value, str) and (not self.words or value in self.words)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        if self.kind is KeyKind.INTEGER and not isinstance(value, int):
+        if self.kind is KeyKind.INTEGER and value % 1 != 0:
             return False
         return self.bounds[0] <= value <= self.bounds[1]
+
+    def typed(self, value: Any) -> Any:
+        """A value that fits, as the number that it is."""
+        if value is None or self.kind not in (KeyKind.INTEGER, KeyKind.NUMBER):
+            return value
+        return int(value) if self.kind is KeyKind.INTEGER else float(value)
 
     def from_text(self, text: str) -> object:
         """The value that a text `k=v` means; the text itself where it means none, which then does

@@ -128,7 +128,7 @@ def _fits(value: object, kind: _Kind) -> bool:
         return isinstance(value, str) and (not kind.words or value in kind.words)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return (kind.type != "integer" or isinstance(value, int)) and kind.low <= value <= kind.high
+    return (kind.type != "integer" or value % 1 == 0) and kind.low <= value <= kind.high
 
 
 def _expected(kind: _Kind) -> str:
