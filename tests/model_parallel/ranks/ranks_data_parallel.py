@@ -20,6 +20,7 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run import session as sessions
 from muster_modelparallel.run.step import step
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.grad_scaler import GradScaler
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 from tests.model_parallel.support.ranks import give
@@ -287,13 +288,42 @@ def several_backward_calls_in_a_step() -> None:
                 for _ in range(times):
                     model.backward(mse_loss(model(x), y))
 
-            for number, times in enumerate((1, 1, 2, 2, 1, 3, 3)):
+            for number, times in enumerate((2, 2, 1, 2)):
                 x, y = batch(number)
-                train(mine(x), mine(y), times)
-                (mse_loss(reference(x), y) * times).backward()
+                train(mine(x), mine(y), times if rank() else 2)  # ranks need not call it alike
+                for place, (one, other) in enumerate(
+                    zip(x.chunk(size()), y.chunk(size()), strict=True)
+                ):
+                    loss = mse_loss(reference(one), other) * (times if place else 2)
+                    (loss / size()).backward()
                 gradients_agree(module, reference)
                 for each in (module, reference):
                     each.zero_grad()
+
+
+def backward_once_more_when_averaging_has_begun_is_refused() -> None:
+    for overlaps in (True, False):
+        begin(microbatches=1)
+        module = build()
+        reference = copy.deepcopy(module)
+        model = DistributedModel(module, bucket_cap_mb=TINY_MB, overlapping_allreduce=overlaps)
+
+        @step
+        def train(x, y, times, model=model):
+            for _ in range(times):
+                model.backward(mse_loss(model(x), y))
+
+        for number, times in enumerate((1, 1, 2, 2)):
+            for each in (module, reference):
+                each.zero_grad()
+            x, y = batch(number)
+            given = (mine(x), mine(y), times)
+            if overlaps and number == 2:
+                refused(lambda given=given, train=train: train(*given), "more often in this step")
+                continue
+            train(*given)
+            (mse_loss(reference(x), y) * times).backward()
+            gradients_agree(module, reference)
 
 
 def a_parameter_used_by_two_checkpointed_parts() -> None:
@@ -342,6 +372,7 @@ def a_look_at_the_model_may_be_one_ranks_alone() -> None:
     if rank() == 1:
         with torch.no_grad():
             model(batch()[0])
+            step(model)(batch()[0])
     assert not is_alike(module[1].running_mean)
     model(batch()[0])
     assert is_alike(module[1].running_mean), "a pass with gradients begins with equal buffers"
@@ -409,6 +440,179 @@ def loss_backward_outside_a_step_function_is_refused_by_the_optimizer() -> None:
     optimizer.step()
     mse_loss(model(mine(x)), mine(y)).backward()
     refused(optimizer.step, "model.backward(loss)")
+
+
+def a_script_without_model_backward_is_refused_by_the_optimizer() -> None:
+    for thaws in (False, True):
+        begin(microbatches=1)
+        module = build()
+        model = DistributedModel(module.requires_grad_(not thaws))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        module.requires_grad_(True)
+        x, y = batch()
+        mse_loss(model(mine(x)), mine(y)).backward()
+        with torch.no_grad():
+            step(model)(mine(x))  # which averages nothing
+        refused(optimizer.step, "model.backward(loss)")
+        refused(lambda model=model: model.clip_grad_norm_(1.0), "model.backward(loss)")
+
+
+def clipping_comes_after_averaging() -> None:
+    for microbatches in (1, 2):
+        begin(microbatches)
+        module = build()
+        reference = copy.deepcopy(module)
+        model = DistributedModel(module, backward_passes_per_step=2)
+        x, y = batch()
+        train_step(model)(mine(x), mine(y))
+        norm = model.clip_grad_norm_(0.01)
+        mse_loss(reference(x), y).backward()
+        assert torch.allclose(norm, nn.utils.clip_grad_norm_(reference.parameters(), 0.01))
+        gradients_agree(module, reference)
+
+
+def a_grad_scaler_looks_at_averages() -> None:
+    begin(microbatches=1)
+    module = nn.Linear(6, 2)
+    model = DistributedModel(module, backward_passes_per_step=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler = GradScaler(init_scale=4.0)
+    train = step(lambda x, factor: model.backward(scaler.scale(model(x).sum() * factor)))
+    x, _ = batch()
+    for number in range(2):
+        before = module.weight.detach().clone()
+        optimizer.zero_grad()
+        train(mine(x), float("inf") if rank() == 1 and number == 0 else 1.0)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 2.0, "every rank has seen the infinity of one"
+        assert torch.equal(module.weight, before) is (number == 0) and is_alike(module.weight)
+
+
+def gradients_are_not_used_in_a_step_function() -> None:
+    model = DistributedModel(build())
+
+    @step
+    def train(x, y):
+        model.backward(mse_loss(model(x), y))
+        model.clip_grad_norm_(1.0)
+
+    x, y = batch()
+    refused(lambda: train(mine(x), mine(y)), "used in a step function")
+
+
+def collectives_of_the_script_may_come_anywhere() -> None:
+    begin(microbatches=1)
+    module = build()
+    reference = copy.deepcopy(module)
+    model = DistributedModel(module, bucket_cap_mb=TINY_MB)
+    group = sessions.current().mesh.group(GroupKind.DP)
+    own = []
+
+    @step
+    def train(x, y):
+        loss = mse_loss(model(x), y)
+        for is_first in (True, False):
+            if is_first == (rank() == 0):
+                own.append(torch.ones(1001))
+                own.append(dist.all_reduce(own[-1], group=group, async_op=True))
+            if is_first:
+                model.backward(loss)
+
+    for number in range(3):
+        x, y = batch(number)
+        train(mine(x), mine(y))
+        own[-1].wait()
+        assert own[-2].tolist() == [size()] * 1001
+        mse_loss(reference(x), y).backward()
+        gradients_agree(module, reference)
+
+
+def parameters_that_are_thawed_in_a_step_function() -> None:
+    for frozen in (
+        ["0.weight"],
+        ["4.weight", "4.bias"],
+        [n for n, _ in build().named_parameters()],
+    ):
+        for overlaps, is_first_only in ((True, False), (False, False), (True, True)):
+            begin(microbatches=2)
+            module = build()
+            reference = copy.deepcopy(module)
+            model = DistributedModel(module, bucket_cap_mb=TINY_MB, overlapping_allreduce=overlaps)
+            chosen = [module.get_parameter(name) for name in frozen]
+
+            @step
+            def train(x, y, model=model, chosen=chosen, is_first_only=is_first_only):
+                for each in chosen:
+                    each.requires_grad_(True)
+                model.backward(mse_loss(model(x), y))
+                for each in chosen:
+                    each.requires_grad_(is_first_only)
+
+            for number in range(4):
+                if number == 0 or not is_first_only:
+                    for each in chosen:
+                        each.requires_grad_(False)
+                x, y = batch(number)
+                train(mine(x), mine(y))
+                mse_loss(reference(x), y).backward()
+                gradients_agree(module, reference)
+
+
+def a_parameter_thawed_on_one_rank_is_averaged_on_all() -> None:
+    begin(microbatches=1)
+    module = Branches()
+    reference = copy.deepcopy(module)
+    model = DistributedModel(module.requires_grad_(False))
+
+    @step
+    def train(x, y):
+        module.all.requires_grad_(True)
+        module.odd.requires_grad_(rank() == 1)
+        model.backward(mse_loss(model(x, True), y))
+        module.requires_grad_(False)
+
+    for number in range(2):
+        x, y = batch(number)
+        train(mine(x), mine(y))
+        for place, (one, other) in enumerate(zip(x.chunk(size()), y.chunk(size()), strict=True)):
+            reference.odd.requires_grad_(place == 1)
+            reference.never.requires_grad_(False)
+            (mse_loss(reference(one, True), other) / size()).backward()
+        gradients_agree(module, reference)
+        assert module.never.weight.grad is None
+
+
+def frozen_parameters_have_no_bucket() -> None:
+    begin(microbatches=1)
+    module = build()
+    module[0].requires_grad_(False)
+    model = DistributedModel(module)
+    x, y = batch()
+    train_step(model)(mine(x), mine(y))
+    (bucket,) = model._reducer._buckets
+    assert bucket.names == ["4.bias", "4.weight", "2.bias", "2.weight"]
+
+
+def a_parameter_thawed_when_averaging_is_over_is_refused_by_name() -> None:
+    begin(microbatches=1)
+    module = build()
+    module[0].weight.requires_grad_(False)
+    model = DistributedModel(module)
+    x, y = batch()
+    train = train_step(model)
+    train(mine(x), mine(y))
+
+    @step
+    def bad(x, y):
+        loss = mse_loss(model(x), y)
+        model.backward(loss)
+        module[0].weight.grad = torch.ones(9, 6)
+
+    refused(lambda: bad(mine(x), mine(y)), "parameter 0.weight began to need a gradient")
+    module[0].weight.grad = None
+    train(mine(x), mine(y))
 
 
 def parameters_that_are_frozen_and_thawed() -> None:
@@ -512,6 +716,7 @@ CHECKS = (
     parameters_without_gradient_count_as_zeros,
     a_rank_that_does_not_get_to_backward_keeps_nobody_waiting,
     several_backward_calls_in_a_step,
+    backward_once_more_when_averaging_has_begun_is_refused,
     a_parameter_used_by_two_checkpointed_parts,
     averaging_waits_for_so_many_passes,
     a_look_at_the_model_may_be_one_ranks_alone,
@@ -519,6 +724,15 @@ CHECKS = (
     an_overflow_on_one_rank_skips_the_step_on_all,
     outside_a_step_function_gradients_are_averaged_at_once,
     loss_backward_outside_a_step_function_is_refused_by_the_optimizer,
+    a_script_without_model_backward_is_refused_by_the_optimizer,
+    clipping_comes_after_averaging,
+    a_grad_scaler_looks_at_averages,
+    gradients_are_not_used_in_a_step_function,
+    collectives_of_the_script_may_come_anywhere,
+    parameters_that_are_thawed_in_a_step_function,
+    a_parameter_thawed_on_one_rank_is_averaged_on_all,
+    frozen_parameters_have_no_bucket,
+    a_parameter_thawed_when_averaging_is_over_is_refused_by_name,
     parameters_that_are_frozen_and_thawed,
     parameters_of_several_types,
     sparse_gradients_are_refused_by_name,

@@ -248,6 +248,20 @@ def test_post_partition_hooks_run_once_before_the_first_forward() -> None:
         assert events[6:] == ["late", "forward"]
 
 
+def test_gradients_are_clipped_to_a_norm_of_all() -> None:
+    with alone(microbatches=2):
+        model = DistributedModel(plain())
+        step(lambda x: model.backward(model(x).sum()))(batch()[0])
+        norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()])
+        assert torch.equal(model.clip_grad_norm_(0.5), norm)
+        after = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()])
+        assert after.item() == pytest.approx(0.5, rel=1e-4)
+        half = torch.optim.SGD(plain().half().parameters(), lr=0.1)
+        DistributedOptimizer(half, static_loss_scale=8.0)
+        with pytest.raises(StepError, match="clip_master_grads"):
+            model.clip_grad_norm_(0.5)
+
+
 def test_an_argument_of_the_job_goes_before_overlapping_allreduce() -> None:
     with alone(overlapping_allreduce=False):
         assert DistributedModel(plain()).overlapping_allreduce is False

@@ -14,9 +14,9 @@ from muster_modelparallel.errors import StepError
 class GradientBucket:
     """Parameters of one type whose gradients travel in one tensor.
 
-    At its end the tensor has a number for each parameter that says whether any rank has a gradient:
-    one that no rank has stays None, as in one process, so that weight decay and momentum leave it
-    alone. A rank without one counts as zeros.
+    After the gradients the tensor has a number for each parameter that says whether any rank has a
+    gradient: one that no rank has stays None, as in one process, so that weight decay and momentum
+    leave it alone. A rank without one counts as zeros. Its last number is for `has_more`.
 
     as_view: gradients live in the tensor itself, which saves their memory once more.
     """
@@ -37,6 +37,11 @@ class GradientBucket:
         """Whether its all-reduce is on its way."""
         return self._work is not None
 
+    @property
+    def has_more(self) -> bool:
+        """Whether any rank has launched it with `more`, when it is finished. On a GPU it waits."""
+        return bool(self._flat[-1].abs() > 0)
+
     def begin(self) -> None:
         """From now on all gradients are awaited."""
         self.waiting = set(range(len(self.parameters)))
@@ -47,7 +52,7 @@ class GradientBucket:
             self._flat, self._work = None, None
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def launch(self) -> None:
+    def launch(self, more: bool = False) -> None:
         """Begins to average. Raises StepError for a sparse gradient."""
         if self._flat is None:
             self._allocate()
@@ -55,8 +60,10 @@ class GradientBucket:
         for name, parameter, view in zip(self.names, self.parameters, self._views, strict=True):
             self._take(name, parameter, view)
         size = dist.get_world_size(self._group)
-        flags = torch.tensor(self._has, dtype=self._flat.dtype, device=self._flat.device)
-        self._flat[-len(self._has) :] = flags
+        flags = [*self._has, more]
+        self._flat[-len(flags) :] = torch.tensor(
+            flags, dtype=self._flat.dtype, device=self._flat.device
+        )
         self._flat.mul_(1 / size)  # before the sum, which might not fit into a small type
         wire = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
         self._work = dist.all_reduce(wire, group=self._group, async_op=True)
@@ -68,7 +75,7 @@ class GradientBucket:
         self._work = None
         anywhere = self._has
         if not all(self._has):
-            anywhere = (self._flat[-len(self._has) :].abs() > 0).tolist()
+            anywhere = (self._flat[-len(self._has) - 1 : -1].abs() > 0).tolist()
         for parameter, view, has in zip(self.parameters, self._views, anywhere, strict=True):
             if not has:
                 continue
@@ -82,7 +89,8 @@ class GradientBucket:
     def _allocate(self) -> None:
         sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
-        self._flat = torch.empty(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
+        size = sum(sizes) + len(sizes) + 1
+        self._flat = torch.empty(size, dtype=first.dtype, device=first.device)
         pieces = self._flat[: sum(sizes)].split(sizes)
         self._views = [
             piece.view(parameter.shape)

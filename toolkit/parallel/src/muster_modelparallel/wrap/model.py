@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -36,7 +37,9 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
     trace_device, trace_execution_times, trace_memory_usage: how partitions are found; with one
     there is nothing to find. overlapping_allreduce: whether gradients are averaged during the
     backward pass that ends a step; the parameter of that name goes before it.
-    backward_passes_per_step: steps whose gradients add up before they are averaged over replicas.
+    backward_passes_per_step: steps whose gradients add up before they are averaged over replicas,
+    or less where the optimizer's step comes sooner. torch.nn.utils.clip_grad_norm_ cannot know of
+    it and clips on each rank by that rank's norm: use `clip_grad_norm_` of the model.
     average_grads_across_microbatches: False for losses that sum over a batch.
     bucket_cap_mb: MiB of gradients that are averaged together. broadcast_buffers: whether each step
     in training mode begins with the buffers of the first replica. gradient_as_bucket_view: saves
@@ -75,9 +78,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._passes = 0  # whose gradients are not averaged over replicas yet
         self._expects_backward = False
+        self._group: Any = None
         self._reducer: GradientReducer | None = None
         if session.topology.dp_size > 1:
             self._begin_replicas(bucket_cap_mb, gradient_as_bucket_view)
+            self._watch.begin()  # the script might never call `backward`
         session.model = self
 
     @property
@@ -89,8 +94,9 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         """The module's."""
         if self._session.microbatch is None:
             self._run_hooks()
-            if torch.is_grad_enabled():  # a look at the model may be one rank's alone
-                self._broadcast_buffers()
+            self._broadcast_buffers()
+            if self._reducer is not None and torch.is_grad_enabled():
+                self._watch.look()
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
@@ -136,12 +142,32 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def finish_gradients(self) -> None:
         """Averages what `backward_passes_per_step` has left: an optimizer is to use it now. Raises
-        StepError where gradients came without `backward`."""
-        if self._watch.is_stray and self._reducer is not None:
-            raise StepError(_NO_AVERAGE, _USE_OURS)
-        if self._passes and self._reducer is not None:
-            self._reducer.reduce()
+        StepError with replicas where gradients came without `backward`, and in a step function, at
+        whose end they are averaged."""
+        if self._reducer is not None:
+            if self._session.microbatch is not None:
+                raise StepError(
+                    "gradients were to be used in a step function, before they are averaged",
+                    "clip and unscale them after the step function",
+                )
+            if self._passes:
+                self._reducer.reduce()
+                self._watch.is_unaveraged = False
+            elif self._watch.is_unaveraged:
+                raise StepError(_NO_AVERAGE, _USE_OURS)
         self._passes = 0
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
+        """As torch.nn.utils.clip_grad_norm_ of all parameters, whose gradients are averaged before.
+        Raises StepError where a loss scale is used, which `clip_master_grads` knows of, and as
+        `finish_gradients`."""
+        if getattr(self._session.optimizer, "loss_scale", 1.0) != 1.0:
+            raise StepError(
+                "model.clip_grad_norm_ was called where gradients have a loss scale",
+                "call optimizer.clip_master_grads(max_norm)",
+            )
+        self.finish_gradients()
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     def get_module(self) -> nn.Module:
         """The user's module."""
@@ -266,17 +292,19 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         mesh = self._session.mesh
         named = [*self.named_parameters(), *self.named_buffers()]
         require_same_model(named, mesh.objects(GroupKind.DP))
-        broadcast_tensors([tensor for _, tensor in named], mesh.group(GroupKind.DP))
+        self._group = _make_group(self._session)
+        broadcast_tensors([tensor for _, tensor in named], self._group)
         options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
-        group = mesh.group(GroupKind.DP)
-        self._reducer = GradientReducer(self.module.named_parameters, group, options)
+        self._reducer = GradientReducer(self.module.named_parameters, self._group, options)
 
     def _broadcast_buffers(self) -> None:
         if self._reducer is None or not self.broadcast_buffers or not self.module.training:
             return
+        if not torch.is_grad_enabled():  # a look at the model may be one rank's alone
+            return
         buffers = list(self.module.buffers())
         if buffers:
-            broadcast_tensors(buffers, self._session.mesh.group(GroupKind.DP))
+            broadcast_tensors(buffers, self._group)
 
     def _begin_pass(self) -> None:
         self._watch.begin()
@@ -297,6 +325,18 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         """What the gradients of one microbatch are multiplied by."""
         loss_scale = float(getattr(self._session.optimizer, "loss_scale", 1.0))
         return loss_scale / (microbatches if self.average_grads_across_microbatches else 1)
+
+
+def _make_group(session: Session) -> Any:
+    """The DP group of this rank once more, for its model alone: collectives of the script may come
+    between those of a backward pass, and not at the same place on all ranks. Collective; every rank
+    takes part in the making of all such groups, in one order."""
+    mine = None
+    for ranks in session.topology.all_groups(GroupKind.DP):
+        group = dist.new_group(list(ranks))  # of the world's backend, as the groups of the mesh
+        if session.mesh.rank in ranks:
+            mine = group
+    return mine
 
 
 def _listed(tensors: Any, grad_tensors: Any) -> tuple[list[Any], list[Any]]:

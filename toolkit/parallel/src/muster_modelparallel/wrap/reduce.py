@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+
 from muster_modelparallel.errors import StepError
 from muster_modelparallel.wrap.buckets import GradientBucket, cut_into_buckets
 
@@ -23,8 +26,13 @@ class ReduceOptions(NamedTuple):
 class GradientReducer:
     """Averages the gradients of a module over the ranks of a group.
 
-    All ranks start the buckets in the same order, whatever order gradients come in. Averaging is
-    linear, so gradients that were averaged before may have local ones added and be averaged again.
+    All ranks start each bucket once in a pass and in the same order, whatever order gradients come
+    in and however often each rank calls backward. Averaging is linear, so gradients that were
+    averaged before may have local ones added and be averaged again.
+
+    Parameters that need no gradient when a pass begins have no bucket: a large model that is frozen
+    but for a few of them would have its size in memory again. Where one gets a gradient after all,
+    the rank says so with the last bucket, and all ranks average those that any rank has.
 
     The first reduction comes after backward: until then it is not known how often a step calls
     backward, nor which parameters get gradients more than once in it.
@@ -40,6 +48,7 @@ class GradientReducer:
         self._group = group
         self._options = options
         self._buckets: list[GradientBucket] = []
+        self._rest: list[tuple[str, Any]] = []  # parameters without a bucket
         self._identity: tuple[Any, ...] = ()
         self._hooks: list[Any] = []
         self._next = 0  # the bucket that is to be launched next
@@ -51,19 +60,19 @@ class GradientReducer:
     def prepare(self) -> None:
         """Before a step: buckets for the parameters that need gradients now."""
         self._forget()
-        named = [(name, each) for name, each in self._named() if each.requires_grad]
-        identity = tuple((id(each), each.dtype, each.device) for _, each in named)
+        named = [(name, each) for name, each in self._named() if _can_have_gradient(each)]
+        identity = tuple((id(one), one.requires_grad, one.dtype, one.device) for _, one in named)
         if identity == self._identity:
             return
         self._identity = identity
         for hook in self._hooks:
             hook.remove()
-        options = self._options
-        cap = max(1, int(options.bucket_cap_mb * _MB))
-        self._buckets = cut_into_buckets(named, cap, self._group, options.gradient_as_bucket_view)
+        needing = [(name, each) for name, each in named if each.requires_grad]
+        self._buckets = self._cut(needing, self._options.gradient_as_bucket_view)
+        self._rest = [(name, each) for name, each in named if not each.requires_grad]
         self._has_learned, self._has_repeats = False, False
         self._hooks = []
-        if options.overlapping_allreduce:
+        if self._options.overlapping_allreduce:
             self._hooks = [
                 parameter.register_post_accumulate_grad_hook(partial(self._is_ready, bucket, place))
                 for bucket in self._buckets
@@ -72,23 +81,43 @@ class GradientReducer:
 
     def before_backward(self, is_last: bool) -> None:
         """is_last: no gradients come after this call of backward before the next reduction, as far
-        as one knows. Where they came after all, what is on its way is finished first."""
+        as one knows. Raises StepError where they come after all and averaging has begun: a rank
+        that began again would wait for others that had nothing to add."""
         if self._next:
-            self._finish(self._next)
+            raise StepError(
+                "backward was called more often in this step than in those before, when averaging "
+                "had begun",
+                "pass overlapping_allreduce=False to DistributedModel, or call model.backward once "
+                "with the sum of the losses",
+            )
         self._fired.clear()
         overlaps = self._options.overlapping_allreduce and not self._has_repeats
+        # the last bucket tells of gradients without a bucket, so they must be there by then
+        overlaps &= not any(one.requires_grad or one.grad is not None for _, one in self._rest)
         self._is_armed = is_last and overlaps and self._has_learned
         if self._is_armed:
             for bucket in self._buckets:
                 bucket.begin()
 
     def reduce(self) -> None:
-        """Averages what has not been averaged. Collective."""
+        """Averages what has not been averaged. Collective. Raises StepError for a parameter that
+        began to need a gradient when averaging was over."""
         self._is_armed = False
         self._has_learned = True
+        late = [name for name, parameter in self._rest if parameter.grad is not None]
+        if late and self._buckets and self._next == len(self._buckets):
+            raise StepError(
+                f"parameter {late[0]} began to need a gradient during the last backward of a step",
+                "set its requires_grad before, or pass overlapping_allreduce=False to "
+                "DistributedModel",
+            )
         for bucket in self._buckets[self._next :]:
-            bucket.launch()
-        self._finish(len(self._buckets))
+            bucket.launch(more=bool(late))
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.finish()
+        if self._rest and (not self._buckets or self._buckets[-1].has_more):
+            self._reduce_rest()
 
     @property
     def started(self) -> int:
@@ -113,10 +142,21 @@ class GradientReducer:
             self._buckets[self._next].launch()
             self._next += 1
 
-    def _finish(self, count: int) -> None:
-        for bucket in self._buckets[:count]:
+    def _reduce_rest(self) -> None:
+        """Averages the gradients without a bucket that any rank has. Collective."""
+        has = [float(parameter.grad is not None) for _, parameter in self._rest]
+        anywhere = torch.tensor(has, device=self._rest[0][1].device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._group)
+        named = [
+            one for one, is_there in zip(self._rest, anywhere.tolist(), strict=True) if is_there
+        ]
+        for bucket in self._cut(named, as_view=False):
+            bucket.launch()
             bucket.finish()
-        self._next = 0
+
+    def _cut(self, named: list[tuple[str, Any]], as_view: bool) -> list[GradientBucket]:
+        cap = max(1, int(self._options.bucket_cap_mb * _MB))
+        return cut_into_buckets(named, cap, self._group, as_view)
 
     def _forget(self) -> None:
         """What a step that raised has left."""
@@ -124,3 +164,7 @@ class GradientReducer:
             bucket.forget()
         self._next = 0
         self._is_armed = False
+
+
+def _can_have_gradient(parameter: Any) -> bool:
+    return bool(parameter.is_floating_point() or parameter.is_complex())

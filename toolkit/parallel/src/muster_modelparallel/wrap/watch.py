@@ -15,13 +15,14 @@ class BackwardWatch:
 
     def __init__(self, parameters: Callable[[], Iterable[Any]]) -> None:
         self._parameters = parameters
-        self._looked_at: tuple[int, ...] = ()
+        self._looked_at: list[Any] = []
         self._hooks: list[Any] = []
         self._is_ours = False
         self._microbatch = -1
         self._calls = 0
         self._most = 0
-        self.is_stray = False
+        self.is_stray = False  # since `begin`
+        self.is_unaveraged = False  # a stray one that no averaging has taken in
 
     @property
     def has_begun(self) -> bool:
@@ -31,14 +32,17 @@ class BackwardWatch:
     def begin(self) -> None:
         """A step begins."""
         self._microbatch, self._calls, self.is_stray = -1, 0, False
+        self.look()
+
+    def look(self) -> None:
+        """Looks at the parameters that need gradients now."""
         needing = [each for each in self._parameters() if each.requires_grad]
-        chosen = [needing[place] for place in {0, len(needing) // 2, -1}] if needing else []
-        identity = tuple(sorted(id(each) for each in chosen))
-        if identity != self._looked_at:
+        chosen = [needing[place] for place in (0, len(needing) // 2, -1)] if needing else []
+        if [*map(id, chosen)] != [*map(id, self._looked_at)]:
             for hook in self._hooks:
                 hook.remove()
-            self._hooks = [each.register_post_accumulate_grad_hook(self._look) for each in chosen]
-            self._looked_at = identity
+            self._hooks = [each.register_post_accumulate_grad_hook(self._see) for each in chosen]
+            self._looked_at = chosen
 
     @contextmanager
     def backward(self, microbatch: int) -> Iterator[bool]:
@@ -55,5 +59,6 @@ class BackwardWatch:
         finally:
             self._is_ours = False
 
-    def _look(self, parameter: Any) -> None:
-        self.is_stray |= not self._is_ours
+    def _see(self, parameter: Any) -> None:
+        if not self._is_ours:
+            self.is_stray = self.is_unaveraged = True
