@@ -146,10 +146,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         whose end they are averaged."""
         if self._reducer is not None:
             if self._session.microbatch is not None:
-                raise StepError(
-                    "gradients were to be used in a step function, before they are averaged",
-                    "clip and unscale them after the step function",
-                )
+                what = "gradients were to be used in a step function, before they are averaged"
+                raise StepError(what, "clip and unscale them after the step function")
             if self._passes:
                 self._reducer.reduce()
                 self._watch.is_unaveraged = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ class GradientReducer:
     def prepare(self) -> None:
         """Before a step: buckets for the parameters that need gradients now."""
         self._forget()
-        named = [(name, each) for name, each in self._named() if _can_have_gradient(each)]
+        named = list(self._named())
         identity = tuple((id(one), one.requires_grad, one.dtype, one.device) for _, one in named)
         if identity == self._identity:
             return
@@ -85,8 +86,7 @@ class GradientReducer:
         that began again would wait for others that had nothing to add."""
         if self._next:
             raise StepError(
-                "backward was called more often in this step than in those before, when averaging "
-                "had begun",
+                "backward was called more often in this step than before: averaging had begun",
                 "pass overlapping_allreduce=False to DistributedModel, or call model.backward once "
                 "with the sum of the losses",
             )
@@ -108,8 +108,7 @@ class GradientReducer:
         if late and self._buckets and self._next == len(self._buckets):
             raise StepError(
                 f"parameter {late[0]} began to need a gradient during the last backward of a step",
-                "set its requires_grad before, or pass overlapping_allreduce=False to "
-                "DistributedModel",
+                "set requires_grad before it, or overlapping_allreduce=False in DistributedModel",
             )
         for bucket in self._buckets[self._next :]:
             bucket.launch(more=bool(late))
@@ -147,10 +146,8 @@ class GradientReducer:
         has = [float(parameter.grad is not None) for _, parameter in self._rest]
         anywhere = torch.tensor(has, device=self._rest[0][1].device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._group)
-        named = [
-            one for one, is_there in zip(self._rest, anywhere.tolist(), strict=True) if is_there
-        ]
-        for bucket in self._cut(named, as_view=False):
+        named = compress(self._rest, anywhere.tolist())
+        for bucket in self._cut(list(named), as_view=False):
             bucket.launch()
             bucket.finish()
 
@@ -164,7 +161,3 @@ class GradientReducer:
             bucket.forget()
         self._next = 0
         self._is_armed = False
-
-
-def _can_have_gradient(parameter: Any) -> bool:
-    return bool(parameter.is_floating_point() or parameter.is_complex())
