@@ -135,7 +135,7 @@ def check(folder: Path, ranks: list[RankResult], distribution: str = DEFAULT) ->
     if len({result.host for result in ranks}) != HOSTS:
         raise DemoError("the ranks were not on different hosts")
     backends = {result.backend for result in ranks}
-    if SMDDP in to_hyperparameters(distribution) and backends != {"smddp"}:
+    if to_hyperparameters(distribution).get(SMDDP) == "true" and backends != {"smddp"}:
         raise DemoError(f"{distribution} is to train over smddp, ranks used {sorted(backends)}")
     accuracies = {result.accuracy for result in ranks}
     if len(accuracies) != 1:

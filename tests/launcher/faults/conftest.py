@@ -9,10 +9,11 @@ import pytest
 
 from tests.launcher.support.containers import Make, container_jobs
 from tests.launcher.support.fixtures import cluster
+from tests.launcher.support.local.local_runs import start
 from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack
 from tests.support.mpi import mpi, open_mpi
 
-__all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi"]
+__all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi", "start"]
 
 
 @pytest.fixture
