@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +111,13 @@ def test_the_demo_refuses_data_parallel_ranks_that_trained_over_gloo(
 def test_the_demo_accepts_data_parallel_ranks_over_smddp(tmp_path: Path) -> None:
     folder = _run_folder(tmp_path, (0.97, 0.97), backend="smddp")
     assert _checked(folder, "smdistributed.dataparallel") == 0.97
+
+
+def test_the_demo_judges_a_model_parallel_run_by_its_own_measure(tmp_path: Path) -> None:
+    folder = _run_folder(tmp_path, (0.5, 0.5), backend="muster")
+    assert _checked(folder, "smdistributed.modelparallel") == _checked(folder, "smp") == 0.5
+    with pytest.raises(Exception, match=r"below 0.95"):
+        _checked(folder, "mpi")
 
 
 def test_the_demo_takes_a_distribution_and_has_torchrun_s_by_default() -> None:
