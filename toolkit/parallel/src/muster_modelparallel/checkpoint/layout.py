@@ -104,8 +104,13 @@ def finish_full(path: str, tag: str, manifest: Manifest | None = None) -> None:
     shutil.rmtree(written, ignore_errors=True)
 
 
+def partial_names(pp: int, tp: int) -> tuple[str, str, str]:
+    """The files of a place in a partial checkpoint: model, optimizer, the script's own values."""
+    return f"model_{pp}_{tp}.pt", f"optimizer_{pp}_{tp}.pt", USER_CONTENT
+
+
 def full_names(tag: str) -> tuple[str, str, str]:
-    """The files of a full checkpoint: model, optimizer, and the script's own values."""
+    """The files of a full checkpoint, in the same order."""
     return tag, f"optimizer_{tag}", f"user_content_{tag}"
 
 

@@ -101,16 +101,9 @@ def _load_full(
     if tag is None:
         tag = layout.read_newest(path, layout.NEWEST_FULL)
     layout.finish_full(path, tag)
-    model, optimizer, content = (os.path.join(path, name) for name in layout.full_names(tag))
-    state = load_object(model)
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{model} holds a {type(state).__name__}, not the state of a model")
-    if translate_function is not None:
-        state = translate_function(state)
-    _load(session.model, state, model, strict=strict)
-    if load_optimizer:
-        _load_optimizer(session, optimizer)
-    return load_user_content(content) if os.path.exists(content) else {}
+    return _load_files(
+        session, path, layout.full_names(tag), strict, load_optimizer, translate_function
+    )
 
 
 def _load_partial(session: Session, folder: str, strict: bool, load_optimizer: bool) -> Any:
@@ -124,11 +117,28 @@ def _load_partial(session: Session, folder: str, strict: bool, load_optimizer: b
                 "use the same degrees, or save with partial=False",
             )
     place = topology.place(session.mesh.rank)
-    name = os.path.join(folder, f"model_{place.pp}_{place.tp}.pt")
-    _load(session.model, load_object(name), name, strict=strict)
+    names = layout.partial_names(place.pp, place.tp)
+    return _load_files(session, folder, names, strict, load_optimizer, None)
+
+
+def _load_files(
+    session: Session,
+    folder: str,
+    names: tuple[str, str, str],
+    strict: bool,
+    load_optimizer: bool,
+    translate_function: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None,
+) -> Any:
+    """Loads model and optimizer, and returns the script's own values."""
+    model, optimizer, content = (os.path.join(folder, name) for name in names)
+    state = load_object(model)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{model} holds a {type(state).__name__}, not the state of a model")
+    if translate_function is not None:
+        state = translate_function(state)
+    _load(session.model, state, model, strict=strict)
     if load_optimizer:
-        _load_optimizer(session, os.path.join(folder, f"optimizer_{place.pp}_{place.tp}.pt"))
-    content = os.path.join(folder, layout.USER_CONTENT)
+        _load_optimizer(session, optimizer)
     return load_user_content(content) if os.path.exists(content) else {}
 
 

@@ -48,9 +48,8 @@ def save_checkpoint(
     place = session.topology.place(session.mesh.rank)
     states: dict[str, Callable[[], object]] = {}
     model_name, optimizer_name, content_name = (
-        (f"model_{place.pp}_{place.tp}.pt", f"optimizer_{place.pp}_{place.tp}.pt",
-         layout.USER_CONTENT) if partial else layout.full_names(tag)
-    )  # fmt: skip
+        layout.partial_names(place.pp, place.tp) if partial else layout.full_names(tag)
+    )
     if sharing.is_first(lambda rank: not partial or session.topology.place(rank)[:2] == place[:2]):
         if model is not None:
             states[model_name] = model.local_state_dict if partial else model.state_dict
