@@ -17,7 +17,10 @@ class Process(Backend):
     interface = LOOPBACK
     has_own_ml = False
     shares_network = True
-    assumption = "every run gets addresses of its own in 127.0.0.0/8: those shown are an example"
+    assumption = (
+        "every run gets addresses of its own in 127.0.0.0/8 and every host a folder of its own:"
+        " the addresses shown are an example, the folders those of the first host"
+    )
 
     def refuses(self, apart: str, say: Callable[[str], None]) -> None:
         if apart:
