@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,13 @@ SCRIPT = CHECKOUT / "examples" / "modelparallel" / "train.py"
 PARAMETERS = {"microbatches": 4, "ddp": True}
 SMP = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": PARAMETERS}}}
 UNDER_MPIRUN = json.dumps({**SMP, "mpi": {"enabled": True}})
-UNDER_TORCHRUN = json.dumps({**SMP, "torch_distributed": {"enabled": True}})
 BY_ITS_NAME = "smp"
 
 Run = Callable[..., LocalRun]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+@contextmanager
+def running(folder: Path) -> Iterator[Run]:
     skip_without_namespaces()
     pairs = [word for name, value in QUIET.items() for word in ("--env", f"{name}={value}")]
     with runs() as start:
@@ -40,9 +40,22 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 str(SCRIPT), "--hosts", "2", "--distribution", distribution,
                 "--isolation", "netns", *words, *options, *pairs,
             ]  # fmt: skip
-            return start(tmp_path, argv, environ=PATIENT, python=sys.executable)
+            return start(folder, argv, environ=PATIENT, python=sys.executable)
 
         yield command
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with running(tmp_path) as command:
+        yield command
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the example says from its first step to its last, under torchrun."""
+    with running(tmp_path_factory.mktemp("whole")) as command:
+        return ended_well(command(BY_ITS_NAME), JOB_S).out
 
 
 def losses(out: str) -> dict[int, str]:
@@ -50,30 +63,26 @@ def losses(out: str) -> dict[int, str]:
     return {int(step): loss for step, loss in found}
 
 
-def test_the_example_learns_what_its_page_says(run: Run) -> None:
+def test_the_example_learns_what_its_page_says(whole: str) -> None:
     page = (CHECKOUT / "docs/how-to/model-parallel.md").read_text()
     (percent,) = re.findall(r"it must predict (\d+) %", page)
-    out = ended_well(run(BY_ITS_NAME), JOB_S).out
-    (accuracy,) = re.findall(r"accuracy=([\d.]+)", out)
+    (accuracy,) = re.findall(r"accuracy=([\d.]+)", whole)
     assert float(accuracy) >= int(percent) / 100
 
 
-def test_mpirun_and_torchrun_train_the_same_model(run: Run) -> None:
-    by = [
-        losses(ended_well(run(how, steps=50), JOB_S).out) for how in (UNDER_MPIRUN, UNDER_TORCHRUN)
-    ]
-    assert by[0] == by[1] and list(by[0]) == [50]
+def test_mpirun_and_torchrun_train_the_same_model(run: Run, whole: str) -> None:
+    by_mpirun = losses(ended_well(run(UNDER_MPIRUN, steps=50), JOB_S).out)
+    assert by_mpirun == {50: losses(whole)[50]}
 
 
 def test_a_job_that_goes_on_from_its_checkpoint_takes_the_steps_that_it_would_have_taken(
-    run: Run, tmp_path: Path
+    run: Run, whole: str, tmp_path: Path
 ) -> None:
     kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
-    whole = losses(ended_well(run(BY_ITS_NAME, steps=100), JOB_S).out)
     first = run(BY_ITS_NAME, "--checkpoint", kept, steps=50, checkpoints=folder)
-    assert losses(ended_well(first, JOB_S).out) == {50: whole[50]}
+    assert losses(ended_well(first, JOB_S).out) == {50: losses(whole)[50]}
     second = run(BY_ITS_NAME, "--checkpoint", kept, steps=100, checkpoints=folder)
-    assert losses(ended_well(second, JOB_S).out) == {100: whole[100]}
+    assert losses(ended_well(second, JOB_S).out) == {100: losses(whole)[100]}
 
 
 @pytest.mark.parametrize("how", [BY_ITS_NAME, UNDER_MPIRUN], ids=["torchrun", "mpirun"])

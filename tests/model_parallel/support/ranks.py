@@ -8,12 +8,12 @@ what it uses, and what it returns is the rank's result. A script gives its resul
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.forkserver import Forked, ForkServer
 from tests.support.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -68,7 +69,7 @@ def run_ranks(
         folder = Path(name)
         words = _words(script, arguments, folder)
         common = _environ(count, parameters, env or {})
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Forked] = []
         try:
             for rank in range(count):
                 own = env_of[rank] if env_of else {}
@@ -133,18 +134,18 @@ def _environ(
     return found | dict(more)
 
 
-def _start(
-    words: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+@functools.cache
+def _server() -> ForkServer:
+    return ForkServer(_environ(1, None, {}))
+
+
+def _start(words: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str]) -> Forked:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), RESULT: str(folder / f"result-{rank}")}
-    with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
-        return subprocess.Popen(
-            [sys.executable, *words], env={**own, **environ}, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=err, start_new_session=True,
-        )  # fmt: skip
+    files = (folder / f"out-{rank}", folder / f"err-{rank}")
+    return _server().start(words, {**own, **environ}, *files)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> list[int]:
+def _wait(processes: Sequence[Forked], end: float) -> list[int]:
     """The ranks that had not ended in time."""
     late = []
     for rank, process in enumerate(processes):
@@ -155,18 +156,18 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> list[int]
     return late
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Forked) -> None:
     """The rank, and what it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(AFTERWARDS_S)
 
 
-def _end(rank: int, process: subprocess.Popen[bytes], folder: Path) -> RankEnd:
+def _end(rank: int, process: Forked, folder: Path) -> RankEnd:
     file = folder / f"result-{rank}"
     return RankEnd(
         rank,
-        process.returncode,
+        process.wait(AFTERWARDS_S),
         (folder / f"out-{rank}").read_text(errors="replace"),
         (folder / f"err-{rank}").read_text(errors="replace"),
         json.loads(file.read_text()) if file.exists() else None,

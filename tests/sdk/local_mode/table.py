@@ -16,6 +16,7 @@ GREETING = "it's hello"
 OPTIONS = {"custom_mpi_options": f'-x GREETING="{GREETING}"'}
 ON = {"enabled": True}
 LR = {"lr": 0.1}
+MODEL_PARALLEL = {"modelparallel": {**ON, "parameters": {"microbatches": 2, "ddp": True}}}
 
 COVERING = {
     "v2-Estimator-none-1",
@@ -23,12 +24,15 @@ COVERING = {
     "v2-PyTorch-pytorchddp-1",
     "v2-PyTorch-torch_distributed-2",
     "v2-PyTorch-smdistributed.dataparallel-2",
+    "v2-PyTorch-smdistributed.modelparallel-2",
     "v3-Torchrun-1",
+    "v3-Torchrun-smp-1",
     "v3-MPI-1",
     "v3-image-command-1",
     "v3-command-train-2",
     "v3-Muster-torch_distributed-1",
     "v3-Muster-mpi-2",
+    "v3-Muster-smp-2",
 }
 
 
@@ -63,6 +67,9 @@ def v2_cases() -> Iterator[Case]:
                     f"v2-{kind}-{option}-{hosts}", hosts, make(distribution, hosts), world,
                     greeting=greeting,
                 )  # fmt: skip
+        distribution = {"smdistributed": MODEL_PARALLEL, "mpi": {**ON, "processes_per_host": 2}}
+        request = _framework(distribution, hosts)
+        yield Case(f"v2-PyTorch-smdistributed.modelparallel-{hosts}", hosts, request, 2 * hosts)
 
 
 def _distributions() -> dict[str, dict[str, Any]]:
@@ -108,6 +115,11 @@ def v3_cases() -> Iterator[Case]:
         yield Case(
             f"v3-Torchrun-{hosts}", hosts, _trainer(hosts, entry, stock), 2 * hosts, ours=False
         )
+    stock = {
+        "class": "Torchrun",
+        "arguments": {"process_count_per_node": 2, "smp": {"random_seed": 7}},
+    }
+    yield Case("v3-Torchrun-smp-1", 1, _trainer(1, entry, stock), 2, ours=False)
     # on several hosts the SDK's driver counts wrong and names an interface that does not exist
     mpi = {"class": "MPI", "arguments": {"process_count_per_node": 2}}
     yield Case("v3-MPI-1", 1, _trainer(1, entry, mpi), 2, ours=False)
@@ -136,6 +148,10 @@ def _muster(hosts: int) -> Iterator[Case]:
         "smddp": ({"distribution": "smddp", **OPTIONS}, hosts, GREETING),
         "pytorchddp": ({"distribution": {"pytorchddp": ON}}, hosts, ""),
         "parameter_server": ({"distribution": "parameter_server"}, hosts, ""),
+        "smp": (
+            {"distribution": {"smdistributed": MODEL_PARALLEL, "torch_distributed": ON},
+             "processes_per_host": 2}, 2 * hosts, "",
+        ),
     }.items():  # fmt: skip
         request = _trainer(hosts, entry, {"class": "Muster", "arguments": arguments})
         yield Case(f"v3-Muster-{option}-{hosts}", hosts, request, world, greeting=greeting)

@@ -1,7 +1,8 @@
 """The training script of these jobs: every rank says who it is, and adds 1 to a sum over all.
 
 With RANK it adds through torch.distributed on gloo, or through the parameter servers where it has
-some; under an mpirun that gives no RANK (the SDK's own) through mpi4py; otherwise it is alone.
+some, or through a step of smdistributed.modelparallel where the job has its parameters; under an
+mpirun that gives no RANK (the SDK's own) through mpi4py; otherwise it is alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ def summed() -> tuple[int, int, int]:
     """This rank, the number of ranks, and the sum."""
     if "PARAMETER_SERVER_ADDRESSES" in os.environ:
         return served()
+    if "SM_HP_MP_PARAMETERS" in os.environ:
+        return stepped()
     if "RANK" in os.environ:
         import torch
         import torch.distributed as dist
@@ -49,9 +52,34 @@ def served() -> tuple[int, int, int]:
     return rank, world, int(weight)
 
 
+def stepped() -> tuple[int, int, int]:
+    """The same by a step in which only rank 0 has a gradient, and which averages it over ranks."""
+    import torch
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init()
+    asked = json.loads(os.environ["SM_HP_MP_PARAMETERS"])
+    assert smp.state.cfg.microbatches == asked.get("microbatches", 1), asked
+    model = smp.DistributedModel(torch.nn.Linear(1, 1, bias=False))
+
+    @smp.step
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch).mean()
+        model.backward(loss)
+        return loss
+
+    mine = float(smp.size() ** 2 if smp.rank() == 0 else 0)
+    step(torch.full((4, 1), mine)).reduce_mean()
+    (weight,) = model.parameters()
+    assert smp.state.cfg.microbatches == 2, "the job's parameters reach the library"
+    return smp.rank(), smp.size(), int(weight.grad)
+
+
 def options() -> dict[str, str]:
     """The arguments `--key value`."""
-    return dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    return {name: value for name, value in given.items() if name != "--mp_parameters"}
 
 
 def main() -> None:

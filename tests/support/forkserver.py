@@ -1,0 +1,156 @@
+"""Python scripts as processes forked from one that has imported torch already, which takes seconds.
+
+    server = ForkServer(environ)
+    process = server.start([script, *arguments], environ, out, err)
+    process.wait(10)
+
+A script finds what it would find in a fresh interpreter, but for modules that are imported already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+START_S = 120.0  # to import torch on a machine that others keep busy
+
+
+class ForkServer:
+    """The process that is forked, started with `environ`: its PYTHONPATH is that of every script.
+
+    It ends with the process that made it.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._ends: dict[int, int] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forkserver"], env=environ, cwd=CHECKOUT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], out: Path, err: Path
+    ) -> Forked:
+        """`python argv` in a session of its own, without input."""
+        asked = {"argv": list(argv), "environ": dict(environ), "out": str(out), "err": str(err)}
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.flush()
+        end = time.monotonic() + START_S
+        while (said := self._said(end - time.monotonic())) is not None:
+            if "started" in said:
+                return Forked(self, said["started"])
+        raise AssertionError(f"no process was forked within {START_S:g} s")
+
+    def code(self, pid: int, limit_s: float) -> int | None:
+        """As `subprocess` has it, None when the process has not ended within that time."""
+        end = time.monotonic() + limit_s
+        while pid not in self._ends:
+            if self._said(max(0.0, end - time.monotonic())) is None:
+                return None
+        return self._ends[pid]
+
+    def _said(self, limit_s: float) -> dict[str, Any] | None:
+        """One line of the server, None when none comes in time."""
+        assert self._process.stdout
+        file = self._process.stdout
+        if not file.peek(0) and not select.select([file], [], [], limit_s)[0]:  # type: ignore[attr-defined]
+            return None
+        line = file.readline()
+        assert line, f"the fork server ended with {self._process.wait()}"
+        said: dict[str, Any] = json.loads(line)
+        if "ended" in said:
+            self._ends[said["ended"]] = said["code"]
+        return said
+
+
+class Forked:
+    """A process of the server, with what tests use of Popen."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+        self.returncode: int | None = None
+
+    def wait(self, limit_s: float) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired."""
+        self.returncode = self._server.code(self.pid, limit_s)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), limit_s)
+        return self.returncode
+
+
+# --- in the server
+
+
+def serve() -> list[str] | None:
+    """Forks for each line of stdin: returns argv in the process that runs it, None at the end."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    asked = b""
+    while True:
+        readable, _, _ = select.select([0, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            _report_ends()
+        if 0 in readable:
+            asked += (some := os.read(0, 65536))
+            if not some:
+                return None
+            *lines, asked = asked.split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    return _become(**json.loads(line))
+                _say({"started": pid})
+
+
+def _report_ends() -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        _say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(line: Mapping[str, int]) -> None:
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def _become(argv: list[str], environ: dict[str, str], out: str, err: str) -> list[str]:
+    os.setsid()
+    for number, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ):
+        opened = os.open(path, flags, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv[:] = argv
+    sys.path[0] = str(Path(argv[0]).parent)
+    return argv
+
+
+if __name__ == "__main__":
+    import torch.distributed  # noqa: F401
+
+    if script := serve():
+        runpy.run_path(script[0], run_name="__main__")
