@@ -86,7 +86,7 @@ def _check_image(client: Any, name: str, facts: Mapping[str, Any]) -> Any:
 
 def leftovers(client: Any) -> list[tuple[str, str]]:
     """(run id, its containers and networks) of runs whose process is gone."""
-    filters = {"label": [docker_names.RUN]}
+    filters = {"label": [docker_names.RUN, docker_names.FOLDER]}
     found: dict[str, list[Any]] = {}
     for thing in (*client.containers(all=True, filters=filters), *client.networks(filters=filters)):
         if docker_names.KEPT not in thing["Labels"]:
