@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.local.local_runs import LocalRun, runs
+from tests.support.effort import effort
 from tests.support.frameworks import (
     PATIENT,
     QUIET,
@@ -51,6 +52,13 @@ ENVIRONMENTS: Mapping[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
     "mxnet": ("mxnet", dict),
 }
 EACH_PAGE = pytest.mark.parametrize("page", ENVIRONMENTS)
+# one of each way to start; the frameworks of the others raise as these do: make test-long
+BROKEN_FIRST = ("pytorch-ddp", "tensorflow")
+BROKEN_PAGES = [
+    pytest.param(page, marks=() if page in BROKEN_FIRST else pytest.mark.effort)
+    for page in ENVIRONMENTS
+    if page in BROKEN_FIRST or effort() > 1
+]
 
 
 @pytest.fixture
@@ -91,7 +99,7 @@ def test_the_example_reaches_the_accuracy_of_its_page(page: str, run: Run) -> No
     assert len({one.get("weights") for one in finals(out).values()}) <= 1, out[-5000:]
 
 
-@EACH_PAGE
+@pytest.mark.parametrize("page", BROKEN_PAGES)
 def test_the_rank_that_a_page_breaks_is_named_on_every_host(page: str, run: Run) -> None:
     text = (PAGES / f"{page}.md").read_text()
     (shown,) = re.findall(r"^FAILED .*$", text, re.MULTILINE)
