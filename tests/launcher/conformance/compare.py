@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         lines = [f"  not intended: {one}" for one in self.unmeant]
         lines += [
-            f"  intended but gone: {one.key} ({one.reason}; {one.source})\n"
+            f"  intended but gone: {one.key} ({one.reason})\n"
             f"      incumbent: {one.theirs}\n      ours:      {one.ours}"
             for one in self.gone
         ]

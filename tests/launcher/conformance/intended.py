@@ -83,24 +83,23 @@ def _named(key: str, name: str) -> bool:
     return key.rsplit("/", 1)[-1] == name
 
 
-def _added(name: str, reason: str, source: str) -> Intended:
-    return Intended(f"env.{name}", ABSENT, "*", reason, source)
+def _added(name: str, reason: str) -> Intended:
+    return Intended(f"env.{name}", ABSENT, "*", reason)
 
 
 _V3 = "the v3 SDK's scripts know it by this name"
-_V3_SOURCE = "contract.md 2.1, sdk-and-local-mode.md 2.3"
 _ALWAYS = (
     Common(
         Intended(
             "log.logger", "yes", "no",
-            "one line per event: time host level component message", "architecture.md",
+            "one line per event: time host level component message",
         ),
         lambda case: case.theirs_has("log.logger", "yes"),
     ),
 )  # fmt: skip
 _RAN = (
     *(
-        Common(_added(name, _V3, _V3_SOURCE), lambda case: case.ran)
+        Common(_added(name, _V3), lambda case: case.ran)
         for name in (
             "SM_CURRENT_HOST_RANK",
             "SM_ENTRY_SCRIPT",
@@ -113,13 +112,13 @@ _RAN = (
         )
     ),
     Common(
-        _added("MUSTER_RUN_ID", "marks what belongs to the run", "protocol.md 5"),
+        _added("MUSTER_RUN_ID", "marks what belongs to the run"),
         lambda case: case.ran,
     ),
     Common(
         Intended(
             "env.PYTHONUNBUFFERED", ABSENT, "1",
-            "lines appear when they are printed", "protocol.md 4",
+            "lines appear when they are printed",
         ),
         lambda case: case.ran and "PYTHONUNBUFFERED" not in case.scenario.environ,
     ),
@@ -133,14 +132,14 @@ _RAN = (
     Common(
         Intended(
             "env.PYTHONPATH", "<base>/code:<bin>:*", "<base>/code:<host>/site",
-            "the user's own, not the toolkit's whole sys.path", "contract.md 4.4 row 27",
+            "the user's own, not the toolkit's whole sys.path",
         ),
         lambda case: case.ran and "PYTHONPATH" not in case.scenario.environ,
     ),
     *(
         Common(
             Intended(
-                f"env.{name}", "", ABSENT, "set when the request has it", "contract.md 1.2"
+                f"env.{name}", "", ABSENT, "set when the request has it"
             ),
             applies,
         )
@@ -150,12 +149,12 @@ _RAN = (
         )
     ),
     Common(
-        Intended("files.record", "no", "yes", "the record of the job", "protocol.md 12"),
+        Intended("files.record", "no", "yes", "the record of the job"),
         lambda case: case.ran,
     ),
     *(
         Common(
-            Intended(f"calls.{tool}", "*", "1", "asked once", "contract.md 4.4 row 32"),
+            Intended(f"calls.{tool}", "*", "1", "asked once"),
             applies,
         )
         for tool, applies in (
@@ -170,7 +169,7 @@ _PYTORCH_TOOLKIT = (
         Common(
             Intended(
                 name, "*sagemaker_pytorch_container*", "*",
-                "our launcher needs no module in the image", "protocol.md 12", PYTORCH,
+                "our launcher needs no module in the image", PYTORCH,
             ),
             lambda case: case.ran,
         )
@@ -179,26 +178,26 @@ _PYTORCH_TOOLKIT = (
     Common(
         Intended(
             "env.NCCL_IB_DISABLE", "1", ABSENT,
-            "it would switch InfiniBand and EFA off", "contract.md 4.4 row 24", PYTORCH,
+            "it would switch InfiniBand and EFA off", PYTORCH,
         ),
         lambda case: case.ran,
     ),
     Common(
         Intended(
             "env.NCCL_DEBUG", "WARN", ABSENT,
-            "the user's, or NCCL's default", "contract.md 4.4 row 24", PYTORCH,
+            "the user's, or NCCL's default", PYTORCH,
         ),
         lambda case: case.theirs_ran_with("env.NCCL_DEBUG", "WARN"),
     ),
     Common(
         Intended(
-            "env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, "contract.md 4.4 row 24", PYTORCH
+            "env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, PYTORCH
         ),
         lambda case: case.ran and case.alone,
     ),
     *(
         Common(
-            Intended(f"env.{name}", "*", ABSENT, _SINGLE, "protocol.md 3", PYTORCH),
+            Intended(f"env.{name}", "*", ABSENT, _SINGLE, PYTORCH),
             lambda case: case.ran and case.alone and not (case.torchrun or case.mpirun),
         )
         for name in ("MASTER_ADDR", "MASTER_PORT")
@@ -207,7 +206,7 @@ _PYTORCH_TOOLKIT = (
 _SEVERAL_HOSTS = (
     *(
         Common(
-            _added(name, "gloo and rpc would take the host name's address", "protocol.md 3"),
+            _added(name, "gloo and rpc would take the host name's address"),
             lambda case: case.ran and not case.alone,
         )
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -218,14 +217,14 @@ _TORCHRUN = (
         Intended(
             "torchrun.command", '["train.py"*',
             '*"-I", "-S", "<muster>/run/child/rank_shim_main.py"]',
-            "the waiting shim starts the script", "protocol.md 4", PYTORCH,
+            "the waiting shim starts the script", PYTORCH,
         ),
         lambda case: case.torchrun,
     ),
     Common(
         Intended(
             "torchrun.no-python", ABSENT, "yes",
-            "the shim is a command", "protocol.md 4", PYTORCH,
+            "the shim is a command", PYTORCH,
         ),
         lambda case: case.torchrun,
     ),
@@ -233,7 +232,7 @@ _TORCHRUN = (
         Common(
             Intended(
                 f"torchrun.{name}", ABSENT, value,
-                "one host names its port too: torchrun's own is fixed", "protocol.md 3", PYTORCH,
+                "one host names its port too: torchrun's own is fixed", PYTORCH,
             ),
             lambda case: case.torchrun and case.alone,
         )
@@ -242,21 +241,21 @@ _TORCHRUN = (
     Common(
         Intended(
             "env.MASTER_PORT", "29500", "7777",
-            "one host names its port too: torchrun's own is fixed", "protocol.md 3", PYTORCH,
+            "one host names its port too: torchrun's own is fixed", PYTORCH,
         ),
         lambda case: case.torchrun and case.alone,
     ),
     Common(
         Intended(
             "env.NCCL_PROTO", "simple", ABSENT,
-            "NCCL and its plugin choose", "images.md 1.5, contract.md 4.4 row 24", PYTORCH,
+            "NCCL and its plugin choose", PYTORCH,
         ),
         lambda case: case.torchrun and "NCCL_PROTO" not in case.scenario.environ,
     ),
     Common(
         Intended(
             "env.OMP_NUM_THREADS", ABSENT, "1",
-            "each rank's share of the CPUs", "protocol.md 4", PYTORCH,
+            "each rank's share of the CPUs", PYTORCH,
         ),
         lambda case: case.torchrun and any("rank1/" in key for key in case.theirs),
     ),
@@ -269,31 +268,31 @@ _NETWORK = "one host needs no network"
 _NO_SSH = "hosts are reached through their supervisors, without ssh"
 
 
-def _mpi(name: str, theirs: str, ours: str, reason: str, source: str, oracle: str = "") -> Intended:
-    return Intended(name, theirs, ours, reason, source, oracle)
+def _mpi(name: str, theirs: str, ours: str, reason: str, oracle: str = "") -> Intended:
+    return Intended(name, theirs, ours, reason, oracle)
 
 
 _MPIRUN = (
     *(
-        Common(_added(name, _RANKS, "protocol.md 10"), lambda case: case.mpirun)
+        Common(_added(name, _RANKS), lambda case: case.mpirun)
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     ),
     *(
         Common(
-            _mpi(f"env.{name}", ABSENT, "*", "the address of rank 0", "protocol.md 10", BARE),
+            _mpi(f"env.{name}", ABSENT, "*", "the address of rank 0", BARE),
             lambda case: case.mpirun,
         )
         for name in ("MASTER_ADDR", "MASTER_PORT")
     ),
     Common(
-        _mpi("env.MASTER_ADDR", "algo-?", "127.0.0.1", _NETWORK, "protocol.md 3", PYTORCH),
+        _mpi("env.MASTER_ADDR", "algo-?", "127.0.0.1", _NETWORK, PYTORCH),
         lambda case: case.mpirun and case.alone,
     ),
     *(
         Common(
             _mpi(
                 f"env.{name}", value, ABSENT,
-                "the user's, or NCCL's default", "contract.md 4.4 row 24",
+                "the user's, or NCCL's default",
             ),
             lambda case, name=name, value=value: (  # type: ignore[misc]
                 case.mpirun and case.theirs_ran_with(f"env.{name}", value)
@@ -302,79 +301,79 @@ _MPIRUN = (
         for name, value in (("NCCL_DEBUG", "INFO"), ("NCCL_MIN_NRINGS", "4"))
     ),
     Common(
-        _mpi("env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, "contract.md 4.4 row 24", BARE),
+        _mpi("env.NCCL_SOCKET_IFNAME", "*", ABSENT, _SINGLE, BARE),
         lambda case: case.mpirun and case.alone,
     ),
     Common(
         _mpi(
             "env.OMPI_MCA_*_backing_directory", ABSENT, "/dev/shm/muster-*",
-            "what ranks share lies where it is removed with the job", "protocol.md 5",
+            "what ranks share lies where it is removed with the job",
         ),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("env.OMP_NUM_THREADS", ABSENT, "*", "each rank's share of the CPUs", "protocol.md 4"),
+        _mpi("env.OMP_NUM_THREADS", ABSENT, "*", "each rank's share of the CPUs"),
         lambda case: case.mpirun and any("rank1/" in key for key in case.theirs),
     ),
     Common(
         _mpi(
             "mpirun.command", "*", '*"-I", "-S", "<muster>/run/child/rank_shim_main.py"]',
-            "the waiting shim starts the script, and not under mpi4py", "protocol.md 4 and 10",
+            "the waiting shim starts the script, and not under mpi4py",
         ),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("mpirun.dashes", "1 and 2", "2", _SPELLING, "contract.md 4.2 row 14b"),
+        _mpi("mpirun.dashes", "1 and 2", "2", _SPELLING),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("mpirun.host", "algo-*", "localhost:*", _NAMED_HOSTS, "protocol.md 10"),
+        _mpi("mpirun.host", "algo-*", "localhost:*", _NAMED_HOSTS),
         lambda case: case.mpirun and case.one_member,
     ),
     Common(
-        _mpi("mpirun.host", "algo-*", "127.0.0.1:*", _NAMED_HOSTS, "protocol.md 10"),
+        _mpi("mpirun.host", "algo-*", "127.0.0.1:*", _NAMED_HOSTS),
         lambda case: case.mpirun and not case.one_member,
     ),
     Common(
         _mpi(
             "mpirun.tag-output", "yes", ABSENT,
-            "output of ranks does not pass through mpirun", "protocol.md 4",
+            "output of ranks does not pass through mpirun",
         ),
         lambda case: case.mpirun,
     ),
     Common(
         _mpi(
             "mpirun.display-map", "yes", ABSENT,
-            "the plan is in the log of every job", "architecture.md",
+            "the plan is in the log of every job",
         ),
         lambda case: case.mpirun and not case.smddp,
     ),
     Common(
         _mpi(
             "mpirun.mca.orte_abort_on_non_zero_status", "1", ABSENT,
-            "the supervisor ends a job, with grace; 1 is Open MPI's default", "protocol.md 10",
+            "the supervisor ends a job, with grace; 1 is Open MPI's default",
         ),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("mpirun.mca.plm", ABSENT, "*", _NO_SSH, "protocol.md 10, reliability.md S02"),
+        _mpi("mpirun.mca.plm", ABSENT, "*", _NO_SSH),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("mpirun.x.*", "*", ABSENT, _X, "protocol.md 10, reliability.md S09 and S17"),
+        _mpi("mpirun.x.*", "*", ABSENT, _X),
         lambda case: case.mpirun,
     ),
     Common(
-        _mpi("mpirun.mca.*", "*", ABSENT, _NETWORK, "protocol.md 10"),
+        _mpi("mpirun.mca.*", "*", ABSENT, _NETWORK),
         lambda case: case.mpirun and case.one_member,
     ),
     Common(
-        _mpi("mpirun.mca.btl", "^openib", "^openib,*", _NETWORK, "protocol.md 10"),
+        _mpi("mpirun.mca.btl", "^openib", "^openib,*", _NETWORK),
         lambda case: case.mpirun and case.one_member,
     ),
     *(
         Common(
-            _mpi(f"mpirun.mca.{name}", ABSENT, "*", _NO_SSH, "protocol.md 10, reliability.md S02"),
+            _mpi(f"mpirun.mca.{name}", ABSENT, "*", _NO_SSH),
             lambda case: case.mpirun and not case.one_member,
         )
         for name in ("plm_rsh_agent", "orte_launch_agent", "plm_base_node_regex_threshold")
@@ -382,7 +381,7 @@ _MPIRUN = (
     Common(
         _mpi(
             "mpirun.mca.plm_rsh_num_concurrent", ABSENT, "*",
-            "all daemons are asked for at once", "protocol.md 10",
+            "all daemons are asked for at once",
         ),
         lambda case: case.mpirun and not case.one_member and not case.smddp,
     ),
@@ -391,14 +390,14 @@ _FABRIC = "the fabric is probed, not assumed"
 _SMDDP = (
     *(
         Common(
-            _mpi(f"env.{name}", value, ABSENT, _FABRIC, "contract.md 4.4 row 25"),
+            _mpi(f"env.{name}", value, ABSENT, _FABRIC),
             lambda case: case.smddp,
         )
         for name, value in (("FI_PROVIDER", "efa"), ("RDMAV_FORK_SAFE", "1"))
     ),
     *(
         Common(
-            _mpi(f"mpirun.{name}", ABSENT, value, "all options run alike", "protocol.md 10"),
+            _mpi(f"mpirun.{name}", ABSENT, value, "all options run alike"),
             lambda case: case.smddp,
         )
         for name, value in (("map-by", "slot"), ("bind-to", "none"))
@@ -406,14 +405,14 @@ _SMDDP = (
     Common(
         _mpi(
             "mpirun.oversubscribe", "yes", ABSENT,
-            "every rank has its slot", "reliability.md B28",
+            "every rank has its slot",
         ),
         lambda case: case.smddp,
     ),
     Common(
         _mpi(
             "env.SAGEMAKER_INSTANCE_TYPE", ABSENT, "ml.*",
-            "set for one host as for several", "contract.md 3.3",
+            "set for one host as for several",
         ),
         lambda case: case.smddp and case.alone,
     ),
@@ -421,7 +420,7 @@ _SMDDP = (
         Common(
             _mpi(
                 f"env.SMDATAPARALLEL_{name}", ABSENT, "*",
-                "what the library's smddprun would tell each rank", "contract.md 3.3",
+                "what the library's smddprun would tell each rank",
             ),
             lambda case: case.smddp,
         )
@@ -430,7 +429,7 @@ _SMDDP = (
     Common(
         _mpi(
             "env.SMDATAPARALLEL_SERVER_ADDR", "algo-1", "127.0.0.1",
-            "the leader's joined address where its name does not resolve", "protocol.md 3",
+            "the leader's joined address where its name does not resolve",
         ),
         lambda case: case.smddp and not case.alone,
     ),
@@ -440,7 +439,7 @@ _ADDRESSES = (
         Common(
             Intended(
                 key, "algo-?", "127.0.0.?",
-                "the leader's joined address where its name does not resolve", "protocol.md 3",
+                "the leader's joined address where its name does not resolve",
                 PYTORCH,
             ),
             applies,
@@ -465,7 +464,7 @@ _USER_FAILURE = (
     Common(
         Intended(
             "failure.head", "ExecuteUserScriptError", "UserScriptError",
-            "first line `Class: what, where`; the old word stands in the last", "reliability.md 3",
+            "first line `Class: what, where`; the old word stands in the last",
         ),
         lambda case: (
             case.ran

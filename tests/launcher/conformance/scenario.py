@@ -32,7 +32,6 @@ class Intended(NamedTuple):
     theirs: str
     ours: str
     reason: str
-    source: str
     oracle: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.launcher.conformance.compare import Difference, differences, judge
 from tests.launcher.conformance.scenario import ABSENT, BARE, PYTORCH, Intended
 
-EXIT_CODE = Intended("exit", "1", "3", "the script's own code", "contract.md 4.1 row 3")
+EXIT_CODE = Intended("exit", "1", "3", "the script's own code")
 
 
 def test_only_facets_that_differ_are_differences_absent_ones_included() -> None:

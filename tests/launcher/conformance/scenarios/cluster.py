@@ -111,17 +111,17 @@ _SCENARIOS = (
 )
 _MEANT = {
     "cluster: two hosts, no distribution": differs(
-        "scripts that make their own process group find the leader", "protocol.md 3",
+        "scripts that make their own process group find the leader",
         ("env.MASTER_ADDR", ABSENT, "127.0.0.1"),
         ("env.MASTER_PORT", ABSENT, "7777"),
         ("env.NCCL_SOCKET_IFNAME", ABSENT, "lo"),
         oracle=BARE,
     ),
     "channels: dash in the name": differs(
-        "a spelling that a shell can read, beside the incumbent's", "contract.md 2.1",
+        "a spelling that a shell can read, beside the incumbent's",
         ("env.SM_CHANNEL_TRAIN_A", ABSENT, "<base>/input/data/train-a"),
     ),
-    "settings: log level by name": accepted("names are levels too", "reliability.md B21"),
+    "settings: log level by name": accepted("names are levels too"),
 }  # fmt: skip
 
 SCENARIOS = tied(_SCENARIOS, _MEANT)

@@ -126,61 +126,61 @@ _SCENARIOS = (*_PROGRAMS, *_SOURCES, *_KINDS)
 _OWN_COPY = "packages are built from a private copy"
 _PLAIN_NAME = "scripts are started as `sh script`, not made executable and run by a shell"
 _MEANT = {
-    "program: not named": said("1", "100", "ConfigError", "reliability.md B16"),
+    "program: not named": said("1", "100", "ConfigError"),
     "program: not there": (
-        *said("1", "100", "ConfigError", "reliability.md B17"),
+        *said("1", "100", "ConfigError"),
         *differs(
-            "found before anything is started", "reliability.md B17",
+            "found before anything is started",
             ("failure.exit_code", "2", ABSENT),
             ("failure.words", "ExecuteUserScriptError", ""),
             ("log.invocation", "*", ""),
         ),
         *recorded(),
     ),
-    "program: begins with ./": accepted("names that worked before 5.1.0", "contract.md 1.5"),
-    "program: leaves the folder": said("1", "100", "ConfigError", "reliability.md B18"),
-    "program: name with a space": accepted("names that worked before 5.1.0", "contract.md 1.5"),
+    "program: begins with ./": accepted("names that worked before 5.1.0"),
+    "program: leaves the folder": said("1", "100", "ConfigError"),
+    "program: name with a space": accepted("names that worked before 5.1.0"),
     "source: an archive that climbs out": (
-        *refused("101", "rejected, not rewritten", "reliability.md S07"),
-        *differs("rejected, not rewritten", "reliability.md S07",
+        *refused("101", "rejected, not rewritten"),
+        *differs("rejected, not rewritten",
                  ("files.code", "escaped.py train.py", "")),
         *recorded(),
     ),
     "source: not there": (
-        *said("2", "101", "SourceError", "reliability.md 3"),
+        *said("2", "101", "SourceError"),
         *NO_FRAMEWORK_ERROR, *FITS, *recorded(),
     ),
     "kind: shell script": differs(
-        _PLAIN_NAME, "protocol.md 12",
+        _PLAIN_NAME,
         ("script.argv", '["./train.sh",*', '["train.sh",*'),
     ),
     "kind: bash script": differs(
-        _PLAIN_NAME, "protocol.md 12", ("script.argv", '["./train.sh"]', '["train.sh"]')
+        _PLAIN_NAME, ("script.argv", '["./train.sh"]', '["train.sh"]')
     ),
     "kind: shell script, not executable": differs(
-        _PLAIN_NAME, "protocol.md 12",
+        _PLAIN_NAME,
         ("script.argv", '["./run/train.sh"]', '["run/train.sh"]'),
     ),
     "kind: shell script with requirements": (
         *differs(
-            "requirements of every kind of entry point are installed", "contract.md 4.4 row 36",
+            "requirements of every kind of entry point are installed",
             ("exit", "1", "0"),
             ("success", ABSENT, "empty"),
             ("failure", "present", ABSENT),
             ("log.report", "*FAILURE*", "*SUCCESS"),
         ),
-        *differs(_PLAIN_NAME, "protocol.md 12", ("script.argv", '["./train.sh"]', '["train.sh"]')),
+        *differs(_PLAIN_NAME, ("script.argv", '["./train.sh"]', '["train.sh"]')),
     ),
     "kind: package": differs(
-        _OWN_COPY, "protocol.md 12", ("files.code", "build/lib/*", "setup.py train.py")
+        _OWN_COPY, ("files.code", "build/lib/*", "setup.py train.py")
     ),
     "kind: package with requirements": differs(
-        _OWN_COPY, "protocol.md 12",
+        _OWN_COPY,
         ("files.code", "build/lib/*", "requirements.txt setup.py train.py"),
     ),
     "kind: requirements that cannot be had": (
-        *said("1", "101", "InstallError", "reliability.md 3"),
-        *differs("the installer's own code says nothing", "reliability.md 3",
+        *said("1", "101", "InstallError"),
+        *differs("the installer's own code says nothing",
                  ("failure.exit_code", "1", ABSENT),
                  ("failure.words", "InstallRequirementsError", "")),
         *recorded(),

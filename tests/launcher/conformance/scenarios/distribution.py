@@ -148,22 +148,22 @@ _SCENARIOS = (
 _MEANT = {
     "torchrun: a rank fails": (),
     "torchrun: the user's NCCL variables": differs(
-        "the user's variables are never replaced", "contract.md 4.4 row 24",
+        "the user's variables are never replaced",
         ("env.NCCL_PROTO", "simple", ABSENT),
     ),
     "torchrun: an instance with EFA in its name only": differs(
-        "the fabric is probed; a name proves nothing", "contract.md 4.4 row 25, images.md 1.5",
+        "the fabric is probed; a name proves nothing",
         ("env.FI_PROVIDER", "efa", ABSENT),
         ("env.FI_EFA_USE_DEVICE_RDMA", "1", ABSENT),
         ("env.RDMAV_FORK_SAFE", "1", ABSENT),
     ),
     "torchrun: shell script": (
-        *accepted("the shim starts any entry point", "architecture.md"),
-        *differs("the shim starts any entry point", "architecture.md",
+        *accepted("the shim starts any entry point"),
+        *differs("the shim starts any entry point",
                  ("calls.torchrun", ABSENT, "1")),
     ),
     "torchrun: the bare toolkit ignores it": differs(
-        "an option that was asked for is never dropped silently", "contract.md 3, architecture.md",
+        "an option that was asked for is never dropped silently",
         ("calls.torchrun", ABSENT, "1"),
         ("env.MASTER_ADDR", ABSENT, "127.0.0.1"),
         ("env.MASTER_PORT", ABSENT, "7777"),
@@ -174,8 +174,8 @@ _MEANT = {
         ("env.TORCHELASTIC_RUN_ID", ABSENT, "none"),
     ),
     "torchrun: beside mpi": (
-        *refused("100", "two options at once are a mistake of the request", "reliability.md B25"),
-        *differs("neither of them starts", "reliability.md B25", ("calls.mpirun", "1", ABSENT)),
+        *refused("100", "two options at once are a mistake of the request"),
+        *differs("neither of them starts", ("calls.mpirun", "1", ABSENT)),
     ),
 }  # fmt: skip
 

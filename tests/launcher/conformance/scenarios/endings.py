@@ -99,16 +99,16 @@ _SCENARIOS = (
     ),
 )
 _SAVED = differs(
-    "scripts get SIGTERM and the time to save", "protocol.md 5, reliability.md F01, F02",
+    "scripts get SIGTERM and the time to save",
     ("stdout", "[]", '["user|saved"]'),
     ("survivors", "*", "0"),
 )  # fmt: skip
 _STOPPED = differs(
-    "a stop is told in the log", "reliability.md F01",
+    "a stop is told in the log",
     ("log.report", "", "*"),
 )  # fmt: skip
 _CULPRIT = differs(
-    "the rank's last lines stand in the failure file", "contract.md 4.1 rows 6 and 8",
+    "the rank's last lines stand in the failure file",
     ("failure.culprit", "no", "yes"),
 )  # fmt: skip
 _BARE_CULPRIT = tuple(one._replace(oracle=BARE) for one in _CULPRIT)
@@ -116,7 +116,7 @@ _MEANT = {
     "ending: exit 3": real_code("3"),
     "ending: shell script exits 7": (
         *real_code("7"),
-        *differs("scripts are started as `sh script`", "protocol.md 12",
+        *differs("scripts are started as `sh script`",
                  ("script.argv", '["./train.sh"]', '["train.sh"]')),
     ),
     "ending: exception": _BARE_CULPRIT,
@@ -127,7 +127,7 @@ _MEANT = {
     "ending: a gloo failure": (
         *(one._replace(oracle=BARE) for one in real_code("134")),
         *differs(
-            "a failure is never reported as success", "contract.md 4.1 row 4",
+            "a failure is never reported as success",
             ("exit", "0", "134"),
             ("success", "empty", ABSENT),
             ("failure", ABSENT, "present"),
@@ -137,21 +137,21 @@ _MEANT = {
     ),
     "ending: the script's own failure file": real_code("5"),
     "ending: a failure file of an earlier run": differs(
-        "a leftover is set aside at the start", "reliability.md 3",
+        "a leftover is set aside at the start",
         ("failure", "present", ABSENT),
         ("files.output", "", "failure.earlier"),
     ),
     "ending: long error": tuple(one._replace(oracle=PYTORCH) for one in FITS),
     "ending: what a script prints": differs(
-        "output passes byte by byte, each stream its own", "contract.md 4.4 row 28",
+        "output passes byte by byte, each stream its own",
         ("stdout", "*user|to stderr*", '["user|one", "    user|indented"]'),
         ("stderr", "[]", '["user|to stderr"]'),
         oracle=PYTORCH,
     ),
     "ending: a child that keeps stdout open": (
-        *differs("no process of a rank is left", "reliability.md F14", ("survivors", "*", "0")),
+        *differs("no process of a rank is left", ("survivors", "*", "0")),
         *differs(
-            "the end of the script counts, not the end of its pipes", "reliability.md F14",
+            "the end of the script counts, not the end of its pipes",
             ("in_time", "no", "yes"),
             ("exit", "None", "0"),
             ("success", ABSENT, "empty"),
@@ -164,11 +164,11 @@ _MEANT = {
         *_SAVED,
         *real_code("143", theirs="None"),
         *_STOPPED,
-        *differs("PID 1 passes SIGTERM on", "reliability.md F01", ("in_time", "no", "yes")),
+        *differs("PID 1 passes SIGTERM on", ("in_time", "no", "yes")),
     ),
     "ending: a secret hyperparameter": (
         *real_code("6"),
-        *differs("values of secret names are masked", "reliability.md S08",
+        *differs("values of secret names are masked",
                  ("log.leak", "yes", "no"), ("failure.leak", "yes", "no")),
     ),
 }  # fmt: skip

@@ -20,16 +20,15 @@ def tied(scenarios: Iterable[Scenario], meant: Mapping[str, Meant]) -> tuple[Sce
     return tuple(named.values())
 
 
-def differs(reason: str, source: str, *facets: tuple[str, str, str], oracle: str = "") -> Meant:
+def differs(reason: str, *facets: tuple[str, str, str], oracle: str = "") -> Meant:
     """One reason for several facets: (name, theirs, ours)."""
-    return tuple(Intended(*facet, reason, source, oracle) for facet in facets)
+    return tuple(Intended(*facet, reason, oracle) for facet in facets)
 
 
-def accepted(reason: str, source: str, exit_code: str = "1") -> Meant:
+def accepted(reason: str, exit_code: str = "1") -> Meant:
     """They refuse the job with `exit_code`, ours runs it."""
     return differs(
         reason,
-        source,
         ("exit", exit_code, "0"),
         ("success", ABSENT, "empty"),
         ("failure", "present", ABSENT),
@@ -40,11 +39,10 @@ def accepted(reason: str, source: str, exit_code: str = "1") -> Meant:
     )
 
 
-def refused(code: str, reason: str, source: str) -> Meant:
+def refused(code: str, reason: str) -> Meant:
     """They run the job, ours refuses it with `code`."""
     return differs(
         reason,
-        source,
         ("exit", "0", code),
         ("success", "empty", ABSENT),
         ("failure", ABSENT, "present"),
@@ -54,34 +52,33 @@ def refused(code: str, reason: str, source: str) -> Meant:
     )
 
 
-def said(exit_code: str, code: str, head: str, source: str) -> Meant:
+def said(exit_code: str, code: str, head: str) -> Meant:
     """Both refuse the job; ours says whose fault it is by code and by class."""
     return differs(
         "one code and one class per kind of failure",
-        source,
         ("exit", exit_code, code),
         ("failure.head", "*", head),
     )
 
 
-def recorded(source: str = "protocol.md 12") -> Meant:
+def recorded() -> Meant:
     """Ours had begun a record of the job when it failed."""
-    return differs("the record of the job", source, ("files.record", "no", "yes"))
+    return differs("the record of the job", ("files.record", "no", "yes"))
 
 
 def real_code(code: str, theirs: str = "1") -> Meant:
     """The container ends with the script's own code."""
     return differs(
-        "the script's own code", "contract.md 4.1 row 3, reliability.md F09",
+        "the script's own code",
         ("exit", theirs, code),
     )  # fmt: skip
 
 
 NO_FRAMEWORK_ERROR = differs(
-    "what happened, not a traceback of the launcher", "reliability.md 3",
+    "what happened, not a traceback of the launcher",
     ("failure.words", "Framework Error", ""),
 )  # fmt: skip
 FITS = differs(
-    "at most 1,024 bytes, the cause first", "reliability.md 2",
+    "at most 1,024 bytes, the cause first",
     ("failure.fits", "no", "yes"),
 )  # fmt: skip

@@ -39,7 +39,6 @@ _SCENARIOS = (
 )
 _AS_A_RANK = differs(
     "the function runs as a rank: a process of its own, with every variable of the contract",
-    "protocol.md 12",
     ("env.*", ABSENT, "*"),
     ("env.SAGEMAKER_JOB_NAME", "", ABSENT),
     ("env.SAGEMAKER_REGION", "", ABSENT),
@@ -50,7 +49,6 @@ _AS_A_RANK = differs(
 )
 _RAISED = _AS_A_RANK + differs(
     "what a function raises is a failure of the user's script",
-    "protocol.md 12",
     ("failure.exit_code", ABSENT, "1"),
     ("failure.head", "Framework Error", "UserScriptError"),
     ("failure.words", "Framework Error", "ExecuteUserScriptError"),
@@ -59,21 +57,21 @@ _MEANT = {
     "module: the function of the image": _AS_A_RANK,
     "module: a function that raises": _RAISED,
     "module: a function that raises OSError with a number": _RAISED + differs(
-        "a number of the system is no exit code", "contract.md 2.2", ("exit", "13", "1"),
+        "a number of the system is no exit code", ("exit", "13", "1"),
     ),
     "module: a function that leaves with a code": _AS_A_RANK + differs(
-        "the code of the function is the code of the job", "contract.md 4.1 row 1",
+        "the code of the function is the code of the job",
         ("exit", "0", "3"),
         ("failure", ABSENT, "present"),
         ("log.report", "", "Reporting training FAILURE*"),
     ),
     "module: a function that raises OSError without a number": _RAISED + differs(
-        "a failure never ends with 0", "contract.md 4.1 row 2, reliability.md F12",
+        "a failure never ends with 0",
         ("exit", "0", "*"),
         ("log.report", "*", "*Encountered exit_code"),
     ),
     "module: of the vendor's framework toolkit": differs(
-        "vendor images name their toolkit; our launcher takes its place", "protocol.md 12",
+        "vendor images name their toolkit; our launcher takes its place",
         ("env.MASTER_ADDR", "algo-1", ABSENT),
         ("env.MASTER_PORT", "7777", ABSENT),
         ("env.NCCL_DEBUG", "WARN", ABSENT),

@@ -59,7 +59,7 @@ _SCENARIOS = (
     _mpi("smddp: the bare toolkit ignores it", sdk(**_SMDDP), oracles=(BARE,)),
 )  # fmt: skip
 _FOLLOWER = differs(
-    "no fixed waits: a follower ends with its job, and as its job", "contract.md 4.2 rows 13 to 16",
+    "no fixed waits: a follower ends with its job, and as its job",
     ("in_time", "no", "yes"),
     ("survivors", "*", "0"),
     ("algo-2/exit", "None", "0"),
@@ -73,25 +73,25 @@ _FOLLOWER = differs(
 )  # fmt: skip
 _MEANT = {
     "mpi: shell script": differs(
-        "scripts are started as `sh script`", "protocol.md 12",
+        "scripts are started as `sh script`",
         ("script.argv", '["./train.sh"]', '["train.sh"]'),
     ),
     "mpi: the second group only": differs(
-        "hosts outside the distribution meet on the same interface", "protocol.md 3",
+        "hosts outside the distribution meet on the same interface",
         ("algo-1/env.NCCL_SOCKET_IFNAME", ABSENT, "lo"),
         oracle=BARE,
     ),
     "mpi: model parallel": differs(
-        "true; the incumbent asks before it has set the variable", "contract.md 1.2",
+        "true; the incumbent asks before it has set the variable",
         ("env.SM_TRAINING_ENV.is_modelparallel_enabled", "null", "true"),
     ),
     "mpi: a rank fails": FITS + differs(
-        "the rank's last lines stand in the failure file", "contract.md 4.1 rows 6 and 8",
+        "the rank's last lines stand in the failure file",
         ("failure.culprit", "no", "yes"),
         oracle=BARE,
     ),
     "smddp: the bare toolkit ignores it": differs(
-        "an option that was asked for is never dropped silently", "contract.md 3, architecture.md",
+        "an option that was asked for is never dropped silently",
         ("calls.mpirun", ABSENT, "1"),
         ("env.OMPI_*", ABSENT, "*"),
         ("env.MASTER_*", ABSENT, "*"),
