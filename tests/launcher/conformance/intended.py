@@ -125,7 +125,7 @@ _RAN = (
     Common(
         Intended(
             "env.PYTHONFAULTHANDLER", ABSENT, "1",
-            "a crash prints the line where it happened", "issue 16 section 2",
+            "a crash prints the line where it happened",
         ),
         lambda case: case.ran and "PYTHONFAULTHANDLER" not in case.scenario.environ,
     ),

@@ -51,7 +51,7 @@ def test_a_rule_of_one_incumbent_is_not_asked_of_the_other() -> None:
 
 
 def test_stars_match_and_brackets_are_plain_text() -> None:
-    rule = Intended("env.SM_*", '["a*"]', "*", "why", "where")
+    rule = Intended("env.SM_*", '["a*"]', "*", "why")
     assert judge([Difference("env.SM_HOSTS", '["a1"]', "x")], [rule], BARE) == ((), ())
     other = Difference("env.SM_HOSTS", "a", "x")
     assert judge([other], [rule], BARE).unmeant == (other,)
