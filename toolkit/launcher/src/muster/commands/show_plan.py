@@ -19,6 +19,7 @@ from muster.types.errors import MusterError
 from muster.types.masking import Masker
 
 USAGE = """muster plan SCRIPT [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
+       muster plan SCRIPT --model [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
        muster plan [--base-dir DIR]"""
 EXAMPLES = """\
 examples:
@@ -46,6 +47,12 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also list every variable of a rank of this host, and where its value comes from",
     )
+    parser.add_argument(
+        "--model",
+        action="store_true",
+        help="run SCRIPT as one process up to the first step of its model, and plan the split of "
+        "the model for the job: as `muster local --model-plan`",
+    )
     add_options(parser)
 
 
@@ -57,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.script is not None or args.module is not None:
         return _run_for_script(args)
     _refuse_options_of_a_run(args)
+    if args.model:
+        raise UsageError("--model needs a SCRIPT", "muster plan SCRIPT --model [OPTIONS]")
     environ = dict(os.environ)
     if args.base_dir:
         if not os.path.isdir(args.base_dir):
@@ -74,6 +83,10 @@ def _run_for_script(args: argparse.Namespace) -> int:
 
     if args.base_dir:
         raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")
+    if args.model:
+        from muster.local.command import launched
+
+        return launched(args, model_plan=True)
     if args.script and os.path.isdir(os.path.join(args.script, "input/config")):
         raise UsageError(
             f"{args.script!r} is not a script but a folder with input/config",

@@ -56,6 +56,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the summary on stdout, all else on stderr"
     )
+    parser.add_argument(
+        "--model-plan",
+        action="store_true",
+        help="plan the split of a model of smdistributed.modelparallel in place of training it",
+    )
     add_options(parser)
 
 
@@ -119,7 +124,13 @@ def run(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code. Raises UsageError before anything has started."""
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster local --help")
+    return launched(args, args.model_plan)
+
+
+def launched(args: argparse.Namespace, model_plan: bool) -> int:
+    """Runs the job that the arguments describe, or plans its model."""
     request = read_request(args)
     from muster.local.launch import launch
+    from muster.local.model_plan import planned
 
-    return launch(request, args.command_line)
+    return launch(planned(request) if model_plan else request, args.command_line)

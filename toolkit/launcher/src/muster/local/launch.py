@@ -14,6 +14,7 @@ from muster.local.backends.choice import choose
 from muster.local.code.module import imports_from_here
 from muster.local.code.sourcecode import LEFT_OUT
 from muster.local.hosts import LIMIT_S, start_hosts
+from muster.local.model_plan import picture_of
 from muster.local.paths import shown
 from muster.local.record import layout, runfolder, summary
 from muster.local.record.command_file import write_command
@@ -187,6 +188,9 @@ def _close(
     path = os.path.join(folder.path, layout.SUMMARY)
     end = summary.settled(path, end)
     end = _gather_models(end, folder.path, summary.leader_first(path, names))
+    picture = picture_of(folder, names[0]) if request.model_plan else ""
+    if request.model_plan and not picture:
+        end = _lacking(end, f"{request.program} came to no step of its model: nothing was planned")
     document = summary.compose(path, end, folder.job)
     try:
         summary.write(path, document)
@@ -205,6 +209,8 @@ def _close(
         screen.say(f"muster local: {disagreement}")
     places = summary.places(folder.path, names, request.checkpoint)
     lines = [*summary.table(end, progress), *places]
+    if picture:
+        lines.append(f"  {'plan':<11} {shown(picture)}")
     screen.say_verdict(f"muster local: {summary.verdict(end)}", summary.exit_code(end) == 0)
     screen.say("\n".join(lines))
     for command in end.hints:  # to be copied, so in one piece

@@ -61,6 +61,7 @@ class Request(NamedTuple):
     ignored: Ignored = NOTHING  # of the source folder; the program is packed all the same
     internet: bool = False
     module: str = ""  # which `program` starts; that file is not in the source folder
+    model_plan: bool = False  # see `model_plan.planned`
 
     @property
     def host_names(self) -> tuple[str, ...]:

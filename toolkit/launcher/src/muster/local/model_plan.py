@@ -1,0 +1,44 @@
+"""`--model-plan`: the script runs as one process up to the first step of its model, which
+muster_modelparallel plans for the job that was asked for in place of training it."""
+
+from __future__ import annotations
+
+import os
+
+from muster.arguments import UsageError
+from muster.local.preparation import asked_distribution, distribution_keys
+from muster.local.record.runfolder import RunFolder
+from muster.local.request import Request
+from muster.types.errors import ConfigError
+
+OUT, RANKS = "MODELPARALLEL_PLAN_OUT", "MODELPARALLEL_RANKS"  # of the library
+PARAMETERS, SENT_AS = "mp_parameters", "SM_HP_MP_PARAMETERS"
+FILE, PICTURE = "model-plan.json", "model-plan.html"
+
+
+def planned(request: Request) -> Request:
+    """The run that plans for `request`, however many ranks that has. Raises UsageError."""
+    try:
+        keys = distribution_keys(request)
+    except ConfigError as error:
+        raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
+    asked = asked_distribution(request, keys)
+    each = getattr(asked, "processes_per_host", None) or request.processes_per_host or 1
+    ranks = getattr(asked, "processes", None) or request.hosts * each
+    given = {**keys, **request.hyperparameters}
+    parameters = {SENT_AS: given.pop(PARAMETERS)} if PARAMETERS in given else {}
+    return request._replace(
+        hosts=1,
+        processes_per_host=None,
+        groups=(),
+        distribution=None,
+        hyperparameters={k: v for k, v in given.items() if not k.startswith("sagemaker_")},
+        environ={RANKS: str(ranks), **parameters, **request.environ, OUT: FILE},
+        model_plan=True,
+    )
+
+
+def picture_of(folder: RunFolder, host: str) -> str:
+    """Where the plan lies as a picture, "" where the script left none."""
+    path = os.path.join(folder.base(host), "output", "data", PICTURE)
+    return path if os.path.isfile(path) else ""
