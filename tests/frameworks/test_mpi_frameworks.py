@@ -12,14 +12,20 @@ from typing import Any
 import pytest
 
 from tests.launcher.support.local.local_runs import LocalRun
+from tests.support.effort import effort
 from tests.support.frameworks import JOB_S, SHARED, Start, ended_well, finals
 from tests.support.mpi import chosen
 
 # the first test may make an environment
 pytestmark = [pytest.mark.dev, pytest.mark.timeout(900)]
 OLD, NEW = "4.1.4", "5.0.11"
-# test_mpi_hosts.py has each number of hosts under each Open MPI
+# test_mpi_hosts.py has each number of hosts under each Open MPI; what starts slowly runs under the
+# newer one only, but in make test-long
 TWO = pytest.mark.parametrize(("hosts", "open_mpi"), [(1, OLD), (2, NEW)])
+SLOW = pytest.mark.parametrize(
+    ("hosts", "open_mpi"),
+    [(2, NEW), *([pytest.param(1, OLD, marks=pytest.mark.effort)] if effort() > 1 else [])],
+)
 RANKS = 2  # on each host
 ALL_REDUCE = """\
 import os, torch
@@ -70,12 +76,12 @@ def test_numpy_and_mpi4py_train(start: Start, mxnet: Path, hosts: int, open_mpi:
     check(start_mpi(start, mxnet, "mpi", hosts, open_mpi), hosts, open_mpi)
 
 
-@TWO
+@SLOW
 def test_tensorflow_trains(start: Start, tensorflow: Path, hosts: int, open_mpi: str) -> None:
     check(start_mpi(start, tensorflow, "mpi_tensorflow", hosts, open_mpi), hosts, open_mpi)
 
 
-@TWO
+@SLOW
 def test_mxnet_trains(start: Start, mxnet: Path, hosts: int, open_mpi: str) -> None:
     check(start_mpi(start, mxnet, "mpi_mxnet", hosts, open_mpi), hosts, open_mpi)
 
