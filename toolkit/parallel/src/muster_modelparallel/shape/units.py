@@ -25,6 +25,8 @@ class Unit:
     to backward, without parameters; `flops` those of forward. `parameters` are the names in the
     state_dict of the model (one name for a tied parameter), `parameter_bytes` their sum. `block` is
     the module of a repeated sequence (`h.3`) that contains this unit or is it, "" for none.
+    `parts` says how many modules are inside that could be units instead. A later call of a module
+    has no `buffer_bytes`.
     """
 
     path: str
@@ -38,6 +40,7 @@ class Unit:
     flops: float = 0.0
     saved_bytes: int = 0
     output_bytes: int = 0
+    parts: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.parameter_bytes, self.buffer_bytes, self.saved_bytes, self.output_bytes)
@@ -68,8 +71,8 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A parameter of several units, or of the glue before them: each of their stages holds it, and
-    they add up its gradients."""
+    """A parameter of several units, or of the glue before them, also of several calls of a module:
+    each of their stages holds it, and they add up its gradients."""
 
     parameter: str
     bytes: int
