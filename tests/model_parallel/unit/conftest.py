@@ -5,7 +5,19 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-WITHOUT_TORCH = {"both_tables", "checkpoint_layout", "keys", "topology"}
+WITHOUT_TORCH = {
+    "both_tables",
+    "checkpoint_layout",
+    "choose",
+    "keys",
+    "manual",
+    "partition",
+    "picture",
+    "plan",
+    "schedules",
+    "topology",
+    "units",
+}
 
 collect_ignore = [
     file.name
