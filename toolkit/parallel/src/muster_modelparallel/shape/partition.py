@@ -142,8 +142,9 @@ def partition(
             return Split(cuts, score(cuts), why)
         tries = actions // len(schedule.steps)
         if comb(len(allowed), stages - 1) <= tries // 5:
-            best = min(combinations(allowed, stages - 1), key=score)
-            return Split(best, score(best), why)
+            found = min(combinations(allowed, stages - 1), key=score)
+            cuts = found if score(found) < _GAIN * score(cuts) else cuts
+            return Split(cuts, score(cuts), why)
         return Split(*_climb(cuts, allowed, score, tries), why)
 
     best = split(ranges.cuts, "the shortest step that was found")
@@ -168,6 +169,10 @@ def partition(
     return best
 
 
+_GAIN = 1 - 1e-6
+"""Of splits that take equally long the one with the smallest largest stage stands."""
+
+
 def _climb(
     cuts: Cuts, allowed: Sequence[int], score: Callable[[Cuts], float], tries: int
 ) -> tuple[Cuts, float]:
@@ -187,7 +192,7 @@ def _climb(
         fails += 1
         if all(a < b for a, b in pairwise([-1, *moved, len(allowed)])):
             found = score(tuple(allowed[one] for one in moved))
-            if found < best:
+            if found < _GAIN * best:
                 best, at, fails = found, moved, 0
         if fails == len(moves):
             break
