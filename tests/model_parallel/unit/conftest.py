@@ -5,19 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-WITHOUT_TORCH = {
-    "both_tables",
-    "checkpoint_layout",
-    "choose",
-    "keys",
-    "manual",
-    "partition",
-    "picture",
-    "plan",
-    "schedules",
-    "topology",
-    "units",
-}
+WITHOUT_TORCH = {"both_tables", "checkpoint_layout", "keys"}  # and all of shape/
 
 collect_ignore = [
     file.name

@@ -47,7 +47,7 @@ def choose(
                 row = Alternative(degree, ranks // degree, count, name)
                 try:
                     schedule = maker(degree, count)
-                    split = partition(profile, machine, schedule, memory_weight, _ACTIONS)
+                    split = partition(profile, machine, schedule, memory_weight, thorough=False)
                 except PlanError as error:
                     errors.append(error)
                     rows.append(replace(row, problem=error.what))
@@ -61,6 +61,8 @@ def choose(
     schedule = makers[best.schedule](best.pipeline, best.microbatches)
     split = partition(profile, machine, schedule, memory_weight)
     timeline = evaluate(profile, machine, schedule, split.cuts)
+    found = _priced(best, timeline, _reduce_s(best, profile, machine))
+    rows[rows.index(best)] = found
     plan = make_plan(
         profile,
         machine,
@@ -72,10 +74,6 @@ def choose(
         alternatives=tuple(rows),
     )
     return plan, timeline
-
-
-_ACTIONS = 30_000
-"""What a row of the table may simulate to find its cuts; the chosen row is searched thoroughly."""
 
 
 def evaluate(profile: ModelProfile, machine: Machine, schedule: Schedule, cuts: Cuts) -> Timeline:

@@ -61,7 +61,7 @@ def size(value: float) -> str:
     """With a unit that suits."""
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
-            return f"{value:.3g} {unit}"
+            return f"{value:.4g} {unit}"
         value /= 1024
     return f"{value:.2f} GiB"
 

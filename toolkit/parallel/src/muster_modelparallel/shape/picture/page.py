@@ -24,7 +24,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.1em; margin: 2em 0 .5em }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .15em .8em; text-align: left; border-bottom: 1px solid var(--line) }
-td.figure { text-align: right; white-space: nowrap } tr.chosen { background: var(--soft);
+.figure { text-align: right; white-space: nowrap } tr.chosen { background: var(--soft);
   font-weight: 600 } tr.problem { opacity: .6 }
 svg { display: block } .wide { overflow-x: auto } text { font: 11px system-ui, sans-serif;
   fill: var(--ink); pointer-events: none }
@@ -124,19 +124,27 @@ def _rows(plan: Plan) -> Markup:
     for one in plan.alternatives:
         key = (str(one.pipeline), str(one.replicas), str(one.microbatches), one.schedule)
         figures = (seconds(one.batch_s), f"{one.bubble:.1%}", size(one.rank_bytes), "")
-        rows.append((*key, *(("", "", "", one.problem) if one.problem else figures)))
+        short = one.problem.partition(":")[0]
+        rows.append((*key, *(("", "", "", short) if short else figures)))
         same = (one.pipeline, one.microbatches, one.schedule) == chosen
         kinds.append("problem" if one.problem else "chosen" if same else "possible")
-    heads = "pipeline|replicas|microbatches|schedule|a batch|bubble|fullest rank|"
+    heads = "pipeline|replicas|microbatches|schedule|a batch|bubble|fullest rank|why not"
     return _table(heads.split("|"), rows, kinds)
 
 
 def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = ()
 ) -> Markup:
-    head = element("tr", *(element("th", one) for one in heads))
+    kind = ["text" if head in _TEXT else "figure" for head in heads]
+    head = element(
+        "tr", *(element("th", one, class_=c) for one, c in zip(heads, kind, strict=True))
+    )
     body = []
     for at, row in enumerate(rows):
-        cells = (element("td", one, class_="figure" if one[:1].isdigit() else "") for one in row)
+        cells = (element("td", one, class_=c) for one, c in zip(row, kind, strict=True))
         body.append(element("tr", *cells, class_=kinds[at] if kinds else ""))
     return element("table", head, joined(body))
+
+
+_TEXT = {"units", "tensor", "stages", "gradient", "schedule", "why not"}
+"""Heads of columns that hold words."""
