@@ -154,16 +154,20 @@ def partition(
     single = [cut for cut in ranges.cuts if ranges.tensors[cut] <= 1]
     noise, gain = profile.noise, max(profile.noise, SEVERAL_TENSORS)
     equal = equal_cuts(profile, stages)
-    if set(equal) <= set(ranges.cuts) and score(equal) <= best.score * (1 + noise):
-        return Split(equal, score(equal), f"equal split; no other gains over {noise:.1%}")
-    tried = [ranges.cuts]
+    keep_equal = score(equal) <= best.score * (1 + noise)
+    tried: list[list[int]] = []
     for allowed, limit, why in (
         ([cut for cut in whole if cut in single], gain, "cuts between blocks with one tensor each"),
         (single, SEVERAL_TENSORS, "cuts with one tensor each"),
         (whole, noise, "cuts between blocks"),
+        (ranges.cuts, 0.0, ""),
     ):
-        if allowed not in tried:
-            tried.append(allowed)
+        if allowed in tried:
+            continue
+        tried.append(allowed)
+        if keep_equal and set(equal) <= set(allowed):
+            return Split(equal, score(equal), f"equal split; no other gains over {noise:.1%}")
+        if allowed != ranges.cuts:
             found = split(allowed, f"{why}; no others gain over {limit:.1%}")
             if found and found.score <= best.score * (1 + limit):
                 return found
