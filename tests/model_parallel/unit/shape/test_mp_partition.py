@@ -209,5 +209,5 @@ def test_more_stages_than_units_names_what_could_be_opened() -> None:
 
 def test_what_does_not_fit_is_said_with_both_sizes() -> None:
     profile = chain([1.0] * 4, parameter_bytes=[2**30, 1, 1, 1])
-    with pytest.raises(PlanError, match=r"fits into 2\.00 GiB .* stage 0 .* needs 4\.00"):
+    with pytest.raises(PlanError, match=r"fits into 2\.00 GiB .* stage 0 .* u0, needs 4\.00"):
         partition(profile, Machine(memory_bytes=2**31), one_f_one_b(2, 4))

@@ -147,7 +147,7 @@ def partition(
 
     best = split(ranges.cuts, "the shortest step that was found")
     if best is None or best.score == inf:
-        raise _no_room(balance, cap or 0)
+        raise _no_room(profile, balance, cap or 0)
     if not thorough:
         return best
     whole = [cut for cut in ranges.cuts if cut not in ranges.inside_block]
@@ -227,17 +227,18 @@ def _too_few_units(profile: ModelProfile, stages: int, found: int) -> PlanError:
     return PlanError(f"{what}; units held together: {held}" if held else what, fix)
 
 
-def _no_room(balance: Balance, cap: int) -> PlanError:
+def _no_room(profile: ModelProfile, balance: Balance, cap: int) -> PlanError:
     """What of the split with the smallest largest stage does not fit."""
     ranges, stages = balance.ranges, len(balance.live)
     smallest = Balance(ranges, balance.live, None, memory_weight=1.0).best(ranges.cuts) or ()
-    bounds = zip((0, *smallest), (*smallest, ranges.count), strict=True)
+    bounds = list(zip((0, *smallest), (*smallest, ranges.count), strict=True))
     sizes = [ranges.bytes(*bound, live) for bound, live in zip(bounds, balance.live, strict=True)]
     where = sizes.index(max(sizes))
-    first, end = (0, *smallest)[where], (*smallest, ranges.count)[where]
+    names = [unit.name for unit in profile.units[slice(*bounds[where])]]
+    held = f"{names[0]} to {names[-1]}" if names[1:] else names[0]
     what = (
         f"no split into {stages} stages fits into {cap / 2**30:.2f} GiB for each rank: stage "
-        f"{where} of the most even one, units {first} to {end - 1}, needs {max(sizes) / 2**30:.2f}"
+        f"{where} of the most even one, {held}, needs {sizes[where] / 2**30:.2f} GiB"
     )
     fix = "use more stages, 1F1B, smaller microbatches, activation checkpointing or sharding"
     return PlanError(what, fix)
