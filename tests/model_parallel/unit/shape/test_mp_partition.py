@@ -16,7 +16,7 @@ from muster_modelparallel.shape.costs import Machine, Ranges
 from muster_modelparallel.shape.partition import Balance, Cuts, equal_cuts, partition
 from muster_modelparallel.shape.schedule import Schedule, gpipe, one_f_one_b
 from muster_modelparallel.shape.simulate import rank_bytes, step_s
-from muster_modelparallel.shape.units import Constraint, Flow, ModelProfile, Tie
+from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie
 from tests.model_parallel.support.profiles import MIB, UNEVEN, chain
 
 FAST = Machine(bandwidth=1e12, latency_s=0.0)
@@ -149,6 +149,13 @@ def test_cuts_with_one_tensor_win_within_two_percent(costs: list[float], cuts: C
     assert partition(profile, FAST, schedule).cuts == (3,)
     crossed = replace(profile, flows=(*profile.flows, Flow(2, 3, 8, leaf=1)))
     assert partition(crossed, FAST, schedule).cuts == cuts
+
+
+def test_an_argument_without_gradient_makes_no_cut_worse() -> None:
+    profile = chain([1.0, 1.0, 0.03, 1.0, 1.02])
+    more = (Flow(2, 3, 8, leaf=1), Flow(INPUT, 4, 8, leaf=1, grad=False))
+    with_labels = replace(profile, flows=(*profile.flows, *more))
+    assert partition(with_labels, FAST, one_f_one_b(2, 64)).cuts == (2,)
 
 
 def test_what_is_sent_counts() -> None:

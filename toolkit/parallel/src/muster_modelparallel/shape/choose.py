@@ -37,32 +37,28 @@ def choose(
     """
     degrees = list(pipelines) or [one for one in range(1, ranks + 1) if ranks % one == 0]
     counts = list(microbatches)
-    rows: list[Alternative] = []
-    errors: list[PlanError] = []
-    for degree in degrees:
-        if ranks % degree:
-            raise PlanError(f"a pipeline of {degree} ranks does not divide {ranks}")
-        for count in counts or [degree * times for times in (1, 2, 4, 8)]:
-            for name, maker in makers.items():
-                row = Alternative(degree, ranks // degree, count, name)
-                try:
-                    schedule = maker(degree, count)
-                    split = partition(profile, machine, schedule, memory_weight, thorough=False)
-                except PlanError as error:
-                    errors.append(error)
-                    rows.append(replace(row, problem=error.what))
-                    continue
-                timeline = evaluate(profile, machine, schedule, split.cuts)
-                rows.append(_priced(row, timeline, _reduce_s(row, profile, machine)))
+    if wrong := [degree for degree in degrees if ranks % degree]:
+        raise PlanError(f"a pipeline of {wrong[0]} ranks does not divide {ranks}")
+    rows = [
+        _tried(
+            Alternative(degree, ranks // degree, count, name),
+            profile,
+            machine,
+            maker,
+            memory_weight,
+        )
+        for degree in degrees
+        for count in counts or [degree * times for times in (1, 2, 4, 8)]
+        for name, maker in makers.items()
+    ]
     possible = [row for row in rows if not row.problem]
     if not possible:
-        raise errors[0]
+        raise PlanError(rows[0].problem)
     best = min(possible, key=lambda row: row.batch_s)
     schedule = makers[best.schedule](best.pipeline, best.microbatches)
     split = partition(profile, machine, schedule, memory_weight)
     timeline = evaluate(profile, machine, schedule, split.cuts)
-    found = _priced(best, timeline, _reduce_s(best, profile, machine))
-    rows[rows.index(best)] = found
+    rows[rows.index(best)] = _priced(best, profile, machine, timeline)
     plan = make_plan(
         profile,
         machine,
@@ -82,13 +78,24 @@ def evaluate(profile: ModelProfile, machine: Machine, schedule: Schedule, cuts: 
     return simulate(schedule, ranges.stages(cuts, schedule.rank_of))
 
 
-def _reduce_s(row: Alternative, profile: ModelProfile, machine: Machine) -> float:
-    """Seconds to reduce the gradients of an average stage over the replicas, as a ring does it."""
+def _tried(
+    row: Alternative, profile: ModelProfile, machine: Machine, maker: Maker, memory_weight: float
+) -> Alternative:
+    """The row with its figures, or with the reason why it is not possible."""
+    try:
+        schedule = maker(row.pipeline, row.microbatches)
+        split = partition(profile, machine, schedule, memory_weight, thorough=False)
+    except PlanError as error:
+        return replace(row, problem=str(error))
+    return _priced(row, profile, machine, evaluate(profile, machine, schedule, split.cuts))
+
+
+def _priced(
+    row: Alternative, profile: ModelProfile, machine: Machine, timeline: Timeline
+) -> Alternative:
+    # the gradients of an average stage, reduced over the replicas as a ring does it
     size = sum(unit.parameter_bytes for unit in profile.units) / row.pipeline
-    return 2 * (row.replicas - 1) / row.replicas * size / machine.bandwidth
-
-
-def _priced(row: Alternative, timeline: Timeline, reduce_s: float) -> Alternative:
+    reduce_s = 2 * (row.replicas - 1) / row.replicas * size / machine.bandwidth
     return replace(
         row,
         batch_s=(timeline.step_s + reduce_s) / row.replicas,

@@ -29,7 +29,8 @@ class Ranges:
     """Tables over all ranges of units, for a batch cut into `microbatches`: costs of one microbatch
     are those of the profile times its number of microbatches over this one.
 
-    A cut at `c` lies before unit c. Whoever sends is busy meanwhile: a stage pays for what its
+    A cut at `c` lies before unit c; `tensors` counts those that cross it and whose gradients are
+    summed there. Whoever sends is busy meanwhile: a stage pays for what its
     forward sends on and for the gradients that its backward sends back. A tied parameter is held
     once by each of its stages, which reduce its gradient once a step.
     """
@@ -48,7 +49,7 @@ class Ranges:
             size = scale * one.bytes
             seconds = machine.latency_s + size / machine.bandwidth
             for cut in range(max(one.source, 0) + 1, one.last + 1):
-                self.tensors[cut] += 1
+                self.tensors[cut] += one.grad
                 self.relay_bytes[cut] += size
                 self._send[cut] += seconds
                 self._send_back[cut] += seconds * one.grad

@@ -116,48 +116,67 @@ def partition(
 
     Raises PlanError for fewer units than stages, and if nothing fits into the memory cap.
     """
-    stages, rank_of = len(schedule.rank_of), schedule.rank_of
-    ranges = Ranges(profile, machine, schedule.microbatches)
-    if len(ranges.cuts) < stages - 1:
-        raise _too_few_units(profile, stages, len(ranges.cuts) + 1)
-    live = [schedule.peak_live(stage) for stage in range(stages)]
-    cap = machine.memory_bytes
-    # stages that share a rank share its memory
-    share = None if cap is None else cap // (stages // len(schedule.ranks))
-    balance = Balance(ranges, live, share, memory_weight)
+    search = _Search(profile, machine, schedule, memory_weight, 600_000 if thorough else 30_000)
+    if len(search.ranges.cuts) < search.stages - 1:
+        raise _too_few_units(profile, search.stages, len(search.ranges.cuts) + 1)
+    found = search.best(search.ranges.cuts)
+    if found is None or found[1] == inf:
+        raise _no_room(profile, search.balance, machine.memory_bytes or 0)
+    best = Split(*found, "the shortest step that was found")
+    return _preferred(profile, search, best) if thorough else best
 
-    def score(cuts: Cuts) -> float:
-        costs = ranges.stages(cuts, rank_of)
-        if cap is not None and max(rank_bytes(schedule, costs)) > cap:
+
+class _Search:
+    """Cuts for one schedule, judged by its simulation, at most so many `actions` of it."""
+
+    def __init__(
+        self,
+        profile: ModelProfile,
+        machine: Machine,
+        schedule: Schedule,
+        memory_weight: float,
+        actions: int,
+    ) -> None:
+        self.schedule, self.stages = schedule, len(schedule.rank_of)
+        self.ranges = Ranges(profile, machine, schedule.microbatches)
+        self.cap, self.memory_weight = machine.memory_bytes, memory_weight
+        self.tries = actions // len(schedule.steps)
+        live = [schedule.peak_live(stage) for stage in range(self.stages)]
+        # stages that share a rank share its memory
+        share = None if self.cap is None else self.cap // (self.stages // len(schedule.ranks))
+        self.balance = Balance(self.ranges, live, share, memory_weight)
+
+    def score(self, cuts: Cuts) -> float:
+        """Seconds of the step, or where memory has a weight the largest share of a stage; infinite
+        if a rank holds too much."""
+        costs = self.ranges.stages(cuts, self.schedule.rank_of)
+        if self.cap is not None and max(rank_bytes(self.schedule, costs)) > self.cap:
             return inf
-        return balance.score(cuts) if memory_weight else step_s(schedule, costs)
+        return self.balance.score(cuts) if self.memory_weight else step_s(self.schedule, costs)
 
-    def split(allowed: Sequence[int], why: str) -> Split | None:
-        cuts = balance.best(allowed) if len(allowed) >= stages - 1 else None
-        if cuts is None:
-            return None
-        if memory_weight:
-            return Split(cuts, score(cuts), why)
-        tries = (600_000 if thorough else 30_000) // len(schedule.steps)
-        if comb(len(allowed), stages - 1) <= tries // 5:
-            found = min(combinations(allowed, stages - 1), key=score)
-            cuts = found if score(found) < _GAIN * score(cuts) else cuts
-            return Split(cuts, score(cuts), why)
-        return Split(*_climb(cuts, allowed, score, tries), why)
+    def best(self, allowed: Sequence[int]) -> tuple[Cuts, float] | None:
+        """The best of the cuts among `allowed`, and its score; None if none fits."""
+        cuts = self.balance.best(allowed) if len(allowed) >= self.stages - 1 else None
+        if cuts is None or self.memory_weight:
+            return None if cuts is None else (cuts, self.score(cuts))
+        if comb(len(allowed), self.stages - 1) <= self.tries // 5:
+            found = min(combinations(allowed, self.stages - 1), key=self.score)
+            cuts = found if self.score(found) < _GAIN * self.score(cuts) else cuts
+            return cuts, self.score(cuts)
+        return _climb(cuts, allowed, self.score, self.tries)
 
-    best = split(ranges.cuts, "the shortest step that was found")
-    if best is None or best.score == inf:
-        raise _no_room(profile, balance, cap or 0)
-    if not thorough:
-        return best
+
+def _preferred(profile: ModelProfile, search: _Search, best: Split) -> Split:
+    """The equal split, or one with better cuts, unless the best gains more than their limits."""
+    ranges, noise = search.ranges, profile.noise
     whole = [cut for cut in ranges.cuts if cut not in ranges.inside_block]
     single = [cut for cut in ranges.cuts if ranges.tensors[cut] <= 1]
-    noise, gain = profile.noise, max(profile.noise, SEVERAL_TENSORS)
-    equal = equal_cuts(profile, stages)
-    keep_equal = score(equal) <= best.score * (1 + noise)
+    both, gain = [cut for cut in whole if cut in single], max(noise, SEVERAL_TENSORS)
+    equal = equal_cuts(profile, search.stages)
+    keep_equal = search.score(equal) <= best.score * (1 + noise)
     tried: list[list[int]] = []
     for allowed, limit, why in (
-        ([cut for cut in whole if cut in single], gain, "cuts between blocks with one tensor each"),
+        (both, gain, "cuts between blocks with one tensor each"),
         (single, SEVERAL_TENSORS, "cuts with one tensor each"),
         (whole, noise, "cuts between blocks"),
         (ranges.cuts, 0.0, ""),
@@ -166,11 +185,12 @@ def partition(
             continue
         tried.append(allowed)
         if keep_equal and set(equal) <= set(allowed):
-            return Split(equal, score(equal), f"equal split; no other gains over {noise:.1%}")
-        if allowed != ranges.cuts:
-            found = split(allowed, f"{why}; no others gain over {limit:.1%}")
-            if found and found.score <= best.score * (1 + limit):
-                return found
+            return Split(
+                equal, search.score(equal), f"equal split; no other gains over {noise:.1%}"
+            )
+        found = search.best(allowed) if allowed != ranges.cuts else None
+        if found and found[1] <= best.score * (1 + limit):
+            return Split(*found, f"{why}; no others gain over {limit:.1%}")
     return best
 
 
