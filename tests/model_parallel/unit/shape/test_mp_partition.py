@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from muster_modelparallel.errors import PlanError
 from muster_modelparallel.shape.costs import Machine, Ranges
 from muster_modelparallel.shape.partition import Balance, Cuts, equal_cuts, partition
-from muster_modelparallel.shape.schedule import Schedule, gpipe, one_f_one_b
+from muster_modelparallel.shape.schedule import Action, Kind, Schedule, gpipe, one_f_one_b
 from muster_modelparallel.shape.simulate import rank_bytes, step_s
 from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie
 from tests.model_parallel.support.profiles import MIB, UNEVEN, chain
@@ -82,15 +83,46 @@ def test_the_memory_cap_holds_wherever_any_split_fits(
             partition(profile, machine, schedule)
 
 
-@given(chains(12), st.integers(1, 4), st.floats(0, 1))
+@given(chains(12), st.integers(1, 4), st.floats(0, 1), st.integers(0, 2000))
 @settings(max_examples=60)
 def test_the_largest_share_is_as_small_as_can_be(
-    profile: ModelProfile, stages: int, weight: float
+    profile: ModelProfile, stages: int, weight: float, cap: int
 ) -> None:
-    balance = Balance(Ranges(profile, Machine(), 4), [2] * stages, None, weight)
-    cuts = balance.best(balance.ranges.cuts)
-    least = min(map(balance.score, every(profile, stages)))
-    assert cuts is not None and balance.score(cuts) == pytest.approx(least)
+    ranges, live = Ranges(profile, Machine(), 4), list(range(stages, 0, -1))
+    balance = Balance(ranges, live, cap, weight)
+
+    def largest(cuts: Cuts) -> float:
+        bounds = list(zip((0, *cuts), (*cuts, ranges.count), strict=True))
+        sizes = (ranges.bytes(*bound, kept) for bound, kept in zip(bounds, live, strict=True))
+        return max(balance.cost(*bound) for bound in bounds) if max(sizes) <= cap else inf
+
+    cuts, least = balance.best(ranges.cuts), min(map(largest, every(profile, stages)))
+    assert largest(cuts) == pytest.approx(least) if cuts is not None else least == inf
+
+
+def test_the_memory_cap_holds_where_not_all_splits_can_be_tried() -> None:
+    costs, sizes = [1.0 + at % 3 for at in range(60)], [20 - at % 20 for at in range(60)]
+    profile = chain(costs, parameter_bytes=sizes, saved_bytes=[5] * 60)
+    schedule = one_f_one_b(8, 16)
+    free = held(profile, FAST, schedule, partition(profile, FAST, schedule).cuts)
+    capped = replace(FAST, memory_bytes=free * 3 // 4)
+    assert (
+        held(profile, capped, schedule, partition(profile, capped, schedule).cuts) <= free * 3 // 4
+    )
+
+
+def test_stages_of_one_rank_share_its_memory() -> None:
+    order = tuple(
+        tuple(Action(Kind(one[1]), int(one[0]), 0) for one in rank.split())
+        for rank in ("0F 2F 2B 0B", "1F 3F 3B 1B")
+    )
+    schedule, capped = Schedule("loop", 1, order), replace(FAST, memory_bytes=12_400)
+    # 400 bytes each; by time alone the last stage would hold nearly all of them
+    profile = chain([1.0] * 10 + [0.01] * 50, parameter_bytes=[100] * 60)
+    free = partition(profile, FAST, schedule, thorough=False)
+    assert held(profile, FAST, schedule, free.cuts) > 12_400
+    split = partition(profile, capped, schedule, thorough=False)
+    assert held(profile, capped, schedule, split.cuts) <= 12_400
 
 
 @pytest.mark.parametrize("model", UNEVEN)

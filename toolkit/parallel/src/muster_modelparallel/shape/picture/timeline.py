@@ -17,7 +17,7 @@ from muster_modelparallel.shape.simulate import Span, Timeline
 
 WIDTH, ROW, LEFT = 1000.0, 26.0, 60.0
 MOST = 6000
-"""Beyond so many actions neighbours of one kind are drawn as one."""
+"""Beyond so many actions those of a stage are drawn as one, where no pixel lies between them."""
 
 _SAY = {
     Kind.FORWARD: "forward",
@@ -30,33 +30,34 @@ _SAY = {
 def timeline(line: Timeline) -> Markup:
     """The simulated step."""
     across = (WIDTH - LEFT) / (line.step_s or 1.0)
-    merge = sum(map(len, line.ranks)) > MOST
+    gap_s = 1 / across if sum(map(len, line.ranks)) > MOST else None
     parts = []
     for rank, spans in enumerate(line.ranks):
         y = rank * ROW
         parts.append(label(0, y + 16, f"rank {rank}", LEFT))
         parts.append(bar(LEFT, y, WIDTH - LEFT, ROW - 4, "bubble", f"rank {rank} waits"))
-        for run in _runs(spans, merge):
+        for run in _runs(spans, gap_s):
             (kind, stage, microbatch), start, _ = run[0]
-            end, many = run[-1].end_s, len(run) > 1
+            end = run[-1].end_s
             x, width = LEFT + start * across, (end - start) * across
-            which = f"microbatches {microbatch} to {run[-1].action.microbatch}"
-            which = which if many else f"microbatch {microbatch}"
-            when = f"{seconds(start)} to {seconds(end)}"
-            title = f"{_SAY[kind]} of {which} in stage {stage}: {when}"
+            what = (
+                f"{_SAY[kind]} of microbatch {microbatch}" if not run[1:] else f"{len(run)} actions"
+            )
+            title = f"{what} in stage {stage}: {seconds(start)} to {seconds(end)}"
             style = f"stage{stage % STAGE_COLORS} {kind.name.lower()}"
             parts.append(bar(x, y, width, ROW - 4, style, title))
-            if not many and width > 14:
+            if not run[1:] and width > 14:
                 parts.append(label(x + 3, y + 16, str(microbatch), 20))
     height = len(line.ranks) * ROW
     return drawing(WIDTH, height, "Timeline of one step", parts)
 
 
-def _runs(spans: Sequence[Span], merge: bool) -> Iterator[list[Span]]:
+def _runs(spans: Sequence[Span], gap_s: float | None) -> Iterator[list[Span]]:
+    """Each alone, or where there is a `gap_s` those of a stage between which no more time lies."""
     run: list[Span] = []
     for span in spans:
-        same = run and merge and run[-1].action[:2] == span.action[:2]
-        if run and not (same and span.start_s <= run[-1].end_s * (1 + 1e-9)):
+        same = run and run[-1].action.stage == span.action.stage
+        if run and not (same and gap_s is not None and span.start_s - run[-1].end_s <= gap_s):
             yield run
             run = []
         run.append(span)
