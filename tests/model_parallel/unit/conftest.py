@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-WITHOUT_TORCH = {"both_tables", "checkpoint_layout", "keys", "topology"}
+WITHOUT_TORCH = {"both_tables", "checkpoint_layout", "keys"}  # and all of shape/
 
 collect_ignore = [
     file.name

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ModelParallelError,
         NotBuiltError,
         NotStartedError,
+        PlanError,
         SettingsError,
         StepError,
     )
@@ -120,6 +121,7 @@ __all__ = [
     "NotBuiltError",
     "NotStartedError",
     "PP_GROUP",
+    "PlanError",
     "RDP_GROUP",
     "RankType",
     "SettingsError",

@@ -24,6 +24,10 @@ class StepError(ModelParallelError):
     """A step function, or the model outside one, was used in a way that cannot work."""
 
 
+class PlanError(ModelParallelError, ValueError):
+    """No plan fits the model and the ranks, or a plan is damaged or of another model."""
+
+
 class CheckpointError(ModelParallelError):
     """A checkpoint is missing, cut short, or of another model or other degrees."""
 

@@ -1,0 +1,189 @@
+"""In which order each rank works on stages and microbatches: schedules as tables of actions.
+
+GPipe, 1F1B and forward only are made here; any other, such as those of torch with several stages on
+a rank, is a table that is passed in. Names are those of torch.distributed.pipelining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from muster_modelparallel.errors import PlanError
+
+
+class Kind(str, Enum):
+    """What is done: a backward in one piece, or in two, of which only the first is waited for."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_BACKWARD = "I"
+    WEIGHT_BACKWARD = "W"
+
+
+class Action(NamedTuple):
+    """`2F0` is the forward of microbatch 0 through stage 2."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    def needs(self, last_stage: int) -> Action | None:
+        """The action whose result comes from another stage, as FORWARD or BACKWARD."""
+        kind, stage, microbatch = self
+        if kind is Kind.FORWARD:
+            return Action(kind, stage - 1, microbatch) if stage else None
+        if kind is Kind.WEIGHT_BACKWARD or stage == last_stage:
+            return None
+        return Action(Kind.BACKWARD, stage + 1, microbatch)
+
+
+class Step(NamedTuple):
+    """An action that can be done after the steps of those numbers: the one before on its rank, and
+    the one that it needs; 0 stands for the beginning."""
+
+    action: Action
+    rank: int
+    before: int
+    needs: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions of each rank in order. Raises PlanError for a stage on two ranks, an action that
+    is missing or there twice or before what it needs, and for a deadlock."""
+
+    name: str
+    microbatches: int
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        actions = [action for rank in self.ranks for action in rank]
+        stages, backward = len({action.stage for action in actions}), self.has_backward
+        halves = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.INPUT_BACKWARD}
+        expected = set()
+        for one in ((stage, mb) for stage in range(stages) for mb in range(self.microbatches)):
+            kinds = (
+                [Kind.INPUT_BACKWARD, Kind.WEIGHT_BACKWARD] if one in halves else [Kind.BACKWARD]
+            )
+            expected |= {Action(kind, *one) for kind in [Kind.FORWARD, *kinds * backward]}
+        wrong = expected.symmetric_difference(actions)
+        if wrong or len(actions) != len(expected) or len(self.rank_of) != stages:
+            what = ", ".join(map(str, sorted(wrong)[:5])) or "an action or a stage twice"
+            raise PlanError(f"schedule {self.name} of {len(self.ranks)} ranks is broken: {what}")
+        if len(self.steps) < len(actions):
+            done = [
+                sum(step.rank == rank for step in self.steps) for rank in range(len(self.ranks))
+            ]
+            stuck = [(rank, self.ranks[rank][at:][:1]) for rank, at in enumerate(done)]
+            waits = [f"rank {rank} waits with {one[0]}" for rank, one in stuck if one]
+            raise PlanError(f"schedule {self.name} cannot go on: {', '.join(waits)}")
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """All actions in an order in which they can be done, whatever they cost."""
+        last_stage = len(self.rank_of) - 1
+        number: dict[Action, int] = {}
+        steps: list[Step] = []
+        at, before = [0] * len(self.ranks), [0] * len(self.ranks)
+        sleepers: dict[Action, int] = {}
+        ready = list(range(len(self.ranks)))
+        while ready:
+            rank = ready.pop()
+            for action in self.ranks[rank][at[rank] :]:
+                kind, stage, microbatch = action
+                need = action.needs(last_stage)
+                if need and need not in number:
+                    sleepers[need] = rank
+                    break
+                own = Kind.FORWARD if kind is not Kind.WEIGHT_BACKWARD else Kind.BACKWARD
+                if kind is not Kind.FORWARD and Action(own, stage, microbatch) not in number:
+                    break
+                steps.append(Step(action, rank, before[rank], number[need] if need else 0))
+                at[rank], before[rank] = at[rank] + 1, len(steps)
+                if kind is not Kind.WEIGHT_BACKWARD:
+                    result = Kind.FORWARD if kind is Kind.FORWARD else Kind.BACKWARD
+                    done = Action(result, stage, microbatch)
+                    number[done] = len(steps)
+                    ready += [sleepers.pop(done)] if done in sleepers else []
+        return tuple(steps)
+
+    @cached_property
+    def has_backward(self) -> bool:
+        return any(action.kind is not Kind.FORWARD for rank in self.ranks for action in rank)
+
+    @cached_property
+    def rank_of(self) -> Mapping[int, int]:
+        """The rank of each stage."""
+        pairs = {(a.stage, rank) for rank, actions in enumerate(self.ranks) for a in actions}
+        return dict(sorted(pairs)) if len(dict(pairs)) == len(pairs) else {}
+
+    @cached_property
+    def live(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each rank, at each of its peaks, how many microbatches each of its stages, in
+        ascending order, keeps from forward to backward."""
+        return (
+            tuple(map(_peaks, self.ranks)) if self.has_backward else tuple(() for _ in self.ranks)
+        )
+
+    def peak_live(self, stage: int) -> int:
+        """The most microbatches that the stage keeps at one time."""
+        rank = self.rank_of[stage]
+        mine = [one for one, of in self.rank_of.items() if of == rank]
+        return max((counts[mine.index(stage)] for counts in self.live[rank]), default=0)
+
+
+def _peaks(actions: tuple[Action, ...]) -> tuple[tuple[int, ...], ...]:
+    now = dict.fromkeys(sorted({action.stage for action in actions}), 0)
+    peaks, rising = set(), False
+    for kind, stage, _ in actions:
+        if kind is Kind.FORWARD:
+            now[stage], rising = now[stage] + 1, True
+        elif kind is not Kind.INPUT_BACKWARD:
+            if rising:
+                peaks.add(tuple(now.values()))
+            now[stage], rising = now[stage] - 1, False
+    return tuple(sorted(peaks))
+
+
+def gpipe(ranks: int, microbatches: int, active: int | None = None) -> Schedule:
+    """All forwards, then all backwards; with fewer `active` microbatches in waves of so many."""
+    wave = min(active or microbatches, microbatches)
+    starts = range(0, microbatches, wave)
+    waves = [range(start, min(start + wave, microbatches)) for start in starts]
+
+    def of(stage: int) -> tuple[Action, ...]:
+        both = [(kind, mbs) for mbs in waves for kind in (Kind.FORWARD, Kind.BACKWARD)]
+        return tuple(Action(kind, stage, mb) for kind, mbs in both for mb in mbs)
+
+    return Schedule("GPipe", microbatches, tuple(map(of, range(ranks))))
+
+
+def one_f_one_b(ranks: int, microbatches: int, active: int | None = None) -> Schedule:
+    """A backward as soon as there is one: stage s keeps `ranks - s` microbatches, `active` at
+    most."""
+
+    def of(stage: int) -> tuple[Action, ...]:
+        ahead = min(ranks - 1 - stage, microbatches, (active or ranks) - 1)
+        forward = [Action(Kind.FORWARD, stage, mb) for mb in range(microbatches)]
+        backward = [Action(Kind.BACKWARD, stage, mb) for mb in range(microbatches)]
+        pairs = zip(forward[ahead:], backward, strict=False)
+        rest = backward[microbatches - ahead :]
+        return (*forward[:ahead], *(one for pair in pairs for one in pair), *rest)
+
+    return Schedule("1F1B", microbatches, tuple(map(of, range(ranks))))
+
+
+def forward_only(ranks: int, microbatches: int) -> Schedule:
+    """For evaluation."""
+    forward = (
+        tuple(Action(Kind.FORWARD, stage, mb) for mb in range(microbatches))
+        for stage in range(ranks)
+    )
+    return Schedule("ForwardOnly", microbatches, tuple(forward))
