@@ -1,0 +1,192 @@
+"""A stage of a model: the user's own forward, in which units of other stages are stubs.
+
+Nothing is captured: python runs as it always does, with its branches, modes, hooks and contexts.
+Units of this stage compute. Those of earlier stages return what was received, or a placeholder
+where nothing right was made from it; the first one of a later stage ends the pass. Calls are
+counted, and another order than the probe's is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import SplitError
+from muster_modelparallel.model.follow import Forward, replaced_forwards
+from muster_modelparallel.model.nests import filled, leaves
+from muster_modelparallel.model.random import Draw, enter_unit, kept_random_state
+from muster_modelparallel.model.split import Split
+from muster_modelparallel.model.walk import Call, Source
+
+Watch = Callable[[int, Sequence[Any]], None]
+"""Sees the leaves of what each unit returns, with the index of the call."""
+
+_REMEMBERED = 4096  # glue seeds whose units a checkpoint may run again
+
+
+class _StageEndError(BaseException):
+    """Ends the pass of a stage; not an Exception, which user code might catch."""
+
+
+class GhostStage:
+    """Stage `stage` of a split, on the model itself."""
+
+    def __init__(self, model: nn.Module, split: Split, stage: int) -> None:
+        self.model = model
+        self.split = split
+        self.stage = stage
+        self._pass: _Pass | None = None
+        self._seeds: dict[int, None] = {}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, the units of the model are those of this stage."""
+        modules = dict(self.model.named_modules())
+        units = {call.path: modules[call.path] for call in self.split.calls}
+        with replaced_forwards(units, self._forward):
+            yield
+
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        received: Sequence[torch.Tensor] = (),
+        draw: Draw | None = None,
+        watch: Watch | None = None,
+    ) -> Any:
+        """One forward pass of one microbatch, inside `installed`: what the model returns on the last
+        stage, elsewhere a tuple of the tensors to pass on, as `split.sent` lists them.
+
+        Arguments that are not among `split.inputs` only need their shape. Raises SplitError where
+        the model does not do what it did when it was probed.
+        """
+        split = self.split
+        draw = draw or Draw()
+        given = dict(zip(split.received[self.stage], received, strict=True))
+        self._pass = state = _Pass(split, self.stage, given, draw, watch)
+        for call in range(len(split.calls) + 1):
+            self._seeds[draw.seed_of(call)] = None
+        while len(self._seeds) > max(_REMEMBERED, len(split.calls) + 1):
+            del self._seeds[next(iter(self._seeds))]
+        try:
+            with kept_random_state():
+                draw.glue(0)
+                output = self.model(*args, **kwargs)
+        except _StageEndError:
+            return tuple(state.box[source] for source in split.sent(self.stage))
+        finally:
+            self._pass = None
+        if state.count != len(split.calls):
+            raise state.contradicted("the end of forward")
+        return output
+
+    def _forward(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        def unit(*args: Any, **kwargs: Any) -> Any:
+            state = self._pass
+            if state is not None and not state.inside:
+                return state.call(path, real, args, kwargs)
+            if state is None and torch.initial_seed() in self._seeds:
+                enter_unit()  # a checkpoint runs it again in backward
+            return real(*args, **kwargs)
+
+        return unit
+
+
+class _Pass:
+    """One pass of one stage: which call is next, and the tensors of calls before it."""
+
+    def __init__(
+        self,
+        split: Split,
+        stage: int,
+        received: Mapping[Source, torch.Tensor],
+        draw: Draw,
+        watch: Watch | None,
+    ) -> None:
+        self.box = dict(received)
+        self.count = 0
+        self.inside = False
+        self._split = split
+        self._stage = stage
+        self._draw = draw
+        self._watch = watch
+        self._sent = frozenset(split.sent(stage))
+
+    def call(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        split, index = self._split, self.count
+        if index == len(split.calls) or split.calls[index].path != path:
+            raise self.contradicted(path)
+        if split.stages[index] > self._stage:
+            raise _StageEndError
+        self.count += 1
+        given = leaves([*args, *kwargs.values()])
+        if split.stages[index] == self._stage:
+            output = self._compute(index, real, given, args, kwargs)
+        else:
+            output = self._stub(index, split.calls[index], given)
+        self._draw.glue(index + 1)
+        return output
+
+    def _compute(self, index: int, real: Forward, given: list[Any], args: Any, kwargs: Any) -> Any:
+        enter_unit()
+        self.inside = True
+        try:
+            output = real(*args, **kwargs)
+        finally:
+            self.inside = False
+        returned = leaves(output)
+        call = self._split.calls[index]
+        if len(returned) != len(call.returned):
+            raise SplitError(
+                f"{call.name} returned {len(returned)} values, but {len(call.returned)} when the "
+                "model was probed",
+                "a unit must return the same structure in every microbatch",
+            )
+        if self._watch is not None:
+            self._watch(index, returned)
+        for place, leaf in enumerate([*returned, *given]):
+            source = Source("value", index, place)
+            if source not in self._sent:
+                continue
+            changes = source in self._split.cloned or place >= len(returned)
+            self.box[source] = leaf.clone() if changes else leaf
+        return output
+
+    def _stub(self, index: int, call: Call, given: list[Any]) -> Any:
+        for place in call.writes:
+            source = Source("value", index, len(call.returned) + place)
+            if source in self.box:
+                given[place].copy_(self.box[source])
+        made: list[Any] = []
+        for place, leaf in enumerate(call.returned):
+            if leaf.argument >= 0:
+                made.append(given[leaf.argument])
+            elif leaf.twin >= 0:
+                made.append(made[leaf.twin])
+            elif leaf.meta is None:
+                made.append(leaf.value)
+            else:
+                made.append(self._value(Source("value", index, place), call))
+        return filled(call.tree, iter(made))
+
+    def _value(self, source: Source, call: Call) -> torch.Tensor:
+        changes = source in self._split.cloned
+        if source in self.box:
+            held = self.box[source]
+            return held.clone() if changes else held
+        return call.meta(source.leaf).placeholder(writable=changes)
+
+    def contradicted(self, found: str) -> SplitError:
+        calls = self._split.calls
+        expected = calls[self.count].name if self.count < len(calls) else "the end of forward"
+        order = ", ".join(call.name for call in calls[max(0, self.count - 2) : self.count + 2])
+        return SplitError(
+            f"stage {self._stage} expected {expected} as call {self.count} and found {found}; the "
+            f"probe saw {order}",
+            "the modules that forward calls must not depend on the data; open fewer modules, or use "
+            "one partition",
+        )

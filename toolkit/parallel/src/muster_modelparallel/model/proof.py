@@ -1,0 +1,298 @@
+"""The proof of a split: its stages give the bits that the whole model gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import ModelParallelError, SplitError
+from muster_modelparallel.model.ghost import GhostStage
+from muster_modelparallel.model.hollow import hollow_parameters
+from muster_modelparallel.model.nests import filled, leaves
+from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.split import Split
+from muster_modelparallel.model.trace import Meta, is_opaque, tensors
+
+_TOLERANCE = 1e-4  # of gradients, relative: glue that several stages repeat adds in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A split that was proved. `gradients`: how many were compared, `equal_gradients`: how many of
+    them have the same bits; the others are equal but for the order of additions."""
+
+    outputs: int
+    gradients: int = 0
+    equal_gradients: int = 0
+
+
+def prove(
+    model: nn.Module,
+    split: Split,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    gradients: bool = False,
+    pristine: State | None = None,
+) -> Proof:
+    """Runs one microbatch through the whole model and through the chain of stages, two passes in
+    all, with the same random numbers, and compares what they return bit for bit. `pristine`: the
+    model's state before anything ran on it, now if None. Parameters, buffers, gradients and random
+    numbers are what they were.
+
+    Each stage sees only what its rank would have: zeros for the parameters and arguments that it
+    does not need. Raises SplitError that names the first unit that differs.
+    """
+    pristine = pristine or State.of(model)
+    draw = Draw()
+    seen: dict[int, list[Any]] = {}
+    try:
+        whole = replace(split, stages=(0,) * len(split.calls), received=((),))
+        stage = GhostStage(model, whole, 0)
+        with stage.installed():
+            output = stage.run(
+                *_copied(args, kwargs),
+                draw=draw,
+                watch=lambda at, out: seen.update({at: _prints(out)}),
+            )
+        expected = [tensor.detach() for tensor in tensors(output)]
+        wanted = _gradients(model, tensors(output)) if gradients else {}
+        buffers = _buffers(model)
+        del output
+        chain = _Chain(model, split, pristine, seen)
+        found = chain.run(args, kwargs, draw)
+        _compare(expected, [tensor.detach() for tensor in found], chain.differs)
+        for name, value in buffers.items():
+            if not any(_same(value, other[name]) for other in chain.buffers):
+                raise SplitError(
+                    f"buffer {name} has another value on each stage than in the whole model", _FIX
+                )
+        equal = _compare_gradients(wanted, chain.gradients(found)) if gradients else 0
+        return Proof(len(expected), len(wanted), equal)
+    finally:
+        pristine.restore(model)
+
+
+_FIX = "use another cut or one partition, and report the model"
+
+
+class _Chain:
+    """The stages of a split one after the other, as if each ran on a rank of its own."""
+
+    def __init__(
+        self, model: nn.Module, split: Split, pristine: State, seen: Mapping[int, list[Any]]
+    ) -> None:
+        self.differs = ""
+        self.buffers: list[dict[str, torch.Tensor]] = []
+        self._model = model
+        self._split = split
+        self._pristine = pristine
+        self._seen = seen
+        self._ends: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = []
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], draw: Draw) -> list[torch.Tensor]:
+        passed: tuple[torch.Tensor, ...] = ()
+        for stage in range(self._split.parts):
+            received = tuple(_transferred(tensor) for tensor in passed)
+            self._pristine.restore(self._model)
+            output = self._stage(stage, args, kwargs, received, draw)
+            self.buffers.append(_buffers(self._model))
+            passed = tuple(tensors(output))
+            self._ends.append((received, passed))
+        return list(passed)
+
+    def _stage(
+        self,
+        stage: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        received: Sequence[torch.Tensor],
+        draw: Draw,
+    ) -> Any:
+        ghost = GhostStage(self._model, self._split, stage)
+        delivered = _copied(args, kwargs, self._split.inputs[stage])
+        with ghost.installed(), hollow_parameters(self._model, self._split.parameters[stage]):
+            try:
+                return ghost.run(*delivered, received, draw, self._watch)
+            except ModelParallelError:
+                raise
+            except Exception as error:  # whatever the user's code raises on a wrong value
+                where = f", after unit {self.differs} differed" if self.differs else ""
+                raise SplitError(
+                    f"stage {stage} raises {type(error).__name__}: {error}{where}; the whole model "
+                    "does not",
+                    _FIX,
+                ) from error
+
+    def _watch(self, index: int, returned: Sequence[Any]) -> None:
+        if not self.differs and self._seen.get(index) != _prints(returned):
+            self.differs = self._split.calls[index].name
+
+    def gradients(self, found: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of all parameters, from the last stage to the first."""
+        total: dict[str, torch.Tensor] = {}
+        roots = [tensor for tensor in found if tensor.requires_grad]
+        back: Sequence[torch.Tensor | None] = [torch.ones_like(tensor) for tensor in roots]
+        for stage in reversed(range(self._split.parts)):
+            received, sent = self._ends[stage]
+            ends = roots if stage == self._split.parts - 1 else sent
+            own = self._split.parameters[stage]
+            named = [
+                (name, p)
+                for name, p in self._model.named_parameters()
+                if name in own and p.requires_grad
+            ]
+            into = [tensor for tensor in received if tensor.requires_grad]
+            pairs = [
+                (end, grad)
+                for end, grad in zip(ends, back, strict=True)
+                if grad is not None and end.requires_grad
+            ]
+            grads = _grad(pairs, [*into, *(p for _, p in named)])
+            for (name, _), grad in zip(named, grads[len(into) :], strict=True):
+                if grad is not None:
+                    total[name] = total[name] + grad if name in total else grad
+            of = dict(zip(map(id, into), grads[: len(into)], strict=True))
+            back = [of.get(id(tensor)) for tensor in received]
+        return total
+
+
+def _grad(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], into: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    if not pairs or not into:
+        return [None] * len(into)
+    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        [end for end, _ in pairs], into, [grad for _, grad in pairs], allow_unused=True
+    )
+    return found
+
+
+def _gradients(model: nn.Module, output: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    pairs = [(tensor, torch.ones_like(tensor)) for tensor in output if tensor.requires_grad]
+    grads = _grad(pairs, [p for _, p in named])
+    return {name: grad for (name, _), grad in zip(named, grads, strict=True) if grad is not None}
+
+
+def _compare(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], differs: str) -> None:
+    where = f"the first unit that differs is {differs}" if differs else "no unit differs, but glue"
+    if len(expected) != len(found):
+        raise SplitError(
+            f"the stages return {len(found)} tensors, the whole model {len(expected)}; {where}",
+            _FIX,
+        )
+    for place, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if not _same(one, other):
+            raise SplitError(
+                f"output {place} differs between stages and whole model; {where}", _FIX
+            )
+
+
+def _compare_gradients(
+    wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> int:
+    equal = 0
+    scale = max((float(grad.abs().max()) for grad in wanted.values() if grad.numel()), default=0.0)
+    for name, grad in wanted.items():
+        other = found.get(name)
+        other = torch.zeros_like(grad) if other is None else other
+        equal += _same(grad, other)
+        if not torch.allclose(
+            grad, other, rtol=_TOLERANCE, atol=_TOLERANCE * 1e-2 * scale, equal_nan=True
+        ):
+            raise SplitError(f"the gradient of {name} differs between stages and whole model", _FIX)
+    return equal
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal shape, dtype and bits, NaNs included."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _prints(returned: Sequence[Any]) -> list[Any]:
+    """What tells one return from another, small enough to keep."""
+    return [
+        int(torch.hash_tensor(_bits(leaf)))
+        if isinstance(leaf, torch.Tensor) and leaf.numel()
+        else None
+        for leaf in returned
+    ]
+
+
+def _transferred(tensor: torch.Tensor) -> torch.Tensor:
+    """As another rank would receive it."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _copied(
+    args: Sequence[Any], kwargs: Mapping[str, Any], needed: frozenset[int] | None = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as a rank of its own gets them: tensors that it does not need are zeros."""
+    values = [*args, *kwargs.values()]
+    copies: dict[int, torch.Tensor] = {}
+    for place, leaf in enumerate(leaves(values)):
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
+            wanted = needed is None or place in needed
+            copies[id(leaf)] = _transferred(leaf) if wanted else Meta.of(leaf).placeholder(True)
+    made = [copies.get(id(leaf), leaf) for leaf in leaves(values)]
+    copied = filled(values, iter(made))
+    return copied[: len(args)], dict(zip(kwargs, copied[len(args) :], strict=True))
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a forward pass may leave in a model: its buffers, and plain attributes of its modules."""
+
+    buffers: dict[str, torch.Tensor]
+    attributes: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> State:
+        return cls(
+            _buffers(model), {path: _plain(module) for path, module in model.named_modules()}
+        )
+
+    def restore(self, model: nn.Module) -> None:
+        """Buffers stay the same objects; attributes that were added go, changed ones come back."""
+        for name, buffer in model.named_buffers():
+            # a copy into it would be an in-place change to graphs that have saved it
+            buffer.data = self.buffers[name].clone()
+        for path, module in model.named_modules():
+            before = self.attributes[path]
+            for name in set(_plain(module)) - set(before):
+                del module.__dict__[name]
+            module.__dict__.update(before)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Attributes that hold numbers, strings, tensors or nothing."""
+    return {
+        name: value
+        for name, value in module.__dict__.items()
+        if name != "training" and (isinstance(value, torch.Tensor) or not is_opaque(value))
+    }
+
+
+@contextmanager
+def kept_state(model: nn.Module) -> Iterator[State]:
+    """After the block the model's state is what it was."""
+    state = State.of(model)
+    try:
+        yield state
+    finally:
+        state.restore(model)
