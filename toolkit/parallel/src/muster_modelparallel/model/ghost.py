@@ -18,14 +18,12 @@ from torch import nn
 from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.follow import Forward, replaced_forwards
 from muster_modelparallel.model.nests import filled, leaves
-from muster_modelparallel.model.random import Draw, enter_unit, kept_random_state
+from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split
 from muster_modelparallel.model.walk import Call, Source
 
 Watch = Callable[[int, Sequence[Any]], None]
 """Sees the leaves of what each unit returns, with the index of the call."""
-
-_REMEMBERED = 4096  # glue seeds whose units a checkpoint may run again
 
 
 class _StageEndError(BaseException):
@@ -40,7 +38,7 @@ class GhostStage:
         self.split = split
         self.stage = stage
         self._pass: _Pass | None = None
-        self._seeds: dict[int, None] = {}
+        self._passes: dict[Draw, _Pass] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -68,10 +66,9 @@ class GhostStage:
         draw = draw or Draw()
         given = dict(zip(split.received[self.stage], received, strict=True))
         self._pass = state = _Pass(split, self.stage, given, draw, watch)
-        for call in range(len(split.calls) + 1):
-            self._seeds[draw.seed_of(call)] = None
-        while len(self._seeds) > max(_REMEMBERED, len(split.calls) + 1):
-            del self._seeds[next(iter(self._seeds))]
+        self._passes = {of: one for of, one in self._passes.items() if of.step == draw.step}
+        if torch.is_grad_enabled():
+            self._passes[draw] = state
         try:
             with kept_random_state():
                 draw.glue(0)
@@ -84,13 +81,20 @@ class GhostStage:
             raise state.contradicted("the end of forward")
         return output
 
+    def forget(self, draw: Draw) -> None:
+        """Frees what the pass of this microbatch holds, once backward is done. The passes of a step
+        are freed when the next step begins."""
+        self._passes.pop(draw, None)
+
     def _forward(self, path: str, module: nn.Module, real: Forward) -> Forward:
         def unit(*args: Any, **kwargs: Any) -> Any:
             state = self._pass
-            if state is not None and not state.inside:
+            if state is not None:
                 return state.call(path, real, args, kwargs)
-            if state is None and torch.initial_seed() in self._seeds:
-                enter_unit()  # a checkpoint runs it again in backward
+            for old in self._passes.values():  # a checkpoint may run it again in backward
+                index = old.again(path)
+                if index >= 0:
+                    return old.run(index, real, args, kwargs)
             return real(*args, **kwargs)
 
         return unit
@@ -109,7 +113,7 @@ class _Pass:
     ) -> None:
         self.box = dict(received)
         self.count = 0
-        self.inside = False
+        self._inside = False
         self._split = split
         self._stage = stage
         self._draw = draw
@@ -117,28 +121,41 @@ class _Pass:
         self._sent = frozenset(split.sent(stage))
 
     def call(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        """The next call. A unit within a unit is a part of it."""
+        if self._inside:
+            return real(*args, **kwargs)
         split, index = self._split, self.count
         if index == len(split.calls) or split.calls[index].path != path:
             raise self.contradicted(path)
         if split.stages[index] > self._stage:
             raise _StageEndError
         self.count += 1
-        given = leaves([*args, *kwargs.values()])
+        output = self.run(index, real, args, kwargs)
         if split.stages[index] == self._stage:
-            output = self._compute(index, real, given, args, kwargs)
+            self._note(index, leaves(output), leaves([*args, *kwargs.values()]))
+        return output
+
+    def again(self, path: str) -> int:
+        """Which call of that module is repeated now, by the random state; -1 for none."""
+        index = self._draw.call_now(self.count)
+        return index if self._split.calls[index].path == path else -1
+
+    def run(self, index: int, real: Forward, args: Any, kwargs: Any) -> Any:
+        """What the call returns on this stage; then the glue after it begins."""
+        if self._split.stages[index] != self._stage:
+            output = self._stub(index, leaves([*args, *kwargs.values()]))
         else:
-            output = self._stub(index, split.calls[index], given)
+            self._draw.unit(index)
+            self._inside = True
+            try:
+                output = real(*args, **kwargs)
+            finally:
+                self._inside = False
         self._draw.glue(index + 1)
         return output
 
-    def _compute(self, index: int, real: Forward, given: list[Any], args: Any, kwargs: Any) -> Any:
-        enter_unit()
-        self.inside = True
-        try:
-            output = real(*args, **kwargs)
-        finally:
-            self.inside = False
-        returned = leaves(output)
+    def _note(self, index: int, returned: list[Any], given: list[Any]) -> None:
+        """Keeps what is to be passed on."""
         call = self._split.calls[index]
         if len(returned) != len(call.returned):
             raise SplitError(
@@ -150,13 +167,12 @@ class _Pass:
             self._watch(index, returned)
         for place, leaf in enumerate([*returned, *given]):
             source = Source("value", index, place)
-            if source not in self._sent:
-                continue
-            changes = source in self._split.cloned or place >= len(returned)
-            self.box[source] = leaf.clone() if changes else leaf
-        return output
+            if source in self._sent:
+                changes = source in self._split.cloned or place >= len(returned)
+                self.box[source] = leaf.clone() if changes else leaf
 
-    def _stub(self, index: int, call: Call, given: list[Any]) -> Any:
+    def _stub(self, index: int, given: list[Any]) -> Any:
+        call = self._split.calls[index]
         for place in call.writes:
             source = Source("value", index, len(call.returned) + place)
             if source in self.box:

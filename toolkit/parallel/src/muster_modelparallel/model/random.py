@@ -1,9 +1,9 @@
 """Random numbers that do not depend on the number of stages.
 
-The glue before call n of a microbatch draws from a stream of (seed, step, microbatch, n), a unit
-from one that follows from that of the glue before it. So every stage repeats the glue with the
-same numbers, and a unit that `torch.utils.checkpoint` runs again in backward, with the random state
-of its beginning, finds its own.
+Call n of a unit draws from a stream of (seed, step, microbatch, n), the glue before it from another
+one. So every stage repeats the glue with the same numbers. The state of torch's generator tells
+which glue draws: `torch.utils.checkpoint`, which brings it back in backward, tells so what it runs
+again.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-_UNIT = "unit"
-
-
-def derived(*words: object) -> int:
-    """A seed of 63 bits that follows from the words."""
-    text = ",".join(map(str, words)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+_UNIT = 1 << 62
+_BITS = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +26,25 @@ class Draw:
     seed: int = 0
     step: int = 0
     microbatch: int = 0
+    base: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        words = f"{self.seed},{self.step},{self.microbatch}".encode()
+        digest = hashlib.blake2b(words, digest_size=8).digest()
+        object.__setattr__(self, "base", int.from_bytes(digest, "big") & _BITS)
 
     def glue(self, call: int) -> None:
         """From here on draws the glue before that call."""
-        _seed(self.seed_of(call))
+        _seed((self.base + call) & _BITS)
 
-    def seed_of(self, call: int) -> int:
-        return derived(self.seed, self.step, self.microbatch, call)
+    def unit(self, call: int) -> None:
+        """From here on draws that call of a unit."""
+        _seed((self.base + call) & _BITS | _UNIT)
 
-
-def enter_unit() -> None:
-    """From here on draws the unit that the glue calls now."""
-    _seed(derived(_UNIT, torch.initial_seed()))
+    def call_now(self, count: int) -> int:
+        """The call before which the glue of these streams draws now, of `count`; -1 if none."""
+        call = (torch.initial_seed() - self.base) & _BITS
+        return call if torch.initial_seed() <= _BITS and call < count else -1
 
 
 @contextmanager
