@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ def run_whole(
     make: Make, split: Split, args: Sequence[Any], kwargs: Mapping[str, Any], draw: Draw
 ) -> Ran:
     """One step of the whole model on one rank."""
-    return run_stages(make, _whole(split), args, kwargs, draw)
+    return run_stages(make, split.whole(), args, kwargs, draw)
 
 
 def run_stages(
@@ -61,17 +60,6 @@ def run_stages(
             if name in split.parameters[stage] and parameter.grad is not None:
                 total[name] = total.get(name, 0) + parameter.grad
     return Ran(outputs, total)
-
-
-def _whole(split: Split) -> Split:
-    every = frozenset().union(*split.parameters)
-    return dataclasses.replace(
-        split,
-        stages=(0,) * len(split.calls),
-        received=((),),
-        inputs=(frozenset().union(*split.inputs),),
-        parameters=(every,),
-    )
 
 
 def _backward(ends: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> None:

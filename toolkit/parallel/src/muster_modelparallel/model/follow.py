@@ -137,7 +137,8 @@ class _Recorder(TorchDispatchMode):
             output = real(*args, **kwargs)
             returned = leaves(output)
             tree = filled(output, iter([None] * len(returned)))
-            self.events.append(Exit(self.storages_of(returned, given), tree))
+            hooked = bool(module._forward_hooks)
+            self.events.append(Exit(self.storages_of(returned, given), tree, hooked))
             return output
 
         return traced

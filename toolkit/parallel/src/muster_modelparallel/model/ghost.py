@@ -45,7 +45,9 @@ class GhostStage:
         """Inside, the units of the model are those of this stage."""
         modules = dict(self.model.named_modules())
         units = {call.path: modules[call.path] for call in self.split.calls}
-        with replaced_forwards(units, self._forward):
+        exports = {one.path: modules[one.path] for call in self.split.calls for one in call.exports}
+        parts = {path: module for path, module in exports.items() if path not in units}
+        with replaced_forwards(units, self._forward), replaced_forwards(parts, self._part):
             yield
 
     def run(
@@ -65,7 +67,7 @@ class GhostStage:
         split = self.split
         draw = draw or Draw()
         given = dict(zip(split.received[self.stage], received, strict=True))
-        self._pass = state = _Pass(split, self.stage, given, draw, watch)
+        self._pass = state = _Pass(self.model, split, self.stage, given, draw, watch)
         self._passes = {of: one for of, one in self._passes.items() if of.step == draw.step}
         if torch.is_grad_enabled():
             self._passes[draw] = state
@@ -99,12 +101,20 @@ class GhostStage:
 
         return unit
 
+    def _part(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        def part(*args: Any, **kwargs: Any) -> Any:
+            state = self._pass
+            return real(*args, **kwargs) if state is None else state.part(path, real, args, kwargs)
+
+        return part
+
 
 class _Pass:
     """One pass of one stage: which call is next, and the tensors of calls before it."""
 
     def __init__(
         self,
+        model: nn.Module,
         split: Split,
         stage: int,
         received: Mapping[Source, torch.Tensor],
@@ -114,6 +124,9 @@ class _Pass:
         self.box = dict(received)
         self.count = 0
         self._inside = False
+        self._exported: list[Any] = []
+        self._stubbed: Any = None
+        self._model = model
         self._split = split
         self._stage = stage
         self._draw = draw
@@ -130,9 +143,19 @@ class _Pass:
         if split.stages[index] > self._stage:
             raise _StageEndError
         self.count += 1
+        self._exported = []
         output = self.run(index, real, args, kwargs)
         if split.stages[index] == self._stage:
             self._note(index, leaves(output), leaves([*args, *kwargs.values()]))
+        return output
+
+    def part(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        """A module within a unit, of whose return hooks take something."""
+        if self._stubbed is not None:
+            output, self._stubbed = self._stubbed[0], None
+            return output
+        output = real(*args, **kwargs)
+        self._exported += leaves(output)
         return output
 
     def again(self, path: str) -> int:
@@ -165,10 +188,11 @@ class _Pass:
             )
         if self._watch is not None:
             self._watch(index, returned)
-        for place, leaf in enumerate([*returned, *given]):
+        for place, leaf in enumerate([*returned, *given, *self._exported]):
             source = Source("value", index, place)
             if source in self._sent:
-                changes = source in self._split.cloned or place >= len(returned)
+                written = len(returned) <= place < len(returned) + len(given)
+                changes = source in self._split.cloned or written
                 self.box[source] = leaf.clone() if changes else leaf
 
     def _stub(self, index: int, given: list[Any]) -> Any:
@@ -177,6 +201,15 @@ class _Pass:
             source = Source("value", index, len(call.returned) + place)
             if source in self.box:
                 given[place].copy_(self.box[source])
+        place = len(call.returned) + len(call.arguments)
+        for export in call.exports:
+            values = [
+                leaf.value if leaf.meta is None else self._value(Source("value", index, at), call)
+                for at, leaf in enumerate(export.returned, place)
+            ]
+            place += len(values)
+            self._stubbed = [filled(export.tree, iter(values))]
+            self._model.get_submodule(export.path)()  # for its hooks
         made: list[Any] = []
         for place, leaf in enumerate(call.returned):
             if leaf.argument >= 0:
@@ -192,7 +225,7 @@ class _Pass:
     def _value(self, source: Source, call: Call) -> torch.Tensor:
         changes = source in self._split.cloned
         if source in self.box:
-            held = self.box[source]
+            held = call.meta(source.leaf).laid_out(self.box[source])
             return held.clone() if changes else held
         return call.meta(source.leaf).placeholder(writable=changes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.follow import trace
 from muster_modelparallel.model.hollow import hollow_parameters
 from muster_modelparallel.model.measure import measured
-from muster_modelparallel.model.proof import State
 from muster_modelparallel.model.random import kept_random_state
 from muster_modelparallel.model.split import Split, split_of
+from muster_modelparallel.model.state import State
 from muster_modelparallel.model.trace import Trace
 from muster_modelparallel.model.walk import Call, Graph, graph_of
 from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie, Unit
@@ -63,8 +62,9 @@ def probe(
     state = State.of(model)
     try:
         with kept_random_state(), hollow_parameters(model, frozenset() if hollow else _all(model)):
+            state.renew()
             seen = trace(model, args, kwargs, hollow)
-            state.restore(model)
+            state.renew()
             graph = _chosen(seen, parts)
             times = (
                 measured(model, graph, seen.kinds, args, kwargs, budget_s)
@@ -72,7 +72,7 @@ def probe(
                 else None
             )
     finally:
-        state.restore(model)
+        state.restore()
     units = tuple(
         _unit(seen, graph, at, times.seconds[at] if times else (0.0, 0.0))
         for at in range(len(graph.calls))
@@ -89,10 +89,6 @@ def probe(
         times.noise if times else 0.0,
     )
     return Probe(profile, seen, graph, state)
-
-
-def clock() -> float:
-    return time.perf_counter()
 
 
 def _all(model: nn.Module) -> frozenset[str]:
@@ -192,7 +188,7 @@ def _flows(seen: Trace, graph: Graph) -> tuple[Flow, ...]:
             else:
                 call = graph.calls[source.owner]
                 meta = call.meta(source.leaf)
-                storage = [*call.returned, *call.arguments][source.leaf].storage
+                storage = call.leaves()[source.leaf].storage
             assert meta is not None
             why = "output" if target == len(graph.calls) else "glue"
             found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from muster_modelparallel.model.hollow import hollow_parameters
 from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.split import Split
-from muster_modelparallel.model.trace import Meta, is_opaque, tensors
+from muster_modelparallel.model.state import State
+from muster_modelparallel.model.trace import Meta, tensors
 
 _TOLERANCE = 1e-4  # of gradients, relative: glue that several stages repeat adds in another order
 
@@ -49,32 +50,56 @@ def prove(
     """
     pristine = pristine or State.of(model)
     draw = Draw()
-    seen: dict[int, list[Any]] = {}
     try:
-        whole = replace(split, stages=(0,) * len(split.calls), received=((),))
-        stage = GhostStage(model, whole, 0)
-        with stage.installed():
-            output = stage.run(
-                *_copied(args, kwargs),
-                draw=draw,
-                watch=lambda at, out: seen.update({at: _prints(out)}),
-            )
-        expected = [tensor.detach() for tensor in tensors(output)]
-        wanted = _gradients(model, tensors(output)) if gradients else {}
-        buffers = _buffers(model)
-        del output
-        chain = _Chain(model, split, pristine, seen)
+        whole = _whole(model, split, args, kwargs, draw, gradients, pristine)
+        chain = _Chain(model, split, pristine, whole.prints)
         found = chain.run(args, kwargs, draw)
-        _compare(expected, [tensor.detach() for tensor in found], chain.differs)
-        for name, value in buffers.items():
+        _compare(whole.outputs, [tensor.detach() for tensor in found], chain.differs)
+        for name, value in whole.buffers.items():
             if not any(_same(value, other[name]) for other in chain.buffers):
                 raise SplitError(
                     f"buffer {name} has another value on each stage than in the whole model", _FIX
                 )
-        equal = _compare_gradients(wanted, chain.gradients(found)) if gradients else 0
-        return Proof(len(expected), len(wanted), equal)
+        equal = _compare_gradients(whole.gradients, chain.gradients(found)) if gradients else 0
+        return Proof(len(whole.outputs), len(whole.gradients), equal)
     finally:
-        pristine.restore(model)
+        pristine.restore()
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the model does unsplit. `prints`: of what each call returned."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    prints: dict[int, list[Any]]
+
+
+def _whole(
+    model: nn.Module,
+    split: Split,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    draw: Draw,
+    gradients: bool,
+    pristine: State,
+) -> _Whole:
+    stage = GhostStage(model, split.whole(), 0)
+    prints: dict[int, list[Any]] = {}
+    pristine.renew()
+    with stage.installed():
+        output = tensors(
+            stage.run(
+                *_copied(args, kwargs),
+                draw=draw,
+                watch=lambda at, returned: prints.update({at: _prints(returned)}),
+            )
+        )
+        buffers = dict(model.named_buffers())
+        pristine.renew()  # a checkpoint changes them again in backward
+        found = _gradients(model, output) if gradients else {}
+    return _Whole([tensor.detach() for tensor in output], found, buffers, prints)
 
 
 _FIX = "use another cut or one partition, and report the model"
@@ -92,15 +117,16 @@ class _Chain:
         self._split = split
         self._pristine = pristine
         self._seen = seen
+        self._ghosts: list[GhostStage] = []
         self._ends: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = []
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], draw: Draw) -> list[torch.Tensor]:
         passed: tuple[torch.Tensor, ...] = ()
         for stage in range(self._split.parts):
             received = tuple(_transferred(tensor) for tensor in passed)
-            self._pristine.restore(self._model)
+            self._pristine.renew()
             output = self._stage(stage, args, kwargs, received, draw)
-            self.buffers.append(_buffers(self._model))
+            self.buffers.append(dict(self._model.named_buffers()))
             passed = tuple(tensors(output))
             self._ends.append((received, passed))
         return list(passed)
@@ -114,8 +140,9 @@ class _Chain:
         draw: Draw,
     ) -> Any:
         ghost = GhostStage(self._model, self._split, stage)
+        self._ghosts.append(ghost)
         delivered = _copied(args, kwargs, self._split.inputs[stage])
-        with ghost.installed(), hollow_parameters(self._model, self._split.parameters[stage]):
+        with self._as_on(stage):
             try:
                 return ghost.run(*delivered, received, draw, self._watch)
             except ModelParallelError:
@@ -127,6 +154,12 @@ class _Chain:
                     "does not",
                     _FIX,
                 ) from error
+
+    @contextmanager
+    def _as_on(self, stage: int) -> Iterator[None]:
+        own = self._split.parameters[stage]
+        with self._ghosts[stage].installed(), hollow_parameters(self._model, own):
+            yield
 
     def _watch(self, index: int, returned: Sequence[Any]) -> None:
         if not self.differs and self._seen.get(index) != _prints(returned):
@@ -152,7 +185,9 @@ class _Chain:
                 for end, grad in zip(ends, back, strict=True)
                 if grad is not None and end.requires_grad
             ]
-            grads = _grad(pairs, [*into, *(p for _, p in named)])
+            self._pristine.renew()
+            with self._as_on(stage):
+                grads = _grad(pairs, [*into, *(p for _, p in named)])
             for (name, _), grad in zip(named, grads[len(into) :], strict=True):
                 if grad is not None:
                     total[name] = total[name] + grad if name in total else grad
@@ -248,51 +283,3 @@ def _copied(
     made = [copies.get(id(leaf), leaf) for leaf in leaves(values)]
     copied = filled(values, iter(made))
     return copied[: len(args)], dict(zip(kwargs, copied[len(args) :], strict=True))
-
-
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a forward pass may leave in a model: its buffers, and plain attributes of its modules."""
-
-    buffers: dict[str, torch.Tensor]
-    attributes: dict[str, dict[str, Any]]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> State:
-        return cls(
-            _buffers(model), {path: _plain(module) for path, module in model.named_modules()}
-        )
-
-    def restore(self, model: nn.Module) -> None:
-        """Buffers stay the same objects; attributes that were added go, changed ones come back."""
-        for name, buffer in model.named_buffers():
-            # a copy into it would be an in-place change to graphs that have saved it
-            buffer.data = self.buffers[name].clone()
-        for path, module in model.named_modules():
-            before = self.attributes[path]
-            for name in set(_plain(module)) - set(before):
-                del module.__dict__[name]
-            module.__dict__.update(before)
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """Attributes that hold numbers, strings, tensors or nothing."""
-    return {
-        name: value
-        for name, value in module.__dict__.items()
-        if name != "training" and (isinstance(value, torch.Tensor) or not is_opaque(value))
-    }
-
-
-@contextmanager
-def kept_state(model: nn.Module) -> Iterator[State]:
-    """After the block the model's state is what it was."""
-    state = State.of(model)
-    try:
-        yield state
-    finally:
-        state.restore(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.trace import Meta, Trace
@@ -33,6 +33,16 @@ class Split:
     def tied(self) -> frozenset[str]:
         held = [name for names in self.parameters for name in names]
         return frozenset(name for name in held if held.count(name) > 1)
+
+    def whole(self) -> Split:
+        """The same calls on one stage."""
+        return replace(
+            self,
+            stages=(0,) * len(self.calls),
+            received=((),),
+            inputs=(frozenset().union(*self.inputs),),
+            parameters=(frozenset().union(*self.parameters),),
+        )
 
     def sent(self, stage: int) -> tuple[Source, ...]:
         """What the stage passes on, in this order; () for the last one."""

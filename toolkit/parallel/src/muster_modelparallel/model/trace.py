@@ -44,6 +44,17 @@ class Meta:
             tensor.requires_grad,
         )  # fmt: skip
 
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with these strides, if it has this shape: kernels add up in another order over
+        other strides. Memory that overlaps itself stays as it came."""
+        extent = 1 + sum(
+            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)
+        )
+        if tensor.stride() == self.stride or tensor.shape != self.shape or extent < tensor.numel():
+            return tensor
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return made.copy_(tensor)
+
     def placeholder(self, writable: bool) -> torch.Tensor:
         """Zeros of this shape in one element, or in memory of their own if they are written to."""
         if writable:
@@ -79,11 +90,12 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The innermost forward ends. `tree`: its return without the leaves' values. `state`: it has
-    set numbers as attributes of a module."""
+    """The innermost forward ends. `tree`: its return without the leaves' values. `hooked`: hooks
+    of the module see it."""
 
     leaves: tuple[Leaf, ...]
     tree: Any
+    hooked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

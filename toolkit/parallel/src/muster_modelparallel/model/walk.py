@@ -20,8 +20,8 @@ _NONE: Sources = frozenset()
 
 class Source(NamedTuple):
     """Where a tensor comes from: a leaf of the step's arguments, a parameter that glue uses (its
-    place among the names), a leaf of what call `owner` returns and then of what it was given and
-    wrote to, or memory inside that call which did not leave it by a return."""
+    place among the names), one of the `leaves` of call `owner`, or memory inside that call which
+    did not leave it by a return."""
 
     kind: Kind
     owner: int
@@ -29,8 +29,18 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """What a module within a unit returned to a hook, which took it out of the unit."""
+
+    path: str
+    returned: tuple[Leaf, ...]
+    tree: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a unit. `writes`: leaves of its arguments that it changes in place. `first` and
+    """One call of a unit. `writes`: leaves of its arguments that it changes in place; `exports`: in
+    their order. `first` and
     `last` are its events in the trace, `around` the calls of opened modules that it lies in."""
 
     path: str
@@ -41,6 +51,7 @@ class Call:
     returned: tuple[Leaf, ...]
     tree: Any
     writes: tuple[int, ...]
+    exports: tuple[Export, ...]
     parameters: frozenset[str]
     inner: frozenset[str]
     around: frozenset[tuple[str, int]]
@@ -51,10 +62,14 @@ class Call:
     def name(self) -> str:
         return f"{self.path}@{self.count}" if self.count else self.path
 
+    def leaves(self) -> list[Leaf]:
+        """All that a Source of kind "value" may name, in its order."""
+        exported = (leaf for export in self.exports for leaf in export.returned)
+        return [*self.returned, *self.arguments, *exported]
+
     def meta(self, leaf: int) -> Meta:
         """Of the tensor that a Source of kind "value" names."""
-        known = [*self.returned, *self.arguments]
-        found = known[leaf].meta
+        found = self.leaves()[leaf].meta
         assert found is not None
         return found
 
@@ -91,16 +106,20 @@ class Graph:
 
 
 def graph_of(trace: Trace, opened: Set[str]) -> Graph:
-    """The calls of all modules that lie in opened ones alone. More are opened where a tensor
-    escapes from a unit otherwise than by its return, for it may be the return of a part."""
+    """The calls of all modules that lie in opened ones alone. Where a tensor escapes from a unit
+    otherwise than by its return, a hook's view of a part is exported; else the unit is opened, for
+    it may be the return of a part."""
     chosen = frozenset(opened) | {""}
+    exported: frozenset[str] = frozenset()
     while True:
-        walk = _Walk(trace, chosen)
+        walk = _Walk(trace, chosen, exported)
         walk.run()
-        more = walk.to_open()
-        if not more:
+        if hooked := walk.to_export():
+            exported |= hooked
+        elif more := walk.to_open():
+            chosen |= more
+        else:
             return walk.graph()
-        chosen |= more
 
 
 @dataclass(slots=True)
@@ -117,14 +136,17 @@ class _Open:
     written: set[int] = field(default_factory=set)
     inner: set[str] = field(default_factory=set)
     saved: dict[int, int] = field(default_factory=dict)
+    exports: list[Export] = field(default_factory=list)
     flops: float = 0.0
     leaks: bool = False
 
 
 class _Walk:
-    def __init__(self, trace: Trace, opened: frozenset[str]) -> None:
+    def __init__(self, trace: Trace, opened: frozenset[str], exported: frozenset[str]) -> None:
         self._trace = trace
         self._opened = opened
+        self._exported = exported
+        self._hooked: dict[int, str] = {}  # memory in a unit, and whose return hooks saw it in
         self._names = tuple(trace.parameter_bytes)
         place = {name: at for at, name in enumerate(self._names)}
         self._sources: dict[int, Sources] = {
@@ -163,6 +185,11 @@ class _Walk:
                 )
         returned = self._of(leaf.storage for leaf in self._trace.outputs if leaf.meta is not None)
         self._needs.append(set(returned | self._control))
+
+    def to_export(self) -> frozenset[str]:
+        """Modules within units whose hooks let something escape."""
+        escaped = (s.leaf for need in self._needs for s in need if s.kind == "inside")
+        return frozenset(self._hooked[at] for at in escaped if at in self._hooked) - self._exported
 
     def to_open(self) -> set[str]:
         """Units with parts from which something escapes."""
@@ -246,7 +273,10 @@ class _Walk:
     def _exit(self, at: int, event: Exit) -> None:
         path, count = self._stack.pop()
         call = self._open
-        if call is None or len(self._stack) != call.depth:
+        if call is None:
+            return
+        if len(self._stack) != call.depth:
+            self._exit_part(call, path, event)
             return
         self._open = None
         writes = tuple(
@@ -261,6 +291,10 @@ class _Walk:
                 self._kept.add(call.index)
             if leaf.meta is not None and leaf.argument < 0 and leaf.twin < 0:
                 self._return(call, leaf, Source("value", call.index, place))
+        exported = [leaf for export in call.exports for leaf in export.returned]
+        for place, leaf in enumerate(exported, len(event.leaves) + len(call.arguments)):
+            if leaf.meta is not None:
+                self._return(call, leaf, Source("value", call.index, place))
         self._calls.append(
             Call(
                 path,
@@ -271,13 +305,21 @@ class _Walk:
                 event.leaves,
                 event.tree,
                 writes,
+                tuple(call.exports),
                 frozenset(call.parameters),
                 frozenset(call.inner),
                 call.around,
                 call.flops,
                 sum(call.saved.values()),
-            )  # fmt: skip
+            )
         )
+
+    def _exit_part(self, call: _Open, path: str, event: Exit) -> None:
+        """Of a module within the unit."""
+        if path in self._exported:
+            call.exports.append(Export(path, event.leaves, event.tree))
+        elif event.hooked:
+            self._hooked |= {leaf.storage: path for leaf in event.leaves if leaf.meta is not None}
 
     def _return(self, call: _Open, leaf: Leaf, source: Source) -> None:
         before = self._sources.get(leaf.storage, _NONE)
