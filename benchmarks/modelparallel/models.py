@@ -22,7 +22,7 @@ from tests.support.frameworks import library_packages
 
 PARTS = 3
 # The classes of the table: decoders, encoders, and both in one.
-NAMES = (
+_CLASSES = (
     "GPT2LMHeadModel OPTForCausalLM BloomForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM "
     "GPTJForCausalLM CodeGenForCausalLM LlamaForCausalLM MistralForCausalLM MixtralForCausalLM "
     "Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM GemmaForCausalLM "
@@ -36,7 +36,7 @@ NAMES = (
     "ElectraForMaskedLM DebertaForMaskedLM DebertaV2ForMaskedLM ModernBertForMaskedLM "
     "T5ForConditionalGeneration MT5ForConditionalGeneration BartForConditionalGeneration "
     "PegasusForConditionalGeneration MarianMTModel"
-).split()
+)
 _SMALL: dict[str, Any] = {
     "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "head_dim": 16,
@@ -89,7 +89,10 @@ def judged(name: str, parts: int = PARTS) -> Row:
     first, second = (_arguments(torch.randint(3, 500, (4, 24))) for _ in range(2))
     try:
         cls = getattr(transformers, name)
-        model = cls(configuration(cls.config_class)).train()
+        settings = configuration(cls.config_class)
+        if not hasattr(settings, "decoder_start_token_id"):
+            settings.decoder_start_token_id = 0
+        model = cls(settings).train()
         if "Moe" in name or name in ("MixtralForCausalLM", "GptOssForCausalLM"):
             first["output_router_logits"] = second["output_router_logits"] = True
         model(**first)
@@ -149,7 +152,7 @@ def main(names: Sequence[str], found: Mapping[str, Row] | None = None) -> int:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     rows = []
-    for name in names or NAMES:
+    for name in names or _CLASSES.split():
         rows.append(judged(name))
         print(table(rows[-1:]).splitlines()[1], flush=True)
     print(table(rows).splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Whatever a model does, its stages give what it gives, or the split is refused: never different."""
+"""Whatever a model does, its stages give what it gives or the split is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a split on models of their own, as ranks have them: an own judge beside the proof."""
+"""The stages of a split on models of their own, as ranks have them: a judge beside the proof."""
 
 from __future__ import annotations
 

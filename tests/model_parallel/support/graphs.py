@@ -18,7 +18,7 @@ WIDTH = 6
 Step = tuple[str, int, int]
 
 
-class Pair(nn.Module):
+class Pair(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Returns two views of one tensor."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Pair(nn.Module):
         return tuple(self.linear(x).chunk(2, -1))
 
 
-class Named(nn.Module):
+class Named(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Returns a dict with None, a number and the argument itself."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Named(nn.Module):
         return {"none": None, "out": self.linear(x), "scale": 2.0, "same": x}
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A residual block with dropout, which is heavy enough to be opened."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Block(nn.Module):
         return x + self.drop(self.down(hidden))
 
 
-class Side(nn.Linear):
+class Side(nn.Linear):  # type: ignore[misc]  # torch is untyped here
     """Leaves a tensor as an attribute."""
 
     seen: torch.Tensor
@@ -66,7 +66,7 @@ class Side(nn.Linear):
         return out
 
 
-class Number(nn.Linear):
+class Number(nn.Linear):  # type: ignore[misc]  # torch is untyped here
     """Leaves a number that follows from the data as an attribute."""
 
     number = 0.0
@@ -77,7 +77,7 @@ class Number(nn.Linear):
         return out
 
 
-class Writer(nn.Linear):
+class Writer(nn.Linear):  # type: ignore[misc]  # torch is untyped here
     """Changes its argument in place, and returns something else."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,21 +85,21 @@ class Writer(nn.Linear):
         return super().forward(x)
 
 
-class View(nn.Module):
+class View(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Returns its argument's memory as another tensor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape)
 
 
-class Detached(nn.Linear):
+class Detached(nn.Linear):  # type: ignore[misc]  # torch is untyped here
     """Returns a tensor without gradient."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).detach()
 
 
-class Counting(nn.Linear):
+class Counting(nn.Linear):  # type: ignore[misc]  # torch is untyped here
     """Counts its calls in a buffer, and scales by them."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ GLUE = (
 RETURNS = ("tensor", "dict", "tuple", "all")
 
 
-class Program(nn.Module):
+class Program(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """The model of a program. `units`: a kind for each unit; each is called by its first step."""
 
     def __init__(
@@ -171,7 +171,7 @@ class Program(nn.Module):
             return last, None, last.mean()
         return live if self._returns == "all" else last
 
-    def _made(
+    def _made(  # noqa: PLR0911, PLR0912  # one arm for each operation
         self,
         operation: str,
         unit: nn.Module,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -86,7 +85,7 @@ def trace(
     )
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Sees every operator; modules tell it when they begin and end."""
 
     def __init__(self, hollow: bool) -> None:
@@ -110,6 +109,7 @@ class _Recorder(TorchDispatchMode):
         return self._numbers[key]
 
     def storages_of(self, value: Any, arguments: Sequence[Any] = ()) -> tuple[Leaf, ...]:
+        """The leaves of a value, and which of the leaves `arguments` they are."""
         seen: dict[int, int] = {}
         places = {id(leaf): place for place, leaf in reversed(list(enumerate(arguments)))}
         found = []
@@ -131,6 +131,8 @@ class _Recorder(TorchDispatchMode):
         return tuple(found)
 
     def forward(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        """A module's forward that says when it begins and ends."""
+
         def traced(*args: Any, **kwargs: Any) -> Any:
             given = leaves([*args, *kwargs.values()])
             self.events.append(Enter(path, self.storages_of(given)))
@@ -144,6 +146,7 @@ class _Recorder(TorchDispatchMode):
         return traced
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Autograd saves the tensor for backward."""
         size = tensor.numel() * tensor.element_size()
         self.events.append(Saved(self.storage(tensor), size))
         return tensor.detach()  # the tensor itself would be a cycle that nothing frees
@@ -187,6 +190,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    """The operator's arguments that it changes, by its schema."""
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)
@@ -226,6 +230,3 @@ def _kind(module: nn.Module) -> str:
     """Equal for modules that cost the same with equal arguments."""
     sizes = [tuple(parameter.shape) for parameter in module.parameters()]
     return f"{type(module).__qualname__} {sizes}"
-
-
-__all__ = ["replaced_forwards", "time", "trace"]

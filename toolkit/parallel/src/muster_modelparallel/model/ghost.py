@@ -20,7 +20,7 @@ from muster_modelparallel.model.follow import Forward, replaced_forwards
 from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split
-from muster_modelparallel.model.walk import Call, Source
+from muster_modelparallel.model.walk import Origin, UnitCall
 
 Watch = Callable[[int, Sequence[Any]], None]
 """Sees the leaves of what each unit returns, with the index of the call."""
@@ -58,8 +58,8 @@ class GhostStage:
         draw: Draw | None = None,
         watch: Watch | None = None,
     ) -> Any:
-        """One forward pass of one microbatch, inside `installed`: what the model returns on the last
-        stage, elsewhere a tuple of the tensors to pass on, as `split.sent` lists them.
+        """One forward pass of one microbatch, inside `installed`: on the last stage what the model
+        returns, elsewhere a tuple of the tensors to pass on, as `split.sent` lists them.
 
         Arguments that are not among `split.inputs` only need their shape. Raises SplitError where
         the model does not do what it did when it was probed.
@@ -117,7 +117,7 @@ class _Pass:
         model: nn.Module,
         split: Split,
         stage: int,
-        received: Mapping[Source, torch.Tensor],
+        received: Mapping[Origin, torch.Tensor],
         draw: Draw,
         watch: Watch | None,
     ) -> None:
@@ -189,7 +189,7 @@ class _Pass:
         if self._watch is not None:
             self._watch(index, returned)
         for place, leaf in enumerate([*returned, *given, *self._exported]):
-            source = Source("value", index, place)
+            source = Origin("value", index, place)
             if source in self._sent:
                 written = len(returned) <= place < len(returned) + len(given)
                 changes = source in self._split.cloned or written
@@ -198,13 +198,13 @@ class _Pass:
     def _stub(self, index: int, given: list[Any]) -> Any:
         call = self._split.calls[index]
         for place in call.writes:
-            source = Source("value", index, len(call.returned) + place)
+            source = Origin("value", index, len(call.returned) + place)
             if source in self.box:
                 given[place].copy_(self.box[source])
         place = len(call.returned) + len(call.arguments)
         for export in call.exports:
             values = [
-                leaf.value if leaf.meta is None else self._value(Source("value", index, at), call)
+                leaf.value if leaf.meta is None else self._value(Origin("value", index, at), call)
                 for at, leaf in enumerate(export.returned, place)
             ]
             place += len(values)
@@ -219,14 +219,15 @@ class _Pass:
             elif leaf.meta is None:
                 made.append(leaf.value)
             else:
-                made.append(self._value(Source("value", index, place), call))
+                made.append(self._value(Origin("value", index, place), call))
         return filled(call.tree, iter(made))
 
-    def _value(self, source: Source, call: Call) -> torch.Tensor:
+    def _value(self, source: Origin, call: UnitCall) -> torch.Tensor:
         changes = source in self._split.cloned
         if source in self.box:
             held = call.meta(source.leaf).laid_out(self.box[source])
-            return held.clone() if changes else held
+            # never itself: a reentrant checkpoint makes what is returned in it an output of its own
+            return held.clone() if changes else held.view_as(held)
         return call.meta(source.leaf).placeholder(writable=changes)
 
     def contradicted(self, found: str) -> SplitError:
@@ -236,6 +237,5 @@ class _Pass:
         return SplitError(
             f"stage {self._stage} expected {expected} as call {self.count} and found {found}; the "
             f"probe saw {order}",
-            "the modules that forward calls must not depend on the data; open fewer modules, or use "
-            "one partition",
+            "the modules that forward calls must not depend on the data; use one partition",
         )

@@ -68,7 +68,7 @@ def answered_by_shape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         name: torch.device("meta") if isinstance(value, torch.device) else as_meta(value)
         for name, value in kwargs.items()
     }
-    if not any(_is_hollow(tensor) for tensor in given):
+    if not any(is_hollow(tensor) for tensor in given):
         return NotImplemented
     if any(argument.alias_info for argument in func._schema.arguments):
         return args[0] if len(func._schema.returns) == 1 else NotImplemented  # in place: no values
@@ -92,7 +92,8 @@ def _aliases(func: Any) -> list[Any]:
     return [*func._schema.arguments, *func._schema.returns]
 
 
-def _is_hollow(tensor: torch.Tensor) -> bool:
+def is_hollow(tensor: torch.Tensor) -> bool:
+    """Whether all elements of several are one in memory."""
     return tensor.numel() > 1 and not any(
         stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
     )

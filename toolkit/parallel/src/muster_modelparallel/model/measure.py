@@ -14,7 +14,7 @@ from torch import nn
 from muster_modelparallel.model.follow import Forward, replaced_forwards
 from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.model.trace import tensors
-from muster_modelparallel.model.walk import Call, Graph
+from muster_modelparallel.model.walk import Graph, UnitCall
 
 _STABLE = 0.02  # the best times of two passes in a row changed by less
 _MOST_PASSES = 20
@@ -68,7 +68,7 @@ def measured(
     return Times(tuple(best[name] for name in names), max(0.0, statistics.median(spread or [0.0])))
 
 
-def _kind(call: Call, kinds: Mapping[str, str]) -> str:
+def _kind(call: UnitCall, kinds: Mapping[str, str]) -> str:
     shapes = [(leaf.meta.shape, leaf.meta.dtype) for leaf in call.arguments if leaf.meta]
     return f"{kinds[call.path]} {shapes}"
 

@@ -15,9 +15,9 @@ from muster_modelparallel.model.hollow import hollow_parameters
 from muster_modelparallel.model.measure import measured
 from muster_modelparallel.model.random import kept_random_state
 from muster_modelparallel.model.split import Split, split_of
-from muster_modelparallel.model.state import State
+from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Trace
-from muster_modelparallel.model.walk import Call, Graph, graph_of
+from muster_modelparallel.model.walk import Graph, UnitCall, graph_of
 from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie, Unit
 
 FRACTION = 0.5
@@ -34,10 +34,10 @@ class Probe:
     profile: ModelProfile
     trace: Trace
     graph: Graph
-    state: State
+    state: PassState
 
     def split(self, stages: Sequence[int]) -> Split:
-        """The units on those stages, one number for each. Raises SplitError where one forbids it."""
+        """The units on those stages, one number for each. Raises SplitError if they cannot be."""
         return split_of(self.trace, self.graph, stages)
 
 
@@ -59,7 +59,7 @@ def probe(
     them, and what their values decide is not seen. Parameters, gradients, buffers and random
     numbers are what they were. Raises SplitError where there are fewer units than stages.
     """
-    state = State.of(model)
+    state = PassState.of(model)
     try:
         with kept_random_state(), hollow_parameters(model, frozenset() if hollow else _all(model)):
             state.renew()
@@ -123,7 +123,7 @@ def _opened(seen: Trace, graph: Graph, limit: float) -> Graph:
         graph = graph_of(seen, graph.opened | heavy)
 
 
-def _bytes(seen: Trace, call: Call) -> int:
+def _bytes(seen: Trace, call: UnitCall) -> int:
     return sum(seen.parameter_bytes[name] for name in call.parameters)
 
 
@@ -136,8 +136,8 @@ def _too_few(seen: Trace, graph: Graph, parts: int) -> str:
     )
     held = f"; not parted: {', '.join(reasons[:4])}" if reasons else ""
     return (
-        f"{seen.model} has {len(graph.calls)} units with {len(graph.cuts())} places to cut, too few "
-        f"for {parts} partitions{held}"
+        f"{seen.model} has {len(graph.calls)} units with {len(graph.cuts())} places to cut, too "
+        f"few for {parts} partitions{held}"
     )
 
 

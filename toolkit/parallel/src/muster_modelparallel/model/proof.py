@@ -12,11 +12,11 @@ from torch import nn
 
 from muster_modelparallel.errors import ModelParallelError, SplitError
 from muster_modelparallel.model.ghost import GhostStage
-from muster_modelparallel.model.hollow import hollow_parameters
+from muster_modelparallel.model.hollow import hollow_parameters, is_hollow
 from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.split import Split
-from muster_modelparallel.model.state import State
+from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Meta, tensors
 
 _TOLERANCE = 1e-4  # of gradients, relative: glue that several stages repeat adds in another order
@@ -24,12 +24,20 @@ _TOLERANCE = 1e-4  # of gradients, relative: glue that several stages repeat add
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A split that was proved. `gradients`: how many were compared, `equal_gradients`: how many of
-    them have the same bits; the others are equal but for the order of additions."""
+    """What is known of a split. `why_not`: why it was not proved, "" where it was. `gradients`: how
+    many were compared, `equal_gradients`: how many of them have the same bits; the others are equal
+    but for the order of additions."""
 
-    outputs: int
+    outputs: int = 0
     gradients: int = 0
     equal_gradients: int = 0
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"not proved: {self.why_not}"
+        compared = f", {self.gradients} gradients" if self.gradients else ""
+        return f"proved: {self.outputs} outputs bit-equal{compared}"
 
 
 def prove(
@@ -38,17 +46,19 @@ def prove(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     gradients: bool = False,
-    pristine: State | None = None,
+    pristine: PassState | None = None,
 ) -> Proof:
-    """Runs one microbatch through the whole model and through the chain of stages, two passes in
-    all, with the same random numbers, and compares what they return bit for bit. `pristine`: the
-    model's state before anything ran on it, now if None. Parameters, buffers, gradients and random
-    numbers are what they were.
+    """Compares a split with the model: runs one microbatch through the whole model and through the
+    chain of stages, two passes in all, with the same random numbers, and compares what they return
+    bit for bit. `pristine`: the model's state before anything ran on it, now if None. Parameters, buffers, gradients and random
+    numbers are what they were. Hollow parameters prove nothing, and the Proof says so.
 
     Each stage sees only what its rank would have: zeros for the parameters and arguments that it
     does not need. Raises SplitError that names the first unit that differs.
     """
-    pristine = pristine or State.of(model)
+    if any(map(is_hollow, model.parameters())):
+        return Proof(why_not="the model is there by the shapes of its parameters alone")
+    pristine = pristine or PassState.of(model)
     draw = Draw()
     try:
         whole = _whole(model, split, args, kwargs, draw, gradients, pristine)
@@ -83,7 +93,7 @@ def _whole(
     kwargs: Mapping[str, Any],
     draw: Draw,
     gradients: bool,
-    pristine: State,
+    pristine: PassState,
 ) -> _Whole:
     stage = GhostStage(model, split.whole(), 0)
     prints: dict[int, list[Any]] = {}
@@ -109,7 +119,7 @@ class _Chain:
     """The stages of a split one after the other, as if each ran on a rank of its own."""
 
     def __init__(
-        self, model: nn.Module, split: Split, pristine: State, seen: Mapping[int, list[Any]]
+        self, model: nn.Module, split: Split, pristine: PassState, seen: Mapping[int, list[Any]]
     ) -> None:
         self.differs = ""
         self.buffers: list[dict[str, torch.Tensor]] = []
@@ -199,12 +209,24 @@ class _Chain:
 def _grad(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], into: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
+    """Gradients, not added to what `.grad` holds."""
     if not pairs or not into:
         return [None] * len(into)
-    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
-        [end for end, _ in pairs], into, [grad for _, grad in pairs], allow_unused=True
-    )
-    return found
+    ends, grads = [end for end, _ in pairs], [grad for _, grad in pairs]
+    if any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in into):
+        # such a hook may be an optimizer's; but reentrant checkpoints do not work with this
+        found: Sequence[torch.Tensor | None]
+        found = torch.autograd.grad(ends, into, grads, allow_unused=True)
+        return found
+    before = [leaf.grad for leaf in into]
+    for leaf in into:
+        leaf.grad = None
+    try:
+        torch.autograd.backward(ends, grads)
+        return [leaf.grad for leaf in into]
+    finally:
+        for leaf, grad in zip(into, before, strict=True):
+            leaf.grad = grad
 
 
 def _gradients(model: nn.Module, output: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -248,7 +270,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal shape, dtype and bits, NaNs included."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one, other) or torch.equal(_bits(one), _bits(other))
+    return bool(torch.equal(one, other) or torch.equal(_bits(one), _bits(other)))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 
 from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.trace import Meta, Trace
-from muster_modelparallel.model.walk import Call, Graph, Source, graph_of
+from muster_modelparallel.model.walk import Graph, Origin, UnitCall, graph_of
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Calls with their stages, which never fall. By stage: `received`, the outputs of earlier units
-    that come from the stage before, in this order; `inputs`, the leaves of the step's arguments that
-    it needs; `parameters`, the names of those it holds. `tied`: names that several stages hold, whose
-    gradients are added up.
+    that come from the stage before, in this order; `inputs`, the leaves of the step's arguments
+    that it needs; `parameters`, the names of those it holds. `tied`: names that several stages
+    hold, whose gradients are added up.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[UnitCall, ...]
     stages: tuple[int, ...]
-    received: tuple[tuple[Source, ...], ...]
+    received: tuple[tuple[Origin, ...], ...]
     inputs: tuple[frozenset[int], ...]
     parameters: tuple[frozenset[str], ...]
-    cloned: frozenset[Source]
+    cloned: frozenset[Origin]
 
     @property
     def parts(self) -> int:
@@ -44,7 +44,7 @@ class Split:
             parameters=(frozenset().union(*self.parameters),),
         )
 
-    def sent(self, stage: int) -> tuple[Source, ...]:
+    def sent(self, stage: int) -> tuple[Origin, ...]:
         """What the stage passes on, in this order; () for the last one."""
         return self.received[stage + 1] if stage + 1 < self.parts else ()
 
@@ -110,7 +110,7 @@ def _closed(trace: Trace, graph: Graph, stages: tuple[int, ...]) -> tuple[Graph,
 
 def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
     parts = max(stages) + 1
-    last: dict[Source, int] = {}
+    last: dict[Origin, int] = {}
     inputs: list[set[int]] = [set() for _ in range(parts)]
     parameters: list[set[str]] = [set() for _ in range(parts)]
     for call, stage in zip(graph.calls, stages, strict=True):

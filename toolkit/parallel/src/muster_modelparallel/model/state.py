@@ -12,7 +12,7 @@ from muster_modelparallel.model.trace import is_opaque
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PassState:
     """A model's buffers, and the plain attributes of its modules, as they were at some time.
 
     Passes run on copies of the buffers (`renew`), never on the buffers themselves: graphs may have
@@ -23,7 +23,7 @@ class State:
     attributes: tuple[tuple[nn.Module, dict[str, Any]], ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> State:
+    def of(cls, model: nn.Module) -> PassState:
         return cls(
             tuple(
                 (module, name, buffer)

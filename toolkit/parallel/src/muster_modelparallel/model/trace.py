@@ -7,6 +7,7 @@ the same memory. Operators are seen below autograd, where none can hide: custom 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,8 @@ class Meta:
 
     @property
     def bytes(self) -> int:
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= size
-        return count
+        """Of all elements, also where several share memory."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Meta:
@@ -56,12 +55,14 @@ class Meta:
         return made.copy_(tensor)
 
     def placeholder(self, writable: bool) -> torch.Tensor:
-        """Zeros of this shape in one element, or in memory of their own if they are written to."""
-        if writable:
-            return torch.empty_strided(
-                self.shape, self.stride, dtype=self.dtype, device=self.device
-            ).zero_()
-        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+        """Zeros of this shape in one element, or in memory of their own if they are written to.
+        requires_grad is as it was: reentrant checkpoints go by it."""
+        if not writable:
+            made = torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+            return made.requires_grad_(self.requires_grad)
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        made.zero_().requires_grad_(self.requires_grad)
+        return made.clone() if self.requires_grad else made  # a leaf cannot be written to
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Trace:
 
 
 def is_opaque(value: Any) -> bool:
+    """Whether a value other than a tensor may be more than what it looks like."""
     return not isinstance(value, _CONSTANTS)
 
 

@@ -11,14 +11,14 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from muster_modelparallel.model.trace import Enter, Exit, Leaf, Meta, Op, Saved, Trace
+from muster_modelparallel.model.trace import Enter, Exit, Leaf, Meta, Op, Trace
 
 Kind = Literal["input", "parameter", "value", "inside"]
-Sources = frozenset["Source"]
-_NONE: Sources = frozenset()
+Origins = frozenset["Origin"]
+_NONE: Origins = frozenset()
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Where a tensor comes from: a leaf of the step's arguments, a parameter that glue uses (its
     place among the names), one of the `leaves` of call `owner`, or memory inside that call which
     did not leave it by a return."""
@@ -38,7 +38,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UnitCall:
     """One call of a unit. `writes`: leaves of its arguments that it changes in place; `exports`: in
     their order. `first` and
     `last` are its events in the trace, `around` the calls of opened modules that it lies in."""
@@ -63,12 +63,12 @@ class Call:
         return f"{self.path}@{self.count}" if self.count else self.path
 
     def leaves(self) -> list[Leaf]:
-        """All that a Source of kind "value" may name, in its order."""
+        """All that a Origin of kind "value" may name, in its order."""
         exported = (leaf for export in self.exports for leaf in export.returned)
         return [*self.returned, *self.arguments, *exported]
 
     def meta(self, leaf: int) -> Meta:
-        """Of the tensor that a Source of kind "value" names."""
+        """Of the tensor that a Origin of kind "value" names."""
         found = self.leaves()[leaf].meta
         assert found is not None
         return found
@@ -89,9 +89,9 @@ class Graph:
     `cloned`: values that somebody changes in place after their unit returned them.
     """
 
-    calls: tuple[Call, ...]
-    needs: tuple[Sources, ...]
-    cloned: Sources
+    calls: tuple[UnitCall, ...]
+    needs: tuple[Origins, ...]
+    cloned: Origins
     bounds: tuple[Bound, ...]
     opened: frozenset[str]
     names: tuple[str, ...]
@@ -142,6 +142,13 @@ class _Open:
 
 
 class _Walk:
+    """One walk through a trace for one choice of opened modules.
+
+    `_sources`: where the contents of each memory come from. `_control`: what decided which way
+    python went; all that follows needs it. `_born`: the call in which memory came to be; `_values`:
+    what units returned in it. `_stuck`: values that no other stage can be given.
+    """
+
     def __init__(self, trace: Trace, opened: frozenset[str], exported: frozenset[str]) -> None:
         self._trace = trace
         self._opened = opened
@@ -149,23 +156,23 @@ class _Walk:
         self._hooked: dict[int, str] = {}  # memory in a unit, and whose return hooks saw it in
         self._names = tuple(trace.parameter_bytes)
         place = {name: at for at, name in enumerate(self._names)}
-        self._sources: dict[int, Sources] = {
-            storage: frozenset([Source("parameter", -1, place[name])])
+        self._sources: dict[int, Origins] = {
+            storage: frozenset([Origin("parameter", -1, place[name])])
             for storage, name in trace.parameters.items()
         }
         self._shared = {*trace.parameters, *trace.buffers}
         for at, leaf in enumerate(trace.inputs):
             if leaf.meta is not None:
                 before = self._sources.get(leaf.storage, _NONE)
-                self._sources[leaf.storage] = before | {Source("input", -1, at)}
+                self._sources[leaf.storage] = before | {Origin("input", -1, at)}
                 self._shared.add(leaf.storage)
-        self._control: Sources = _NONE
+        self._control: Origins = _NONE
         self._born: dict[int, int] = {}
-        self._values: dict[int, list[Source]] = {}
-        self._calls: list[Call] = []
-        self._needs: list[set[Source]] = []
-        self._cloned: set[Source] = set()
-        self._stuck: set[Source] = set()
+        self._values: dict[int, list[Origin]] = {}
+        self._calls: list[UnitCall] = []
+        self._needs: list[set[Origin]] = []
+        self._cloned: set[Origin] = set()
+        self._stuck: set[Origin] = set()
         self._kept: set[int] = set()  # calls whose return cannot be given to another stage
         self._counts: dict[str, int] = {}
         self._stack: list[tuple[str, int]] = []
@@ -215,7 +222,7 @@ class _Walk:
             self._names,
         )
 
-    def _of(self, storages: Any) -> Sources:
+    def _of(self, storages: Any) -> Origins:
         return frozenset().union(*(self._sources.get(storage, _NONE) for storage in storages))
 
     def _enter(self, at: int, event: Enter) -> None:
@@ -250,6 +257,7 @@ class _Walk:
             self._control |= found
 
     def _op_inside(self, call: _Open, event: Op) -> None:
+        """What the unit reads that it did not make, it needs, however it came by it."""
         own = self._trace.parameters_in[call.path]
         for storage in event.reads:
             if self._born.get(storage) == call.index:
@@ -265,7 +273,7 @@ class _Walk:
             }
         for storage in event.makes:
             self._born[storage] = call.index
-            self._sources[storage] = frozenset([Source("inside", call.index, storage)])
+            self._sources[storage] = frozenset([Origin("inside", call.index, storage)])
         call.written |= {s for s in event.writes if self._born.get(s) != call.index}
         call.flops += event.flops
         call.leaks |= event.leaks
@@ -290,13 +298,13 @@ class _Walk:
             if call.leaks and isinstance(leaf.value, (int, float)):
                 self._kept.add(call.index)
             if leaf.meta is not None and leaf.argument < 0 and leaf.twin < 0:
-                self._return(call, leaf, Source("value", call.index, place))
+                self._return(call, leaf, Origin("value", call.index, place))
         exported = [leaf for export in call.exports for leaf in export.returned]
         for place, leaf in enumerate(exported, len(event.leaves) + len(call.arguments)):
             if leaf.meta is not None:
-                self._return(call, leaf, Source("value", call.index, place))
+                self._return(call, leaf, Origin("value", call.index, place))
         self._calls.append(
-            Call(
+            UnitCall(
                 path,
                 count,
                 call.first,
@@ -321,9 +329,10 @@ class _Walk:
         elif event.hooked:
             self._hooked |= {leaf.storage: path for leaf in event.leaves if leaf.meta is not None}
 
-    def _return(self, call: _Open, leaf: Leaf, source: Source) -> None:
+    def _return(self, call: _Open, leaf: Leaf, source: Origin) -> None:
+        """The memory leaves the unit, so from here on its contents are a value of it."""
         before = self._sources.get(leaf.storage, _NONE)
-        own = Source("inside", call.index, leaf.storage)
+        own = Origin("inside", call.index, leaf.storage)
         self._sources[leaf.storage] = (before - {own}) | {source}
         self._values.setdefault(leaf.storage, []).append(source)
 
@@ -345,11 +354,8 @@ class _Walk:
             if leaf.storage == storage and leaf.twin < 0
         ]
         if len(places) != 1 or storage in self._trace.buffers:
-            self._sources[storage] = before | {Source("inside", call.index, storage)}
+            self._sources[storage] = before | {Origin("inside", call.index, storage)}
             return []
-        source = Source("value", call.index, returned + places[0])
+        source = Origin("value", call.index, returned + places[0])
         self._sources[storage] = before | {source}
         return places
-
-
-__all__ = ["Bound", "Call", "Graph", "Saved", "Source", "graph_of"]
