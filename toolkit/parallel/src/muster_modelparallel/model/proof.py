@@ -50,8 +50,9 @@ def prove(
 ) -> Proof:
     """Compares a split with the model: runs one microbatch through the whole model and through the
     chain of stages, two passes in all, with the same random numbers, and compares what they return
-    bit for bit. `pristine`: the model's state before anything ran on it, now if None. Parameters, buffers, gradients and random
-    numbers are what they were. Hollow parameters prove nothing, and the Proof says so.
+    bit for bit. `pristine`: the model's state before anything ran on it, now if None. Parameters,
+    buffers, gradients and random numbers are what they were. Hollow parameters prove nothing, and
+    the Proof says so.
 
     Each stage sees only what its rank would have: zeros for the parameters and arguments that it
     does not need. Raises SplitError that names the first unit that differs.
