@@ -38,3 +38,7 @@ class NotBuiltError(ModelParallelError, NotImplementedError):
 
 class ExchangeError(ModelParallelError):
     """An object did not come or was not taken: the other rank is gone, or too late."""
+
+
+class SplitError(ModelParallelError):
+    """The model cannot be cut where it should be, or did something else than when it was probed."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muster_modelparallel.errors import StepError
-from muster_modelparallel.run.nests import map_tensors, parts, put_together
+from muster_modelparallel.model.nests import map_tensors, parts, put_together
 
 
 class StepOutput:

@@ -1,6 +1,6 @@
 """Which arguments of a step function are cut into microbatches, on which axis, and how.
 
-Tensors are, also in containers (run/nests.py), and objects with `smp_slice(num_mb, mb, axis)`;
+Tensors are, also in containers (model/nests.py), and objects with `smp_slice(num_mb, mb, axis)`;
 everything else is passed as it is. Source: the public documentation of `smp.step`.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from muster_modelparallel.errors import StepError
-from muster_modelparallel.run.nests import parts, put_together
+from muster_modelparallel.model.nests import parts, put_together
 
 
 class Cuts(NamedTuple):

@@ -1,13 +1,13 @@
 """Containers taken apart and put together: what a step's arguments and returns may be made of.
 
 list, tuple, dict, set and frozenset, their subclasses, and other mappings, such as a tokenizer's
-batch or the output of a transformers model. Everything else is a value of its own.
+batch or the output of a transformers model. Everything else is a value of its own, a leaf.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,22 @@ def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
     if found is None:
         return value
     return put_together(value, [map_tensors(change, member) for _, member in found])
+
+
+def leaves(value: Any) -> list[Any]:
+    """All values in the containers, in the order of `parts`; the value itself if it is none."""
+    found = parts(value)
+    if found is None:
+        return [value]
+    return [leaf for _, member in found for leaf in leaves(member)]
+
+
+def filled(value: Any, new: Iterator[Any]) -> Any:
+    """The same containers with the next ones of `new` in place of their leaves."""
+    found = parts(value)
+    if found is None:
+        return next(new)
+    return put_together(value, [filled(member, new) for _, member in found])
 
 
 def _mapping(value: Mapping[Any, Any], members: Sequence[Any]) -> Any:

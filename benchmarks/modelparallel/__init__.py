@@ -1,0 +1,1 @@
+"""Figures of model parallelism beside its peers."""

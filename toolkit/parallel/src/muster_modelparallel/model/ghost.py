@@ -1,0 +1,241 @@
+"""A stage of a model: the user's own forward, in which units of other stages are stubs.
+
+Nothing is captured: python runs as it always does, with its branches, modes, hooks and contexts.
+Units of this stage compute. Those of earlier stages return what was received, or a placeholder
+where nothing right was made from it; the first one of a later stage ends the pass. Calls are
+counted, and another order than the probe's is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import SplitError
+from muster_modelparallel.model.follow import Forward, replaced_forwards
+from muster_modelparallel.model.nests import filled, leaves
+from muster_modelparallel.model.random import Draw, kept_random_state
+from muster_modelparallel.model.split import Split
+from muster_modelparallel.model.walk import Origin, UnitCall
+
+Watch = Callable[[int, Sequence[Any]], None]
+"""Sees the leaves of what each unit returns, with the index of the call."""
+
+
+class _StageEndError(BaseException):
+    """Ends the pass of a stage; not an Exception, which user code might catch."""
+
+
+class GhostStage:
+    """Stage `stage` of a split, on the model itself."""
+
+    def __init__(self, model: nn.Module, split: Split, stage: int) -> None:
+        self.model = model
+        self.split = split
+        self.stage = stage
+        self._pass: _Pass | None = None
+        self._passes: dict[Draw, _Pass] = {}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, the units of the model are those of this stage."""
+        modules = dict(self.model.named_modules())
+        units = {call.path: modules[call.path] for call in self.split.calls}
+        exports = {one.path: modules[one.path] for call in self.split.calls for one in call.exports}
+        parts = {path: module for path, module in exports.items() if path not in units}
+        with replaced_forwards(units, self._forward), replaced_forwards(parts, self._part):
+            yield
+
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        received: Sequence[torch.Tensor] = (),
+        draw: Draw | None = None,
+        watch: Watch | None = None,
+    ) -> Any:
+        """One forward pass of one microbatch, inside `installed`: on the last stage what the model
+        returns, elsewhere a tuple of the tensors to pass on, as `split.sent` lists them.
+
+        Arguments that are not among `split.inputs` only need their shape. Raises SplitError where
+        the model does not do what it did when it was probed.
+        """
+        split = self.split
+        draw = draw or Draw()
+        given = dict(zip(split.received[self.stage], received, strict=True))
+        self._pass = state = _Pass(self.model, split, self.stage, given, draw, watch)
+        self._passes = {of: one for of, one in self._passes.items() if of.step == draw.step}
+        if torch.is_grad_enabled():
+            self._passes[draw] = state
+        try:
+            with kept_random_state():
+                draw.glue(0)
+                output = self.model(*args, **kwargs)
+        except _StageEndError:
+            return tuple(state.box[source] for source in split.sent(self.stage))
+        finally:
+            self._pass = None
+        if state.count != len(split.calls):
+            raise state.contradicted("the end of forward")
+        return output
+
+    def forget(self, draw: Draw) -> None:
+        """Frees what the pass of this microbatch holds, once backward is done. The passes of a step
+        are freed when the next step begins."""
+        self._passes.pop(draw, None)
+
+    def _forward(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        def unit(*args: Any, **kwargs: Any) -> Any:
+            state = self._pass
+            if state is not None:
+                return state.call(path, real, args, kwargs)
+            for old in self._passes.values():  # a checkpoint may run it again in backward
+                index = old.again(path)
+                if index >= 0:
+                    return old.run(index, real, args, kwargs)
+            return real(*args, **kwargs)
+
+        return unit
+
+    def _part(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        def part(*args: Any, **kwargs: Any) -> Any:
+            state = self._pass
+            return real(*args, **kwargs) if state is None else state.part(path, real, args, kwargs)
+
+        return part
+
+
+class _Pass:
+    """One pass of one stage: which call is next, and the tensors of calls before it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: Split,
+        stage: int,
+        received: Mapping[Origin, torch.Tensor],
+        draw: Draw,
+        watch: Watch | None,
+    ) -> None:
+        self.box = dict(received)
+        self.count = 0
+        self._inside = False
+        self._exported: list[Any] = []
+        self._stubbed: Any = None
+        self._model = model
+        self._split = split
+        self._stage = stage
+        self._draw = draw
+        self._watch = watch
+        self._sent = frozenset(split.sent(stage))
+
+    def call(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        """The next call. A unit within a unit is a part of it."""
+        if self._inside:
+            return real(*args, **kwargs)
+        split, index = self._split, self.count
+        if index == len(split.calls) or split.calls[index].path != path:
+            raise self.contradicted(path)
+        if split.stages[index] > self._stage:
+            raise _StageEndError
+        self.count += 1
+        self._exported = []
+        output = self.run(index, real, args, kwargs)
+        if split.stages[index] == self._stage:
+            self._note(index, leaves(output), leaves([*args, *kwargs.values()]))
+        return output
+
+    def part(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        """A module within a unit, of whose return hooks take something."""
+        if self._stubbed is not None:
+            output, self._stubbed = self._stubbed[0], None
+            return output
+        output = real(*args, **kwargs)
+        self._exported += leaves(output)
+        return output
+
+    def again(self, path: str) -> int:
+        """Which call of that module is repeated now, by the random state; -1 for none."""
+        index = self._draw.call_now(self.count)
+        return index if self._split.calls[index].path == path else -1
+
+    def run(self, index: int, real: Forward, args: Any, kwargs: Any) -> Any:
+        """What the call returns on this stage; then the glue after it begins."""
+        if self._split.stages[index] != self._stage:
+            output = self._stub(index, leaves([*args, *kwargs.values()]))
+        else:
+            self._draw.unit(index)
+            self._inside = True
+            try:
+                output = real(*args, **kwargs)
+            finally:
+                self._inside = False
+        self._draw.glue(index + 1)
+        return output
+
+    def _note(self, index: int, returned: list[Any], given: list[Any]) -> None:
+        """Keeps what is to be passed on."""
+        call = self._split.calls[index]
+        if len(returned) != len(call.returned):
+            raise SplitError(
+                f"{call.name} returned {len(returned)} values, but {len(call.returned)} when the "
+                "model was probed",
+                "a unit must return the same structure in every microbatch",
+            )
+        if self._watch is not None:
+            self._watch(index, returned)
+        for place, leaf in enumerate([*returned, *given, *self._exported]):
+            source = Origin("value", index, place)
+            if source in self._sent:
+                written = len(returned) <= place < len(returned) + len(given)
+                changes = source in self._split.cloned or written
+                self.box[source] = leaf.clone() if changes else leaf
+
+    def _stub(self, index: int, given: list[Any]) -> Any:
+        call = self._split.calls[index]
+        for place in call.writes:
+            source = Origin("value", index, len(call.returned) + place)
+            if source in self.box:
+                given[place].copy_(self.box[source])
+        place = len(call.returned) + len(call.arguments)
+        for export in call.exports:
+            values = [
+                leaf.value if leaf.meta is None else self._value(Origin("value", index, at), call)
+                for at, leaf in enumerate(export.returned, place)
+            ]
+            place += len(values)
+            self._stubbed = [filled(export.tree, iter(values))]
+            self._model.get_submodule(export.path)()  # for its hooks
+        made: list[Any] = []
+        for place, leaf in enumerate(call.returned):
+            if leaf.argument >= 0:
+                made.append(given[leaf.argument])
+            elif leaf.twin >= 0:
+                made.append(made[leaf.twin])
+            elif leaf.meta is None:
+                made.append(leaf.value)
+            else:
+                made.append(self._value(Origin("value", index, place), call))
+        return filled(call.tree, iter(made))
+
+    def _value(self, source: Origin, call: UnitCall) -> torch.Tensor:
+        changes = source in self._split.cloned
+        if source in self.box:
+            held = call.meta(source.leaf).laid_out(self.box[source])
+            # never itself: a reentrant checkpoint makes what is returned in it an output of its own
+            return held.clone() if changes else held.view_as(held)
+        return call.meta(source.leaf).placeholder(writable=changes)
+
+    def contradicted(self, found: str) -> SplitError:
+        calls = self._split.calls
+        expected = calls[self.count].name if self.count < len(calls) else "the end of forward"
+        order = ", ".join(call.name for call in calls[max(0, self.count - 2) : self.count + 2])
+        return SplitError(
+            f"stage {self._stage} expected {expected} as call {self.count} and found {found}; the "
+            f"probe saw {order}",
+            "the modules that forward calls must not depend on the data; use one partition",
+        )
