@@ -24,7 +24,7 @@ SEVERAL_TENSORS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class CutChoice:
     """Cuts, ascending: stage k holds the units from cut k-1 up to, not with, cut k. `score`: the
     predicted seconds of a step, or the largest share of a stage where memory has a weight. `why`
     it was chosen."""
@@ -109,7 +109,7 @@ def partition(
     schedule: Schedule,
     memory_weight: float = 0.0,
     thorough: bool = True,
-) -> Split:
+) -> CutChoice:
     """The split whose simulated step is shortest: of all, where they are few, else of that with the
     smallest largest stage and what moving its cuts gains. With a `memory_weight` the largest share
     decides alone. Not `thorough` it takes a twentieth of the time, and prefers no cuts to others.
@@ -122,7 +122,7 @@ def partition(
     found = search.best(search.ranges.cuts)
     if found is None or found[1] == inf:
         raise _no_room(profile, search.balance, machine.memory_bytes or 0)
-    best = Split(*found, "the shortest step that was found")
+    best = CutChoice(*found, "the shortest step that was found")
     return _preferred(profile, search, best) if thorough else best
 
 
@@ -166,7 +166,7 @@ class _Search:
         return _climb(cuts, allowed, self.score, self.tries)
 
 
-def _preferred(profile: ModelProfile, search: _Search, best: Split) -> Split:
+def _preferred(profile: ModelProfile, search: _Search, best: CutChoice) -> CutChoice:
     """The equal split, or one with better cuts, unless the best gains more than their limits."""
     ranges, noise = search.ranges, profile.noise
     whole = [cut for cut in ranges.cuts if cut not in ranges.inside_block]
@@ -185,12 +185,12 @@ def _preferred(profile: ModelProfile, search: _Search, best: Split) -> Split:
             continue
         tried.append(allowed)
         if keep_equal and set(equal) <= set(allowed):
-            return Split(
+            return CutChoice(
                 equal, search.score(equal), f"equal split; no other gains over {noise:.1%}"
             )
         found = search.best(allowed) if allowed != ranges.cuts else None
         if found and found[1] <= best.score * (1 + limit):
-            return Split(*found, f"{why}; no others gain over {limit:.1%}")
+            return CutChoice(*found, f"{why}; no others gain over {limit:.1%}")
     return best
 
 
