@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,3 +103,19 @@ def test_a_degree_that_is_not_there_yet_is_refused_before_anything_is_trained(ru
     assert "pipeline_parallel_degree is 2, which comes with a later release" in result.err
     assert not losses(result.out)
     begun.check_nothing_left()
+
+
+def test_the_model_of_a_script_is_planned_for_a_job_that_this_machine_cannot_run(
+    run: Run,
+) -> None:
+    asked = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {
+        "partitions": 2, "microbatches": 8, "ddp": True}}}}  # fmt: skip
+    many = {**asked, "mpi": {"enabled": True, "processes_per_host": 8}}
+    begun = run(json.dumps(many), "--model-plan")
+    out = ended_well(begun, JOB_S).out
+    assert "pipeline 2 x data 8" in out and "proved: 1 outputs" in out, out
+    folder = begun.base("algo-1") / "output" / "data"
+    plan = json.loads((folder / "model-plan.json").read_text())
+    assert plan["microbatches"] == 8 and len(plan["stages"]) == 2
+    assert ElementTree.parse(folder / "model-plan.html").getroot().tag.endswith("html")
+    assert not losses(out)

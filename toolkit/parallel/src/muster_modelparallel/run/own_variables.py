@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from muster_modelparallel.errors import SettingsError
@@ -16,22 +17,54 @@ PREFIX = "MODELPARALLEL_"
 KNOWN: Mapping[str, str] = {
     "MODELPARALLEL_OBJECTS_TIMEOUT_S": "seconds that a rank waits for another one in broadcast, "
     "send, recv_from, allgather and the barriers",
+    "MODELPARALLEL_PLAN_OUT": "a file: the model is planned in place of being trained, and the "
+    "plan goes there, its picture beside it; relative to SM_OUTPUT_DATA_DIR if there is one",
+    "MODELPARALLEL_RANKS": "the ranks of the job that is planned for; 1 if not set",
 }
 OBJECTS_TIMEOUT_S = 600.0
 
 
+class PlanRequest(NamedTuple):
+    """A plan is to be written to `out` for a job of `ranks`."""
+
+    out: Path
+    ranks: int
+
+
 class OwnVariables(NamedTuple):
-    """What the environment says. `objects_timeout_s` in seconds; `notes` are to be said once."""
+    """What the environment says. `objects_timeout_s` in seconds; `notes` are to be said once.
+    `plan`: None in a process that trains."""
 
     objects_timeout_s: float
     notes: tuple[str, ...]
+    plan: PlanRequest | None = None
 
 
 def read_variables(environ: Mapping[str, str]) -> OwnVariables:
     """Raises SettingsError for a value that cannot be used."""
     text = environ.get("MODELPARALLEL_OBJECTS_TIMEOUT_S", "").strip()
     notes = [_unknown(each) for each in sorted(environ) if each.startswith(PREFIX)]
-    return OwnVariables(_seconds(text) if text else OBJECTS_TIMEOUT_S, tuple(filter(None, notes)))
+    seconds = _seconds(text) if text else OBJECTS_TIMEOUT_S
+    return OwnVariables(seconds, tuple(filter(None, notes)), _plan(environ))
+
+
+def _plan(environ: Mapping[str, str]) -> PlanRequest | None:
+    out, count = (environ.get(PREFIX + name, "").strip() for name in ("PLAN_OUT", "RANKS"))
+    if not out:
+        return None
+    ranks = int(count) if count.isascii() and count.isdigit() else 0 if count else 1
+    if not ranks:
+        raise SettingsError(
+            f"MODELPARALLEL_RANKS={count!r} is no number above 0",
+            "set it to the number of ranks of the job that is planned for",
+        )
+    path = Path(environ.get("SM_OUTPUT_DATA_DIR", ""), out)
+    if not path.parent.is_dir():
+        raise SettingsError(
+            f"MODELPARALLEL_PLAN_OUT={out!r}: there is no folder {path.parent}",
+            "make it, or name another",
+        )
+    return PlanRequest(path.with_suffix(".json"), ranks)
 
 
 def _seconds(text: str) -> float:

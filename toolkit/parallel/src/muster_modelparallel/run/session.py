@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster_modelparallel.errors import (
@@ -20,7 +20,7 @@ from muster_modelparallel.errors import (
     NotStartedError,
     SettingsError,
 )
-from muster_modelparallel.run.own_variables import OwnVariables, read_variables
+from muster_modelparallel.run.own_variables import OwnVariables, PlanRequest, read_variables
 from muster_modelparallel.settings.config import Config, Reading, check_world, read_config
 from muster_modelparallel.shape.topology import Topology
 
@@ -81,6 +81,8 @@ class Session:
 
     `model`, `optimizer` and `microbatch` are set by those who own them: the wrappers and `step`.
     `translate_functions` are pairs (to the other format, from it) that full checkpoints go through.
+    `plan`: the model is planned in place of being trained; `topology` is then that of this process
+    alone, `config` that of the job.
     """
 
     config: Config
@@ -90,6 +92,7 @@ class Session:
     model: ModelLike | None = None
     optimizer: OptimizerLike | None = None
     microbatch: Microbatch | None = None
+    plan: PlanRequest | None = None
     translate_functions: list[Any] = field(default_factory=list)
 
 
@@ -140,14 +143,19 @@ def init(config: Mapping[str, object] | None = None) -> None:
     point = _Holder.point = job_store(os.environ, _Holder.point)
     me = point.me
     reading, own = _agree(point, config)
-    check_world(reading.config, me.size)
-    refuse_unbuilt(reading.config)
-    found = reading.config
-    topology = Topology(
-        me.size, found.pipeline_parallel_degree, found.tensor_parallel_degree, found.placement
-    )
+    found, plan = reading.config, own.plan
+    if plan and me.size > 1:
+        raise SettingsError(
+            f"MODELPARALLEL_PLAN_OUT is set in a job of {me.size} ranks, but one process plans",
+            f"run one process with MODELPARALLEL_RANKS={me.size}: muster plan SCRIPT --model",
+        )
+    if not plan or "pipeline_parallel_degree" in reading.given:
+        check_world(found, plan.ranks if plan else me.size)
+    pipeline = 1 if plan else found.pipeline_parallel_degree
+    refuse_unbuilt(replace(found, pipeline_parallel_degree=pipeline))
+    topology = Topology(me.size, pipeline, found.tensor_parallel_degree, found.placement)
     made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
-    _Holder.session = Session(found, topology, made, reading)
+    _Holder.session = Session(found, topology, made, reading, plan=plan)
     if me.rank == 0:
         for note in (*own.notes, *reading.notes):
             _log.warning("%s", note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from muster_modelparallel.shape.costs import Ranges
+from muster_modelparallel.shape.partition import MOST_NOISE
 from muster_modelparallel.shape.plan import Plan
 
 
@@ -83,7 +84,9 @@ def _ties(plan: Plan) -> list[str]:
 
 def _costs(plan: Plan) -> str:
     if plan.profile.costs == "measured":
-        return ""
+        noise = plan.profile.noise
+        again = f"seconds are uncertain by {noise:.0%}: plan again while nothing else runs"
+        return again if noise > MOST_NOISE else ""
     return "seconds are estimates from FLOPs: measure on the machine that trains"
 
 

@@ -22,6 +22,9 @@ Cuts = tuple[int, ...]
 SEVERAL_TENSORS = 0.02
 """What cuts that relay several tensors must gain over the best whose cuts relay one."""
 
+MOST_NOISE = 0.1
+"""More than this much of a step is not given away, however uncertain the costs are."""
+
 
 @dataclass(frozen=True, slots=True)
 class CutChoice:
@@ -168,7 +171,7 @@ class _Search:
 
 def _preferred(profile: ModelProfile, search: _Search, best: CutChoice) -> CutChoice:
     """The equal split, or one with better cuts, unless the best gains more than their limits."""
-    ranges, noise = search.ranges, profile.noise
+    ranges, noise = search.ranges, min(profile.noise, MOST_NOISE)
     whole = [cut for cut in ranges.cuts if cut not in ranges.inside_block]
     single = [cut for cut in ranges.cuts if ranges.tensors[cut] <= 1]
     both, gain = [cut for cut in whole if cut in single], max(noise, SEVERAL_TENSORS)

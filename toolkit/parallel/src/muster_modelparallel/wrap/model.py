@@ -92,6 +92,10 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
+        if self._session.plan is not None:
+            from muster_modelparallel.wrap.planning import plan_and_end
+
+            plan_and_end(self._session, self.module, args, kwargs)
         if self._session.microbatch is None:
             self._run_hooks()
             self._broadcast_buffers()

@@ -1,0 +1,168 @@
+"""MODELPARALLEL_PLAN_OUT: the first call of the model in a step is planned, and the process ends.
+
+Nothing is trained. The plan is for the job of MODELPARALLEL_RANKS ranks, made from one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from torch import nn
+
+from muster_modelparallel.errors import PlanError, SplitError
+from muster_modelparallel.model.probe import Probe, probe
+from muster_modelparallel.model.proof import prove
+from muster_modelparallel.run.session import Session
+from muster_modelparallel.shape.advice import advice
+from muster_modelparallel.shape.choose import MAKERS, choose, evaluate
+from muster_modelparallel.shape.costs import Machine
+from muster_modelparallel.shape.manual import manual
+from muster_modelparallel.shape.picture.page import page
+from muster_modelparallel.shape.plan import Plan, make_plan
+from muster_modelparallel.shape.simulate import Timeline
+from muster_modelparallel.wrap.partitions import get_partition
+
+T = TypeVar("T")
+MOST_STAGES = 64
+"""Without a degree in the job's parameters, longer pipelines are not tried."""
+_SCHEDULES = {"interleaved": "1F1B", "simple": "GPipe"}
+
+
+def plan_and_end(
+    session: Session, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> NoReturn:
+    """Probes the model with the arguments of one microbatch, plans and proves a split, writes both
+    files, prints the stages, and raises SystemExit(0).
+
+    Raises SplitError for a model that cannot be split or whose split is not proved, PlanError for
+    degrees that no cut can serve and for files that cannot be written.
+    """
+    assert session.plan is not None
+    found = _timed("probe", lambda: _probed(session, module, args, kwargs))
+    plan, line = _timed("plan", lambda: _planned(session, module, found))
+    split = found.split([plan.stage_of[unit.name] for unit in found.profile.units])
+    proof = _timed(
+        "proof", lambda: prove(module, split, args, kwargs, module.training, found.state)
+    )
+    plan = replace(plan, proof=f"proved: {proof.outputs} outputs, {proof.gradients} gradients")
+    _write(session.plan.out, plan, line)
+    _say(_table(plan))
+    raise SystemExit(0)
+
+
+def _degrees(session: Session) -> list[int]:
+    """The pipeline's degrees to try, the largest first: that of the job's parameters, else all that
+    divide its ranks."""
+    assert session.plan is not None
+    if "pipeline_parallel_degree" in session.reading.given:
+        return [session.config.pipeline_parallel_degree]
+    ranks = session.plan.ranks
+    return [one for one in range(min(ranks, MOST_STAGES), 0, -1) if ranks % one == 0]
+
+
+def _probed(
+    session: Session, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Probe:
+    """With units for the longest pipeline that the model can be cut into."""
+    degrees = _degrees(session)
+    for parts in degrees:
+        try:
+            return probe(module, args, kwargs, parts, session.config.microbatches)
+        except SplitError:
+            if parts == degrees[-1]:
+                raise
+    raise AssertionError("there is always a degree")
+
+
+def _planned(session: Session, module: nn.Module, found: Probe) -> tuple[Plan, Timeline]:
+    config, given, asked = session.config, session.reading.given, session.plan
+    assert asked is not None
+    name = _SCHEDULES[config.pipeline]
+    machine = Machine()
+    if not config.auto_partition:
+        return _by_hand(session, module, found, name, machine)
+    wants_memory = {"memory_weight", "optimize"} & {*given}
+    return choose(
+        found.profile,
+        machine,
+        asked.ranks,
+        pipelines=_degrees(session),
+        microbatches=(config.microbatches,) if "microbatches" in given else (),
+        makers={name: MAKERS[name]} if "pipeline" in given else MAKERS,
+        memory_weight=config.memory_weight if wants_memory else 0.0,
+    )
+
+
+def _by_hand(
+    session: Session, module: nn.Module, found: Probe, name: str, machine: Machine
+) -> tuple[Plan, Timeline]:
+    """The stages that the script has given its modules."""
+    config, asked = session.config, session.plan
+    assert asked is not None
+    degree, make = config.pipeline_parallel_degree, MAKERS[name]
+    chosen = {path: get_partition(one) for path, one in module.named_modules()}
+    partitions = {path: stage for path, stage in chosen.items() if stage is not None}
+    by_hand = manual(found.profile, partitions, config.default_partition, degree)
+    if len(by_hand.rank_of) > degree:
+        raise PlanError(
+            "the partitions return to a rank, which plans cannot show yet",
+            "let the calls of the model go through the partitions in order",
+        )
+    schedule = make(degree, config.microbatches)
+    line = evaluate(found.profile, machine, schedule, by_hand.cuts)
+    made = make_plan(
+        found.profile, machine, schedule, by_hand.cuts, line,
+        why="the script's own partitions", replicas=asked.ranks // degree,
+    )  # fmt: skip
+    return made, line
+
+
+def _write(out: Path, plan: Plan, line: Timeline) -> None:
+    picture = out.with_suffix(".html")
+    try:
+        plan.save(out)
+        picture.write_text(page(plan, line), encoding="utf-8")
+    except OSError as error:
+        what = f"the plan cannot be written to {error.filename or out}: {error.strerror}"
+        raise PlanError(what, "name a file in a folder with room: MODELPARALLEL_PLAN_OUT") from None
+    _say(f"plan: {out}, as a picture {picture}")
+
+
+def _table(plan: Plan) -> str:
+    """The stages, and what would help."""
+    profile, stage_of = plan.profile, list(plan.stage_of.values())
+    rows = [("stage", "units", "first", "seconds", "MiB of parameters")]
+    for at, stage in enumerate(plan.stages):
+        mine = [unit for unit, of in enumerate(stage_of) if of == at]
+        seconds = sum(profile.forward_s(unit) + profile.backward_s(unit) for unit in mine)
+        size = sum(profile.units[unit].parameter_bytes for unit in mine) / 2**20
+        rows.append((str(at), str(len(mine)), stage.units[0], f"{seconds:.4f}", f"{size:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    summary = (
+        f"pipeline {len(plan.rank_bytes)} x data {plan.replicas}, {plan.schedule}, "
+        f"{plan.microbatches} microbatches: {plan.step_s:.4f} s a step predicted, "
+        f"{plan.bubble:.0%} of it idle; {plan.proof}"
+    )
+    return "\n".join((*lines, summary, *(f"would help: {line}" for line in advice(plan))))
+
+
+def _timed(phase: str, work: Callable[[], T]) -> T:
+    began = time.monotonic()
+    result = work()
+    _say(f"{phase}: {time.monotonic() - began:.1f} s")
+    return result
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        sys.stdout.write(f"modelparallel: {line}\n")
+    sys.stdout.flush()
