@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ModelParallelError(RuntimeError):
     """Base of all errors of this package. `fix` says what to do, "" when the text says it."""
@@ -34,3 +37,12 @@ class NotBuiltError(ModelParallelError, NotImplementedError):
 
 class ExchangeError(ModelParallelError):
     """An object did not come or was not taken: the other rank is gone, or too late."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, "" when none is close."""
+    found = difflib.get_close_matches(name[:_LONGEST], list(known), n=1, cutoff=0.65)
+    return found[0] if found else ""
+
+
+_LONGEST = 60  # characters; longer names cost time
