@@ -41,8 +41,7 @@ class ExchangeError(ModelParallelError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that was probably meant, "" when none is close."""
-    found = difflib.get_close_matches(name[:_LONGEST], list(known), n=1, cutoff=0.65)
-    return found[0] if found else ""
+    return next(iter(difflib.get_close_matches(name[:_LONGEST], list(known), 1, 0.65)), "")
 
 
 _LONGEST = 60  # characters; longer names cost time
