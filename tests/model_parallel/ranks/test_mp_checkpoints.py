@@ -16,7 +16,7 @@ import torch
 from tests.model_parallel.support.ranks import give, results, run_ranks, words_of
 
 __all__ = ["give"]
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 PARAMETERS = {"microbatches": 2, "ddp": True}
 
 
@@ -91,9 +91,9 @@ def test_the_files_are_those_of_the_documented_layout(tmp_path: Path) -> None:
         results(run)
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert names == [
-        "newest", "newest_full", "optimizer_step1", "step1", "step1_partial/manifest.json",
-        "step1_partial/model_0_0.pt", "step1_partial/optimizer_0_0.pt",
-        "step1_partial/user_content.pt", "user_content_step1",
+        "manifest_step1", "newest", "newest_full", "optimizer_step1", "step1",
+        "step1_partial/manifest.json", "step1_partial/model_0_0.pt",
+        "step1_partial/optimizer_0_0.pt", "step1_partial/user_content.pt", "user_content_step1",
     ]  # fmt: skip
     assert (folder / "newest").read_text() == "step1"
     part = torch.load(folder / "step1_partial/model_0_0.pt", weights_only=True)
@@ -103,6 +103,7 @@ def test_the_files_are_those_of_the_documented_layout(tmp_path: Path) -> None:
     plain.load_state_dict(part)
 
 
+@pytest.mark.promise("F72")
 def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -> None:
     """As instances have on SageMaker: what is at the same path is not the same folder."""
     own = [{"TEST_FOLDER": str(tmp_path / name), "TEST_HOST": name} for name in ("a", "b")]
@@ -125,6 +126,20 @@ def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -
         smp.save_checkpoint("whole", "one", partial=False, model=model, user_content="mine")
         assert smp.resume_from_checkpoint("whole", partial=False) == "mine"
         first = smp.resume_from_checkpoint("kept") == "mine"
+        folders = [Path("whole"), Path("before")]
+        shutil.copytree(*folders)
+        smp.save_checkpoint("whole", "one", partial=False, model=model, user_content="later")
+        smp.save_checkpoint("whole", "two", partial=False, model=model)
+        if smp.rank() == 1:  # as if killed before this host came to the last two
+            shutil.rmtree("whole")
+            folders[1].rename("whole")
+        for tag in (None, "one"):
+            try:
+                smp.resume_from_checkpoint("whole", tag, partial=False)
+            except smp.ModelParallelError as error:
+                assert "of one save in common" in str(error), error
+            else:
+                return False
         smp.save_checkpoint("kept", "two", model=model)
         if smp.rank() == 1:  # as if killed before this host came to it
             shutil.rmtree("kept/two_partial")
@@ -150,6 +165,45 @@ def test_hosts_with_a_folder_each_have_a_whole_checkpoint_each(tmp_path: Path) -
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def saves_slowly(folder: str, pieces: int, pause_s: float) -> list[object]:
+    """Rank 0 has a slow disk."""
+    import os
+    import time
+
+    import torch
+
+    import muster_modelparallel as smp
+    from muster_modelparallel.checkpoint import layout
+
+    smp.init()
+    model = smp.DistributedModel(torch.nn.Linear(1000, pieces))
+    layout.PIECE_BYTES = 4000
+    fsync = os.fsync
+    if smp.rank() == 0:
+        os.fsync = lambda file: time.sleep(pause_s) or fsync(file)
+    began = time.monotonic()
+    try:
+        smp.save_checkpoint(folder, "one", model=model)
+    except smp.ExchangeError as error:
+        return [str(error), time.monotonic() - began]
+    return ["", time.monotonic() - began]
+
+
+@pytest.mark.promise("F71")
+def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    env = {"MODELPARALLEL_OBJECTS_TIMEOUT_S": "4"}
+    for pieces, pause_s, is_stuck in ((20, 0.4, False), (2, 9.0, True)):
+        ends = run_ranks(
+            saves_slowly, 2, arguments=[str(tmp_path), pieces, pause_s],
+            parameters=PARAMETERS, env=env,
+        )  # fmt: skip
+        error, took_s = ends[1].result
+        assert took_s > 4, "nothing is slow"
+        assert ("for rank 0 in allgather" in error) is is_stuck, error
+        assert bool(error) is is_stuck
+
+
+@pytest.mark.promise("F70")
 def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_what_was_saved(
     tmp_path: Path,
 ) -> None:
@@ -186,6 +240,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_what_was_saved(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.promise("B55")
 def test_another_model_and_another_tag_are_named(tmp_path: Path) -> None:
     folder = str(tmp_path)
     results(
@@ -212,6 +267,7 @@ def test_another_model_and_another_tag_are_named(tmp_path: Path) -> None:
         assert "rank 0 saves ('step0', True) and rank 1 saves ('step1', True)" in said
 
 
+@pytest.mark.promise("S20")
 def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     """The states of models and optimizers; what the script saved as its own is its own."""
     import pickle
@@ -259,6 +315,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.promise("F70")
 def test_killed_at_any_moment_the_next_one_resumes_from_a_whole_checkpoint(tmp_path: Path) -> None:
     """Twelve times in the same folder, under the same tag."""
     moments = random.Random(5)

@@ -56,7 +56,7 @@ def run_ranks(
     parameters: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     env_of: Sequence[Mapping[str, str]] = (),
-    limit_s: float = 60,
+    limit_s: float = 120,
 ) -> list[RankEnd]:
     """Starts `count` ranks, waits for all, and says for each how it ended.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from muster_modelparallel.errors import CheckpointError
 def save(path: Path, tag: str, text: str) -> None:
     place = layout.partial_folder(str(path), tag)
     folder = Path(layout.begin(place))
-    size = layout.write_file(str(folder / "model_0_0.pt"), lambda to: Path(to).write_text(text))
+    size = layout.write_file(str(folder / "model_0_0.pt"), lambda to: to.write(text.encode()))
     layout.finish_partial(place, Manifest("save", 1, 1, 1, {"model_0_0.pt": size}))
     layout.write_newest(str(path), tag)
 
@@ -25,7 +26,7 @@ def save_full(path: Path, tag: str, text: str) -> None:
     folder, names = Path(layout.begin(str(path / tag))), layout.full_names(tag)
     names = names if text != "new" else names[:2]
     sizes = {
-        name: layout.write_file(str(folder / name), lambda to: Path(to).write_text(text))
+        name: layout.write_file(str(folder / name), lambda to: to.write(text.encode()))
         for name in names
     }
     layout.finish_full(str(path), tag, Manifest("save", 1, 1, 1, sizes))
@@ -33,7 +34,8 @@ def save_full(path: Path, tag: str, text: str) -> None:
 
 def newest(path: Path) -> str:
     folder = Path(layout.find(str(path), layout.read_newest(str(path))))
-    assert layout.read_manifest(str(folder)) == Manifest("save", 1, 1, 1, {"model_0_0.pt": 3})
+    tag = layout.read_newest(str(path))
+    assert layout.read_manifest(str(path), tag) == Manifest("save", 1, 1, 1, {"model_0_0.pt": 3})
     return (folder / "model_0_0.pt").read_text()
 
 
@@ -97,15 +99,41 @@ def counted(call, left):  # type: ignore[no-untyped-def]
     return wrapped
 
 
+@pytest.mark.promise("B55")
 def test_a_file_that_is_missing_or_short_is_named(tmp_path: Path) -> None:
     save(tmp_path, "one", "old")
     file = tmp_path / "one_partial" / "model_0_0.pt"
     file.write_text("ol")
     with pytest.raises(CheckpointError, match=r"model_0_0.pt has 2 of its 3 bytes"):
-        layout.read_manifest(str(file.parent))
+        layout.read_manifest(str(tmp_path), "one")
     file.unlink()
     with pytest.raises(CheckpointError, match=r"model_0_0.pt is missing"):
-        layout.read_manifest(str(file.parent))
+        layout.read_manifest(str(tmp_path), "one")
+    save_full(tmp_path, "full", "new")
+    assert layout.saved(str(tmp_path), partial=False).keys() == {"full"}
+    (tmp_path / "optimizer_full").write_text("ne")
+    with pytest.raises(CheckpointError, match=r"optimizer_full has 2 of its 3 bytes"):
+        layout.read_manifest(str(tmp_path), "full", partial=False)
+    assert layout.saved(str(tmp_path), partial=False) == {}
+
+
+def test_a_file_is_written_in_pieces_each_of_which_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "PIECE_BYTES", 10)
+    file, sizes = tmp_path / "file", []
+
+    def look() -> None:
+        (being_written,) = tmp_path.iterdir()
+        sizes.append(being_written.stat().st_size)
+
+    def write(to: Any) -> None:
+        assert to.write(b"abcd") == 4
+        assert to.write(memoryview(bytes(range(30)))) == 30
+
+    assert layout.write_file(str(file), write, look) == 34
+    assert sizes == [10, 20, 30]
+    assert file.read_bytes() == b"abcd" + bytes(range(30))
 
 
 def test_only_the_oldest_checkpoints_are_removed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from muster_modelparallel.errors import NotBuiltError, SettingsError
 from muster_modelparallel.settings.config import Config, Reading, check_world, read_config
 from muster_modelparallel.settings.keys import ALIASES, KEYS, Fate
-from muster_modelparallel.settings.sources import MOST_DEPTH, MOST_TEXT, trainer_sees
+from muster_modelparallel.settings.sources import MOST_DEPTH, MOST_TEXT
 
 VARIABLE = "SM_HP_MP_PARAMETERS"
 NO = Fate.NO_EFFECT
@@ -283,6 +283,13 @@ def test_an_unknown_key_is_a_note_with_the_nearest_name() -> None:
     )
 
 
+def test_a_backend_that_torch_does_not_have_is_a_note() -> None:
+    """It is the documented default of the library, so it is no error."""
+    notes = read_config({}, [], {"ddp_dist_backend": "mpi"}).notes
+    assert len(notes) == 1 and "'mpi' means gloo, and NCCL on GPUs" in notes[0]
+    assert not read_config({}, [], {"ddp_dist_backend": "gloo"}).notes
+
+
 def test_variables_of_the_library_without_effect_are_named_once() -> None:
     reading = read(SMP_NCCL_THROTTLE_LIMIT="8", SMP_A="1", SM_HOSTS="[]")
     assert reading.notes == ("variables without effect: SMP_A, SMP_NCCL_THROTTLE_LIMIT",)
@@ -342,14 +349,3 @@ def test_ranks_that_cannot_be_cut_into_groups_are_refused(
 )
 def test_degrees_that_fit_are_taken(config: Config, size: int) -> None:
     check_world(config, size)
-
-
-def test_whether_the_trainer_of_transformers_takes_part() -> None:
-    mine = {VARIABLE: '{"partitions": 1}', "SM_FRAMEWORK_PARAMS": '{"sagemaker_mpi_enabled":true}'}
-    assert trainer_sees(mine) == ""
-    other = {**mine, VARIABLE: '{"pipeline_parallel_degree": 1}'}
-    assert trainer_sees(other).startswith(f"{VARIABLE} has no 'partitions'")
-    for text in ("{}", "{", '{"sagemaker_mpi_enabled": false}'):
-        said = trainer_sees({**mine, "SM_FRAMEWORK_PARAMS": text})
-        assert said.startswith("SM_FRAMEWORK_PARAMS has no 'sagemaker_mpi_enabled'")
-    assert trainer_sees({}) != ""

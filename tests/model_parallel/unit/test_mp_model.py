@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from muster_modelparallel.errors import NotBuiltError, NotStartedError, SettingsError, StepError
+from muster_modelparallel.run.state import state
 from muster_modelparallel.run.step import step
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
@@ -107,6 +108,7 @@ def test_backward_of_a_tensor_without_gradient_is_torchs_error() -> None:
             step(lambda x: model.backward(model(x)))(batch()[0])
 
 
+@pytest.mark.promise("B54")
 def test_loss_backward_in_a_step_is_refused() -> None:
     with alone(microbatches=2):
         model = DistributedModel(plain())
@@ -215,6 +217,13 @@ def test_nothing_is_cut_by_tensor_parallelism() -> None:
         assert list(model.scaled_batch_reducer_named_parameters()) == []
 
 
+class Elsewhere(torch.Tensor):  # type: ignore[misc]
+    """Stands for a tensor that is not on the CPU."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
 def test_training_and_evaluation_reach_the_module_and_so_does_cpu() -> None:
     with alone():
         model = DistributedModel(build())
@@ -223,7 +232,9 @@ def test_training_and_evaluation_reach_the_module_and_so_does_cpu() -> None:
         model.train()
         assert model.module[2].training
         model.double()
+        model.module.register_buffer("far", torch.ones(2).as_subclass(Elsewhere))
         assert model.cpu() is model and model.module[0].weight.dtype is torch.float64
+        assert type(model.module.far) is torch.Tensor, "buffers come too"
 
 
 def test_post_partition_hooks_run_once_before_the_first_forward() -> None:
@@ -269,6 +280,7 @@ def test_an_argument_of_the_job_goes_before_overlapping_allreduce() -> None:
         assert DistributedModel(plain()).overlapping_allreduce is True
 
 
+@pytest.mark.promise("B54")
 def test_a_second_model_is_refused() -> None:
     with alone() as session:
         first = DistributedModel(plain())
@@ -277,14 +289,36 @@ def test_a_second_model_is_refused() -> None:
         assert session.model is first
 
 
-def test_what_cannot_be_wrapped_is_refused() -> None:
-    with pytest.raises(NotStartedError):
-        DistributedModel(plain())
+def test_a_module_that_is_wrapped_again_is_the_same_model() -> None:
+    with alone():
+        module = plain()
+        model = DistributedModel(module, backward_passes_per_step=2)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        assert DistributedModel(module=module) is DistributedModel(module) is model
+        assert model.backward_passes_per_step == 2 and state.optimizer is optimizer
+
+
+def test_arguments_about_tracing_are_checked_and_taken() -> None:
     with alone():
         with pytest.raises(SettingsError, match="'tpu'"):
             DistributedModel(plain(), trace_device="tpu")
         with pytest.raises(SettingsError, match="trace_execution_times"):
             DistributedModel(plain(), trace_device="cpu", trace_execution_times=True)
+        DistributedModel(plain(), trace_execution_times=True, trace_memory_usage=True)
+
+
+def test_the_state_shows_what_was_wrapped() -> None:
+    with alone():
+        assert state.model is None and state.optimizer is None
+        model = DistributedModel(plain())
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        assert state.model is model and state.optimizer is optimizer
+
+
+def test_what_cannot_be_wrapped_is_refused() -> None:
+    with pytest.raises(NotStartedError):
+        DistributedModel(plain())
+    with alone():
         with pytest.raises(SettingsError, match="backward_passes_per_step is 0"):
             DistributedModel(plain(), backward_passes_per_step=0)
         with pytest.raises(SettingsError, match="bucket_cap_mb"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,23 +14,12 @@ import muster_modelparallel
 import smdistributed.modelparallel
 import smdistributed.modelparallel.torch as smp
 from tests.model_parallel.support.alone import alone
+from tests.model_parallel.support.names import P0
 
 pytestmark = pytest.mark.torch
 
-RANKS = [f"{kind}_{what}" for kind in ("mp", "pp", "tp", "dp", "rdp") for what in ("rank", "size")]
-GROUPS = [f"get_{kind}_group" for kind in ("mp", "pp", "tp", "dp", "rdp")]
-PROCESS_GROUPS = [f"get_{kind}_process_group" for kind in ("world", "mp", "pp", "tp", "dp", "rdp")]
-P0 = [
-    "init", "is_initialized", "is_tracing",
-    "step", "StepOutput", "DistributedModel", "DistributedOptimizer",
-    "rank", "size", "local_rank", "local_size", *RANKS, *GROUPS, *PROCESS_GROUPS,
-    "barrier", "dp_barrier", "mp_barrier", "broadcast", "recv_from", "send", "allgather",
-    "CommGroup", "RankType", "WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP",
-    "partition", "set_partition", "set_tensor_parallelism", "tensor_parallelism",
-    "model_creation", "delay_param_initialization", "tp_register", "tp_register_with_module",
-    "save", "load", "save_checkpoint", "resume_from_checkpoint",
-    "set_activation_checkpointing", "state",
-]  # fmt: skip
+FOLDER = Path(__file__).parents[1]
+ELSEWHERE = {"smp_slice"}  # a method of a script's own objects
 FAMILIES = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]
 IMPORTED = [
     ("torch.amp", "GradScaler"),
@@ -55,10 +46,32 @@ IMPORTED = [
 ]
 
 
-@pytest.mark.parametrize("name", P0)
+@pytest.mark.parametrize("name", muster_modelparallel.__all__)
 def test_a_documented_name_is_that_of_the_native_api(name):
-    assert getattr(smp, name) is getattr(muster_modelparallel, name)
+    if name != "__version__":
+        assert getattr(smp, name) is getattr(muster_modelparallel, name)
     assert name in smp.__all__
+
+
+def test_every_name_that_scripts_cannot_do_without_has_a_test_of_its_effect():
+    listed = {name for name in P0 if name.isidentifier() and name not in ELSEWHERE}
+    assert listed <= set(smp.__all__)
+    for name, test in P0.items():
+        file, _, function = test.partition("::")
+        text = (FOLDER / file).read_text()
+        assert f"\ndef {function.partition('[')[0]}(" in text, f"{name}: there is no {test}"
+        check = re.search(r"-(\w+)\]$", function)
+        if check and "replicas" in function:
+            checks = (FOLDER / "ranks/ranks_data_parallel.py").read_text()
+            assert f"\ndef {check[1]}(" in checks, f"{name}: there is no check {check[1]}"
+
+
+def test_a_model_is_wrapped_under_its_longer_name():
+    import torch
+
+    with alone() as session:
+        model = smp.model.DistributedModel(torch.nn.Linear(1, 1))
+        assert isinstance(model, smp.DistributedModel) and session.model is model
 
 
 @pytest.mark.parametrize(("module", "name"), IMPORTED)

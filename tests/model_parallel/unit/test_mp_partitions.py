@@ -12,6 +12,7 @@ from torch import nn
 
 import muster_modelparallel as smp
 from muster_modelparallel.wrap import activations
+from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint
 from tests.model_parallel.support.alone import alone
 
 pytestmark = pytest.mark.torch
@@ -202,8 +203,28 @@ def test_hooks_keywords_and_lists_work_under_checkpointing():
     assert second == "text" and seen == [1]
     torch.testing.assert_close(value.grad, 2 * (2 * value.detach()).exp())
     value.grad = None
-    activations.checkpoint(module, (value, 1), by=3.0)[0].sum().backward()
+    checkpoint(module, (value, 1), by=3.0)[0].sum().backward()
     torch.testing.assert_close(value.grad, 3 * (3 * value.detach()).exp())
+
+
+def test_one_call_of_a_module_is_checkpointed():
+    model = _sequence(1)[0]
+    expected = _grads(model, model)
+    model.zero_grad()
+    Counted.calls = 0
+    found = _grads(model, lambda value: checkpoint(model, value, preserve_rng_state=True))
+    assert Counted.calls == 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_dropout_drops_the_same_again_where_the_random_state_is_kept(is_kept):
+    model = _sequence(1)
+    expected = _grads(model, model)
+    model.zero_grad()
+    smp.set_activation_checkpointing(model, preserve_rng_state=is_kept)
+    found = _grads(model, model)
+    assert torch.equal(found[1], expected[1]) is is_kept
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ def test_methods_are_cut_but_for_their_object() -> None:
     assert owner is trainer and piece.tolist() == [0, 1]
 
 
+@pytest.mark.promise("B53")
 def test_a_batch_that_does_not_divide_is_refused_with_both_numbers_and_the_fix() -> None:
     with pytest.raises(StepError) as caught:
         cut(one, {"ids": [torch.ones(7, 2)]}, count=4)

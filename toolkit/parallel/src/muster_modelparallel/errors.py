@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ModelParallelError(RuntimeError):
     """Base of all errors of this package. `fix` says what to do, "" when the text says it."""
@@ -42,3 +45,11 @@ class ExchangeError(ModelParallelError):
 
 class SplitError(ModelParallelError):
     """The model cannot be cut where it should be, or did something else than when it was probed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, "" when none is close."""
+    return next(iter(difflib.get_close_matches(name[:_LONGEST], list(known), 1, 0.65)), "")
+
+
+_LONGEST = 60  # characters; longer names cost time

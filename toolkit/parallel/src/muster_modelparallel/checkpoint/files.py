@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from muster_modelparallel.checkpoint.layout import write_file
+from muster_modelparallel.checkpoint.layout import Wrote, write_file
 from muster_modelparallel.errors import CheckpointError
 
 
-def save_object(obj: object, path: str, **options: Any) -> int:
-    """As `torch.save(obj, path, **options)`, but whole or not at all; returns the bytes."""
-    return write_file(path, lambda to: torch.save(obj, to, **options))
+def save_object(obj: object, path: str, wrote: Wrote = lambda: None, **options: Any) -> int:
+    """As `torch.save(obj, path, **options)`, but whole or not at all; returns the bytes. `wrote` is
+    called whenever a part is on the disk."""
+    return write_file(path, lambda to: torch.save(obj, to, **options), wrote)
 
 
 def load_object(path: str, map_location: Any = "cpu", **options: Any) -> Any:

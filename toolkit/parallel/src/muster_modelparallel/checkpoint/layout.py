@@ -5,6 +5,7 @@
       TAG                      a full checkpoint: the state of the model
       optimizer_TAG            beside it, muster's own: the state of the optimizer
       user_content_TAG
+      manifest_TAG
       newest                   the tag of the newest partial checkpoint
       newest_full              muster's own: that of the newest full one
 
@@ -19,24 +20,29 @@ Source: developer guide, "Checkpointing a distributed PyTorch model".
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster_modelparallel.errors import CheckpointError
 
 NEWEST = "newest"
 NEWEST_FULL = "newest_full"
 MANIFEST = "manifest.json"
+_FULL_MANIFEST = "manifest_"  # before the tag
 USER_CONTENT = "user_content.pt"
 PARTIAL = "_partial"
 INCOMPLETE = ".incomplete"
 REPLACED = ".replaced"
 _FORMAT = 1
 _MANIFEST_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20  # a disk that takes longer for them than ranks wait for each other is stuck
+
+Wrote = Callable[[], None]
 
 
 class Manifest(NamedTuple):
@@ -90,17 +96,19 @@ def finish_full(path: str, tag: str, manifest: Manifest | None = None) -> None:
     written = os.path.join(path, tag) + INCOMPLETE
     if manifest is not None:
         _write_manifest(written, manifest)
-    elif not os.path.exists(os.path.join(written, MANIFEST)):
+    found = _manifest_in(os.path.join(written, MANIFEST))
+    if found is None:
         return
     for name in full_names(tag):
         place = os.path.join(path, name)
         try:
             os.replace(os.path.join(written, name), place)
         except FileNotFoundError:
-            found = read_manifest(written, check=False)
-            if found is not None and name not in found.files:
+            if name not in found.files:
                 remove_file(place)
     write_newest(path, tag, NEWEST_FULL)
+    with contextlib.suppress(FileNotFoundError):  # another rank that resumes was first
+        os.replace(os.path.join(written, MANIFEST), os.path.join(path, _FULL_MANIFEST + tag))
     shutil.rmtree(written, ignore_errors=True)
 
 
@@ -115,7 +123,7 @@ def full_names(tag: str) -> tuple[str, str, str]:
 
 
 def write_newest(path: str, tag: str, name: str = NEWEST) -> None:
-    write_file(os.path.join(path, name), lambda to: _write_text(to, tag))
+    write_file(os.path.join(path, name), lambda to: to.write(tag.encode()))
 
 
 def read_newest(path: str, name: str = NEWEST) -> str:
@@ -144,10 +152,24 @@ def find(path: str, tag: str) -> str:
     )
 
 
-def read_manifest(folder: str, check: bool = True) -> Manifest | None:
-    """None for a checkpoint that was not written by muster. Raises CheckpointError for one whose
-    files are not all there with all their bytes."""
-    name = os.path.join(folder, MANIFEST)
+def read_manifest(path: str, tag: str, partial: bool = True) -> Manifest | None:
+    """None for a checkpoint that was not written by muster. Raises CheckpointError for one that is
+    not there, or whose files are not all there with all their bytes."""
+    folder = find(path, tag) if partial else path
+    manifest = _manifest_in(os.path.join(folder, MANIFEST if partial else _FULL_MANIFEST + tag))
+    for file_name, size in manifest.files.items() if manifest is not None else ():
+        found = _size_of(os.path.join(folder, os.path.basename(file_name)))
+        if found != size:
+            held = "is missing" if found is None else f"has {found} of its {size} bytes"
+            raise CheckpointError(
+                f"the checkpoint {tag} in {path} is not whole: {file_name} {held}",
+                "resume from another tag",
+            )
+    return manifest
+
+
+def _manifest_in(name: str) -> Manifest | None:
+    """None where there is no such file. Raises CheckpointError for one that cannot be read."""
     try:
         with open(name, encoding="utf-8") as file:
             read = json.loads(file.read(_MANIFEST_BYTES))
@@ -162,25 +184,23 @@ def read_manifest(folder: str, check: bool = True) -> Manifest | None:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if newer:
         raise CheckpointError(f"{name} was written by a newer muster", "install that one")
-    for file_name, size in manifest.files.items() if check else ():
-        found = _size_of(os.path.join(folder, os.path.basename(file_name)))
-        if found != size:
-            held = "is missing" if found is None else f"has {found} of its {size} bytes"
-            raise CheckpointError(
-                f"the checkpoint {folder} is not whole: {file_name} {held}",
-                "resume from another tag",
-            )
     return manifest
 
 
-def saved(path: str) -> dict[str, Manifest]:
-    """The whole partial checkpoints of muster's in a folder, by tag."""
+def saved(path: str, partial: bool = True) -> dict[str, Manifest]:
+    """The whole checkpoints of muster's in a folder, by tag: the partial or the full ones."""
+    names = [os.path.basename(folder) for folder in _partial_folders(path)]
+    tags = {name.removesuffix(REPLACED).removesuffix(PARTIAL) for name in names}
+    if not partial:
+        names = os.listdir(path) if os.path.isdir(path) else []
+        tags = {
+            name.removeprefix(_FULL_MANIFEST) for name in names if name.startswith(_FULL_MANIFEST)
+        }
     found = {}
-    for folder in _partial_folders(path):
-        tag = os.path.basename(folder).removesuffix(REPLACED).removesuffix(PARTIAL)
+    for tag in tags:
         with contextlib.suppress(CheckpointError):
-            manifest = read_manifest(folder)
-            if manifest is not None and find(path, tag) == folder:
+            manifest = read_manifest(path, tag, partial)
+            if manifest is not None:
                 found[tag] = manifest
     return found
 
@@ -209,31 +229,50 @@ def _partial_folders(path: str, *endings: str) -> list[str]:
 
 def _write_manifest(folder: str, manifest: Manifest) -> None:
     text = json.dumps({"format": _FORMAT, **manifest._asdict(), "files": dict(manifest.files)})
-    write_file(os.path.join(folder, MANIFEST), lambda to: _write_text(to, text))
+    write_file(os.path.join(folder, MANIFEST), lambda to: to.write(text.encode()))
 
 
-def write_file(path: str, write: Callable[[str], object]) -> int:
-    """Writes a file so that it is there whole or not at all; returns its bytes."""
+def write_file(path: str, write: Callable[[Any], object], wrote: Wrote = lambda: None) -> int:
+    """Writes a file so that it is there whole or not at all; returns its bytes. `write` is given
+    the open file; `wrote` is called whenever a part of it is on the disk."""
     beside = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
-        write(beside)
-        with open(beside, "rb") as file:
+        with open(beside, "xb", buffering=0) as file:
+            write(_InPieces(file, wrote))
             os.fsync(file.fileno())
-        size = os.path.getsize(beside)
+            size = file.tell()
         os.replace(beside, path)
     finally:
         remove_file(beside)
     return size
 
 
+class _InPieces:
+    """A file that is written in pieces, each of which is on the disk before the next is begun."""
+
+    def __init__(self, file: io.FileIO, wrote: Wrote) -> None:
+        self._file, self._wrote = file, wrote
+        self._unsaid = 0
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left:
+            done = self._file.write(left[: PIECE_BYTES - self._unsaid])
+            left, self._unsaid = left[done:], self._unsaid + done
+            if self._unsaid >= PIECE_BYTES:
+                os.fsync(self._file.fileno())
+                self._unsaid = 0
+                self._wrote()
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
 def remove_file(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _size_of(path: str) -> int | None:

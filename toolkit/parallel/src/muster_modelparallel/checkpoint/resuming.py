@@ -42,31 +42,31 @@ def resume_from_checkpoint(
             f"{what}: there is no DistributedModel to load into",
             "wrap the model and the optimizer first",
         )
-    given = None if tag is None else layout.checked_tag(tag)
-    if partial:
-        folder = _agreed(path, given, what)
-        return _alike(lambda: _load_partial(session, folder, strict, load_optimizer), what)
-    return _alike(
-        lambda: _load_full(session, path, given, strict, load_optimizer, translate_function), what
-    )
-
-
-def _alike(act: Callable[[], Any], what: str) -> Any:
-    """What `act` returns on this rank; what it raises on any is an error on all."""
+    agreed = _agreed(path, None if tag is None else layout.checked_tag(tag), partial, what)
     own: list[Any] = []
-    together(lambda: own.append(act()), what)
+
+    def load() -> None:
+        folder, names = path, layout.full_names(agreed)
+        if partial:
+            folder, names = layout.find(path, agreed), _names_here(session, path, agreed)
+        translate = None if partial else translate_function
+        own.append(_load_files(session, folder, names, strict, load_optimizer, translate))
+
+    together(load, what)
     return own[0]
 
 
-def _agreed(path: str, tag: str | None, what: str) -> str:
-    """The folder of the checkpoint that all ranks resume from: that of one save on all hosts. The
+def _agreed(path: str, tag: str | None, partial: bool, what: str) -> str:
+    """The tag of the checkpoint that all ranks resume from: that of one save on all hosts. The
     newest, where it is whole on all of them, else the latest that is."""
 
     def look() -> tuple[str, dict[str, tuple[int, str]]]:
-        whole = {name: (one.order, one.save) for name, one in layout.saved(path).items()}
-        named = tag or layout.read_newest(path)
+        named = tag or layout.read_newest(path, layout.NEWEST if partial else layout.NEWEST_FULL)
+        if not partial:
+            layout.finish_full(path, named)
+        whole = {name: (one.order, one.save) for name, one in layout.saved(path, partial).items()}
         if named not in whole:
-            manifest = layout.read_manifest(layout.find(path, named))
+            manifest = layout.read_manifest(path, named, partial)
             whole[named] = (manifest.order, manifest.save) if manifest else (0, "")
         return named, whole
 
@@ -77,7 +77,7 @@ def _agreed(path: str, tag: str | None, what: str) -> str:
     names = {name for name, _ in common}
     first = said[0][0]
     if all(named == first for named, _ in said) and first in names:
-        return layout.find(path, first)
+        return first
     if tag is not None or not names:
         seen = ", ".join(f"{named} on rank {rank}" for rank, (named, _) in enumerate(said))
         raise CheckpointError(
@@ -87,38 +87,22 @@ def _agreed(path: str, tag: str | None, what: str) -> str:
         )
     latest = max(common, key=lambda one: one[1])[0]
     _log.warning("%s: not every host has the newest, all resume from %s", path, latest)
-    return layout.find(path, latest)
+    return latest
 
 
-def _load_full(
-    session: Session,
-    path: str,
-    tag: str | None,
-    strict: bool,
-    load_optimizer: bool,
-    translate_function: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None,
-) -> Any:
-    if tag is None:
-        tag = layout.read_newest(path, layout.NEWEST_FULL)
-    layout.finish_full(path, tag)
-    return _load_files(
-        session, path, layout.full_names(tag), strict, load_optimizer, translate_function
-    )
-
-
-def _load_partial(session: Session, folder: str, strict: bool, load_optimizer: bool) -> Any:
-    manifest, topology = layout.read_manifest(folder), session.topology
+def _names_here(session: Session, path: str, tag: str) -> tuple[str, str, str]:
+    """This rank's files of a partial checkpoint. Raises CheckpointError for other degrees."""
+    manifest, topology = layout.read_manifest(path, tag), session.topology
     if manifest is not None:
         saved, now = (manifest.pipeline, manifest.tensor), (topology.pipeline, topology.tensor)
         if saved != now:
             raise CheckpointError(
-                f"{folder} was saved with pipeline {saved[0]} x tensor {saved[1]}, "
-                f"this job has pipeline {now[0]} x tensor {now[1]}",
+                f"checkpoint {tag} in {path} was saved with pipeline {saved[0]} x tensor "
+                f"{saved[1]}, this job has pipeline {now[0]} x tensor {now[1]}",
                 "use the same degrees, or save with partial=False",
             )
     place = topology.place(session.mesh.rank)
-    names = layout.partial_names(place.pp, place.tp)
-    return _load_files(session, folder, names, strict, load_optimizer, None)
+    return layout.partial_names(place.pp, place.tp)
 
 
 def _load_files(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from muster_modelparallel.checkpoint import layout
 from muster_modelparallel.checkpoint.files import save_object
-from muster_modelparallel.checkpoint.together import together
+from muster_modelparallel.checkpoint.together import at_length, together
 from muster_modelparallel.errors import CheckpointError
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.wrap.model import DistributedModel
@@ -37,7 +37,8 @@ def save_checkpoint(
     file with the state of the whole model, under the names of the user's own module, and none of
     what is left out. `translate_if_full` matters where layers were replaced, which this release
     does not do. Raises CheckpointError on all ranks when any of them could not write, and
-    ExchangeError when that takes longer than MODELPARALLEL_OBJECTS_TIMEOUT_S.
+    ExchangeError when one gets no further for MODELPARALLEL_OBJECTS_TIMEOUT_S: a save that takes
+    longer than that because there is much to write is none.
     """
     session, tag, path = current(), layout.checked_tag(tag), os.fspath(path)
     kept = num_kept_partial_checkpoints
@@ -59,7 +60,8 @@ def save_checkpoint(
         states[content_name] = lambda: user_content
     target = layout.partial_folder(path, tag) if partial else os.path.join(path, tag)
     together(lambda: layout.begin(target) if sharing.is_first() else "", what)
-    written = together(lambda: _write(target + layout.INCOMPLETE, states), what)
+    folder = target + layout.INCOMPLETE
+    written = at_length(lambda wrote: _write(folder, states, wrote), what)
     files = {name: size for rank in sharing.ranks for name, size in written[rank].items()}
     topology = session.topology
     manifest = layout.Manifest(save.name, save.order, topology.pipeline, topology.tensor, files)
@@ -104,7 +106,7 @@ def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save
     def leave() -> tuple[str, int, tuple[str, bool]]:
         os.makedirs(path, exist_ok=True)
         if session.mesh.rank == 0:
-            layout.write_file(os.path.join(path, name), lambda to: open(to, "xb").close())
+            layout.write_file(os.path.join(path, name), lambda to: None)
         return name, time.time_ns(), called
 
     said = together(leave, f"the folder {path} cannot be used")
@@ -126,7 +128,8 @@ def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save
     return _Save(token.strip(".")[:16], order), _Sharing(session.mesh.rank, ranks)
 
 
-def _write(folder: str, states: States) -> dict[str, int]:
+def _write(folder: str, states: States, wrote: layout.Wrote) -> dict[str, int]:
     return {
-        name: save_object(state(), os.path.join(folder, name)) for name, state in states.items()
+        name: save_object(state(), os.path.join(folder, name), wrote)
+        for name, state in states.items()
     }

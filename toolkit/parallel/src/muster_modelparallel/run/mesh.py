@@ -5,8 +5,9 @@ Objects travel over gloo, beside the tensors' groups, so that neither waits for 
 
 from __future__ import annotations
 
+import atexit
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,7 +36,7 @@ class Mesh:
     store: Any
     objects_timeout_s: float
     groups: Mapping[GroupKind, Any]
-    object_groups: Mapping[GroupKind, Any]
+    object_groups: dict[GroupKind, Any]
     has_begun_world: bool
 
     @property
@@ -66,13 +67,16 @@ class Mesh:
         """The same ranks over gloo, for tensors on the CPU that carry objects."""
         return self.object_groups[kind]
 
+    def end_objects(self) -> None:
+        """Ends the groups for objects, whose threads must not outlive Python: one that lets go of
+        a collective's tensors just then aborts the process. Called at exit, too."""
+        _end(self.object_groups.values())
+        self.object_groups.clear()
+
     def close(self) -> None:
         """Ends the groups; the world's only where `make` has begun it."""
-        made = [*self.groups.values(), *self.object_groups.values()]
-        for group in dict.fromkeys(made):
-            if group is not dist.group.WORLD:
-                with suppress(Exception):  # a peer may be gone; there is nothing left to say to it
-                    dist.destroy_process_group(group)
+        self.end_objects()
+        _end(self.groups.values())
         if self.has_begun_world:
             with suppress(Exception):
                 dist.destroy_process_group()
@@ -98,10 +102,19 @@ def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: fl
     groups = _groups(topology, me.rank, None, None, has_begun)
     limit = timedelta(seconds=objects_timeout_s)
     objects = _groups(topology, me.rank, "gloo", limit, has_begun)
-    return Mesh(
+    made = Mesh(
         me, device, backend, dist.PrefixStore("objects", store), objects_timeout_s, groups,
         objects, has_begun,
     )  # fmt: skip
+    atexit.register(made.end_objects)
+    return made
+
+
+def _end(groups: Iterable[Any]) -> None:
+    for group in dict.fromkeys(groups):
+        if group is not dist.group.WORLD:
+            with suppress(Exception):  # a peer may be gone; there is nothing left to say to it
+                dist.destroy_process_group(group)
 
 
 def _groups(

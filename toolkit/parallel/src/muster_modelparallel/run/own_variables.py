@@ -5,13 +5,12 @@ A name that begins so and is not known is named once, with the nearest one.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.errors import SettingsError, nearest
 
 PREFIX = "MODELPARALLEL_"
 KNOWN: Mapping[str, str] = {
@@ -83,6 +82,6 @@ def _seconds(text: str) -> float:
 def _unknown(name: str) -> str:
     if name in KNOWN:
         return ""
-    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KNOWN)}"
+    near = nearest(name, KNOWN)
+    hint = f"did you mean {near}?" if near else f"known are {', '.join(KNOWN)}"
     return f"{name} is no variable of muster_modelparallel and is ignored; {hint}"

@@ -6,7 +6,6 @@ everything else is passed as it is. Source: the public documentation of `smp.ste
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from muster_modelparallel.errors import StepError
+from muster_modelparallel.errors import StepError, nearest
 from muster_modelparallel.model.nests import parts, put_together
 
 
@@ -55,11 +54,8 @@ def read_cuts(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in sorted({*cuts.whole, *cuts.axes}):
         if name not in signature.parameters and not takes_any:
-            near = difflib.get_close_matches(name, signature.parameters, n=1)
-            known = near or list(signature.parameters)
-            raise StepError(
-                f"{name!r} is no argument of the step function", f"it has {', '.join(known)}"
-            )
+            near = nearest(name, signature.parameters) or ", ".join(signature.parameters)
+            raise StepError(f"{name!r} is no argument of the step function", f"it has {near}")
         if name in cuts.whole and name in cuts.axes:
             raise StepError(
                 f"{name!r} is in non_split_inputs and in input_split_axes", "leave one of them out"

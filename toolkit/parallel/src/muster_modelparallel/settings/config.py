@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from muster_modelparallel.errors import NotBuiltError
-from muster_modelparallel.settings.keys import KEYS, Fate
+from muster_modelparallel.errors import NotBuiltError, nearest
+from muster_modelparallel.settings.keys import KEYS, NAMES, Fate
 from muster_modelparallel.settings.rules import (
     Problem,
     both_names,
     canonical,
     clashes,
     is_version_2,
-    nearest,
     outside,
     refuse,
     short,
@@ -175,9 +174,11 @@ def _notes(sent: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
         if key is not None and key.fate is Fate.NO_EFFECT:
             found.append(f"{name} has no effect: {key.why}")
         if key is None:
-            close = nearest(name)
+            close = nearest(name, NAMES)
             guess = f", did you mean {close!r}?" if close else " has no effect"
             found.append(f"unknown key {short(name)} of {PARAMETERS}{guess}")
+    if sent.get("ddp_dist_backend") == "mpi":
+        found.append("ddp_dist_backend 'mpi' means gloo, and NCCL on GPUs: torch comes without MPI")
     variables = sorted(name for name in environ if name.startswith("SMP_"))
     if variables:
         found.append(f"variables without effect: {', '.join(variables[:8])}")

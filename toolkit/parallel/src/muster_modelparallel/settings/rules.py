@@ -6,11 +6,10 @@ The launcher says the same, with the same words, before a job starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from muster_modelparallel.errors import SettingsError
-from muster_modelparallel.settings.keys import ALIASES, KEYS, NAMES, key_of
+from muster_modelparallel.settings.keys import ALIASES, KEYS, key_of
 
 _SHOWN = 60  # characters of a value in an error
 
@@ -91,11 +90,6 @@ def outside(given: Mapping[str, object], degree: int, where: str) -> list[Proble
 def is_version_2(given: Mapping[str, object]) -> bool:
     """Whether keys were sent that only version 2 of the library has."""
     return bool(_of_version(given, 2))
-
-
-def nearest(name: str) -> str:
-    """The known key that was probably meant, "" when none is close."""
-    return next(iter(get_close_matches(name[:_SHOWN], NAMES, n=1, cutoff=0.7)), "")
 
 
 def refuse(problems: Iterable[Problem]) -> None:

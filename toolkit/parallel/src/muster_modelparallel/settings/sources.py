@@ -21,7 +21,6 @@ from muster_modelparallel.settings.rules import canonical, short
 VARIABLE = "SM_HP_MP_PARAMETERS"
 OPTION = "--mp_parameters"
 SCRIPT = "init(config)"
-FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 MOST_TEXT = 1 << 20  # characters
 MOST_DEPTH = 8  # objects within objects; every known key's value is none
 _OPTIONS = (OPTION, "--mp-parameters")  # argparse of transformers takes both
@@ -62,22 +61,6 @@ def from_script(given: object) -> Source:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise SettingsError(f"{SCRIPT}: expected a dictionary, got {short(given)}", _EXAMPLE)
     return Source(SCRIPT, dict(given))
-
-
-def trainer_sees(environ: Mapping[str, str]) -> str:
-    """Why the Trainer of transformers would not use model parallelism, "" when it would.
-
-    It asks for "partitions" in SM_HP_MP_PARAMETERS and for sagemaker_mpi_enabled in
-    SM_FRAMEWORK_PARAMS (public source: `is_sagemaker_model_parallel_available`).
-    """
-    for variable, key in ((VARIABLE, "partitions"), (FRAMEWORK, "sagemaker_mpi_enabled")):
-        try:
-            found = _object(variable, environ.get(variable, "{}"))
-        except SettingsError:
-            found = {}
-        if key not in found or (variable == FRAMEWORK and not found[key]):
-            return f"{variable} has no {key!r}, without which its Trainer trains as usual"
-    return ""
 
 
 def _argument(arguments: Iterable[str]) -> str:

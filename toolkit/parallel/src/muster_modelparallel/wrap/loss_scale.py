@@ -6,13 +6,12 @@ arguments: the public documentation of DistributedOptimizer; of their meaning: a
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.errors import SettingsError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,8 @@ def make_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[str,
     known = [each.name for each in fields(DynamicScaleRules)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or known
-            raise SettingsError(f"{name!r} is no dynamic_loss_args", f"known: {', '.join(near)}")
+            near = nearest(name, known) or ", ".join(known)
+            raise SettingsError(f"{name!r} is no dynamic_loss_args", f"known: {near}")
     rules = DynamicScaleRules(**given)
     if dynamic:
         return LossScale(float(rules.init_scale), rules, patience=rules.delayed_shift)

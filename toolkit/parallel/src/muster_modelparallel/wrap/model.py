@@ -45,9 +45,14 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
     in training mode begins with the buffers of the first replica. gradient_as_bucket_view: saves
     the memory of one set of gradients.
 
+    Wrapping its module again gives the same model, as it is: transformers 5 does so to evaluate.
     Raises NotStartedError before `init`, StepError for a second model and for ranks whose modules
     differ, SettingsError for an argument that cannot be used.
     """
+
+    def __new__(cls, module: nn.Module | None = None, *_: Any, **__: Any) -> Any:
+        there = current().model if module is not None else None  # None: of a copy
+        return there if there is not None and there.module is module else super().__new__(cls)
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         broadcast_buffers: bool = True,
         gradient_as_bucket_view: bool = False,
     ) -> None:
+        if self.__dict__:
+            return  # it is there already
         super().__init__()
         session = current()
         _check(session, module, trace_device, trace_execution_times)
