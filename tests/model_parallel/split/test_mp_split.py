@@ -294,6 +294,10 @@ def test_only_what_straddles_a_cut_stays_open_and_one_tensor_is_passed_on_betwee
     found = probed.split(stages)
     assert [call.path for call in found.calls] == ["tok", "h.0", "h.1", "h.2", "h.3"]
     assert found.received[1] == (Origin("value", 2, 0),)
+    crossing = {one.cut: one for one in probed.profile.crossings}
+    between, inside = names.index("h.2.norm"), names.index("h.1.up")
+    assert [crossing[between].tensors, crossing[between].grads] == [1, 1]
+    assert crossing[inside].bytes > crossing[between].bytes == found.metas(1)[0].bytes
 
 
 def test_each_rank_holds_what_it_owns_and_one_element_of_everything_else():

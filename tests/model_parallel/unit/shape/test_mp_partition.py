@@ -17,7 +17,7 @@ from muster_modelparallel.shape.costs import Machine, Ranges
 from muster_modelparallel.shape.partition import Balance, Cuts, equal_cuts, partition
 from muster_modelparallel.shape.schedule import Action, Kind, Schedule, gpipe, one_f_one_b
 from muster_modelparallel.shape.simulate import rank_bytes, step_s
-from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie
+from muster_modelparallel.shape.units import INPUT, Constraint, Crossing, Flow, ModelProfile, Tie
 from tests.model_parallel.support.profiles import MIB, UNEVEN, chain
 
 FAST = Machine(bandwidth=1e12, latency_s=0.0)
@@ -250,3 +250,28 @@ def test_what_does_not_fit_is_said_with_both_sizes() -> None:
     profile = chain([1.0] * 4, parameter_bytes=[2**30, 1, 1, 1])
     with pytest.raises(PlanError, match=r"fits into 2\.00 GiB .* stage 0 .* u0, needs 4\.00"):
         partition(profile, Machine(memory_bytes=2**31), one_f_one_b(2, 4))
+
+
+def test_uncertain_costs_give_away_no_more_than_a_tenth_of_a_step() -> None:
+    """However uncertain they are: a machine that others keep busy measures anything."""
+    costs = [1e-2] * 15 + [1e-4]
+    flows = tuple(Flow(at, 15, 100) for at in range(14))  # one cut alone relays a single tensor
+    sure = replace(chain(costs), flows=(*chain(costs).flows, *flows))
+    schedule = one_f_one_b(2, 4)
+    best = min(step(sure, FAST, schedule, cuts) for cuts in every(sure, 2))
+    found = partition(replace(sure, noise=5.0), FAST, schedule)
+    assert step(sure, FAST, schedule, found.cuts) <= 1.1 * best
+
+
+def test_what_was_probed_of_a_cut_counts_in_place_of_flows() -> None:
+    profile = chain([1e-3] * 4, flow_bytes=MIB)
+    probed = replace(profile, crossings=(Crossing(2, 3, 10, 2, 6),))
+    slow = Machine(bandwidth=MIB, latency_s=1.0)
+    ranges = Ranges(probed, slow, 1)
+    assert ranges.tensors[1:4] == [1, 2, 1]
+    assert ranges.relay_bytes[1:4] == [MIB, 10, MIB]
+    first, second = ranges.stages((2,), {0: 0, 1: 1})
+    assert first.forward_s == pytest.approx(2e-3 / 3 + 3 + 10 / MIB)
+    assert second.backward_s == pytest.approx(4e-3 / 3 + 2 + 6 / MIB)
+    with pytest.raises(ValueError, match="a crossing is none of 4 units"):
+        replace(profile, crossings=(Crossing(4, 1, 1, 1, 1),))

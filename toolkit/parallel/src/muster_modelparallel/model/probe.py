@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,15 @@ from muster_modelparallel.model.split import Split, split_of
 from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Trace
 from muster_modelparallel.model.walk import Graph, UnitCall, graph_of
-from muster_modelparallel.shape.units import INPUT, Constraint, Flow, ModelProfile, Tie, Unit
+from muster_modelparallel.shape.units import (
+    INPUT,
+    Constraint,
+    Crossing,
+    Flow,
+    ModelProfile,
+    Tie,
+    Unit,
+)
 
 FRACTION = 0.5
 """A module is opened that is heavier than this part of a stage."""
@@ -87,6 +95,7 @@ def probe(
         torch.get_num_threads(),
         "measured" if times else "flops",
         times.noise if times else 0.0,
+        crossings=tuple(_crossings(seen, graph)),
     )
     return Probe(profile, seen, graph, state)
 
@@ -202,6 +211,18 @@ def _flows(seen: Trace, graph: Graph) -> tuple[Flow, ...]:
                 )
             )
     return tuple(found)
+
+
+def _crossings(seen: Trace, graph: Graph) -> Iterator[Crossing]:
+    """With the modules closed again that a split closes."""
+    count = len(graph.calls)
+    for cut in sorted(graph.cuts()):
+        split = split_of(seen, graph, (0,) * cut + (1,) * (count - cut))
+        given = [seen.inputs[leaf].meta for leaf in split.inputs[1]]
+        metas = [meta for meta in (*split.metas(1), *given) if meta is not None]
+        grads = [meta.bytes for meta in metas if meta.requires_grad]
+        size = sum(meta.bytes for meta in metas)
+        yield Crossing(cut, len(metas), size, len(grads), sum(grads))
 
 
 def _ties(seen: Trace, graph: Graph) -> tuple[Tie, ...]:

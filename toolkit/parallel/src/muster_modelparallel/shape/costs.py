@@ -10,7 +10,7 @@ from math import ceil
 from typing import NamedTuple
 
 from muster_modelparallel.shape.simulate import StageCost
-from muster_modelparallel.shape.units import ModelProfile
+from muster_modelparallel.shape.units import Crossing, ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,12 @@ class Ranges:
         self.tensors = [0] * (self.count + 1)
         self.relay_bytes = [0.0] * (self.count + 1)
         self._send, self._send_back = [0.0] * (self.count + 1), [0.0] * (self.count + 1)
-        for one in live_tensors(profile):
-            size = scale * one.bytes
-            seconds = machine.latency_s + size / machine.bandwidth
-            for cut in range(max(one.source, 0) + 1, one.last + 1):
-                self.tensors[cut] += one.grad
-                self.relay_bytes[cut] += size
-                self._send[cut] += seconds
-                self._send_back[cut] += seconds * one.grad
+        for one in crossings(profile):
+            forth, back = scale * one.bytes, scale * one.grad_bytes
+            self.tensors[one.cut] = one.grads
+            self.relay_bytes[one.cut] = forth
+            self._send[one.cut] = one.tensors * machine.latency_s + forth / machine.bandwidth
+            self._send_back[one.cut] = one.grads * machine.latency_s + back / machine.bandwidth
         bounds = [(min(one.units), max(one.units)) for one in profile.constraints]
         inside = {cut for low, high in bounds for cut in range(low + 1, high + 1)}
         blocks = [unit.block for unit in units]
@@ -124,6 +122,23 @@ class Tensor(NamedTuple):
     last: int
     bytes: int
     grad: bool
+
+
+def crossings(profile: ModelProfile) -> list[Crossing]:
+    """Of every cut: as they were probed, else as the flows say."""
+    known = {one.cut: one for one in profile.crossings}
+    crossing: dict[int, list[Tensor]] = defaultdict(list)
+    for one in live_tensors(profile):
+        for cut in range(max(one.source, 0) + 1, one.last + 1):
+            crossing[cut].append(one)
+    found = []
+    for cut in range(1, len(profile.units)):
+        tensors = crossing[cut]
+        grads = [one.bytes for one in tensors if one.grad]
+        size = sum(one.bytes for one in tensors)
+        said = Crossing(cut, len(tensors), size, len(grads), sum(grads))
+        found.append(known.get(cut, said))
+    return found
 
 
 def live_tensors(profile: ModelProfile) -> list[Tensor]:

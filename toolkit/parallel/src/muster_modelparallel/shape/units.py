@@ -88,13 +88,27 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """What goes on before unit `cut` if the model is cut there and nowhere else: `tensors` of
+    `bytes` in all, and the gradients of `grads` of them, `grad_bytes`, back. Less than flows say
+    where units are parts of one module that lies whole on one side."""
+
+    cut: int
+    tensors: int
+    bytes: int
+    grads: int
+    grad_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A model as a chain of units with costs: what plans are made from.
 
     `microbatches`: into how many the batch was cut of which one was probed. `threads`: how many one
     process had for it. `noise`: the relative uncertainty of the seconds. With costs "flops" nothing
-    was measured: seconds are FLOPs over `flops_per_s`, backward twice the forward. Raises
-    ValueError for units that do not exist, flows that run backwards, and names used twice.
+    was measured: seconds are FLOPs over `flops_per_s`, backward twice the forward. `crossings`: of
+    the cuts where they are known, in place of what flows say. Raises ValueError for units that do
+    not exist, flows that run backwards, and names used twice.
     """
 
     model: str
@@ -107,6 +121,7 @@ class ModelProfile:
     costs: Costs = "measured"
     noise: float = 0.0
     flops_per_s: float = 1e10
+    crossings: tuple[Crossing, ...] = ()
 
     def __post_init__(self) -> None:
         last = len(self.units)
@@ -120,6 +135,8 @@ class ModelProfile:
         for units in [tie.units for tie in self.ties] + [one.units for one in self.constraints]:
             if not units or not 0 <= min(units) <= max(units) < last:
                 raise ValueError(f"units {units} are tied, but there are {last}")
+        if any(not 0 < one.cut < last or one.grads > one.tensors for one in self.crossings):
+            raise ValueError(f"a crossing is none of {last} units")
         if min(self.microbatches, self.threads) < 1 or self.noise < 0 or self.flops_per_s <= 0:
             raise ValueError("microbatches, threads, noise or flops_per_s is out of range")
 
