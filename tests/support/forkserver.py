@@ -4,7 +4,8 @@
     process = server.start([script, *arguments], environ, out, err)
     process.wait(10)
 
-A script finds what it would find in a fresh interpreter, but for modules that are imported already.
+A script finds what it would find in a fresh interpreter, but for modules that are imported already
+and what an interpreter reads when it starts: its hash seed, PYTHONPATH and other PYTHON* variables.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class ForkServer:
         end = time.monotonic() + START_S
         while (said := self._said(end - time.monotonic())) is not None:
             if "started" in said:
+                self._ends.pop(said["started"], None)  # of an earlier process of that number
                 return Forked(self, said["started"])
         raise AssertionError(f"no process was forked within {START_S:g} s")
 

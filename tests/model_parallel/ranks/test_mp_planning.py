@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.run.own_variables import read_variables
 from muster_modelparallel.shape.plan import Plan
 from tests.model_parallel.support.ranks import RankEnd, run_ranks, words_of
 
@@ -33,12 +35,26 @@ def train(x, y):
     model.backward(loss)
     return loss
 
-try:
-    train(torch.randn(16, 32), torch.randint(8, (16,)))
-finally:
-    assert all(map(torch.equal, before, model.parameters())), "the plan has changed the model"
-    assert all(p.grad is None for p in model.parameters()), "the plan has left gradients"
+x, y = torch.randn(16, 32), torch.randint(8, (16,))
+{step}
 print("trained")
+"""
+STEP = """\
+try:
+    train(x, y)
+except BaseException as error:  # as scripts do that save whatever happens
+    print("saved", type(error).__name__)
+    raise
+"""
+# what the end of the process hides
+LOOKS = """\
+from muster_modelparallel.run.session import current
+from muster_modelparallel.wrap.planning import write_plan
+state = torch.random.get_rng_state()
+write_plan(current(), model.module, (x[:4],), {})
+assert all(map(torch.equal, before, model.parameters())), "the plan has changed the model"
+assert all(p.grad is None for p in model.parameters()), "the plan has left gradients"
+assert torch.equal(state, torch.random.get_rng_state()), "the plan has drawn random numbers"
 """
 
 
@@ -50,19 +66,20 @@ def planned(
     change: str = "",
     given: str = "",
     count: int = 1,
+    step: str = STEP,
 ) -> Sequence[RankEnd]:
     env = {"MODELPARALLEL_PLAN_OUT": str(out), "MODELPARALLEL_RANKS": ranks}
-    script = SCRIPT.format(change=change, given=given)
+    script = SCRIPT.format(change=change, given=given, step=step)
     return run_ranks(script, count, parameters=parameters, env=env)
 
 
 def test_the_first_step_is_planned_for_the_whole_job_and_ends_the_process(tmp_path: Path) -> None:
     (end,) = planned(tmp_path / "plan", "8", parameters=TWO)
     assert end.code == 0, words_of([end])
-    assert "trained" not in end.out
+    assert "trained" not in end.out and "saved" not in end.out
     plan = Plan.load(tmp_path / "plan.json")
     assert (len(plan.stages), plan.replicas, plan.microbatches) == (2, 4, 4)
-    assert plan.proof == "proved: 1 outputs, 10 gradients"
+    assert plan.proof == "proved: 1 outputs bit-equal, 10 gradients"
     for stage in plan.stages:  # the text is what the file says
         assert stage.units[0] in end.out
     page = ElementTree.parse(tmp_path / "plan.html").getroot()
@@ -136,3 +153,87 @@ def test_what_cannot_be_planned_is_said_by_init(
     (end,) = planned(tmp_path / out, ranks, parameters=TWO)
     assert end.code == 1
     assert words in end.err, end.err
+
+
+def test_a_plan_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    (end,) = planned(tmp_path / "plan", "2", parameters=TWO, step=LOOKS)
+    assert end.code == 0, words_of([end])
+    assert "trained" in end.out and (tmp_path / "plan.json").is_file()
+
+
+def test_a_validation_before_the_first_step_is_run_as_it_is(tmp_path: Path) -> None:
+    step = f"""\
+with torch.no_grad():
+    print("validated", model.eval()(x).shape)
+model.train()
+{STEP}"""
+    (end,) = planned(tmp_path / "plan", "2", parameters=TWO, step=step)
+    assert end.code == 0, words_of([end])
+    assert "validated" in end.out
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.proof.endswith("10 gradients")
+    assert any(unit.backward_s for unit in plan.profile.units)
+
+
+def test_a_value_that_reaches_a_later_stage_in_a_dictionary_is_no_plan(tmp_path: Path) -> None:
+    """No rank but the one that wrote it would have it."""
+    change = """\
+shared = {}
+class Writes(nn.Linear):
+    def forward(self, x):
+        self.store["h"] = x.detach()
+        return super().forward(x)
+class Reads(Writes):
+    def forward(self, x):
+        return nn.Linear.forward(self, x + self.store["h"])
+model[0], model[6] = Writes(32, 32), Reads(32, 32)
+model[0].store = model[6].store = shared
+smp.set_partition(model, 0)
+for layer in model[4:]:
+    smp.set_partition(layer, 1)
+"""
+    by_hand = {**TWO, "auto_partition": False}
+    (end,) = planned(tmp_path / "plan", "2", parameters=by_hand, change=change)
+    assert end.code == 1, words_of([end])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_partition_within_a_unit_is_refused_by_name(tmp_path: Path) -> None:
+    change = """\
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(32, 32), nn.Linear(32, 32)
+    def forward(self, x):
+        return self.two(self.one(x))
+model[0] = Pair()
+smp.set_partition(model, 1)
+smp.set_partition(model[0], 0)
+smp.set_partition(model[0].two, 1)
+"""
+    by_hand = {**TWO, "auto_partition": False}
+    (end,) = planned(tmp_path / "plan", "2", parameters=by_hand, change=change)
+    if end.code:  # else the unit was opened, and the partition is followed
+        assert "0.two is on partition 1 and lies in 0" in end.err, end.err
+    else:
+        plan = Plan.load(tmp_path / "plan.json")
+        assert "0.two" in plan.stages[1].units
+
+
+def test_only_numbers_of_microbatches_that_cut_the_batch_are_proposed(tmp_path: Path) -> None:
+    (end,) = planned(
+        tmp_path / "plan", "4", step=STEP.replace("train(x, y)", "train(x[:6], y[:6])")
+    )
+    assert end.code == 0, words_of([end])
+    plan = Plan.load(tmp_path / "plan.json")
+    assert {row.microbatches for row in plan.alternatives} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("out", "name"), [("gpt-1.3b", "gpt-1.3b.json"), ("plan.json", "plan.json")]
+)
+def test_a_plan_has_the_name_that_was_asked_for(tmp_path: Path, out: str, name: str) -> None:
+    asked = read_variables({"MODELPARALLEL_PLAN_OUT": str(tmp_path / out)}).plan
+    assert asked is not None and asked.out == tmp_path / name
+    with pytest.raises(SettingsError, match="is a folder"):
+        read_variables({"MODELPARALLEL_PLAN_OUT": str(tmp_path)})

@@ -436,3 +436,63 @@ def placeholders_sent(run, metas: tuple[Meta, ...]):
         return sent
 
     return wrong
+
+
+@pytest.mark.parametrize("cast", ["bf16", "autocast"])
+def test_sums_of_coarse_numbers_may_come_in_another_order(cast):
+    """The output of the embedding goes into every block, so that its gradient is added up anew."""
+
+    class Everywhere(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok = nn.Embedding(16, 32)
+            self.h = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+
+        def forward(self, ids):
+            first = x = self.tok(ids)
+            for block in self.h:
+                x = block(x + first).tanh()
+            return x
+
+    torch.manual_seed(3)
+    model = Everywhere().to(torch.bfloat16 if cast == "bf16" else torch.float32)
+    ids = torch.randint(16, (8, 24))
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast == "autocast"):
+        probed = probe(model, (ids,), {}, 4, timing=False)
+        found = probed.split([0, 0, 0, 1, 1, 2, 2, 3, 3])
+        proof = prove(model, found, (ids,), {}, gradients=True, pristine=probed.state)
+    assert proof.gradients == 17 and not proof.why_not
+
+
+def test_casts_that_autocast_keeps_are_no_weights_of_a_stage():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    x = torch.randn(4, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        probed = probe(model, (x,), {}, 2, timing=False)
+        found = probed.split([0, 0, 1, 1])
+        held = (found.parameters[0] - {"1.weight"}, found.parameters[1])
+        with pytest.raises(SplitError, match="the first unit that differs is 1"):
+            prove(
+                model, dataclasses.replace(found, parameters=held), (x,), {}, pristine=probed.state
+            )
+
+
+def test_sparse_gradients_are_compared():
+    model = nn.Sequential(nn.Embedding(16, 8, sparse=True), nn.Linear(8, 8), nn.Linear(8, 4))
+    ids = torch.randint(16, (4, 6))
+    probed = probe(model, (ids,), {}, 2, timing=False)
+    found = probed.split([0, 0, 1])
+    assert prove(model, found, (ids,), {}, gradients=True, pristine=probed.state).gradients == 5
+
+
+def test_a_model_without_modules_has_no_units():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x * self.weight
+
+    with pytest.raises(SplitError, match="Flat calls no modules that could be units"):
+        probe(Flat(), (torch.ones(2, 4),), {}, 1)

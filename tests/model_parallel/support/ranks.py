@@ -14,13 +14,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from tests.support.forkserver import Forked, ForkServer
 from tests.support.ports import free_port
@@ -31,6 +32,9 @@ RESULT = "TEST_RANK_RESULT"  # names the file of a rank's result
 FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "OMPI_", "PMI_",
              "PMIX_", "SM_", "SMP_", "TORCHELASTIC_")  # fmt: skip
 AFTERWARDS_S = 10.0
+
+
+Process = Union[Forked, "subprocess.Popen[bytes]"]
 
 
 class RankEnd(NamedTuple):
@@ -57,11 +61,13 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     env_of: Sequence[Mapping[str, str]] = (),
     limit_s: float = 120,
+    fresh: bool = False,
 ) -> list[RankEnd]:
     """Starts `count` ranks, waits for all, and says for each how it ended.
 
     arguments: JSON values for the function, texts for a script's sys.argv. parameters: what the
     launcher would send (SM_HP_MP_PARAMETERS); none are sent where it is None. env_of: by rank.
+    fresh: each rank is an interpreter of its own, with its own order of sets, in place of a fork.
     Raises AssertionError naming the ranks that had not ended after limit_s seconds, with what all
     of them said; those are killed.
     """
@@ -69,11 +75,11 @@ def run_ranks(
         folder = Path(name)
         words = _words(script, arguments, folder)
         common = _environ(count, parameters, env or {})
-        processes: list[Forked] = []
+        processes: list[Process] = []
         try:
             for rank in range(count):
                 own = env_of[rank] if env_of else {}
-                processes.append(_start(words, folder, rank, {**common, **own}))
+                processes.append(_start(words, folder, rank, {**common, **own}, fresh))
             late = _wait(processes, time.monotonic() + limit_s)
         finally:
             for process in processes:
@@ -135,17 +141,25 @@ def _environ(
 
 
 @functools.cache
-def _server() -> ForkServer:
-    return ForkServer(_environ(1, None, {}))
+def _server(path: str) -> ForkServer:
+    return ForkServer(_environ(1, None, {"PYTHONPATH": path}))
 
 
-def _start(words: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str]) -> Forked:
+def _start(
+    words: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str], fresh: bool
+) -> Process:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), RESULT: str(folder / f"result-{rank}")}
-    files = (folder / f"out-{rank}", folder / f"err-{rank}")
-    return _server().start(words, {**own, **environ}, *files)
+    given, out, err = {**own, **environ}, folder / f"out-{rank}", folder / f"err-{rank}"
+    if not fresh:
+        return _server(given["PYTHONPATH"]).start(words, given, out, err)
+    with open(out, "wb") as says, open(err, "wb") as complains:
+        return subprocess.Popen(
+            [sys.executable, *words], env=given, stdin=subprocess.DEVNULL,
+            stdout=says, stderr=complains, start_new_session=True,
+        )  # fmt: skip
 
 
-def _wait(processes: Sequence[Forked], end: float) -> list[int]:
+def _wait(processes: Sequence[Process], end: float) -> list[int]:
     """The ranks that had not ended in time."""
     late = []
     for rank, process in enumerate(processes):
@@ -156,14 +170,14 @@ def _wait(processes: Sequence[Forked], end: float) -> list[int]:
     return late
 
 
-def _kill(process: Forked) -> None:
+def _kill(process: Process) -> None:
     """The rank, and what it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(AFTERWARDS_S)
 
 
-def _end(rank: int, process: Forked, folder: Path) -> RankEnd:
+def _end(rank: int, process: Process, folder: Path) -> RankEnd:
     file = folder / f"result-{rank}"
     return RankEnd(
         rank,

@@ -164,3 +164,26 @@ def test_what_is_there_is_said_where_nothing_fits(tmp_path: Path) -> None:
         layout.find(str(tmp_path), "two")
     with pytest.raises(CheckpointError, match="has no file `newest`"):
         layout.read_newest(str(tmp_path / "one_partial"))
+
+
+def test_what_stopped_a_write_is_what_is_raised_and_not_what_the_writer_made_of_it(
+    tmp_path: Path,
+) -> None:
+    def lost() -> None:
+        raise ConnectionError("rank 1 is gone")
+
+    def write(to: Any) -> None:
+        try:
+            to.write(bytes(layout.PIECE_BYTES))
+        except ConnectionError:
+            raise RuntimeError("unexpected pos 704 vs 598") from None
+
+    with pytest.raises(ConnectionError, match="rank 1 is gone"):
+        layout.write_file(str(tmp_path / "model.pt"), write, lost)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tag", ["manifest_x", "optimizer_x", "user_content_x"])
+def test_a_tag_that_is_the_name_of_another_tags_file_is_refused(tag: str) -> None:
+    with pytest.raises(CheckpointError, match="is no name of a file"):
+        layout.checked_tag(tag)

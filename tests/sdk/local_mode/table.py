@@ -117,7 +117,7 @@ def v3_cases() -> Iterator[Case]:
         )
     stock = {
         "class": "Torchrun",
-        "arguments": {"process_count_per_node": 2, "smp": {"tensor_parallel_degree": 1}},
+        "arguments": {"process_count_per_node": 2, "smp": {"hybrid_shard_degree": 1}},
     }
     yield Case("v3-Torchrun-smp-1", 1, _trainer(1, entry, stock), 2, ours=False)
     # on several hosts the SDK's driver counts wrong and names an interface that does not exist

@@ -72,7 +72,6 @@ def stepped() -> tuple[int, int, int]:
     mine = float(smp.size() ** 2 if smp.rank() == 0 else 0)
     step(torch.full((4, 1), mine)).reduce_mean()
     (weight,) = model.parameters()
-    assert smp.state.cfg.microbatches == 2, "the job's parameters reach the library"
     return smp.rank(), smp.size(), int(weight.grad)
 
 

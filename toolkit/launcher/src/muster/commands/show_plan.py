@@ -83,15 +83,17 @@ def _run_for_script(args: argparse.Namespace) -> int:
 
     if args.base_dir:
         raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")
-    if args.model:
-        from muster.local.command import launched
-
-        return launched(args, model_plan=True)
     if args.script and os.path.isdir(os.path.join(args.script, "input/config")):
         raise UsageError(
             f"{args.script!r} is not a script but a folder with input/config",
             f"did you mean --base-dir {args.script}?",
         )
+    if args.model:
+        from muster.local.command import launched
+
+        if args.environment:
+            raise UsageError("--environment and --model are two different plans", "ask for one")
+        return launched(args, model_plan=True)
     with dry_run(args) as dry:
         return _show(args, dry.environ, dry=dry)
 

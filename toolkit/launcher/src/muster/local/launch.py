@@ -189,8 +189,10 @@ def _close(
     end = summary.settled(path, end)
     end = _gather_models(end, folder.path, summary.leader_first(path, names))
     picture = picture_of(folder, names[0]) if request.model_plan else ""
-    if request.model_plan and not picture:
-        end = _lacking(end, f"{request.program} came to no step of its model: nothing was planned")
+    if request.model_plan and not picture and summary.exit_code(end) == 0:
+        end = _lacking(
+            end, f"{request.program} came to no step that trains a model: nothing was planned"
+        )
     document = summary.compose(path, end, folder.job)
     try:
         summary.write(path, document)

@@ -26,14 +26,15 @@ def planned(request: Request) -> Request:
     each = getattr(asked, "processes_per_host", None) or request.processes_per_host or 1
     ranks = getattr(asked, "processes", None) or request.hosts * each
     given = {**keys, **request.hyperparameters}
-    parameters = {SENT_AS: given.pop(PARAMETERS)} if PARAMETERS in given else {}
+    read = {SENT_AS: given.pop(PARAMETERS)} if PARAMETERS in given else {}
     return request._replace(
         hosts=1,
         processes_per_host=None,
         groups=(),
         distribution=None,
         hyperparameters={k: v for k, v in given.items() if not k.startswith("sagemaker_")},
-        environ={RANKS: str(ranks), **parameters, **request.environ, OUT: FILE},
+        environ={RANKS: str(ranks), **read, **request.environ, OUT: FILE},
+        ranks="",
         model_plan=True,
     )
 

@@ -34,6 +34,7 @@ NEWEST = "newest"
 NEWEST_FULL = "newest_full"
 MANIFEST = "manifest.json"
 _FULL_MANIFEST = "manifest_"  # before the tag
+_TAKEN = (_FULL_MANIFEST, "optimizer_", "user_content_")  # what lies beside the files of a tag
 USER_CONTENT = "user_content.pt"
 PARTIAL = "_partial"
 INCOMPLETE = ".incomplete"
@@ -59,7 +60,8 @@ class Manifest(NamedTuple):
 def checked_tag(tag: object) -> str:
     """A tag as the name of a file. Raises CheckpointError for what leads elsewhere."""
     text = str(tag)
-    if not text or text in (".", "..", NEWEST, NEWEST_FULL) or os.path.basename(text) != text:
+    taken = text in (".", "..", NEWEST, NEWEST_FULL) or text.startswith(_TAKEN)
+    if not text or taken or os.path.basename(text) != text:
         raise CheckpointError(
             f"tag {text!r} is no name of a file in the checkpoint's folder",
             'use a name such as "step100"',
@@ -238,7 +240,13 @@ def write_file(path: str, write: Callable[[Any], object], wrote: Wrote = lambda:
     beside = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
         with open(beside, "xb", buffering=0) as file:
-            write(_InPieces(file, wrote))
+            pieces = _InPieces(file, wrote)
+            try:
+                write(pieces)
+            except Exception:
+                if pieces.failed is not None:  # torch's writer says something else of it
+                    raise pieces.failed from None
+                raise
             os.fsync(file.fileno())
             size = file.tell()
         os.replace(beside, path)
@@ -253,8 +261,16 @@ class _InPieces:
     def __init__(self, file: io.FileIO, wrote: Wrote) -> None:
         self._file, self._wrote = file, wrote
         self._unsaid = 0
+        self.failed: Exception | None = None
 
     def write(self, data: Any) -> int:
+        try:
+            return self._written(data)
+        except Exception as error:
+            self.failed = self.failed or error
+            raise
+
+    def _written(self, data: Any) -> int:
         left = memoryview(data).cast("B")
         size = len(left)
         while left:

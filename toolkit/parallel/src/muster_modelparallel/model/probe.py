@@ -109,6 +109,8 @@ def _chosen(seen: Trace, parts: int) -> Graph:
     are cuts enough."""
     fraction = FRACTION
     graph = graph_of(seen, frozenset())
+    if not graph.calls:
+        raise SplitError(f"{seen.model} calls no modules that could be units", "use one partition")
     while True:
         graph = _opened(seen, graph, fraction / parts)
         if len(graph.cuts()) >= parts - 1:

@@ -19,7 +19,8 @@ from muster_modelparallel.model.split import Split
 from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Meta, tensors
 
-_TOLERANCE = 1e-4  # of gradients, relative: glue that several stages repeat adds in another order
+# of gradients, relative: glue that several stages repeat adds in another order
+_TOLERANCE, _EPSILONS = 1e-4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ def prove(
                 raise SplitError(
                     f"buffer {name} has another value on each stage than in the whole model", _FIX
                 )
-        equal = _compare_gradients(whole.gradients, chain.gradients(found)) if gradients else 0
+        travels = [meta.dtype for at in range(split.parts) for meta in split.metas(at)]
+        equal = (
+            _compare_gradients(whole.gradients, chain.gradients(found), travels) if gradients else 0
+        )
         return Proof(len(whole.outputs), len(whole.gradients), equal)
     finally:
         pristine.restore()
@@ -210,7 +214,7 @@ class _Chain:
 def _grad(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], into: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients, not added to what `.grad` holds."""
+    """Gradients, dense, not added to what `.grad` holds."""
     if not pairs or not into:
         return [None] * len(into)
     ends, grads = [end for end, _ in pairs], [grad for _, grad in pairs]
@@ -218,16 +222,20 @@ def _grad(
         # such a hook may be an optimizer's; but reentrant checkpoints do not work with this
         found: Sequence[torch.Tensor | None]
         found = torch.autograd.grad(ends, into, grads, allow_unused=True)
-        return found
+        return [_dense(grad) for grad in found]
     before = [leaf.grad for leaf in into]
     for leaf in into:
         leaf.grad = None
     try:
         torch.autograd.backward(ends, grads)
-        return [leaf.grad for leaf in into]
+        return [_dense(leaf.grad) for leaf in into]
     finally:
         for leaf, grad in zip(into, before, strict=True):
             leaf.grad = grad
+
+
+def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
 def _gradients(model: nn.Module, output: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -252,8 +260,13 @@ def _compare(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], di
 
 
 def _compare_gradients(
-    wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+    wanted: Mapping[str, torch.Tensor],
+    found: Mapping[str, torch.Tensor],
+    travels: Sequence[torch.dtype],
 ) -> int:
+    dtypes = {*travels, *(grad.dtype for grad in wanted.values())}
+    coarsest = max((torch.finfo(one).eps for one in dtypes if one.is_floating_point), default=0.0)
+    tolerance = max(_TOLERANCE, _EPSILONS * coarsest)
     equal = 0
     scale = max((float(grad.abs().max()) for grad in wanted.values() if grad.numel()), default=0.0)
     for name, grad in wanted.items():
@@ -261,7 +274,7 @@ def _compare_gradients(
         other = torch.zeros_like(grad) if other is None else other
         equal += _same(grad, other)
         if not torch.allclose(
-            grad, other, rtol=_TOLERANCE, atol=_TOLERANCE * 1e-2 * scale, equal_nan=True
+            grad, other, rtol=tolerance, atol=tolerance * 1e-2 * scale, equal_nan=True
         ):
             raise SplitError(f"the gradient of {name} differs between stages and whole model", _FIX)
     return equal

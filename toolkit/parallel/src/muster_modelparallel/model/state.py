@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,8 @@ from muster_modelparallel.model.trace import is_opaque
 
 @dataclass(frozen=True, slots=True)
 class PassState:
-    """A model's buffers, and the plain attributes of its modules, as they were at some time.
+    """A model's buffers, and the attributes of its modules, as they were at some time: plain ones,
+    and what lists, dictionaries and sets held.
 
     Passes run on copies of the buffers (`renew`), never on the buffers themselves: graphs may have
     saved those.
@@ -21,6 +24,7 @@ class PassState:
 
     buffers: tuple[tuple[nn.Module, str, torch.Tensor], ...]
     attributes: tuple[tuple[nn.Module, dict[str, Any]], ...]
+    containers: tuple[tuple[Any, Any], ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> PassState:
@@ -32,10 +36,13 @@ class PassState:
                 if buffer is not None
             ),
             tuple((module, _plain(module)) for module in model.modules()),
+            tuple((one, one.copy()) for one in _containers(model)),
         )
 
     def renew(self) -> None:
-        """New copies of the buffers; attributes that were added go, changed ones come back."""
+        """New copies of the buffers; attributes that were added go, changed ones come back, and
+        autocast forgets what it has cast."""
+        torch.clear_autocast_cache()
         copies: dict[int, torch.Tensor] = {}
         for module, name, buffer in self.buffers:
             if id(buffer) not in copies:
@@ -54,6 +61,29 @@ class PassState:
             for name in set(_plain(module)) - set(before):
                 del module.__dict__[name]
             module.__dict__.update(before)
+        for container, held in self.containers:
+            container.clear()
+            (container.update if isinstance(container, (dict, set)) else container.extend)(held)
+
+
+_OF_TORCH = frozenset(nn.Module().__dict__)
+
+
+def _containers(model: nn.Module) -> Iterator[Any]:
+    """Lists, dictionaries and sets that are attributes of modules or lie in such, each once."""
+    seen: set[int] = set()
+    left = [
+        value
+        for module in model.modules()
+        for name, value in module.__dict__.items()
+        if name not in _OF_TORCH
+    ]
+    while left:
+        value = left.pop()
+        if isinstance(value, (list, dict, set, deque)) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            left += value.values() if isinstance(value, dict) else value
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

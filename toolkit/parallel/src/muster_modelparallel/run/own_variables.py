@@ -58,12 +58,11 @@ def _plan(environ: Mapping[str, str]) -> PlanRequest | None:
             "set it to the number of ranks of the job that is planned for",
         )
     path = Path(environ.get("SM_OUTPUT_DATA_DIR", ""), out)
-    if not path.parent.is_dir():
-        raise SettingsError(
-            f"MODELPARALLEL_PLAN_OUT={out!r}: there is no folder {path.parent}",
-            "make it, or name another",
-        )
-    return PlanRequest(path.with_suffix(".json"), ranks)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise SettingsError(f"MODELPARALLEL_PLAN_OUT={out!r}: {what}", "name a file, in a folder")
+    named = path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
+    return PlanRequest(named, ranks)
 
 
 def _seconds(text: str) -> float:

@@ -137,10 +137,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; a file that was there is replaced at once."""
-        target = Path(path)
-        written = target.with_name(f"{target.name}.{os.getpid()}")
-        written.write_text(json.dumps(to_json(self), indent=1) + "\n", encoding="utf-8")
-        written.replace(target)
+        write_whole(Path(path), json.dumps(to_json(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -150,6 +147,16 @@ class Plan:
         except (OSError, ValueError) as error:
             raise PlanError(f"the plan {os.fspath(path)} cannot be read: {error}") from error
         return from_json(cls, data, f"plan {os.fspath(path)}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file has the text, or is as it was. Raises OSError."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        written.write_text(text, encoding="utf-8")
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def make_plan(

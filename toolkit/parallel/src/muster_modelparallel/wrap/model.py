@@ -99,7 +99,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
-        if self._session.plan is not None:
+        is_step = self._session.microbatch is not None and torch.is_grad_enabled()
+        if self._session.plan is not None and is_step:
             from muster_modelparallel.wrap.planning import plan_and_end
 
             plan_and_end(self._session, self.module, args, kwargs)

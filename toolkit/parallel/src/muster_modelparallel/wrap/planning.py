@@ -1,10 +1,12 @@
-"""MODELPARALLEL_PLAN_OUT: the first call of the model in a step is planned, and the process ends.
+"""MODELPARALLEL_PLAN_OUT: the first call of the model in a step that trains is planned, and the
+process ends.
 
 Nothing is trained. The plan is for the job of MODELPARALLEL_RANKS ranks, made from one process.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from torch import nn
 
 from muster_modelparallel.errors import PlanError, SplitError
+from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.model.probe import Probe, probe
 from muster_modelparallel.model.proof import prove
 from muster_modelparallel.run.session import Session
@@ -23,7 +27,7 @@ from muster_modelparallel.shape.choose import MAKERS, choose, evaluate
 from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.manual import manual
 from muster_modelparallel.shape.picture.page import page
-from muster_modelparallel.shape.plan import Plan, make_plan
+from muster_modelparallel.shape.plan import Plan, make_plan, write_whole
 from muster_modelparallel.shape.simulate import Timeline
 from muster_modelparallel.wrap.partitions import get_partition
 
@@ -36,23 +40,34 @@ _SCHEDULES = {"interleaved": "1F1B", "simple": "GPipe"}
 def plan_and_end(
     session: Session, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> NoReturn:
+    """`write_plan`, and the end of the process with 0: at once, for a script that went on would
+    save a model that was not trained."""
+    write_plan(session, module, args, kwargs)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def write_plan(
+    session: Session, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     """Probes the model with the arguments of one microbatch, plans and proves a split, writes both
-    files, prints the stages, and raises SystemExit(0).
+    files and prints the stages. The model is afterwards as it was.
 
     Raises SplitError for a model that cannot be split or whose split is not proved, PlanError for
     degrees that no cut can serve and for files that cannot be written.
     """
     assert session.plan is not None
     found = _timed("probe", lambda: _probed(session, module, args, kwargs))
-    plan, line = _timed("plan", lambda: _planned(session, module, found))
+    tensors = [one for one in leaves([args, kwargs]) if isinstance(one, torch.Tensor)]
+    batch = next((len(one) for one in tensors if one.dim()), 0)
+    plan, line = _timed("plan", lambda: _planned(session, module, found, batch))
     split = found.split([plan.stage_of[unit.name] for unit in found.profile.units])
     proof = _timed(
         "proof", lambda: prove(module, split, args, kwargs, module.training, found.state)
     )
-    plan = replace(plan, proof=f"proved: {proof.outputs} outputs, {proof.gradients} gradients")
+    plan = replace(plan, proof=str(proof))
     _write(session.plan.out, plan, line)
     _say(_table(plan))
-    raise SystemExit(0)
 
 
 def _degrees(session: Session) -> list[int]:
@@ -79,7 +94,10 @@ def _probed(
     raise AssertionError("there is always a degree")
 
 
-def _planned(session: Session, module: nn.Module, found: Probe) -> tuple[Plan, Timeline]:
+def _planned(
+    session: Session, module: nn.Module, found: Probe, batch: int
+) -> tuple[Plan, Timeline]:
+    """`batch`: the length of the microbatch that was probed, 0 if it has none."""
     config, given, asked = session.config, session.reading.given, session.plan
     assert asked is not None
     name = _SCHEDULES[config.pipeline]
@@ -92,10 +110,15 @@ def _planned(session: Session, module: nn.Module, found: Probe) -> tuple[Plan, T
         machine,
         asked.ranks,
         pipelines=_degrees(session),
-        microbatches=(config.microbatches,) if "microbatches" in given else (),
+        microbatches=(config.microbatches,) if "microbatches" in given else _counts(batch),
         makers={name: MAKERS[name]} if "pipeline" in given else MAKERS,
         memory_weight=config.memory_weight if wants_memory else 0.0,
     )
+
+
+def _counts(batch: int) -> list[int]:
+    """Into how many microbatches a whole batch can be cut."""
+    return [one for one in (1 << power for power in range(10)) if batch and batch % one == 0]
 
 
 def _by_hand(
@@ -108,6 +131,7 @@ def _by_hand(
     chosen = {path: get_partition(one) for path, one in module.named_modules()}
     partitions = {path: stage for path, stage in chosen.items() if stage is not None}
     by_hand = manual(found.profile, partitions, config.default_partition, degree)
+    _refuse_inner(found, partitions, config.default_partition)
     if len(by_hand.rank_of) > degree:
         raise PlanError(
             "the partitions return to a rank, which plans cannot show yet",
@@ -122,11 +146,26 @@ def _by_hand(
     return made, line
 
 
+def _refuse_inner(found: Probe, partitions: Mapping[str, int], default: int) -> None:
+    """Raises PlanError for a partition of a module that lies in a unit with another one."""
+    for unit in found.profile.units:
+        words = unit.path.split(".")
+        outer = (".".join(words[:count]) for count in range(len(words), -1, -1))
+        of = next((partitions[path] for path in outer if path in partitions), default)
+        for path, stage in partitions.items():
+            if path.startswith(f"{unit.path}.") and stage != of:
+                raise PlanError(
+                    f"{path} is on partition {stage} and lies in {unit.path}, a unit that is not "
+                    f"cut and is on partition {of}",
+                    f"give the whole of {unit.path} one partition",
+                )
+
+
 def _write(out: Path, plan: Plan, line: Timeline) -> None:
     picture = out.with_suffix(".html")
     try:
         plan.save(out)
-        picture.write_text(page(plan, line), encoding="utf-8")
+        write_whole(picture, page(plan, line))
     except OSError as error:
         what = f"the plan cannot be written to {error.filename or out}: {error.strerror}"
         raise PlanError(what, "name a file in a folder with room: MODELPARALLEL_PLAN_OUT") from None
