@@ -174,6 +174,8 @@ def _kill(process: Process) -> None:
     """The rank, and what it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    if _wait([process], 0.0):  # one that was just forked leads no group yet
+        os.kill(process.pid, signal.SIGKILL)
     process.wait(AFTERWARDS_S)
 
 

@@ -477,6 +477,13 @@ def test_a_module_runs_as_python_would_run_it(start: Start, home: Path) -> None:
     assert result.out == "[algo-1:0] job ['--x'] [3, 6]\n"
 
 
+def test_a_module_beside_no_other_is_not_run_in_its_own_starter(start: Start, home: Path) -> None:
+    (home / "alone.py").write_text(f"FACTOR = 3\n{MODULE}".replace("from .lib", "from alone"))
+    result = start(home, ("-m", "alone", *PROCESS, "--", "--x")).wait()
+    assert result.code == 0, result.err
+    assert result.out == "[algo-1:0]  ['--x'] [3, 6]\n"
+
+
 def test_an_import_of_a_folder_beside_the_source_folder_gets_a_hint(
     start: Start, home: Path
 ) -> None:

@@ -27,8 +27,10 @@ if __name__ == "__main__":
 
 
 def entry_point(module: str) -> tuple[str, bytes]:
-    """(name, content) of the file that starts the module."""
-    return f"{module}.py", _ENTRY.format(module=module).encode()
+    """(name, content) of the file that starts the module. No import finds it in the module's place,
+    and no file of the module's has its name."""
+    name = f"{module}.py" if "." in module else f"{module}.__main__.py"
+    return name, _ENTRY.format(module=module).encode()
 
 
 def check_module(module: str, folder: str) -> None:
