@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 
-from muster.arguments import UsageError
-from muster.local.preparation import asked_distribution, distribution_keys
+from muster.local.preparation import asked_ranks, distribution_keys
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
-from muster.types.errors import ConfigError
 
 OUT, RANKS = "MODELPARALLEL_PLAN_OUT", "MODELPARALLEL_RANKS"  # of the library
 PARAMETERS, SENT_AS = "mp_parameters", "SM_HP_MP_PARAMETERS"
@@ -18,13 +16,7 @@ FILE, PICTURE = "model-plan.json", "model-plan.html"
 
 def planned(request: Request) -> Request:
     """The run that plans for `request`, however many ranks that has. Raises UsageError."""
-    try:
-        keys = distribution_keys(request)
-    except ConfigError as error:
-        raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
-    asked = asked_distribution(request, keys)
-    each = getattr(asked, "processes_per_host", None) or request.processes_per_host or 1
-    ranks = getattr(asked, "processes", None) or request.hosts * each
+    keys = distribution_keys(request)
     given = {**keys, **request.hyperparameters}
     read = {SENT_AS: given.pop(PARAMETERS)} if PARAMETERS in given else {}
     return request._replace(
@@ -33,7 +25,7 @@ def planned(request: Request) -> Request:
         groups=(),
         distribution=None,
         hyperparameters={k: v for k, v in given.items() if not k.startswith("sagemaker_")},
-        environ={RANKS: str(ranks), **read, **request.environ, OUT: FILE},
+        environ={RANKS: str(asked_ranks(request, keys)), **read, **request.environ, OUT: FILE},
         ranks="",
         model_plan=True,
     )

@@ -48,15 +48,19 @@ def asked_distribution(request: Request, keys: Mapping[str, str]) -> Distributio
     return choose_distribution(decode_hyperparameters(document, findings), True, findings)
 
 
-def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
-    """Raises UsageError for more ranks than this machine can run in a useful time."""
+def asked_ranks(request: Request, keys: Mapping[str, str]) -> int:
+    """How many ranks the job is to have, as far as the request says."""
     from muster.types.distribution import Single
 
-    option, processors = asked_distribution(request, keys), len(os.sched_getaffinity(0))
-    ranks = request.hosts
-    if not isinstance(option, Single):
-        each = option.processes_per_host or 1
-        ranks = getattr(option, "processes", None) or request.hosts * each
+    option = asked_distribution(request, keys)
+    if isinstance(option, Single):
+        return request.hosts
+    return getattr(option, "processes", None) or request.hosts * (option.processes_per_host or 1)
+
+
+def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
+    """Raises UsageError for more ranks than this machine can run in a useful time."""
+    ranks, processors = asked_ranks(request, keys), len(os.sched_getaffinity(0))
     if ranks > MOST_RANKS * processors and not request.oversubscribe:
         raise UsageError(
             f"{ranks} ranks on {processors} processors: over {MOST_RANKS} for each would stand in "
@@ -108,27 +112,27 @@ def documents(
 
 
 def checked_keys(request: Request) -> dict[str, str]:
-    """`distribution_keys`, with what is wrong with the size or with them as a UsageError."""
-    try:
-        keys = distribution_keys(request)
-    except ConfigError as error:
-        raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
+    """`distribution_keys` of a job that this machine can run. Raises UsageError."""
+    keys = distribution_keys(request)
     refuse_too_many(request, keys)
     return keys
 
 
 def distribution_keys(request: Request) -> dict[str, str]:
-    """The hyperparameters that switch the distribution on. Raises ConfigError."""
+    """The hyperparameters that switch the distribution on. Raises UsageError."""
     if request.distribution is None:
         return {}
     from muster.sdk.distribution import to_hyperparameters
 
-    keys = to_hyperparameters(
-        request.distribution,
-        processes_per_host=request.processes_per_host,
-        instance_type=request.instance_type,
-        elsewhere=any(key.startswith("sagemaker_") for key in request.hyperparameters),
-    )
+    try:
+        keys = to_hyperparameters(
+            request.distribution,
+            processes_per_host=request.processes_per_host,
+            instance_type=request.instance_type,
+            elsewhere=any(key.startswith("sagemaker_") for key in request.hyperparameters),
+        )
+    except ConfigError as error:
+        raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
     if keys and request.groups:  # all groups take part unless the dictionary names some
         names = [group.name for group in request.groups]
         keys.setdefault("sagemaker_distribution_instance_groups", json.dumps(names))

@@ -25,7 +25,8 @@ def manual(
 
     Calls that go round and round through all ranks, or there and back, become stages of a schedule
     with several stages on a rank. Raises PlanError, with the plan, for any other return to a rank,
-    a rank without units, and a cut between units that must lie together.
+    a rank without units, a cut between units that must lie together, and a partition of a module
+    that lies in a unit with another one.
     """
     of = [_partition(unit.path, partitions, default) for unit in profile.units]
     runs = [
@@ -53,6 +54,12 @@ def manual(
         fix = "let the calls go through the partitions in order, or round and round through all"
         raise PlanError(f"the calls return to a partition: {plan}", fix)
     check_cuts(profile, tuple(starts[1:]))
+    for unit, rank in zip(profile.units, of, strict=True):
+        for path, other in partitions.items():
+            if path.startswith(f"{unit.path}.") and other != rank:
+                what = f"{path} is on partition {other} and lies in {unit.path}, a unit that is not"
+                fix = f"give the whole of {unit.path} one partition"
+                raise PlanError(f"{what} cut and is on partition {rank}", fix)
     return Manual(tuple(starts[1:]), tuple(order))
 
 

@@ -131,7 +131,6 @@ def _by_hand(
     chosen = {path: get_partition(one) for path, one in module.named_modules()}
     partitions = {path: stage for path, stage in chosen.items() if stage is not None}
     by_hand = manual(found.profile, partitions, config.default_partition, degree)
-    _refuse_inner(found, partitions, config.default_partition)
     if len(by_hand.rank_of) > degree:
         raise PlanError(
             "the partitions return to a rank, which plans cannot show yet",
@@ -144,21 +143,6 @@ def _by_hand(
         why="the script's own partitions", replicas=asked.ranks // degree,
     )  # fmt: skip
     return made, line
-
-
-def _refuse_inner(found: Probe, partitions: Mapping[str, int], default: int) -> None:
-    """Raises PlanError for a partition of a module that lies in a unit with another one."""
-    for unit in found.profile.units:
-        words = unit.path.split(".")
-        outer = (".".join(words[:count]) for count in range(len(words), -1, -1))
-        of = next((partitions[path] for path in outer if path in partitions), default)
-        for path, stage in partitions.items():
-            if path.startswith(f"{unit.path}.") and stage != of:
-                raise PlanError(
-                    f"{path} is on partition {stage} and lies in {unit.path}, a unit that is not "
-                    f"cut and is on partition {of}",
-                    f"give the whole of {unit.path} one partition",
-                )
 
 
 def _write(out: Path, plan: Plan, line: Timeline) -> None:
