@@ -1,0 +1,107 @@
+"""What a step, a pipeline and a model cut into stages know of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.trace import Leaf, Meta
+from muster_modelparallel.shape.schedule import Schedule
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """How torch.autocast stood for one type of device."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A call of the model in a step function: its arguments, and the modes that held. On all ranks
+    of a pipeline tensors have the same values. `training`: of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    grad: bool
+    training: bool
+    autocast: tuple[Autocast, ...] = ()
+
+
+class StageRun(Protocol):
+    """A stage of this rank, for calls of one signature.
+
+    `receives` comes from the stage before, `sends` goes to the next one, in this order; `()` at the
+    ends of the pipeline. With `requires_grad` a gradient of that shape comes back.
+    """
+
+    stage: int
+    receives: tuple[Meta, ...]
+    sends: tuple[Meta, ...]
+
+    def forward(self, call: ModelCall, draw: Draw, received: Tensors) -> Any:
+        """On the last stage what the model returns, elsewhere the tensors of `sends`."""
+
+    def forget(self, draw: Draw) -> None:
+        """Backward of that microbatch is done: what its forward kept is free."""
+
+
+class PreparedCall(Protocol):
+    """The stages of this rank for calls of one signature: modes, structure, shapes, dtypes.
+
+    `tree` and `outputs`: what the model returns, as `model.nests.filled` puts it together.
+    """
+
+    stages: Mapping[int, StageRun]
+    tree: Any
+    outputs: tuple[Leaf, ...]
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Inside, also during backward, the model's units are those of these stages."""
+
+
+class CutModel(Protocol):
+    """A wrapped model of several stages, as a step needs it."""
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether `partition` is done."""
+
+    def partition(self, call: ModelCall) -> None:
+        """Finds the stages by this call; every rank of the job comes here at its first step that
+        calls the model with gradients. Collective. Raises on all ranks alike."""
+
+    def prepare(self, call: ModelCall) -> PreparedCall:
+        """From a bounded cache, or made anew. No communication."""
+
+    def schedule(self, microbatches: int, backward: bool) -> Schedule:
+        """The order of work of a step."""
+
+    def scale(self, microbatches: int) -> float:
+        """What gradients of one microbatch are multiplied by."""
+
+
+class StageWork(Protocol):
+    """A stage of this rank at work on a step, as the pipeline needs it."""
+
+    receives: tuple[Meta, ...]
+    sends: tuple[Meta, ...]
+
+    def forward(self, microbatch: int, received: Tensors) -> Tensors:
+        """What the next stage gets; `()` on the last one."""
+
+    def roots(self, microbatch: int) -> tuple[Tensors, Sequence[torch.Tensor | None]]:
+        """On the last stage: what backward starts from, with gradients as torch.autograd.backward
+        takes them. Empty where nothing was to be differentiated."""
+
+    def done(self, microbatch: int) -> None:
+        """Backward of the microbatch is over; without backward, forward is."""
