@@ -20,9 +20,19 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 JOB_S = 300.0
 SCRIPT = CHECKOUT / "examples" / "modelparallel" / "train.py"
 PARAMETERS = {"microbatches": 4, "ddp": True}
-SMP = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": PARAMETERS}}}
-UNDER_MPIRUN = json.dumps({**SMP, "mpi": {"enabled": True}})
 BY_ITS_NAME = "smp"
+MPI = {"mpi": {"enabled": True}}
+TORCH = {"torch_distributed": {"enabled": True}}
+
+
+def asked(launcher: dict[str, object], **parameters: object) -> str:
+    """The distribution with these parameters beside those that all jobs here have."""
+    library = {"enabled": True, "parameters": {**PARAMETERS, **parameters}}
+    return json.dumps({"smdistributed": {"modelparallel": library}, **launcher})
+
+
+UNDER_MPIRUN = asked(MPI)
+CUT = asked(TORCH, partitions=2)
 
 Run = Callable[..., LocalRun]
 
@@ -86,7 +96,9 @@ def test_a_job_that_goes_on_from_its_checkpoint_takes_the_steps_that_it_would_ha
     assert losses(ended_well(second, JOB_S).out) == {100: losses(whole)[100]}
 
 
-@pytest.mark.parametrize("how", [BY_ITS_NAME, UNDER_MPIRUN], ids=["torchrun", "mpirun"])
+@pytest.mark.parametrize(
+    "how", [BY_ITS_NAME, UNDER_MPIRUN, CUT], ids=["torchrun", "mpirun", "a stage of two"]
+)
 def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> None:
     begun = run(how, **{"fail-step": 3})
     result = begun.wait(JOB_S)
@@ -96,22 +108,41 @@ def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> 
 
 
 def test_a_degree_that_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
-    asked = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}}
-    begun = run(json.dumps({**asked, "torch_distributed": {"enabled": True}}))
+    begun = run(asked(TORCH, sharded_data_parallel_degree=2))
     result = begun.wait(JOB_S)
     assert result.code == 1
-    assert "pipeline_parallel_degree is 2, which comes with a later release" in result.err
+    assert "sharded_data_parallel_degree is 2, which comes with a later release" in result.err
     assert not losses(result.out)
     begun.check_nothing_left()
+
+
+def test_two_pipelines_over_two_hosts_learn_what_two_whole_models_learn(
+    run: Run, whole: str
+) -> None:
+    begun = run(CUT, "--processes-per-host", "2", steps=50)
+    out = ended_well(begun, JOB_S).out
+    assert float(losses(out)[50]) == pytest.approx(float(losses(whole)[50]), abs=0.02)
+    assert out.count("pipeline 2 x data 2") == 1 and "proved: 1 outputs" in out, out
+    folder = begun.base("algo-1") / "output" / "data"
+    assert len(json.loads((folder / "model-plan.json").read_text())["stages"]) == 2
+    assert ElementTree.parse(folder / "model-plan.html").getroot().tag.endswith("html")
+
+
+def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint(run: Run, tmp_path: Path) -> None:
+    kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
+    cut = asked(MPI, partitions=2)
+    first = run(cut, "--checkpoint", kept, steps=50, checkpoints=folder)
+    begun = float(losses(ended_well(first, JOB_S).out)[50])
+    second = run(cut, "--checkpoint", kept, steps=100, checkpoints=folder)
+    found = losses(ended_well(second, JOB_S).out)
+    assert list(found) == [100] and float(found[100]) < begun
 
 
 def test_the_model_of_a_script_is_planned_for_a_job_that_this_machine_cannot_run(
     run: Run,
 ) -> None:
-    asked = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {
-        "partitions": 2, "microbatches": 8, "ddp": True}}}}  # fmt: skip
-    many = {**asked, "mpi": {"enabled": True, "processes_per_host": 8}}
-    begun = run(json.dumps(many), "--model-plan")
+    many = asked({"mpi": {"enabled": True, "processes_per_host": 8}}, partitions=2, microbatches=8)
+    begun = run(many, "--model-plan")
     out = ended_well(begun, JOB_S).out
     assert "pipeline 2 x data 8" in out and "proved: 1 outputs" in out, out
     folder = begun.base("algo-1") / "output" / "data"

@@ -16,7 +16,8 @@ GREETING = "it's hello"
 OPTIONS = {"custom_mpi_options": f'-x GREETING="{GREETING}"'}
 ON = {"enabled": True}
 LR = {"lr": 0.1}
-MODEL_PARALLEL = {"modelparallel": {**ON, "parameters": {"microbatches": 2, "ddp": True}}}
+STAGES = {"partitions": 2, "microbatches": 2, "ddp": True}
+MODEL_PARALLEL = {"modelparallel": {**ON, "parameters": STAGES}}
 
 COVERING = {
     "v2-Estimator-none-1",

@@ -53,7 +53,8 @@ def served() -> tuple[int, int, int]:
 
 
 def stepped() -> tuple[int, int, int]:
-    """The same by a step in which only rank 0 has a gradient, and which averages it over ranks."""
+    """The same by a step in which only the first pipeline has a gradient, averaged over them all;
+    each stage of a pipeline has the same one."""
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -61,7 +62,11 @@ def stepped() -> tuple[int, int, int]:
     smp.init()
     asked = json.loads(os.environ["SM_HP_MP_PARAMETERS"])
     assert smp.state.cfg.microbatches == asked.get("microbatches", 1), asked
-    model = smp.DistributedModel(torch.nn.Linear(1, 1, bias=False))
+    assert smp.pp_size() == asked.get("partitions", 1), asked
+    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    for layer in layers:
+        torch.nn.init.ones_(layer.weight)
+    model = smp.DistributedModel(torch.nn.Sequential(*layers))
 
     @smp.step
     def step(batch: torch.Tensor) -> torch.Tensor:
@@ -69,10 +74,10 @@ def stepped() -> tuple[int, int, int]:
         model.backward(loss)
         return loss
 
-    mine = float(smp.size() ** 2 if smp.rank() == 0 else 0)
+    mine = float(smp.size() * smp.dp_size() if smp.dp_rank() == 0 else 0)
     step(torch.full((4, 1), mine)).reduce_mean()
-    (weight,) = model.parameters()
-    return smp.rank(), smp.size(), int(weight.grad)
+    (gradient,) = {int(weight.grad) for weight in model.local_parameters()}
+    return smp.rank(), smp.size(), gradient
 
 
 def options() -> dict[str, str]:
