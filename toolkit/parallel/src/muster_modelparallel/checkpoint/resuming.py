@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster_modelparallel.checkpoint import layout
 from muster_modelparallel.checkpoint.files import load_object, load_user_content
 from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
+from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import Session, current
+from muster_modelparallel.wrap.model import PARTIAL
+from muster_modelparallel.wrap.optimizer import merged_states
 
 _log = logging.getLogger("muster_modelparallel")
 
@@ -43,16 +46,21 @@ def resume_from_checkpoint(
             "wrap the model and the optimizer first",
         )
     agreed = _agreed(path, None if tag is None else layout.checked_tag(tag), partial, what)
+    read: list[_Read] = []
     own: list[Any] = []
 
-    def load() -> None:
+    def look() -> None:
         folder, names = path, layout.full_names(agreed)
         if partial:
             folder, names = layout.find(path, agreed), _names_here(session, path, agreed)
         translate = None if partial else translate_function
-        own.append(_load_files(session, folder, names, strict, load_optimizer, translate))
+        read.append(_read_files(folder, names, load_optimizer, translate))
 
-    together(load, what)
+    together(look, what)
+    found = read[0]
+    if partial and session.topology.pipeline > 1:  # stages may be others than they were
+        found = _of_all_stages(found)
+    together(lambda: own.append(_load(session, found, strict)), what)
     return own[0]
 
 
@@ -105,37 +113,61 @@ def _names_here(session: Session, path: str, tag: str) -> tuple[str, str, str]:
     return layout.partial_names(place.pp, place.tp)
 
 
-def _load_files(
-    session: Session,
+class _Read(NamedTuple):
+    """What the files of a checkpoint hold, with the names of the first two."""
+
+    model_file: str
+    model: Mapping[str, Any]
+    optimizer_file: str
+    optimizer: Any
+    content: Any
+
+
+def _read_files(
     folder: str,
     names: tuple[str, str, str],
-    strict: bool,
     load_optimizer: bool,
     translate_function: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None,
-) -> Any:
-    """Loads model and optimizer, and returns the script's own values."""
+) -> _Read:
     model, optimizer, content = (os.path.join(folder, name) for name in names)
     state = load_object(model)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{model} holds a {type(state).__name__}, not the state of a model")
     if translate_function is not None:
         state = translate_function(state)
-    _load(session.model, state, model, strict=strict)
-    if load_optimizer:
-        _load_optimizer(session, optimizer)
-    return load_user_content(content) if os.path.exists(content) else {}
+    has_optimizer = load_optimizer and os.path.exists(optimizer)
+    return _Read(
+        model,
+        state,
+        optimizer,
+        load_object(optimizer) if has_optimizer else None,
+        load_user_content(content) if os.path.exists(content) else {},
+    )
 
 
-def _load_optimizer(session: Session, name: str) -> None:
-    if not os.path.exists(name):
-        return
-    if session.optimizer is None:
-        _log.warning("%s was not loaded: there is no DistributedOptimizer yet", name)
-        return
-    _load(session.optimizer, load_object(name), name)
+def _of_all_stages(found: _Read) -> _Read:
+    """The whole model and the state of its optimizer, of what the ranks of a pipeline have read."""
+    models = allgather(dict(found.model), CommGroup.PP_GROUP)
+    whole = {name: value for state in reversed(models) for name, value in state.items()}
+    whole.pop(PARTIAL, None)
+    states = allgather(found.optimizer, CommGroup.PP_GROUP)
+    optimizer = None if any(one is None for one in states) else merged_states(states)
+    return found._replace(model=whole, optimizer=optimizer)
 
 
-def _load(into: Any, state: object, name: str, **options: Any) -> None:
+def _load(session: Session, found: _Read, strict: bool) -> Any:
+    """Loads model and optimizer, and returns the script's own values."""
+    _load_state(session.model, found.model, found.model_file, strict=strict)
+    if found.optimizer is not None and session.optimizer is None:
+        _log.warning(
+            "%s was not loaded: there is no DistributedOptimizer yet", found.optimizer_file
+        )
+    elif found.optimizer is not None:
+        _load_state(session.optimizer, found.optimizer, found.optimizer_file)
+    return found.content
+
+
+def _load_state(into: Any, state: object, name: str, **options: Any) -> None:
     """Says which file it was when its content does not fit."""
     try:
         into.load_state_dict(state, **options)

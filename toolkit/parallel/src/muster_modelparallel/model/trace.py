@@ -142,6 +142,11 @@ class Trace:
     kinds: dict[str, str] = field(default_factory=dict)
     hollow: bool = False
 
+    @property
+    def tree(self) -> Any:
+        """What the model returns, without the leaves' values."""
+        return next(event.tree for event in reversed(self.events) if isinstance(event, Exit))
+
 
 def is_opaque(value: Any) -> bool:
     """Whether a value other than a tensor may be more than what it looks like."""

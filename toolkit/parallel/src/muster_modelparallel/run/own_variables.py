@@ -16,6 +16,7 @@ PREFIX = "MODELPARALLEL_"
 KNOWN: Mapping[str, str] = {
     "MODELPARALLEL_OBJECTS_TIMEOUT_S": "seconds that a rank waits for another one in broadcast, "
     "send, recv_from, allgather and the barriers",
+    "MODELPARALLEL_PLAN_IN": "a plan file: the model is cut as it says, and nothing is measured",
     "MODELPARALLEL_PLAN_OUT": "a file: the model is planned in place of being trained, and the "
     "plan goes there, its picture beside it; relative to SM_OUTPUT_DATA_DIR if there is one",
     "MODELPARALLEL_RANKS": "the ranks of the job that is planned for; 1 if not set",
@@ -32,11 +33,12 @@ class PlanRequest(NamedTuple):
 
 class OwnVariables(NamedTuple):
     """What the environment says. `objects_timeout_s` in seconds; `notes` are to be said once.
-    `plan`: None in a process that trains."""
+    `plan`: None in a process that trains. `plan_in`: a plan to cut the model by, or ""."""
 
     objects_timeout_s: float
     notes: tuple[str, ...]
     plan: PlanRequest | None = None
+    plan_in: str = ""
 
 
 def read_variables(environ: Mapping[str, str]) -> OwnVariables:
@@ -44,7 +46,12 @@ def read_variables(environ: Mapping[str, str]) -> OwnVariables:
     text = environ.get("MODELPARALLEL_OBJECTS_TIMEOUT_S", "").strip()
     notes = [_unknown(each) for each in sorted(environ) if each.startswith(PREFIX)]
     seconds = _seconds(text) if text else OBJECTS_TIMEOUT_S
-    return OwnVariables(seconds, tuple(filter(None, notes)), _plan(environ))
+    plan_in = environ.get("MODELPARALLEL_PLAN_IN", "").strip()
+    if plan_in and not Path(plan_in).is_file():
+        raise SettingsError(
+            f"MODELPARALLEL_PLAN_IN={plan_in!r} is no file", "name a plan that was written before"
+        )
+    return OwnVariables(seconds, tuple(filter(None, notes)), _plan(environ), plan_in)
 
 
 def _plan(environ: Mapping[str, str]) -> PlanRequest | None:

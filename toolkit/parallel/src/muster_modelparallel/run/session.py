@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster_modelparallel.errors import (
@@ -25,6 +25,7 @@ from muster_modelparallel.settings.config import Config, Reading, check_world, r
 from muster_modelparallel.shape.topology import Topology
 
 if TYPE_CHECKING:
+    from muster_modelparallel.run.cut_steps import CutSteps
     from muster_modelparallel.run.job_store import JobStore
     from muster_modelparallel.run.mesh import Mesh
 
@@ -37,6 +38,10 @@ class ModelLike(Protocol):
     @property
     def module(self) -> Any:
         """The user's own module."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has several stages, on several ranks."""
 
     def begin_step(self, microbatches: int) -> None:
         """Called by a step function before its first microbatch."""
@@ -82,7 +87,8 @@ class Session:
     `model`, `optimizer` and `microbatch` are set by those who own them: the wrappers and `step`.
     `translate_functions` are pairs (to the other format, from it) that full checkpoints go through.
     `plan`: the model is planned in place of being trained; `topology` is then that of this process
-    alone, `config` that of the job.
+    alone, `config` that of the job. `plan_in`: the file of a plan to cut the model by, "" for none.
+    `cut_steps`: what runs the steps of a model of several stages, once there is one.
     """
 
     config: Config
@@ -93,6 +99,9 @@ class Session:
     optimizer: OptimizerLike | None = None
     microbatch: Microbatch | None = None
     plan: PlanRequest | None = None
+    plan_in: str = ""
+    is_tracing: bool = False
+    cut_steps: CutSteps | None = None
     translate_functions: list[Any] = field(default_factory=list)
 
 
@@ -120,8 +129,8 @@ def is_initialized() -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether the model is being probed for its partition. False: one partition needs no probe."""
-    return False
+    """Whether the model is being followed, to find its partition."""
+    return _Holder.session is not None and _Holder.session.is_tracing
 
 
 def init(config: Mapping[str, object] | None = None) -> None:
@@ -152,10 +161,10 @@ def init(config: Mapping[str, object] | None = None) -> None:
     if not plan or "pipeline_parallel_degree" in reading.given:
         check_world(found, plan.ranks if plan else me.size)
     pipeline = 1 if plan else found.pipeline_parallel_degree
-    refuse_unbuilt(replace(found, pipeline_parallel_degree=pipeline))
+    refuse_unbuilt(found)
     topology = Topology(me.size, pipeline, found.tensor_parallel_degree, found.placement)
     made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
-    _Holder.session = Session(found, topology, made, reading, plan=plan)
+    _Holder.session = Session(found, topology, made, reading, plan=plan, plan_in=own.plan_in)
     if me.rank == 0:
         for note in (*own.notes, *reading.notes):
             _log.warning("%s", note)
@@ -182,7 +191,6 @@ def refuse_unbuilt(config: Config) -> None:
 
 # the values with which nothing is to be done that is not done yet; the last one is what we propose
 _IDLE: Mapping[str, tuple[object, ...]] = {
-    "pipeline_parallel_degree": (1,),
     "tensor_parallel_degree": (1,),
     "sharded_data_parallel_degree": (1,),
     "shard_optimizer_state": (False,),
@@ -191,8 +199,6 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "fp16_params": (False,),
     "offload_activations": (False,),
     "delayed_parameter_initialization": (False,),
-    "load_partition": (False,),
-    "partition_file": (None,),
     "hybrid_shard_degree": (1, 0),
     "sm_activation_offloading": (False,),
     "random_seed": (None,),

@@ -73,8 +73,16 @@ class CutModel(Protocol):
     """A wrapped model of several stages, as a step needs it."""
 
     @property
+    def module(self) -> Any:
+        """The user's own module."""
+
+    @property
     def partitioned(self) -> bool:
         """Whether `partition` is done."""
+
+    @property
+    def rank_of(self) -> Sequence[int]:
+        """The rank of each stage, in the pipeline; known before the partition."""
 
     def partition(self, call: ModelCall) -> None:
         """Finds the stages by this call; every rank of the job comes here at its first step that
@@ -83,18 +91,18 @@ class CutModel(Protocol):
     def prepare(self, call: ModelCall) -> PreparedCall:
         """From a bounded cache, or made anew. No communication."""
 
-    def schedule(self, microbatches: int, backward: bool) -> Schedule:
-        """The order of work of a step."""
-
-    def scale(self, microbatches: int) -> float:
-        """What gradients of one microbatch are multiplied by."""
+    def schedule(self, microbatches: int) -> Schedule:
+        """The order of work of a step that trains."""
 
 
 class StageWork(Protocol):
     """A stage of this rank at work on a step, as the pipeline needs it."""
 
-    receives: tuple[Meta, ...]
-    sends: tuple[Meta, ...]
+    def receives(self, microbatch: int) -> Sequence[Meta]:
+        """What the stage before passes on; not asked of the first stage."""
+
+    def sends(self, microbatch: int) -> Sequence[Meta]:
+        """What the next stage gets; not asked of the last one."""
 
     def forward(self, microbatch: int, received: Tensors) -> Tensors:
         """What the next stage gets; `()` on the last one."""

@@ -49,14 +49,39 @@ class StepFunction:
                 "call it from outside, or take @smp.step off the inner one",
             )
         count = session.config.microbatches
-        calls = cut_arguments(self._signature, self._cuts, args, kwargs, count)
+        is_cut = session.model is not None and session.model.is_cut
+        calls = [] if is_cut else self._cut(args, kwargs, count)
         self.calls += 1
         if session.model is not None:
             session.model.begin_step(count)
-        returned = self._run(session, calls)
+        if is_cut:
+            returned = self._run_cut(session, args, kwargs, count)
+        else:
+            returned = self._run(session, calls)
         if session.model is not None:
             session.model.end_step()
         return merged(returned)
+
+    def _cut(self, args: Any, kwargs: Any, count: int) -> list[Call]:
+        return cut_arguments(self._signature, self._cuts, args, kwargs, count)
+
+    def _run_cut(self, session: Session, args: Any, kwargs: Any, count: int) -> list[Any]:
+        """Through the stages of all ranks; outputs are detached elsewhere than on the last one."""
+        if session.cut_steps is None:
+            from muster_modelparallel.run.cut_steps import CutSteps
+
+            session.cut_steps = CutSteps(session)
+        try:
+            returned = session.cut_steps.step(
+                self._function, self._name, (args, kwargs),
+                lambda args, kwargs: self._cut(args, kwargs, count),
+            )  # fmt: skip
+        except BaseException as error:
+            self._annotate(error, session)
+            raise
+        finally:
+            session.microbatch = None
+        return [detached(value) if self._detach else value for value in returned]
 
     def _run(self, session: Session, calls: list[Call]) -> list[Any]:
         returned = []

@@ -17,7 +17,10 @@ from muster_modelparallel.shape.units import ModelProfile
 Maker = Callable[[int, int], Schedule]
 """Makes the schedule for so many ranks and microbatches; PlanError if there is none."""
 
-MAKERS: Mapping[str, Maker] = MappingProxyType({"1F1B": one_f_one_b, "GPipe": gpipe})
+MAKERS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {"1F1B": one_f_one_b, "GPipe": gpipe}
+)
+"""By name; each also takes how many microbatches are active at most."""
 
 
 def choose(

@@ -6,7 +6,7 @@ a rank, is a table that is passed in. Names are those of torch.distributed.pipel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -52,6 +52,14 @@ class Step(NamedTuple):
     rank: int
     before: int
     needs: int
+
+
+class Message(NamedTuple):
+    """Activations (FORWARD) or gradients (BACKWARD) of a microbatch that `stage` receives."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,25 @@ class Schedule:
             tuple(map(_peaks, self.ranks)) if self.has_backward else tuple(() for _ in self.ranks)
         )
 
+    @cached_property
+    def routes(self) -> Mapping[tuple[int, int], tuple[Message, ...]]:
+        """By (sender, receiver): the messages between two ranks, in the order in which the sender
+        has them ready."""
+        last_stage = len(self.rank_of) - 1
+        found: dict[tuple[int, int], list[Message]] = {}
+        for rank, actions in enumerate(self.ranks):
+            for kind, stage, microbatch in actions:
+                if kind is Kind.FORWARD and stage < last_stage:
+                    message = Message(Kind.FORWARD, stage + 1, microbatch)
+                elif kind in (Kind.BACKWARD, Kind.INPUT_BACKWARD) and stage:
+                    message = Message(Kind.BACKWARD, stage - 1, microbatch)
+                else:
+                    continue
+                receiver = self.rank_of[message.stage]
+                if receiver != rank:
+                    found.setdefault((rank, receiver), []).append(message)
+        return {pair: tuple(messages) for pair, messages in found.items()}
+
     def peak_live(self, stage: int) -> int:
         """The most microbatches that the stage keeps at one time."""
         rank = self.rank_of[stage]
@@ -178,6 +205,17 @@ def one_f_one_b(ranks: int, microbatches: int, active: int | None = None) -> Sch
         return (*forward[:ahead], *(one for pair in pairs for one in pair), *rest)
 
     return Schedule("1F1B", microbatches, tuple(map(of, range(ranks))))
+
+
+def in_waves(rank_of: Sequence[int], microbatches: int) -> Schedule:
+    """For any ranks of the stages: each stage does all microbatches before the next one begins,
+    then all backwards."""
+    stages, all_of_them = range(len(rank_of)), range(microbatches)
+    order = [Action(Kind.FORWARD, stage, mb) for stage in stages for mb in all_of_them]
+    order += [Action(Kind.BACKWARD, stage, mb) for stage in reversed(stages) for mb in all_of_them]
+    ranks = range(max(rank_of) + 1)
+    actions = (tuple(a for a in order if rank_of[a.stage] == rank) for rank in ranks)
+    return Schedule("LoopedBFS", microbatches, tuple(actions))
 
 
 def forward_only(ranks: int, microbatches: int) -> Schedule:

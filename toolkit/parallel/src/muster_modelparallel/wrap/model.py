@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from muster_modelparallel.errors import NotBuiltError, SettingsError, StepError
+from muster_modelparallel.errors import NotBuiltError, StepError
 from muster_modelparallel.run.outputs import StepOutput
-from muster_modelparallel.run.session import Session, current
+from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.clipping import clip
+from muster_modelparallel.wrap.model_arguments import (
+    check,
+    check_numbers,
+    listed,
+    make_group,
+    scaled,
+)
 from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
 from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
+from muster_modelparallel.wrap.stages import Stages, load_local
 from muster_modelparallel.wrap.watch import BackwardWatch
 
 PARTIAL = "_smp_is_partial"  # marks the state of one partition
@@ -71,8 +78,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             return  # it is there already
         super().__init__()
         session = current()
-        _check(session, module, trace_device, trace_execution_times)
-        _check_numbers(backward_passes_per_step, bucket_cap_mb)
+        check(session, module, trace_device, trace_execution_times)
+        check_numbers(backward_passes_per_step, bucket_cap_mb)
         self.module = module.to(session.mesh.device)
         self.overlapping_allreduce = overlapping_allreduce
         if session.config.overlapping_allreduce is not None:
@@ -81,7 +88,12 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.broadcast_buffers = broadcast_buffers
         self._session = session
-        self._watch = BackwardWatch(self.module.parameters)
+        self._stages = Stages(session, self.module) if session.topology.pipeline > 1 else None
+        self._watch = BackwardWatch(
+            self.local_parameters,
+            # the pipeline's backward passes come between those of the step function
+            (lambda: session.microbatch is None) if self._stages else None,
+        )
         self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._passes = 0  # whose gradients are not averaged over replicas yet
         self._expects_backward = False
@@ -94,11 +106,31 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     @property
     def partitioned(self) -> bool:
-        """Whether it is known which rank has which part. Always, with one partition."""
-        return True
+        """Whether it is known which rank has which part. Always, with one partition; with several
+        from the first step function on that trains."""
+        return self._stages is None or self._stages.is_partitioned
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has several partitions."""
+        return self._stages is not None
+
+    @property
+    def stages(self) -> Stages | None:
+        """What this rank has of it; None with one partition."""
+        return self._stages
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """The module's. With several partitions only a step function calls it, and it raises
+        StepError elsewhere."""
+        if self._stages is not None:
+            steps = self._session.cut_steps
+            if self._session.microbatch is None or steps is None:
+                raise StepError(
+                    "the model has several partitions and was called outside a step function",
+                    "call it in a function with @smp.step, also to evaluate",
+                )
+            return steps.call(args, kwargs)
         is_step = self._session.microbatch is not None and torch.is_grad_enabled()
         if self._session.plan is not None and is_step:
             from muster_modelparallel.wrap.planning import plan_and_end
@@ -118,14 +150,21 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         microbatch = self._session.microbatch
         index = 0 if microbatch is None else microbatch.index
         count = 1 if microbatch is None else microbatch.count
-        outputs, seeds = _listed(tensors, grad_tensors)
+        outputs, seeds = listed(tensors, grad_tensors)
         if any(isinstance(each, StepOutput) for each in outputs):
             raise StepError(
                 "backward was given a StepOutput", "call model.backward in the step function"
             )
         scale = self._scale(count)
         if scale != 1:
-            seeds = [_scaled(one, seed, scale) for one, seed in zip(outputs, seeds, strict=True)]
+            seeds = [scaled(one, seed, scale) for one, seed in zip(outputs, seeds, strict=True)]
+        if self._stages is not None:
+            if microbatch is None or self._session.cut_steps is None:
+                raise StepError(
+                    "model.backward was called outside a step function", "call it in one"
+                )
+            self._session.cut_steps.backward(outputs, seeds)
+            return
         if microbatch is None:
             self._begin_pass()
         ends_pass = index == count - 1 and self._is_due
@@ -138,7 +177,10 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def begin_step(self, microbatches: int) -> None:
         """Called by a step function before its first microbatch."""
-        self._run_hooks()
+        if self.partitioned:
+            self._run_hooks()
+        if self._stages is not None:
+            self._stages.begin_step()
         self._broadcast_buffers()
         self._begin_pass()
         # known on all ranks alike, even where one of them does not get to backward
@@ -149,8 +191,37 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         came without `backward`."""
         if self._watch.is_stray:
             raise StepError(_NO_AVERAGE, _USE_OURS)
-        if self._watch.has_begun or self._expects_backward:
+        has_begun = self._watch.has_begun
+        if self._stages is not None and self._session.cut_steps is not None:
+            has_begun = self._session.cut_steps.has_backward
+            self._stages.end_step(has_begun)
+        if has_begun or self._expects_backward:
             self._end_pass()
+
+    def partition(self, call: Any) -> None:
+        """Finds the stages by this call (run/stages.py) and moves parameters; then the hooks."""
+        assert self._stages is not None
+        self._stages.partition(call)
+        self._watch.begin()
+        if self._reducer is not None:
+            self._reducer.prepare()
+        self._run_hooks()
+
+    def prepare(self, call: Any) -> Any:
+        """This rank's stages for that kind of call."""
+        assert self._stages is not None
+        return self._stages.prepare(call)
+
+    def schedule(self, microbatches: int) -> Any:
+        """The order of work of a step that trains."""
+        assert self._stages is not None
+        return self._stages.schedule(microbatches)
+
+    @property
+    def rank_of(self) -> Any:
+        """The rank of each stage, in the pipeline."""
+        assert self._stages is not None
+        return self._stages.rank_of
 
     def finish_gradients(self) -> None:
         """Averages what `backward_passes_per_step` has left: an optimizer is to use it now. Raises
@@ -177,7 +248,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
                 "call optimizer.clip_master_grads(max_norm)",
             )
         self.finish_gradients()
-        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        given = self.local_parameters()
+        return clip(given, self._session, self._stages, max_norm, norm_type)
 
     def get_module(self) -> nn.Module:
         """The user's module."""
@@ -200,8 +272,14 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         )
 
     def local_named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """Parameters of this rank's partition, by the module's names."""
-        return self.named_parameters()
+        """Parameters of this rank's partition, by the module's names; all of them before it is
+        known."""
+        stages = self._stages
+        return (
+            (name, one)
+            for name, one in self.module.named_parameters()
+            if stages is None or stages.holds(name)
+        )
 
     def local_parameters(self) -> Iterator[Any]:
         """Parameters of this rank's partition."""
@@ -209,7 +287,12 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def local_named_buffers(self) -> Iterator[tuple[str, Any]]:
         """Buffers of this rank's partition, by the module's names."""
-        return self.named_buffers()
+        stages = self._stages
+        return (
+            (name, one)
+            for name, one in self.module.named_buffers()
+            if stages is None or stages.holds_buffer(name)
+        )
 
     def local_buffers(self) -> Iterator[Any]:
         """Buffers of this rank's partition."""
@@ -217,19 +300,30 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules of this rank's partition, by their names in the module, itself as ""."""
-        return self.module.named_modules()  # type: ignore[no-any-return]
+        stages = self._stages
+        return (
+            (path, one)
+            for path, one in self.module.named_modules()
+            if stages is None or stages.holds_module(path)
+        )
 
     def local_modules(self) -> Iterator[nn.Module]:
         """Modules of this rank's partition."""
         return (module for _, module in self.local_named_modules())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model, by the module's names: a plain module of the same kind loads it."""
-        return self.module.state_dict(*args, **kwargs)
+        """The whole model, by the module's names: a plain module of the same kind loads it. With
+        several partitions it is collective over the pipeline, all of whose ranks get it."""
+        found = self.module.state_dict(*args, **kwargs)
+        if self._stages is None or not self._stages.is_partitioned:
+            return found
+        return type(found)(self._stages.whole(found))
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """What this rank holds, with `_smp_is_partial`: True."""
         found = self.module.state_dict(*args, **kwargs)
+        if self._stages is not None:
+            found = type(found)(self._stages.local(found))
         found[PARTIAL] = True
         return found
 
@@ -237,12 +331,15 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Takes a full or a partial one, by the module's names or with "module." before them.
-        Returns and raises as torch's."""
+        Returns and raises as torch's. Of a full one a rank takes what it holds."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         own = self.module.state_dict()
         if given and all(name.startswith(_PREFIX) and name not in own for name in given):
             given = {name.removeprefix(_PREFIX): value for name, value in given.items()}
-        return self.module.load_state_dict(given, strict=strict, assign=assign)
+        if self._stages is None or not self._stages.is_partitioned:
+            return self.module.load_state_dict(given, strict=strict, assign=assign)
+        wanted = self._stages.local(own) if state_dict.get(PARTIAL) else own
+        return load_local(self.module, self._stages.local(own), wanted, given, strict)
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """`hook(model, optimizer)` is called once: at the next call of a step function or, outside,
@@ -302,17 +399,19 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         mesh = self._session.mesh
         named = [*self.named_parameters(), *self.named_buffers()]
         require_same_model(named, mesh.objects(GroupKind.DP))
-        self._group = _make_group(self._session)
+        self._group = make_group(self._session)
         broadcast_tensors([tensor for _, tensor in named], self._group)
-        options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
-        self._reducer = GradientReducer(self.module.named_parameters, self._group, options)
+        # of a pipeline all microbatches are through before gradients are reduced
+        overlaps = self.overlapping_allreduce and self._stages is None
+        options = ReduceOptions(overlaps, bucket_cap_mb, as_view)
+        self._reducer = GradientReducer(self.local_named_parameters, self._group, options)
 
     def _broadcast_buffers(self) -> None:
         if self._reducer is None or not self.broadcast_buffers or not self.module.training:
             return
         if not torch.is_grad_enabled():  # a look at the model may be one rank's alone
             return
-        buffers = list(self.module.buffers())
+        buffers = list(self.local_buffers())
         if buffers:
             broadcast_tensors(buffers, self._group)
 
@@ -335,66 +434,3 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         """What the gradients of one microbatch are multiplied by."""
         loss_scale = float(getattr(self._session.optimizer, "loss_scale", 1.0))
         return loss_scale / (microbatches if self.average_grads_across_microbatches else 1)
-
-
-def _make_group(session: Session) -> Any:
-    """The DP group of this rank once more, for its model alone: collectives of the script may come
-    between those of a backward pass, and not at the same place on all ranks. Collective; every rank
-    takes part in the making of all such groups, in one order."""
-    mine = None
-    for ranks in session.topology.all_groups(GroupKind.DP):
-        group = dist.new_group(list(ranks))  # of the world's backend, as the groups of the mesh
-        if session.mesh.rank in ranks:
-            mine = group
-    return mine
-
-
-def _listed(tensors: Any, grad_tensors: Any) -> tuple[list[Any], list[Any]]:
-    """Tensors and their gradients, None for those without."""
-    outputs = [tensors] if isinstance(tensors, (torch.Tensor, StepOutput)) else list(tensors)
-    if grad_tensors is None:
-        return outputs, [None] * len(outputs)
-    is_one = isinstance(grad_tensors, torch.Tensor)
-    return outputs, [grad_tensors] if is_one else list(grad_tensors)
-
-
-def _scaled(tensor: Any, seed: Any, scale: float) -> Any:
-    if seed is not None:
-        return seed * scale
-    # for others torch says that they need a gradient
-    return torch.ones_like(tensor) * scale if tensor.numel() == 1 else None
-
-
-def _check(session: Session, module: Any, trace_device: str, trace_times: bool) -> None:
-    if session.model is not None:
-        raise StepError(
-            "a second DistributedModel was made", "wrap one model only, which may hold others"
-        )
-    if not isinstance(module, nn.Module):
-        raise SettingsError(f"DistributedModel was given {module!r}", "give it a torch.nn.Module")
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise SettingsError(
-            "DistributedModel was given a model in DistributedDataParallel",
-            "give it the model itself: it does data parallelism as well",
-        )
-    if trace_device not in ("cpu", "gpu"):
-        raise SettingsError(f"trace_device is {trace_device!r}", "use 'cpu' or 'gpu'")
-    if trace_times and trace_device == "cpu":
-        raise SettingsError(
-            "trace_execution_times is True and trace_device is 'cpu'", "leave one of them out"
-        )
-    every = itertools.chain(module.parameters(), module.buffers())
-    if any(nn.parameter.is_lazy(each) for each in every):
-        raise SettingsError(
-            "the model has lazy modules, whose parameters have no shape yet",
-            "run the model once before DistributedModel",
-        )
-
-
-def _check_numbers(backward_passes_per_step: Any, bucket_cap_mb: Any) -> None:
-    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
-        raise SettingsError(
-            f"backward_passes_per_step is {backward_passes_per_step!r}", "use 1, 2, ..."
-        )
-    if not bucket_cap_mb > 0:
-        raise SettingsError(f"bucket_cap_mb is {bucket_cap_mb!r}", "use a number above 0")

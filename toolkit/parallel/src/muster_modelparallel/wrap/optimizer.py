@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.clipping import clip
 from muster_modelparallel.wrap.loss_scale import make_loss_scale
 from muster_modelparallel.wrap.model import PARTIAL
+from muster_modelparallel.wrap.stages import Stages
 
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
@@ -138,16 +141,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             self._unscale()
             if self.overflow:
                 return -1.0
-        parameters = list(self._parameters())
-        return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+        given = self._parameters()
+        return float(clip(given, self._session, self._stages, max_norm, norm_type))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the whole model, as the wrapped optimizer gives and takes it."""
+        """The state of the whole model, as the wrapped optimizer gives and takes it. With several
+        partitions it is collective over the pipeline, all of whose ranks get it."""
         found = dict(self.optimizer.state_dict())
+        if self._stages is not None and self._stages.is_partitioned:
+            found = merged_states(allgather(found, CommGroup.PP_GROUP))
         if self._scale.rules is not None:
             found[_SCALE] = self._scale.saved()
         return found
@@ -155,15 +161,36 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: about a
         sharded state, which there is none of yet."""
-        return {**self.state_dict(), PARTIAL: True}
+        found = {**self.optimizer.state_dict(), PARTIAL: True}
+        if self._scale.rules is not None:
+            found[_SCALE] = self._scale.saved()
+        return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a full or a partial one. Raises as torch's."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         saved = given.pop(_SCALE, None)
+        if self._stages is not None and self._stages.is_partitioned:
+            given["state"] = self._held(given["state"])
         self.optimizer.load_state_dict(given)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
+
+    @property
+    def _stages(self) -> Stages | None:
+        return getattr(self._session.model, "stages", None)
+
+    def _held(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Of a state by numbers of parameters, what this rank holds."""
+        stages = self._stages
+        assert stages is not None
+        names = {id(one): name for name, one in stages.module.named_parameters()}
+        of = dict(enumerate(self._parameters()))
+        return {
+            number: value
+            for number, value in state.items()
+            if number not in of or stages.holds(names[id(of[number])])
+        }
 
     def _finish_gradients(self) -> None:
         finish = getattr(self._session.model, "finish_gradients", None)
@@ -199,3 +226,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             world = self._session.mesh.group(GroupKind.WORLD)
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
         self.overflow = bool(found.item())
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of an optimizer from those of the ranks of a pipeline."""
+    made = dict(states[0])
+    made["state"] = {
+        number: value for state in reversed(states) for number, value in state["state"].items()
+    }
+    return made

@@ -22,16 +22,19 @@ from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.model.probe import Probe, probe
 from muster_modelparallel.model.proof import prove
 from muster_modelparallel.run.session import Session
+from muster_modelparallel.settings.config import Config
 from muster_modelparallel.shape.advice import advice
-from muster_modelparallel.shape.choose import MAKERS, choose, evaluate
+from muster_modelparallel.shape.choose import MAKERS, Maker, choose, evaluate
 from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.manual import manual
 from muster_modelparallel.shape.picture.page import page
 from muster_modelparallel.shape.plan import Plan, make_plan, write_whole
+from muster_modelparallel.shape.schedule import Schedule, in_waves
 from muster_modelparallel.shape.simulate import Timeline
 from muster_modelparallel.wrap.partitions import get_partition
 
 T = TypeVar("T")
+PLAN_FILE = "model-plan.json"
 MOST_STAGES = 64
 """Without a degree in the job's parameters, longer pipelines are not tried."""
 _SCHEDULES = {"interleaved": "1F1B", "simple": "GPipe"}
@@ -57,24 +60,21 @@ def write_plan(
     degrees that no cut can serve and for files that cannot be written.
     """
     assert session.plan is not None
-    found = _timed("probe", lambda: _probed(session, module, args, kwargs))
+    found = timed("probe", lambda: _probed(session, module, args, kwargs))
     tensors = [one for one in leaves([args, kwargs]) if isinstance(one, torch.Tensor)]
     batch = next((len(one) for one in tensors if one.dim()), 0)
-    plan, line = _timed("plan", lambda: _planned(session, module, found, batch))
+    plan, line = timed("plan", lambda: planned(session, module, found, batch))
     split = found.split([plan.stage_of[unit.name] for unit in found.profile.units])
-    proof = _timed(
-        "proof", lambda: prove(module, split, args, kwargs, module.training, found.state)
-    )
+    proof = timed("proof", lambda: prove(module, split, args, kwargs, module.training, found.state))
     plan = replace(plan, proof=str(proof))
-    _write(session.plan.out, plan, line)
-    _say(_table(plan))
+    write_files(session.plan.out, plan, line)
+    say(table(plan))
 
 
 def _degrees(session: Session) -> list[int]:
-    """The pipeline's degrees to try, the largest first: that of the job's parameters, else all that
-    divide its ranks."""
-    assert session.plan is not None
-    if "pipeline_parallel_degree" in session.reading.given:
+    """The pipeline's degrees to try, the largest first: that of the job's parameters, else, for a
+    plan alone, all that divide its ranks."""
+    if session.plan is None or "pipeline_parallel_degree" in session.reading.given:
         return [session.config.pipeline_parallel_degree]
     ranks = session.plan.ranks
     return [one for one in range(min(ranks, MOST_STAGES), 0, -1) if ranks % one == 0]
@@ -94,24 +94,22 @@ def _probed(
     raise AssertionError("there is always a degree")
 
 
-def _planned(
-    session: Session, module: nn.Module, found: Probe, batch: int
-) -> tuple[Plan, Timeline]:
-    """`batch`: the length of the microbatch that was probed, 0 if it has none."""
-    config, given, asked = session.config, session.reading.given, session.plan
-    assert asked is not None
-    name = _SCHEDULES[config.pipeline]
+def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tuple[Plan, Timeline]:
+    """`batch`: the length of the microbatch that was probed, 0 if it has none. What the job's
+    parameters leave open is chosen where the model is only planned."""
+    config, given, alone = session.config, session.reading.given, session.plan is not None
     machine = Machine()
     if not config.auto_partition:
-        return _by_hand(session, module, found, name, machine)
+        return _by_hand(session, module, found, machine)
     wants_memory = {"memory_weight", "optimize"} & {*given}
+    counts = _counts(batch) if alone and "microbatches" not in given else (config.microbatches,)
     return choose(
         found.profile,
         machine,
-        asked.ranks,
+        _ranks(session),
         pipelines=_degrees(session),
-        microbatches=(config.microbatches,) if "microbatches" in given else _counts(batch),
-        makers={name: MAKERS[name]} if "pipeline" in given else MAKERS,
+        microbatches=counts,
+        makers=MAKERS if alone and "pipeline" not in given else _maker(config),
         memory_weight=config.memory_weight if wants_memory else 0.0,
     )
 
@@ -121,31 +119,47 @@ def _counts(batch: int) -> list[int]:
     return [one for one in (1 << power for power in range(10)) if batch and batch % one == 0]
 
 
+def _ranks(session: Session) -> int:
+    """Of the job."""
+    return session.plan.ranks if session.plan is not None else session.mesh.size
+
+
+def _maker(config: Config) -> dict[str, Maker]:
+    """The schedule that the job's parameters ask for, by its name."""
+    name = _SCHEDULES[config.pipeline]
+
+    def make(ranks: int, microbatches: int) -> Schedule:
+        return MAKERS[name](ranks, microbatches, config.active_microbatches)
+
+    return {name: make}
+
+
+def schedule_of(config: Config, rank_of: Sequence[int], microbatches: int) -> Schedule:
+    """The order of work for stages on those ranks, one on each or several."""
+    (make,) = _maker(config).values()
+    alone = list(rank_of) == list(range(len(rank_of)))
+    return make(len(rank_of), microbatches) if alone else in_waves(rank_of, microbatches)
+
+
 def _by_hand(
-    session: Session, module: nn.Module, found: Probe, name: str, machine: Machine
+    session: Session, module: nn.Module, found: Probe, machine: Machine
 ) -> tuple[Plan, Timeline]:
     """The stages that the script has given its modules."""
-    config, asked = session.config, session.plan
-    assert asked is not None
-    degree, make = config.pipeline_parallel_degree, MAKERS[name]
+    config = session.config
+    degree = config.pipeline_parallel_degree
     chosen = {path: get_partition(one) for path, one in module.named_modules()}
     partitions = {path: stage for path, stage in chosen.items() if stage is not None}
     by_hand = manual(found.profile, partitions, config.default_partition, degree)
-    if len(by_hand.rank_of) > degree:
-        raise PlanError(
-            "the partitions return to a rank, which plans cannot show yet",
-            "let the calls of the model go through the partitions in order",
-        )
-    schedule = make(degree, config.microbatches)
+    schedule = schedule_of(config, by_hand.rank_of, config.microbatches)
     line = evaluate(found.profile, machine, schedule, by_hand.cuts)
     made = make_plan(
         found.profile, machine, schedule, by_hand.cuts, line,
-        why="the script's own partitions", replicas=asked.ranks // degree,
+        why="the script's own partitions", replicas=_ranks(session) // degree,
     )  # fmt: skip
     return made, line
 
 
-def _write(out: Path, plan: Plan, line: Timeline) -> None:
+def write_files(out: Path, plan: Plan, line: Timeline) -> None:
     picture = out.with_suffix(".html")
     try:
         plan.save(out)
@@ -153,10 +167,10 @@ def _write(out: Path, plan: Plan, line: Timeline) -> None:
     except OSError as error:
         what = f"the plan cannot be written to {error.filename or out}: {error.strerror}"
         raise PlanError(what, "name a file in a folder with room: MODELPARALLEL_PLAN_OUT") from None
-    _say(f"plan: {out}, as a picture {picture}")
+    say(f"plan: {out}, as a picture {picture}")
 
 
-def _table(plan: Plan) -> str:
+def table(plan: Plan) -> str:
     """The stages, and what would help."""
     profile, stage_of = plan.profile, list(plan.stage_of.values())
     rows = [("stage", "units", "first", "seconds", "MiB of parameters")]
@@ -178,14 +192,14 @@ def _table(plan: Plan) -> str:
     return "\n".join((*lines, summary, *(f"would help: {line}" for line in advice(plan))))
 
 
-def _timed(phase: str, work: Callable[[], T]) -> T:
+def timed(phase: str, work: Callable[[], T]) -> T:
     began = time.monotonic()
     result = work()
-    _say(f"{phase}: {time.monotonic() - began:.1f} s")
+    say(f"{phase}: {time.monotonic() - began:.1f} s")
     return result
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     for line in text.splitlines():
         sys.stdout.write(f"modelparallel: {line}\n")
     sys.stdout.flush()

@@ -13,8 +13,13 @@ class BackwardWatch:
     For the latter it looks at three parameters: a hook on each would cost more than it tells.
     """
 
-    def __init__(self, parameters: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self, parameters: Callable[[], Iterable[Any]], is_ours: Callable[[], bool] | None = None
+    ) -> None:
+        """is_ours: says of a gradient that comes now whether it is; by default, what comes in
+        `backward` is."""
         self._parameters = parameters
+        self._asked = is_ours
         self._looked_at: list[Any] = []
         self._hooks: list[Any] = []
         self._is_ours = False
@@ -60,5 +65,5 @@ class BackwardWatch:
             self._is_ours = False
 
     def _see(self, parameter: Any) -> None:
-        if not self._is_ours:
+        if not (self._is_ours if self._asked is None else self._asked()):
             self.is_stray = self.is_unaveraged = True

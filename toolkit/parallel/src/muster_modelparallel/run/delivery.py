@@ -1,0 +1,132 @@
+"""Values that one rank of a pipeline has and the others need: a step's arguments, the outputs.
+
+Tensors travel as one block of bytes, and what they are like as JSON, once for each new likeness.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from muster_modelparallel.errors import StepError
+from muster_modelparallel.model.nests import filled, leaves
+from muster_modelparallel.run.waits import Waits
+
+_ALIGNED = 16  # bytes
+_MOST = 64  # likenesses that are remembered
+_BASIC = (type(None), bool, int, float, str)
+
+
+class Header(NamedTuple):
+    """What goes before the arguments of a step. `seed`: of the first rank's generator."""
+
+    seed: int
+
+
+class Delivery:
+    """From the first rank of a process group to all others. Collective."""
+
+    def __init__(self, group: Any, device: torch.device, waits: Waits) -> None:
+        self._group = group
+        self._device = device
+        self._waits = waits
+        self._ranks: list[int] = dist.get_process_group_ranks(group)
+        self._is_first = dist.get_rank() == self._ranks[0]
+        self._known: dict[bytes, int] = {}
+
+    def arguments(self, values: Any, name: str) -> tuple[Any, Header]:
+        """The first rank's tensors and plain values in the containers of `values`; other objects,
+        and tensors that are not dense, stay this rank's own. Raises StepError where this rank's
+        values have another structure than the first one's.
+        """
+        mine = leaves(values)
+        likeness = json.dumps([_like(leaf) for leaf in mine]).encode() if self._is_first else b""
+        what = f"rank {dist.get_rank()} waits for the arguments of {name}"
+        with self._waits.waiting(f"{what} from rank {self._ranks[0]}"):
+            likeness, header = self._header(likeness)
+            likes = json.loads(likeness)
+            if len(likes) != len(mine):
+                raise StepError(
+                    f"{name} got {len(mine)} values on rank {dist.get_rank()} and {len(likes)} on "
+                    f"rank {self._ranks[0]}, the first of the pipeline",
+                    "call it with the same structure on all ranks; values are the first one's",
+                )
+            tensors = [
+                _made(like, self._device) if not self._is_first else leaf
+                for like, leaf in zip(likes, mine, strict=True)
+                if isinstance(like, list)
+            ]
+            self.tensors(tensors, 0)
+        if self._is_first:
+            return values, header
+        came = iter(tensors)
+        new = [_leaf(like, leaf, came) for like, leaf in zip(likes, mine, strict=True)]
+        return filled(values, iter(new)), header
+
+    def tensors(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """Fills them with the values of the group's rank `source`."""
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        starts, total = [], 0
+        for size in sizes:
+            starts.append(total)
+            total += -(-size // _ALIGNED) * _ALIGNED
+        if not total:
+            return
+        block = torch.empty(total, dtype=torch.uint8, device=self._device)
+        places = list(zip(tensors, starts, sizes, strict=True))
+        mine = self._ranks[source] == dist.get_rank()
+        if mine:
+            for tensor, start, size in places:
+                block[start : start + size] = _bytes(tensor)
+        dist.broadcast(block, self._ranks[source], group=self._group)
+        if not mine:
+            for tensor, start, size in places:
+                data = block[start : start + size].view(tensor.dtype).view(tensor.shape)
+                with torch.no_grad():
+                    tensor.copy_(data)
+
+    def _header(self, likeness: bytes) -> tuple[bytes, Header]:
+        known = self._known.get(likeness, -1)
+        seed = torch.initial_seed() & ((1 << 63) - 1)
+        head = torch.tensor([known, len(likeness), seed], device=self._device)
+        dist.broadcast(head, self._ranks[0], group=self._group)
+        known, length, seed = head.tolist()
+        if known >= 0:
+            return list(self._known)[known], Header(seed)
+        text = torch.empty(length, dtype=torch.uint8, device=self._device)
+        if self._is_first:
+            text.copy_(torch.frombuffer(bytearray(likeness), dtype=torch.uint8))
+        dist.broadcast(text, self._ranks[0], group=self._group)
+        likeness = bytes(text.cpu().numpy())
+        if len(self._known) == _MOST:
+            self._known.clear()
+        self._known[likeness] = len(self._known)
+        return likeness, Header(seed)
+
+
+def _like(leaf: Any) -> Any:
+    """A list for a tensor, a dictionary for a plain value, null for what is each rank's own."""
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized:
+        name = str(leaf.dtype).removeprefix("torch.")
+        return [name, list(leaf.shape), leaf.requires_grad, leaf.device.type]
+    return {"value": leaf} if type(leaf) in _BASIC else None
+
+
+def _made(like: Any, device: torch.device) -> torch.Tensor:
+    dtype, shape, grad, kind = like
+    place = device if kind == device.type else torch.device(kind)
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=place).requires_grad_(grad)
+
+
+def _leaf(like: Any, own: Any, came: Any) -> Any:
+    if isinstance(like, list):
+        return next(came)
+    return own if like is None else like["value"]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,249 @@
+"""Runs the stages of this rank in the order of a schedule, and passes tensors between ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from muster_modelparallel.errors import SplitError
+from muster_modelparallel.model.trace import Meta
+from muster_modelparallel.run.stages import StageWork
+from muster_modelparallel.run.waits import Waits
+from muster_modelparallel.shape.schedule import Kind, Message, Schedule
+
+AHEAD = 2
+"""Messages of one rank that are received before they are needed: one arrives while the one before
+is worked on. Each costs its memory."""
+_ALL = frozenset(Kind)
+
+
+class _Pass(NamedTuple):
+    """A forward pass whose backward is to come."""
+
+    received: tuple[torch.Tensor, ...]
+    sent: tuple[torch.Tensor, ...]
+
+
+class Pipeline:
+    """The ranks of a process group as a pipeline, seen from one of them.
+
+    A forward pass lives from one `run` to another until its backward is done, or `clear`.
+    """
+
+    def __init__(self, group: Any, device: torch.device, waits: Waits | None = None) -> None:
+        self._group = group
+        self._ranks: list[int] = dist.get_process_group_ranks(group)
+        self._place = self._ranks.index(dist.get_rank())
+        self._device = device
+        self._waits = waits or Waits()
+        self._passes: dict[tuple[int, int], _Pass] = {}
+
+    def run(
+        self,
+        schedule: Schedule,
+        works: Mapping[int, StageWork],
+        kinds: Set[Kind] = _ALL,
+        first: int = 0,
+        gradients: bool = True,
+    ) -> None:
+        """Does this rank's actions of those kinds, with its stages. All ranks of the group come
+        here with the same schedule. The schedule's microbatch 0 is that of number `first`.
+
+        gradients: whether backward may come. Raises what a stage's work raises, SplitError where a
+        stage passes on other tensors than its metas say, ExchangeError where another rank is gone.
+        """
+        one = _Run(self, schedule, works, kinds, first, gradients)
+        for action in schedule.ranks[self._place]:
+            if action.kind in kinds:
+                one.do(action.kind, action.stage, action.microbatch)
+        one.finish()
+
+    def clear(self) -> None:
+        """Drops the forward passes whose backward did not come."""
+        self._passes.clear()
+
+
+class _Run:
+    """One walk through a schedule."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        schedule: Schedule,
+        works: Mapping[int, StageWork],
+        kinds: Set[Kind],
+        first: int,
+        gradients: bool,
+    ) -> None:
+        self._pipeline = pipeline
+        self._works = works
+        self._first = first
+        self._gradients = gradients
+        self._rank_of = schedule.rank_of
+        self._last_stage = len(schedule.rank_of) - 1
+        place = pipeline._place
+        groups = {Kind.FORWARD: Kind.FORWARD in kinds, Kind.BACKWARD: bool(kinds - {Kind.FORWARD})}
+        self._coming = {
+            sender: deque(message for message in messages if groups[message.kind])
+            for (sender, receiver), messages in schedule.routes.items()
+            if receiver == place
+        }
+        self._posted: dict[Message, tuple[list[torch.Tensor], list[Any]]] = {}
+        self._local: dict[Message, tuple[torch.Tensor, ...]] = {}
+        self._sending: deque[tuple[str, Any, torch.Tensor]] = deque()
+        for sender in self._coming:
+            self._look_ahead(sender)
+
+    def do(self, kind: Kind, stage: int, microbatch: int) -> None:
+        """One action."""
+        if kind is Kind.FORWARD:
+            self._forward(stage, microbatch)
+        elif kind is not Kind.WEIGHT_BACKWARD:  # the first half does the whole
+            self._backward(stage, microbatch)
+
+    def finish(self) -> None:
+        """Waits until everything has been taken."""
+        while self._sending:
+            what, work, _ = self._sending.popleft()
+            with self._pipeline._waits.waiting(what):
+                work.wait()
+
+    def _forward(self, stage: int, microbatch: int) -> None:
+        work = self._works[stage]
+        message = Message(Kind.FORWARD, stage, microbatch)
+        number = self._first + microbatch
+        received = self._take(message, work.receives(number)) if stage else ()
+        sent = tuple(work.forward(number, received))
+        if stage < self._last_stage:
+            _check(stage, sent, work.sends(number), self._gradients)
+        if self._gradients:
+            self._pipeline._passes[stage, number] = _Pass(received, sent)
+        if stage < self._last_stage:
+            self._pass_on(Message(Kind.FORWARD, stage + 1, microbatch), sent)
+        if not self._gradients:
+            work.done(number)
+
+    def _backward(self, stage: int, microbatch: int) -> None:
+        work = self._works[stage]
+        number = self._first + microbatch
+        received, sent = self._pipeline._passes.pop((stage, number))
+        ends: Sequence[torch.Tensor]
+        seeds: Sequence[torch.Tensor | None]
+        if stage == self._last_stage:
+            ends, seeds = work.roots(number)
+        else:
+            sends = work.sends(number)
+            grads = self._take(Message(Kind.BACKWARD, stage, microbatch), _grads(sends))
+            differentiable = [
+                end for end, meta in zip(sent, sends, strict=True) if meta.requires_grad
+            ]
+            pairs = [
+                pair for pair in zip(differentiable, grads, strict=True) if pair[0].requires_grad
+            ]
+            ends, seeds = [end for end, _ in pairs], [grad for _, grad in pairs]
+        if ends:
+            torch.autograd.backward(ends, seeds)
+        work.done(number)
+        if stage:
+            back = [
+                torch.zeros_like(one) if one.grad is None else one.grad
+                for one in received
+                if one.requires_grad
+            ]
+            self._pass_on(Message(Kind.BACKWARD, stage - 1, microbatch), back)
+
+    def _pass_on(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        pipeline = self._pipeline
+        receiver = self._rank_of[message.stage]
+        if receiver == pipeline._place:
+            self._local[message] = tuple(tensor.detach() for tensor in tensors)
+            return
+        while self._sending and self._sending[0][1].is_completed():
+            self._sending.popleft()
+        peer = pipeline._ranks[receiver]
+        what = f"{self._me()} waits to hand {self._words(message)} to rank {peer}"
+        for tensor in tensors:
+            data = tensor.detach().contiguous()
+            with pipeline._waits.waiting(what):
+                work = dist.isend(data, peer, group=pipeline._group)
+            self._sending.append((what, work, data))
+
+    def _take(self, message: Message, metas: Sequence[Meta]) -> tuple[torch.Tensor, ...]:
+        """The tensors of a message, with gradients to come where the metas say so."""
+        if message in self._local:
+            made: Sequence[torch.Tensor] = self._local.pop(message)
+        else:
+            sender = self._sender(message)
+            while message not in self._posted:
+                self._post(sender, self._coming[sender].popleft())
+            made, works = self._posted.pop(message)
+            self._look_ahead(sender)
+            peer = self._pipeline._ranks[sender]
+            what = f"{self._me()} waits for {self._words(message)} from rank {peer}"
+            with self._pipeline._waits.waiting(what):
+                for work in works:
+                    work.wait()
+        if message.kind is Kind.FORWARD and self._gradients:
+            for tensor, meta in zip(made, metas, strict=True):
+                tensor.requires_grad_(meta.requires_grad)
+        return tuple(made)
+
+    def _sender(self, message: Message) -> int:
+        before = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
+        return self._rank_of[before]
+
+    def _look_ahead(self, sender: int) -> None:
+        there = sum(self._sender(message) == sender for message in self._posted)
+        coming = self._coming[sender]
+        for _ in range(min(AHEAD - there, len(coming))):
+            self._post(sender, coming.popleft())
+
+    def _post(self, sender: int, message: Message) -> None:
+        pipeline, work = self._pipeline, self._works[message.stage]
+        number = self._first + message.microbatch
+        forward = message.kind is Kind.FORWARD
+        metas = work.receives(number) if forward else _grads(work.sends(number))
+        peer = pipeline._ranks[sender]
+        made = [
+            torch.empty(meta.shape, dtype=meta.dtype, device=pipeline._device) for meta in metas
+        ]
+        what = f"{self._me()} begins to receive {self._words(message)} from rank {peer}"
+        with pipeline._waits.waiting(what):
+            works = [dist.irecv(tensor, peer, group=pipeline._group) for tensor in made]
+        self._posted[message] = made, works
+
+    def _me(self) -> str:
+        return f"rank {self._pipeline._ranks[self._pipeline._place]}"
+
+    def _words(self, message: Message) -> str:
+        kind = "activations" if message.kind is Kind.FORWARD else "gradients"
+        other = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
+        return (
+            f"the {kind} of microbatch {self._first + message.microbatch} "
+            f"from stage {other} to stage {message.stage}"
+        )
+
+
+def _grads(metas: Sequence[Meta]) -> list[Meta]:
+    """Of the tensors whose gradient comes back."""
+    return [meta for meta in metas if meta.requires_grad]
+
+
+def _check(
+    stage: int, tensors: Sequence[torch.Tensor], metas: Sequence[Meta], gradients: bool
+) -> None:
+    """The next stage has made room by the metas, and sends gradients by them."""
+    for place, (tensor, meta) in enumerate(zip(tensors, metas, strict=True)):
+        found = tuple(tensor.shape), tensor.dtype
+        lost = gradients and tensor.requires_grad and not meta.requires_grad
+        if found != (meta.shape, meta.dtype) or lost:
+            raise SplitError(
+                f"stage {stage} passes on {found[1]} of shape {found[0]} (tensor {place}"
+                f"{', which needs a gradient' if lost else ''}), but {meta.dtype} of shape "
+                f"{meta.shape} when the model was probed",
+                "shapes must not depend on the values of the data; use one partition",
+            )

@@ -1,0 +1,157 @@
+"""Calls that stop in the middle and go on later: step functions, at each call of the model.
+
+Each runs on a thread of its own, of which only one works at a time; what holds for threads alone
+(gradients on or off, autocast, contexts of variables) so stays what it was at the point of a stop.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+from muster_modelparallel.run.stages import Autocast
+
+_ENDS_S = 5.0
+_STUBBORN = 20  # times that a call is told to end
+
+
+class Modes(NamedTuple):
+    """Of torch, in one thread."""
+
+    grad: bool
+    autocast: tuple[Autocast, ...]
+
+    @classmethod
+    def now(cls) -> Modes:
+        found = (
+            Autocast(device, True, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        )
+        return cls(torch.is_grad_enabled(), tuple(found))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, they are as they were."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for one in self.autocast:
+                stack.enter_context(torch.autocast(one.device, one.dtype, one.enabled))
+            yield
+
+
+class Ended(NamedTuple):
+    """The call has returned."""
+
+    value: Any
+
+
+class _Raised(NamedTuple):
+    error: BaseException
+
+
+class _AbandonedError(BaseException):
+    """Ends a call that is not to go on; not an Exception, which user code might catch."""
+
+
+class _Worker:
+    """A thread that does one call after another."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[Any] = SimpleQueue()
+        self.said: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="step function").start()
+
+    def _work(self) -> None:
+        while True:
+            self.said.put(self.tasks.get()())
+
+
+class SuspendedCalls:
+    """Calls, each on a thread that is kept for later ones."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Worker] = []
+
+    def begin(self, function: Callable[[SuspendedCall], Any]) -> SuspendedCall:
+        """A call of `function`, which gets the call itself. It starts at the first `go_on`."""
+        return SuspendedCall(self._idle, function)
+
+
+class SuspendedCall:
+    """One call. Who drives it uses `go_on` and `abandon`; `ask` is for the code that it runs."""
+
+    def __init__(self, idle: list[_Worker], function: Callable[[SuspendedCall], Any]) -> None:
+        self._idle = idle
+        self._function = function
+        self._worker: _Worker | None = None
+        self._has_ended = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._worker is not None or self._has_ended
+
+    def go_on(self, answer: Any = None) -> Any:
+        """Runs the call to its next `ask`, and returns what that asked, or to its end: Ended.
+        Raises what the call raises, the very object."""
+        if self._worker is None:
+            self._worker = self._idle.pop() if self._idle else _Worker()
+            context, modes = contextvars.copy_context(), Modes.now()
+            self._worker.tasks.put(lambda: context.run(self._run, modes))
+        else:
+            self._worker.tasks.put(answer)
+        return self._taken(self._worker.said.get())
+
+    def ask(self, question: Any) -> Any:
+        """Stops here until `go_on`, whose answer this returns."""
+        worker = self._worker
+        assert worker is not None
+        worker.said.put(question)
+        answer = worker.tasks.get()
+        if isinstance(answer, _AbandonedError):
+            raise answer
+        return answer
+
+    def abandon(self) -> None:
+        """Ends the call where it stands; its `finally` blocks run. One that does not end within
+        seconds is left to itself."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        for _ in range(_STUBBORN):
+            worker.tasks.put(_AbandonedError())
+            try:
+                said = worker.said.get(timeout=_ENDS_S)
+            except Empty:
+                return
+            if isinstance(said, (Ended, _Raised)):
+                self._idle.append(worker)
+                return
+
+    def _run(self, modes: Modes) -> Ended | _Raised:
+        try:
+            with modes.held():
+                return Ended(self._function(self))
+        except BaseException as error:
+            return _Raised(error)
+
+    def _taken(self, said: Any) -> Any:
+        if isinstance(said, (Ended, _Raised)):
+            self._has_ended = True
+            assert self._worker is not None
+            self._idle.append(self._worker)
+            self._worker = None
+        if isinstance(said, _Raised):
+            raise said.error
+        return said
+
+
+def abandon_all(calls: Sequence[SuspendedCall]) -> None:
+    for call in calls:
+        call.abandon()

@@ -1,0 +1,224 @@
+"""A model after its partition: what this rank holds, its stages for each kind of call, and what it
+exchanges with the other stages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import SplitError
+from muster_modelparallel.model.follow import trace
+from muster_modelparallel.model.ghost import GhostStage
+from muster_modelparallel.model.hollow import hollow, hollow_parameters
+from muster_modelparallel.model.nests import leaves, parts
+from muster_modelparallel.model.probe import Probe
+from muster_modelparallel.model.random import Draw, kept_random_state
+from muster_modelparallel.model.split import Split, split_of
+from muster_modelparallel.model.state import PassState
+from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
+from muster_modelparallel.model.walk import graph_of
+from muster_modelparallel.run.stages import ModelCall
+from muster_modelparallel.run.suspended import Modes
+
+_MOST = 16  # kinds of calls that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class StageOfCall:
+    """A stage of this rank, for calls of one kind."""
+
+    stage: int
+    receives: tuple[Meta, ...]
+    sends: tuple[Meta, ...]
+    ghost: GhostStage
+
+    def forward(self, call: ModelCall, draw: Draw, received: Sequence[torch.Tensor]) -> Any:
+        """On the last stage what the model returns, elsewhere the tensors of `sends`."""
+        return self.ghost.run(call.args, call.kwargs, received, draw)
+
+    def forget(self, draw: Draw) -> None:
+        """Backward of that microbatch is done."""
+        self.ghost.forget(draw)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallStages:
+    """The stages of this rank for calls of one kind, and what the model then returns."""
+
+    stages: Mapping[int, StageOfCall]
+    tree: Any
+    outputs: tuple[Leaf, ...]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, the model's units are those of these stages."""
+        with ExitStack() as stack:
+            for one in self.stages.values():
+                stack.enter_context(one.ghost.installed())
+            yield
+
+
+class Holding:
+    """Which stages hold which parameters and buffers. `rank_of`: of each stage, in the pipeline;
+    `place`: this rank's."""
+
+    def __init__(self, module: nn.Module, split: Split, rank_of: Sequence[int], place: int) -> None:
+        self.split = split
+        self.rank_of = tuple(rank_of)
+        self.place = place
+        self._path_of = {
+            call.path: stage for call, stage in zip(split.calls, split.stages, strict=True)
+        }
+        stages = range(len(rank_of))
+        self._holders = {
+            name: tuple(dict.fromkeys(rank_of[at] for at in stages if name in split.parameters[at]))
+            for name, _ in module.named_parameters()
+        }
+
+    def holders(self, parameter: str) -> tuple[int, ...]:
+        """The places of the ranks that hold a parameter, by its first name; the first one speaks
+        for it."""
+        return self._holders[parameter]
+
+    def holder_of_buffer(self, name: str) -> int:
+        """The place of the rank whose buffer counts: that of its unit, else of the first stage."""
+        words = name.split(".")
+        for length in range(len(words) - 1, -1, -1):
+            path = ".".join(words[:length])
+            if path in self._path_of:
+                return self.rank_of[self._path_of[path]]
+        return self.rank_of[0]
+
+    def holds(self, parameter: str) -> bool:
+        """Whether this rank does."""
+        return self.place in self._holders[parameter]
+
+    def holds_buffer(self, name: str) -> bool:
+        """Whether this rank's buffer counts."""
+        return self.holder_of_buffer(name) == self.place
+
+    @property
+    def tied(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that several ranks hold."""
+        return {name: ranks for name, ranks in self._holders.items() if len(ranks) > 1}
+
+
+class Calls:
+    """The stages of this rank for each kind of call: modes, structure, shapes, dtypes. A kind that
+    is new is traced by its shapes alone."""
+
+    def __init__(self, module: nn.Module, found: Probe, holding: Holding, call: ModelCall) -> None:
+        self._module = module
+        self._holding = holding
+        self._opened = found.graph.opened
+        self._stage_of = {
+            unit.name: stage
+            for unit, stage in zip(found.graph.calls, holding_stages(found, holding), strict=True)
+        }
+        self._known: OrderedDict[Hashable, CallStages] = OrderedDict()
+        self._known[_kind(call)] = self._made(holding.split, found.trace.tree, found.trace.outputs)
+
+    def prepare(self, call: ModelCall) -> CallStages:
+        """Raises SplitError for a call that needs a parameter of another stage, or leaves a stage
+        without work."""
+        kind = _kind(call)
+        if kind in self._known:
+            self._known.move_to_end(kind)
+            return self._known[kind]
+        made = self._known[kind] = self._traced(call)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return made
+
+    def _traced(self, call: ModelCall) -> CallStages:
+        module = self._module
+        state = PassState.of(module)
+        try:
+            with (
+                kept_random_state(),
+                hollow_parameters(module),
+                Modes(call.grad, call.autocast).held(),
+            ):
+                state.renew()
+                seen = trace(module, call.args, call.kwargs, hollow=True)
+        finally:
+            state.restore()
+        graph = graph_of(seen, self._opened)
+        stages, at = [], 0
+        for unit in graph.calls:
+            at = max(at, self._stage_of.get(unit.name, at))
+            stages.append(at)
+        split = split_of(seen, graph, stages)
+        if split.parts != self._holding.split.parts:
+            raise SplitError(
+                f"a call of the model uses {split.parts} stages of {self._holding.split.parts}",
+                "each stage must have work in every call; use fewer partitions",
+            )
+        for stage, needed in enumerate(split.parameters):
+            elsewhere = sorted(needed - self._holding.split.parameters[stage])
+            if elsewhere and stage:  # the first stage has those that nobody uses
+                raise SplitError(
+                    f"a call of the model needs {elsewhere[0]} on stage {stage}, which does not "
+                    "have it",
+                    "train with such a call first, or use one partition",
+                )
+        return self._made(split, seen.tree, seen.outputs)
+
+    def _made(self, split: Split, tree: Any, outputs: tuple[Leaf, ...]) -> CallStages:
+        mine = [
+            stage for stage, rank in enumerate(self._holding.rank_of) if rank == self._holding.place
+        ]
+        stages = {
+            stage: StageOfCall(
+                stage,
+                split.metas(stage),
+                split.metas(stage + 1) if stage + 1 < split.parts else (),
+                GhostStage(self._module, split, stage),
+            )
+            for stage in mine
+        }
+        return CallStages(stages, tree, outputs)
+
+
+def holding_stages(found: Probe, holding: Holding) -> list[int]:
+    """The stage of each call of the probe's graph, of which the split has closed some."""
+    calls = list(zip(holding.split.calls, holding.split.stages, strict=True))
+    return [
+        next(stage for outer, stage in calls if outer.first <= unit.first <= outer.last)
+        for unit in found.graph.calls
+    ]
+
+
+def move(module: nn.Module, holding: Holding) -> None:
+    """Parameters of other ranks keep their identity, shape and dtype, and one stored element."""
+    for name, parameter in module.named_parameters():
+        if not holding.holds(name):
+            parameter.data = hollow(parameter)
+            parameter.grad = None
+
+
+def _kind(call: ModelCall) -> Hashable:
+    given = (call.args, dict(call.kwargs))
+    return (
+        call.grad, call.training, call.autocast, _structure(given),
+        tuple(map(_likeness, leaves(given))),
+    )  # fmt: skip
+
+
+def _structure(value: Any) -> Hashable:
+    found = parts(value)
+    if found is None:
+        return None
+    return type(value), tuple((name, _structure(member)) for name, member in found)
+
+
+def _likeness(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
+    return (type(leaf), None) if is_opaque(leaf) else (type(leaf), repr(leaf))

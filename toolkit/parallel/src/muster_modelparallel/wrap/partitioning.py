@@ -1,0 +1,137 @@
+"""The partition of a model at its first step that trains: probe, plan, proof, move, on all ranks.
+
+Every rank follows one microbatch through the model; rank 0 alone measures, while the others wait,
+chooses the cuts, and proves them. What goes wrong on one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import ModelParallelError, PlanError
+from muster_modelparallel.model.nests import leaves
+from muster_modelparallel.model.probe import Probe, probe
+from muster_modelparallel.model.proof import prove
+from muster_modelparallel.model.split import Split
+from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.run.session import Session
+from muster_modelparallel.run.stages import ModelCall
+from muster_modelparallel.run.suspended import Modes
+from muster_modelparallel.shape.choose import evaluate
+from muster_modelparallel.shape.costs import Machine
+from muster_modelparallel.shape.encoding import from_json, to_json
+from muster_modelparallel.shape.plan import Plan
+from muster_modelparallel.wrap.cut_model import Calls, Holding, move
+from muster_modelparallel.wrap.planning import (
+    PLAN_FILE,
+    planned,
+    say,
+    schedule_of,
+    table,
+    timed,
+    write_files,
+)
+
+T = TypeVar("T")
+
+
+def partition(session: Session, module: nn.Module, call: ModelCall) -> tuple[Plan, Holding, Calls]:
+    """Collective over all ranks of the job. Raises SplitError and PlanError on all of them."""
+    topology, rank = session.topology, session.mesh.rank
+    with Modes(call.grad, call.autocast).held():
+        found = _phase(session, "probe", lambda: _followed(session, module, call, timing=False))
+        text = _phase(session, "plan", lambda: _plan(session, module, call), only_first=True)
+        plan: Plan = from_json(Plan, json.loads(text), "the plan of rank 0")
+        split = _phase(session, "", lambda: _split(found, plan))
+        proof = _phase(
+            session, "proof", lambda: str(_proof(module, split, call, found)), only_first=True
+        )
+    plan = replace(plan, proof=proof)
+    rank_of = [stage.rank for stage in plan.stages]
+    holding = Holding(module, split, rank_of, topology.pp_rank(rank))
+    calls = Calls(module, found, holding, call)
+    _phase(session, "", lambda: _leave_files(session, plan), only_first=True)
+    move(module, holding)
+    if rank == 0:
+        say(table(plan))
+    return plan, holding, calls
+
+
+def _followed(session: Session, module: nn.Module, call: ModelCall, timing: bool) -> Probe:
+    degree = session.config.pipeline_parallel_degree
+    return probe(
+        module, call.args, call.kwargs, degree, session.config.microbatches, timing=timing
+    )  # fmt: skip
+
+
+def _plan(session: Session, module: nn.Module, call: ModelCall) -> str:
+    """As JSON: from the file that is named, else by measurement."""
+    config = session.config
+    file = session.plan_in or (config.partition_file if config.load_partition else None)
+    if file:
+        plan = Plan.load(file)
+        degree = len({stage.rank for stage in plan.stages})
+        if degree != config.pipeline_parallel_degree:
+            raise PlanError(
+                f"the plan {file} is for a pipeline of {degree} ranks, the job has "
+                f"{config.pipeline_parallel_degree}",
+                "make a plan for this job, or set pipeline_parallel_degree",
+            )
+    else:
+        found = _followed(session, module, call, timing=not config.skip_tracing)
+        tensors = [one for one in leaves([call.args, call.kwargs]) if isinstance(one, torch.Tensor)]
+        batch = next((len(one) for one in tensors if one.dim()), 0)
+        plan, _ = planned(session, module, found, batch)
+    return json.dumps(to_json(plan))
+
+
+def _split(found: Probe, plan: Plan) -> Split:
+    plan.check_model(found.profile)
+    return found.split([plan.stage_of[unit.name] for unit in found.profile.units])
+
+
+def _proof(module: nn.Module, split: Split, call: ModelCall, found: Probe) -> object:
+    return prove(module, split, call.args, call.kwargs, module.training, found.state)
+
+
+def _leave_files(session: Session, plan: Plan) -> str:
+    """In the run's folder, and where the job's parameters say."""
+    config = session.config
+    schedule = schedule_of(config, [stage.rank for stage in plan.stages], plan.microbatches)
+    line = evaluate(plan.profile, Machine(), schedule, plan.cuts)
+    if folder := os.environ.get("SM_OUTPUT_DATA_DIR"):
+        write_files(Path(folder, PLAN_FILE), plan, line)
+    if config.partition_file and not config.load_partition:
+        plan.save(config.partition_file)
+    return ""
+
+
+def _phase(session: Session, name: str, work: Callable[[], T], only_first: bool = False) -> T:
+    """What `work` gives on this rank or, with `only_first`, on rank 0, which must be a text."""
+    mine: T | None = None
+    problem: Exception | None = None
+    is_first = session.mesh.rank == 0
+    if is_first or not only_first:
+        try:
+            mine = timed(name, work) if name and is_first else work()
+        except Exception as error:
+            problem = error
+    text = mine if only_first and is_first else None
+    said = allgather((str(problem or ""), text), CommGroup.WORLD)
+    if problem is not None:
+        raise problem
+    for rank, (what, _) in enumerate(said):
+        if what:
+            raise ModelParallelError(f"rank {rank} could not partition the model: {what}")
+    if only_first:
+        return said[0][1]  # type: ignore[no-any-return]
+    assert mine is not None
+    return mine

@@ -1,0 +1,208 @@
+"""The stages of a wrapped model on this rank: from the partition on, and what it takes to see the
+model as a whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muster_modelparallel.errors import StepError
+from muster_modelparallel.run.delivery import Delivery
+from muster_modelparallel.run.session import Session
+from muster_modelparallel.run.stages import ModelCall
+from muster_modelparallel.run.waits import Waits
+from muster_modelparallel.shape.plan import Plan
+from muster_modelparallel.shape.schedule import Schedule
+from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.cut_model import Calls, CallStages, Holding
+from muster_modelparallel.wrap.partitioning import partition
+from muster_modelparallel.wrap.planning import schedule_of
+from muster_modelparallel.wrap.tied import TiedParameters
+
+_BLOCK_BYTES = 64 << 20  # of states that are gathered
+
+
+class Stages:
+    """Of a model whose pipeline has several ranks. Nothing is moved before `partition`."""
+
+    def __init__(self, session: Session, module: nn.Module) -> None:
+        self._session = session
+        self._module = self.module = module
+        self._group = session.mesh.group(GroupKind.PP)
+        self._plan: Plan | None = None
+        self._holding: Holding | None = None
+        self._calls: Calls | None = None
+        self._tied: TiedParameters | None = None
+
+    @property
+    def is_partitioned(self) -> bool:
+        return self._holding is not None
+
+    @property
+    def rank_of(self) -> Sequence[int]:
+        """The rank of each stage, in the pipeline."""
+        return self._there().rank_of
+
+    def partition(self, call: ModelCall) -> None:
+        """Collective over the job. Gradients and the state of an optimizer that belong to what
+        other ranks hold from here on are dropped."""
+        self._session.is_tracing = True
+        try:
+            self._plan, holding, self._calls = partition(self._session, self._module, call)
+        finally:
+            self._session.is_tracing = False
+        self._holding = holding
+        self._tied = TiedParameters(self._module, holding, self._group)
+        self._tied.share()
+        optimizer: Any = self._session.optimizer
+        for name, parameter in self._module.named_parameters():
+            if not holding.holds(name) and optimizer is not None:
+                optimizer.state.pop(parameter, None)
+
+    def prepare(self, call: ModelCall) -> CallStages:
+        """This rank's stages for that kind of call."""
+        assert self._calls is not None
+        return self._calls.prepare(call)
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """The order of work of a step that trains."""
+        return schedule_of(self._session.config, self.rank_of, microbatches)
+
+    def begin_step(self) -> None:
+        if self._tied is not None:
+            self._tied.begin_step()
+
+    def end_step(self, has_backward: bool) -> None:
+        """Gradients of tied parameters are summed over stages. Raises StepError where a parameter
+        of another rank has got a gradient: its values are not here."""
+        if self._tied is not None:
+            self._tied.end_step(has_backward)
+        for name, parameter in self._module.named_parameters():
+            if parameter.grad is not None and not self.holds(name):
+                parameter.grad = None
+                raise StepError(
+                    f"the step function used parameter {name}, which lies on rank "
+                    f"{self._rank(self._there().holders(name)[0])}, and got a gradient for it",
+                    "let the model's forward use it, and return what the loss needs",
+                )
+
+    def holds(self, parameter: str) -> bool:
+        """Whether this rank does; all of them, before the partition."""
+        return self._holding is None or self._holding.holds(parameter)
+
+    def holds_buffer(self, name: str) -> bool:
+        """Whether this rank's buffer counts."""
+        return self._holding is None or self._holding.holds_buffer(name)
+
+    def holds_module(self, path: str) -> bool:
+        """Whether any of its parameters, or itself as a unit, is here."""
+        inside = f"{path}." if path else ""
+        names = [name for name, _ in self._module.named_parameters() if name.startswith(inside)]
+        return not names or any(map(self.holds, names))
+
+    def speaks_for(self, parameter: str) -> bool:
+        """Whether this rank is the first of those that hold it; before the partition the first of
+        the pipeline is, of all."""
+        found = self._holding
+        if found is None:
+            return bool(dist.get_rank(self._group) == 0)
+        return not parameter or found.holders(parameter)[0] == found.place
+
+    def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state dictionary of the module with the values of the ranks that hold them, on all
+        ranks. Collective over the pipeline."""
+        holding = self._there()
+        holder = self._holders(state)
+        made = dict(state)
+        delivery = Delivery(self._group, self._session.mesh.device, Waits())
+        for place in sorted(set(holder.values())):
+            names = [name for name, at in holder.items() if at == place]
+            for block in _blocks(names, state):
+                for name in block:
+                    if place != holding.place:
+                        made[name] = torch.empty(
+                            state[name].shape, dtype=state[name].dtype, device=state[name].device
+                        )
+                delivery.tensors([made[name].detach() for name in block], place)
+        return made
+
+    def local(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What this rank holds of it; whatever is no tensor is on all."""
+        holding = self._there()
+        names = self._names()
+        return {
+            name: value
+            for name, value in state.items()
+            if not isinstance(value, torch.Tensor)
+            or (holding.holds(names[name]) if name in names else holding.holds_buffer(name))
+        }
+
+    def _holders(self, state: Mapping[str, Any]) -> dict[str, int]:
+        """For the tensors of a state dictionary, whose value counts."""
+        holding, names = self._there(), self._names()
+        return {
+            name: holding.holders(names[name])[0]
+            if name in names
+            else holding.holder_of_buffer(name)
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def _names(self) -> dict[str, str]:
+        """For all names of parameters, the first name of the same parameter."""
+        first = {id(one): name for name, one in self._module.named_parameters()}
+        every = self._module.named_parameters(remove_duplicate=False)
+        return {name: first[id(one)] for name, one in every}
+
+    def _there(self) -> Holding:
+        if self._holding is None:
+            raise StepError(
+                "the model is not partitioned yet",
+                "it is at the first step function that trains",
+            )
+        return self._holding
+
+    def _rank(self, place: int) -> int:
+        return int(dist.get_global_rank(self._group, place))
+
+
+def load_local(
+    module: nn.Module,
+    own: Iterable[str],
+    wanted: Iterable[str],
+    given: Mapping[str, Any],
+    strict: bool,
+) -> Any:
+    """Loads what a rank holds, the names `own`, and judges all that was `wanted`. Returns and
+    raises as torch's load_state_dict."""
+    mine = set(own)
+    found = module.load_state_dict(
+        {name: value for name, value in given.items() if name in mine}, strict=False
+    )
+    missing = [name for name in wanted if name not in given]
+    known = set(module.state_dict())
+    unexpected = [name for name in given if name not in known]
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(module).__name__}: missing keys {missing}, "
+            f"unexpected keys {unexpected}"
+        )
+    return type(found)(missing, unexpected)
+
+
+def _blocks(names: Iterable[str], state: Mapping[str, Any]) -> Iterator[list[str]]:
+    block: list[str] = []
+    size = 0
+    for name in names:
+        here = state[name].numel() * state[name].element_size()
+        if block and size + here > _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+        block.append(name)
+        size += here
+    if block:
+        yield block
