@@ -43,7 +43,7 @@ class Delivery:
         and tensors that are not dense, stay this rank's own. Raises StepError where this rank's
         values have another structure than the first one's.
         """
-        mine = leaves(values)
+        mine = _apart(leaves(values)) if self._is_first else leaves(values)
         likeness = json.dumps([_like(leaf) for leaf in mine]).encode() if self._is_first else b""
         what = f"rank {dist.get_rank()} waits for the arguments of {name}"
         with self._waits.waiting(f"{what} from rank {self._ranks[0]}"):
@@ -62,7 +62,7 @@ class Delivery:
             ]
             self.tensors(tensors, 0)
         if self._is_first:
-            return values, header
+            return filled(values, iter(mine)), header
         came = iter(tensors)
         new = [_leaf(like, leaf, came) for like, leaf in zip(likes, mine, strict=True)]
         return filled(values, iter(new)), header
@@ -126,6 +126,20 @@ def _leaf(like: Any, own: Any, came: Any) -> Any:
     if isinstance(like, list):
         return next(came)
     return own if like is None else like["value"]
+
+
+def _apart(found: list[Any]) -> list[Any]:
+    """Tensors that share memory get their own, as they have on the other ranks."""
+    seen: set[int] = set()
+    made = []
+    for leaf in found:
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            place = leaf.untyped_storage().data_ptr()
+            if place in seen and leaf.numel():
+                leaf = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            seen.add(place)
+        made.append(leaf)
+    return made
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
