@@ -51,11 +51,15 @@ def save_checkpoint(
     model_name, optimizer_name, content_name = (
         layout.partial_names(place.pp, place.tp) if partial else layout.full_names(tag)
     )
+    model_whole, optimizer_whole = (
+        None if one is None else _whole(one.state_dict, session, partial)
+        for one in (model, optimizer)
+    )
     if sharing.is_first(lambda rank: not partial or session.topology.place(rank)[:2] == place[:2]):
-        if model is not None:
-            states[model_name] = model.local_state_dict if partial else model.state_dict
-        if optimizer is not None:
-            states[optimizer_name] = optimizer.local_state_dict if partial else optimizer.state_dict
+        if model is not None and model_whole is not None:
+            states[model_name] = model.local_state_dict if partial else model_whole
+        if optimizer is not None and optimizer_whole is not None:
+            states[optimizer_name] = optimizer.local_state_dict if partial else optimizer_whole
     if sharing.is_first() and user_content is not None:
         states[content_name] = lambda: user_content
     target = layout.partial_folder(path, tag) if partial else os.path.join(path, tag)
@@ -126,6 +130,17 @@ def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save
     mine = hosts[session.mesh.rank]
     ranks = tuple(rank for rank, host in enumerate(hosts) if host == mine)
     return _Save(token.strip(".")[:16], order), _Sharing(session.mesh.rank, ranks)
+
+
+def _whole(
+    state_dict: Callable[[], object], session: Session, partial: bool
+) -> Callable[[], object]:
+    """What gives the state of the whole model; where stages have to give it together, it is there
+    already."""
+    if partial or session.topology.pipeline == 1:
+        return state_dict
+    found = state_dict()
+    return lambda: found
 
 
 def _write(folder: str, states: States, wrote: layout.Wrote) -> dict[str, int]:

@@ -77,7 +77,8 @@ def _pass(
     model: nn.Module, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[float, float]]:
     """Seconds of each call in one pass of the model. Backward runs at once on the graph that the
-    call has just made, and only up to the call's own arguments, so no unit runs twice."""
+    call has just made, and only up to the call's own arguments, so no unit runs twice, unless a
+    checkpoint around it repeats it."""
     found: list[tuple[float, float]] = []
     inside = False
 
@@ -95,8 +96,12 @@ def _pass(
             finally:
                 inside = False
             between = _now()
+            inside = True  # a checkpoint may call units again in backward
             into = [t for t in tensors([given, named]) if t.requires_grad] + parameters
-            done = _backward(output, into)
+            try:
+                done = _backward(output, into)
+            finally:
+                inside = False
             found.append((between - begin, _now() - between if done else 2 * (between - begin)))
             return output
 

@@ -75,6 +75,9 @@ class Holding:
         self._path_of = {
             call.path: stage for call, stage in zip(split.calls, split.stages, strict=True)
         }
+        first = {id(one): name for name, one in module.named_buffers()}
+        every = module.named_buffers(remove_duplicate=False)
+        self._first_name = {name: first[id(one)] for name, one in every}
         stages = range(len(rank_of))
         self._holders = {
             name: tuple(dict.fromkeys(rank_of[at] for at in stages if name in split.parameters[at]))
@@ -88,7 +91,7 @@ class Holding:
 
     def holder_of_buffer(self, name: str) -> int:
         """The place of the rank whose buffer counts: that of its unit, else of the first stage."""
-        words = name.split(".")
+        words = self._first_name.get(name, name).split(".")
         for length in range(len(words) - 1, -1, -1):
             path = ".".join(words[:length])
             if path in self._path_of:

@@ -1,0 +1,638 @@
+"""Checks of steps of a model that is cut, each run by all ranks of one job: `ranks_steps.py`.
+
+Each check begins anew with a model of its own; what it comes to is compared with one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import tempfile
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import muster_modelparallel as smp
+from muster_modelparallel.errors import ModelParallelError, StepError
+from muster_modelparallel.run import session as sessions
+from tests.model_parallel.support.ranks import give
+
+MICROBATCHES = 4
+WIDTH = 6
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    said = {}
+    for check in CHECKS:
+        smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
+        torch.manual_seed(5)
+        try:
+            check()
+            said[check.__name__] = ""
+        except Exception:
+            said[check.__name__] = traceback.format_exc()
+            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
+        smp.barrier()
+        sessions.shutdown()
+    give(said)
+
+
+def is_first() -> bool:
+    return smp.pp_rank() == 0
+
+
+def wrapped(net: nn.Module):
+    """The model that is cut, and the same whole."""
+    whole = copy.deepcopy(net)
+    return smp.DistributedModel(net), whole
+
+
+def chain(*more: nn.Module) -> nn.Module:
+    layers = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), *copy.deepcopy(more)) for _ in range(6)
+    ]
+    return nn.Sequential(*layers)
+
+
+def batch(size: int = 8):
+    return torch.randn(size, WIDTH), torch.randn(size, WIDTH)
+
+
+def trained(model, x, y):
+    return train(model, x, y)
+
+
+@smp.step
+def train(model, x, y):
+    loss = functional.mse_loss(model(x), y)
+    model.backward(loss)
+    return loss
+
+
+@smp.step
+def evaluate(model, x):
+    return model(x)
+
+
+def train_whole(whole, x, y, count: int = MICROBATCHES) -> torch.Tensor:
+    losses = []
+    for a, b in zip(x.chunk(count), y.chunk(count), strict=True):
+        loss = functional.mse_loss(whole(a), b)
+        (loss / count).backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def agree(model, whole) -> None:
+    """Gradients of what this rank holds."""
+    wanted = dict(whole.named_parameters())
+    held = dict(model.local_named_parameters())
+    assert held
+    for name, one in held.items():
+        torch.testing.assert_close(one.grad, wanted[name].grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@contextmanager
+def refused(words: str, kind: type[Exception] = ModelParallelError):
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing was refused with {words!r}")
+
+
+def everyones(value):
+    return smp.allgather(value, smp.WORLD)
+
+
+# --- what a step gives
+
+
+def outputs_are_the_same_on_all_ranks() -> None:
+    model, whole = wrapped(chain())
+    x, y = batch()
+    trained(model, x, y)
+    found = evaluate(model, x).concat()
+    torch.testing.assert_close(found, whole(x))
+    assert all(torch.equal(one, found) for one in everyones(found))
+
+
+def returns_may_be_nested_and_numbers_are_lists() -> None:
+    model, _ = wrapped(chain())
+
+    @smp.step
+    def step(model, x):
+        out = model(x)
+        model.backward(out.sum())
+        return {"mean": out.mean(), "number": out.sum().item(), "rest": (out[:, 0], None)}
+
+    for _ in range(2):  # one after the other, then as a pipeline
+        found = step(model, torch.ones(8, WIDTH))
+        assert isinstance(found["number"], list) and len(found["number"]) == MICROBATCHES
+        assert len(set(found["number"])) == 1 and found["rest"][1] is None
+        assert found["rest"][0].concat().shape == (8,)
+        assert all(one == found["number"] for one in everyones(found["number"]))
+
+
+def an_output_that_nobody_reads_is_not_sent() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = chain()
+
+        def forward(self, x):
+            out = self.body(x)
+            return {"loss": out.square().mean(), "wide": out.repeat(1, 50_000)}
+
+    model, _ = wrapped(Two())
+
+    @smp.step
+    def step(model, x):
+        out = model(x)
+        assert out["wide"].shape == (2, WIDTH * 50_000)  # its shape may be asked for
+        model.backward(out["loss"])
+        return out["loss"]
+
+    sent = []
+    sessions.current()
+    for _ in range(2):
+        step(model, torch.ones(8, WIDTH)).reduce_mean()
+    broadcast = torch.distributed.broadcast
+
+    def counted(tensor, *args, **kwargs):
+        sent.append(tensor.numel())
+        return broadcast(tensor, *args, **kwargs)
+
+    torch.distributed.broadcast = counted
+    try:
+        step(model, torch.ones(8, WIDTH))
+    finally:
+        torch.distributed.broadcast = broadcast
+    assert sum(sent) < 10_000, sent
+
+
+def shapes_may_change_from_step_to_step() -> None:
+    model, whole = wrapped(chain())
+    for size in (8, 12, 4, 8):
+        x, y = batch(size)
+        found = trained(model, x, y).reduce_mean()
+        torch.testing.assert_close(found, train_whole(whole, x, y))
+    agree(model, whole)
+
+
+def steps_add_up_their_gradients_also_of_tied_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.come = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.body = chain()
+            self.go = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.go.weight = self.come.weight
+
+        def forward(self, x):
+            return self.go(self.body(self.come(x)))
+
+    model, whole = wrapped(Tied())
+    for _ in range(3):
+        x, y = batch()
+        trained(model, x, y)
+        train_whole(whole, x, y)
+    agree(model, whole)
+    assert "come.weight" in dict(model.local_named_parameters())  # on both ends
+
+
+def a_loss_of_two_calls_of_the_model_has_both_gradients() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x, y):
+        loss = (model(x) - model(y)).square().mean()
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        x, y = batch()
+        step(model, x, y)
+        for a, b in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True):
+            ((whole(a) - whole(b)).square().mean() / MICROBATCHES).backward()
+    agree(model, whole)
+
+
+def a_step_function_that_does_not_call_the_model_works() -> None:
+    model, _ = wrapped(chain())
+
+    @smp.step
+    def step(x):
+        return x.sum()
+
+    x, y = batch()
+    trained(model, x, y)
+    for _ in range(2):
+        assert float(step(torch.ones(8)).reduce_sum()) == 8
+
+
+def backward_takes_several_tensors_with_gradients() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x):
+        out = model(x)
+        model.backward([out, out.sum()], [torch.full_like(out, 2.0), None])
+
+    for _ in range(2):
+        x, _ = batch()
+        step(model, x)
+        for a in x.chunk(MICROBATCHES):
+            (whole(a).sum() * 3 / MICROBATCHES).backward()
+    agree(model, whole)
+
+
+def backward_may_be_called_twice_in_a_microbatch() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x):
+        out = model(x)
+        model.backward(out.sum())
+        model.backward(out.square().sum())
+
+    for _ in range(2):
+        x, _ = batch()
+        step(model, x)
+        for a in x.chunk(MICROBATCHES):
+            out = whole(a)
+            ((out.sum() + out.square().sum()) / MICROBATCHES).backward()
+    agree(model, whole)
+
+
+def a_step_that_begins_to_call_backward_does_it() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x, wants):
+        out = model(x)
+        if wants:
+            model.backward(out.sum())
+
+    x, _ = batch()
+    step(model, x, False)
+    assert all(one.grad is None for one in model.local_parameters())
+    for wants in (False, True, True, False):
+        step(model, x, wants)
+        if wants:
+            (whole(x).sum() / MICROBATCHES).backward()
+    agree(model, whole)
+
+
+def evaluation_may_come_before_training() -> None:
+    model, whole = wrapped(chain())
+    x, y = batch()
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate(model, x).concat(), whole(x))
+    model.train()
+    assert not model.partitioned
+    for _ in range(2):
+        trained(model, x, y)
+        train_whole(whole, x, y)
+    agree(model, whole)
+    assert model.partitioned
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate(model, x).concat(), whole(x))
+
+
+def what_a_step_function_draws_is_the_same_on_all_ranks() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x):
+        noise = torch.randn_like(x)
+        out = model(x + noise)
+        target = noise + 0.1 * torch.randn_like(noise)
+        model.backward(functional.mse_loss(out, target))
+        return noise, target
+
+    x, _ = batch()
+    seen = []
+    for _ in range(3):
+        noise, target = step(model, x)
+        seen.append(noise.concat())
+        assert all(torch.equal(one, target.concat()) for one in everyones(target.concat()))
+        train_whole(whole, x + noise.concat(), target.concat())
+    agree(model, whole)
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+def a_script_draws_between_steps_what_it_would_draw_without_them() -> None:
+    model, _ = wrapped(chain(nn.Dropout(0.5)))
+    torch.manual_seed(9)
+    drawn = []
+    for _ in range(3):
+        x, y = batch()
+        drawn.append(x)
+        trained(model, x, y)
+    torch.manual_seed(9)
+    assert all(torch.equal(one, batch()[0]) for one in drawn)
+
+
+def values_of_other_ranks_do_not_count() -> None:
+    model, whole = wrapped(chain())
+    for _ in range(2):
+        x, y = batch()
+        given = (x, y) if is_first() else (torch.zeros(8, 0), torch.full((8, 1), -1, dtype=int))
+        found = trained(model, *given)
+        torch.testing.assert_close(found.reduce_mean(), train_whole(whole, x, y))
+    agree(model, whole)
+
+
+def numbers_and_texts_are_those_of_the_first_rank() -> None:
+    model, _ = wrapped(chain())
+
+    @smp.step
+    def step(model, x, factor, name):
+        out = model(x) * factor
+        model.backward(out.sum())
+        return out.sum(), [name]
+
+    for _ in range(2):
+        x, _ = batch()
+        total, names = step(model, x, 2.0 if is_first() else 3.0, "a" if is_first() else "b")
+        assert names == [["a"] * MICROBATCHES]
+        assert len(set(everyones(float(total.reduce_sum())))) == 1
+
+
+def batch_norm_and_its_buffers_are_those_of_one_process() -> None:
+    model, whole = wrapped(chain(nn.BatchNorm1d(WIDTH)))
+    for _ in range(2):
+        x, y = batch()
+        trained(model, x, y)
+        train_whole(whole, x, y)
+    agree(model, whole)
+    found = model.state_dict()
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def a_buffer_of_several_names_is_that_of_one_process() -> None:
+    shared = nn.BatchNorm1d(WIDTH)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), shared) for _ in range(4)]
+    model, whole = wrapped(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)], *layers))
+    x, y = batch()
+    trained(model, x, y)
+    train_whole(whole, x, y)
+    found = model.state_dict()
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def autocast_in_the_step_function_holds_in_the_stages() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+            assert out.dtype is torch.bfloat16
+        loss = functional.mse_loss(out.float(), y)
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        x, y = batch()
+        found = step(model, x, y).reduce_mean()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = torch.cat([whole(one) for one in x.chunk(MICROBATCHES)])
+        torch.testing.assert_close(found, functional.mse_loss(wanted.float(), y))
+
+
+def checkpointed_modules_work_in_stages() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+            self.drop = nn.Dropout(0.3)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(lambda x, layer=layer: self.drop(torch.tanh(layer(x))), x,
+                               use_reentrant=False)  # fmt: skip
+            return x
+
+    model, _ = wrapped(Saving())
+    for _ in range(2):
+        trained(model, *batch())
+    assert all(one.grad is not None for one in model.local_parameters())
+
+
+# --- what is refused
+
+
+def a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not() -> None:
+    model, whole = wrapped(chain())
+    for size in (8, 10, 8):
+        x, y = batch(size)
+        if size == 10:
+            with refused("has 10 entries on axis 0, which 4 microbatches do not divide"):
+                trained(model, x, y)
+        else:
+            trained(model, x, y)
+            train_whole(whole, x, y)
+    agree(model, whole)
+
+
+def the_model_outside_a_step_function_is_refused() -> None:
+    model, _ = wrapped(chain())
+    with refused("was called outside a step function", StepError):
+        model(torch.ones(2, WIDTH))
+
+
+def a_model_with_too_few_units_is_refused_on_all_ranks() -> None:
+    model, _ = wrapped(nn.Linear(WIDTH, WIDTH))
+    with refused("calls no modules that could be units"):
+        trained(model, *batch())
+
+
+def models_that_differ_are_refused_on_all_ranks() -> None:
+    width = WIDTH if is_first() else WIDTH + 1
+    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)], nn.Linear(WIDTH, width))
+    model, _ = wrapped(net)
+    with refused("contradicts the model"):
+        train(model, torch.ones(8, WIDTH), torch.ones(8, 1))
+
+
+# --- parameters, optimizers, checkpoints
+
+
+def each_parameter_is_held_once_and_ghosts_are_small() -> None:
+    model, whole = wrapped(chain())
+    trained(model, *batch())
+    mine = {name: one.untyped_storage().nbytes() for name, one in model.module.named_parameters()}
+    held = {name for name, _ in model.local_named_parameters()}
+    assert all(size <= 16 for name, size in mine.items() if name not in held)
+    total = sum(everyones(sum(mine[name] for name in held)))
+    assert total == sum(one.untyped_storage().nbytes() for one in whole.parameters())
+    names = [name for rank in everyones(sorted(held)) for name in rank]
+    assert sorted(names) == sorted(dict(whole.named_parameters()))
+
+
+def an_optimizer_that_was_made_before_the_model_trains() -> None:
+    net = chain()
+    whole = copy.deepcopy(net)
+    inner = torch.optim.AdamW(net.parameters(), lr=0.1)
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(inner)
+    other = torch.optim.AdamW(whole.parameters(), lr=0.1)
+    for _ in range(3):
+        x, y = batch()
+        optimizer.zero_grad()
+        other.zero_grad()
+        trained(model, x, y)
+        train_whole(whole, x, y)
+        assert abs(float(model.clip_grad_norm_(0.05)) - float(
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05))) < 1e-5  # fmt: skip
+        optimizer.step()
+        other.step()
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    found, wanted = optimizer.state_dict(), other.state_dict()
+    assert found["state"].keys() == wanted["state"].keys()
+    for number, state in wanted["state"].items():
+        torch.testing.assert_close(found["state"][number]["exp_avg"], state["exp_avg"])
+    assert len(optimizer.local_state_dict()["state"]) < len(wanted["state"])
+
+
+def norms_of_all_kinds_are_those_of_the_whole_model() -> None:
+    model, whole = wrapped(chain())
+    x, y = batch()
+    trained(model, x, y)
+    train_whole(whole, x, y)
+    for kind in (1.0, 2.0, float("inf")):
+        found = model.clip_grad_norm_(1e9, kind)
+        wanted = torch.nn.utils.clip_grad_norm_(whole.parameters(), 1e9, kind)
+        torch.testing.assert_close(found, wanted)
+
+
+def states_are_loaded_whole_and_in_part() -> None:
+    model, whole = wrapped(chain())
+    trained(model, *batch())
+    other = chain()
+    model.load_state_dict(other.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+    part = {
+        name: torch.zeros_like(one) if isinstance(one, torch.Tensor) else one
+        for name, one in model.local_state_dict().items()
+    }
+    assert part["_smp_is_partial"] is True and len(part) < len(other.state_dict()) + 1
+    model.load_state_dict(part)
+    assert all(not value.any() for value in model.state_dict().values())
+    with refused("missing keys ['0.0.weight']", RuntimeError):
+        model.load_state_dict({n: v for n, v in other.state_dict().items() if n != "0.0.weight"})
+    with refused("unexpected keys ['more']", RuntimeError):
+        model.load_state_dict({**other.state_dict(), "more": torch.ones(1)})
+    whole.load_state_dict(model.state_dict())
+
+
+def checkpoints_of_both_kinds_bring_model_and_optimizer_back() -> None:
+    folder = everyones(tempfile.mkdtemp() if is_first() else "")[0]
+    net = chain()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
+    x, y = batch()
+    for _ in range(2):
+        trained(model, x, y)
+        optimizer.step()
+    for partial in (True, False):
+        smp.save_checkpoint(folder, "here", partial, model, optimizer, user_content={"at": 2})
+        before, state = map(copy.deepcopy, (model.state_dict(), optimizer.state_dict()))
+        trained(model, x, y)
+        optimizer.step()
+        assert smp.resume_from_checkpoint(folder, "here", partial) == {"at": 2}
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        for number, found in optimizer.state_dict()["state"].items():
+            assert torch.equal(found["exp_avg"], state["state"][number]["exp_avg"])
+    if is_first():
+        whole = torch.load(Path(folder, "here"), weights_only=True)
+        chain().load_state_dict(whole)
+
+
+def a_partial_checkpoint_is_loaded_before_the_model_is_cut() -> None:
+    folder = everyones(tempfile.mkdtemp() if is_first() else "")[0]
+    net = chain()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
+    x, y = batch()
+    trained(model, x, y)
+    optimizer.step()
+    smp.save_checkpoint(folder, "first", True, model, optimizer)
+    trained(model, x, y)
+    optimizer.step()
+    wanted = model.state_dict()
+    sessions.shutdown()
+    smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
+    net = chain()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
+    smp.resume_from_checkpoint(folder)
+    optimizer.zero_grad()
+    trained(model, x, y)
+    optimizer.step()
+    assert model.partitioned
+    del wanted  # gradients of the first run were added up: only that it trains is compared
+
+
+def hooks_run_once_when_the_model_is_cut() -> None:
+    model, _ = wrapped(chain())
+    seen = []
+    model.register_post_partition_hook(lambda model, optimizer: seen.append(model.partitioned))
+    for _ in range(2):
+        trained(model, *batch())
+    assert seen == [True]
+
+
+CHECKS = (
+    outputs_are_the_same_on_all_ranks,
+    returns_may_be_nested_and_numbers_are_lists,
+    an_output_that_nobody_reads_is_not_sent,
+    shapes_may_change_from_step_to_step,
+    steps_add_up_their_gradients_also_of_tied_parameters,
+    a_loss_of_two_calls_of_the_model_has_both_gradients,
+    a_step_function_that_does_not_call_the_model_works,
+    backward_takes_several_tensors_with_gradients,
+    backward_may_be_called_twice_in_a_microbatch,
+    a_step_that_begins_to_call_backward_does_it,
+    evaluation_may_come_before_training,
+    what_a_step_function_draws_is_the_same_on_all_ranks,
+    a_script_draws_between_steps_what_it_would_draw_without_them,
+    values_of_other_ranks_do_not_count,
+    numbers_and_texts_are_those_of_the_first_rank,
+    batch_norm_and_its_buffers_are_those_of_one_process,
+    a_buffer_of_several_names_is_that_of_one_process,
+    autocast_in_the_step_function_holds_in_the_stages,
+    checkpointed_modules_work_in_stages,
+    a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not,
+    the_model_outside_a_step_function_is_refused,
+    a_model_with_too_few_units_is_refused_on_all_ranks,
+    models_that_differ_are_refused_on_all_ranks,
+    each_parameter_is_held_once_and_ghosts_are_small,
+    an_optimizer_that_was_made_before_the_model_trains,
+    norms_of_all_kinds_are_those_of_the_whole_model,
+    states_are_loaded_whole_and_in_part,
+    checkpoints_of_both_kinds_bring_model_and_optimizer_back,
+    a_partial_checkpoint_is_loaded_before_the_model_is_cut,
+    hooks_run_once_when_the_model_is_cut,
+)
+
+if __name__ == "__main__":
+    main()
