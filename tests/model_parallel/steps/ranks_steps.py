@@ -205,7 +205,8 @@ def steps_add_up_their_gradients_also_of_tied_parameters() -> None:
         trained(model, x, y)
         train_whole(whole, x, y)
     agree(model, whole)
-    assert "come.weight" in dict(model.local_named_parameters())  # on both ends
+    if smp.pp_rank() in (0, smp.pp_size() - 1):  # both ends hold it
+        assert "come.weight" in dict(model.local_named_parameters())
 
 
 def a_loss_of_two_calls_of_the_model_has_both_gradients() -> None:

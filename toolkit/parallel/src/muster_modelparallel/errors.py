@@ -47,6 +47,13 @@ class SplitError(ModelParallelError):
     """The model cannot be cut where it should be, or did something else than when it was probed."""
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Says more of an error that is raised; from Python 3.11 on."""
+    add = getattr(error, "add_note", None)
+    if add is not None:
+        add(text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that was probably meant, "" when none is close."""
     return next(iter(difflib.get_close_matches(name[:_LONGEST], list(known), 1, 0.65)), "")

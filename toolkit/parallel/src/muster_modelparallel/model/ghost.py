@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster_modelparallel.errors import SplitError
+from muster_modelparallel.errors import SplitError, add_note
 from muster_modelparallel.model.follow import Forward, replaced_forwards
 from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw, kept_random_state
@@ -172,6 +172,9 @@ class _Pass:
             self._inside = True
             try:
                 output = real(*args, **kwargs)
+            except Exception as error:
+                add_note(error, f"in unit {self._split.calls[index].name}")
+                raise
             finally:
                 self._inside = False
         self._draw.glue(index + 1)

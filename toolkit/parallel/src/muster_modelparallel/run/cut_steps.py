@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from muster_modelparallel.errors import SplitError, StepError
+from muster_modelparallel.errors import SplitError, StepError, add_note
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.trace import Meta
@@ -112,6 +112,7 @@ class CutSteps:
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
         self.has_backward = False  # in the last step
+        self.has_stray = False  # gradients without `model.backward`, on any rank
 
     def step(
         self,
@@ -388,17 +389,19 @@ class CutSteps:
         return agreed, all_wanted
 
     def _said(self, tasks: Sequence[_Task]) -> _Agreed:
-        word = [0] * (3 + len(tasks[0].outputs))
+        word = [0] * (4 + len(tasks[0].outputs))
+        word[3] = self._model.is_stray
         for task in tasks:
             word[0] |= isinstance(task.said, Ended)
             word[1] |= isinstance(task.said, ModelCall)
             word[2] |= bool(task.roots)
             if isinstance(task.said, _Want):
-                word[3 + task.said.place] = 1
+                word[4 + task.said.place] = 1
         said = torch.tensor(word, device=self._device)
         with self._waits.waiting(f"rank {dist.get_rank()} waits for the pipeline at a step's end"):
             dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
-        ended, called, backward, *wanted = said.tolist()
+        ended, called, backward, stray, *wanted = said.tolist()
+        self.has_stray = bool(stray)
         places = tuple(place for place, flag in enumerate(wanted) if flag)
         return _Agreed(bool(ended), bool(called), bool(backward), places)
 
@@ -414,7 +417,9 @@ class CutSteps:
                 if output.tensor is None:
                     assert not is_there
                     meta = output.meta
-                    output.tensor = torch.empty(meta.shape, dtype=meta.dtype, device=self._device)
+                    output.tensor = torch.empty(
+                        meta.shape, dtype=meta.dtype, device=self._device
+                    ).requires_grad_(meta.requires_grad)  # as the real one, of which it is a copy
                 tensors.append(output.tensor)
         with self._waits.waiting(f"rank {dist.get_rank()} waits for outputs of the last stage"):
             self._delivery.tensors(tensors, self._last_place)
@@ -454,9 +459,7 @@ class _Work:
             with task.modes.held():
                 output = run.forward(task.model_call, self._steps._draw(microbatch), received)
         except Exception as error:
-            add_note = getattr(error, "add_note", None)
-            if add_note is not None:
-                add_note(f"in stage {self._stage}, microbatch {task.microbatch.index}")
+            add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
             raise
         if not self._is_last:
             return output  # type: ignore[no-any-return]

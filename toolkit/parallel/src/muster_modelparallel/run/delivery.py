@@ -131,14 +131,13 @@ def _leaf(like: Any, own: Any, came: Any) -> Any:
 def _apart(found: list[Any]) -> list[Any]:
     """Tensors that share memory get their own, as they have on the other ranks."""
     seen: set[int] = set()
-    made = []
-    for leaf in found:
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+    made = list(found)
+    for at, leaf in enumerate(found):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
             place = leaf.untyped_storage().data_ptr()
-            if place in seen and leaf.numel():
-                leaf = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            if place in seen:
+                made[at] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             seen.add(place)
-        made.append(leaf)
     return made
 
 

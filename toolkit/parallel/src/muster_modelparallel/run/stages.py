@@ -81,6 +81,10 @@ class CutModel(Protocol):
         """Whether `partition` is done."""
 
     @property
+    def is_stray(self) -> bool:
+        """Whether gradients came without its `backward` in this step."""
+
+    @property
     def rank_of(self) -> Sequence[int]:
         """The rank of each stage, in the pipeline; known before the partition."""
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
-from muster_modelparallel.errors import StepError
+from muster_modelparallel.errors import StepError, add_note
 from muster_modelparallel.run.outputs import detached, merged
 from muster_modelparallel.run.session import Microbatch, Session, current
 from muster_modelparallel.run.slicing import Call, Cuts, cut_arguments, read_cuts
@@ -99,12 +99,11 @@ class StepFunction:
         return returned
 
     def _annotate(self, error: BaseException, session: Session) -> None:
-        add_note = getattr(error, "add_note", None)
-        if add_note is not None and session.microbatch is not None:
-            add_note(
-                f"in step function {self._name}, call {self.calls}, on rank {session.mesh.rank}, "
-                f"microbatch {session.microbatch.index} of 0 to {session.microbatch.count - 1}"
-            )
+        place = f"call {self.calls}, on rank {session.mesh.rank}"
+        if session.microbatch is not None:
+            last = session.microbatch.count - 1
+            place = f"{place}, microbatch {session.microbatch.index} of 0 to {last}"
+        add_note(error, f"in step function {self._name}, {place}")
 
     @property
     def _name(self) -> str:

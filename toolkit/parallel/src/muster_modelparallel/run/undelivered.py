@@ -22,6 +22,7 @@ class Undelivered(torch.Tensor):  # type: ignore[misc]  # torch is untyped here
     def of(cls, meta: Meta, fetch: Fetch) -> Undelivered:
         made: Undelivered = meta.placeholder(writable=False).detach().as_subclass(cls)
         made._fetch = fetch
+        made.requires_grad_(meta.requires_grad)
         return made
 
     @classmethod
@@ -52,6 +53,7 @@ _ABOUT = frozenset(
         torch.Tensor.device.__get__,
         torch.Tensor.ndim.__get__,
         torch.Tensor.requires_grad.__get__,
+        torch.Tensor.requires_grad_,
         torch.Tensor.size,
         torch.Tensor.dim,
         torch.Tensor.numel,

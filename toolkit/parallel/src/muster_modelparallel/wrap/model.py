@@ -116,6 +116,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         return self._stages is not None
 
     @property
+    def is_stray(self) -> bool:
+        """Whether gradients came without `backward` in this step."""
+        return self._watch.is_stray
+
+    @property
     def stages(self) -> Stages | None:
         """What this rank has of it; None with one partition."""
         return self._stages
@@ -189,11 +194,12 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
     def end_step(self) -> None:
         """Called by a step function after its last microbatch. Raises StepError where gradients
         came without `backward`."""
-        if self._watch.is_stray:
+        steps = self._session.cut_steps
+        if self._watch.is_stray or (steps is not None and steps.has_stray):
             raise StepError(_NO_AVERAGE, _USE_OURS)
         has_begun = self._watch.has_begun
-        if self._stages is not None and self._session.cut_steps is not None:
-            has_begun = self._session.cut_steps.has_backward
+        if self._stages is not None and steps is not None:
+            has_begun = steps.has_backward
             self._stages.end_step(has_begun)
         if has_begun or self._expects_backward:
             self._end_pass()

@@ -1,0 +1,231 @@
+"""Steps of a model that is cut, over gloo and over muster, on 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.model_parallel.support.ranks import RankEnd, results, run_ranks, words_of
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+CHECKS = Path(__file__).with_name("ranks_steps.py")
+LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
+ENDS_S = 2.0
+ASKED = {"gloo": "gloo", "muster": "auto"}  # what ddp_dist_backend is for each
+
+
+def names() -> list[str]:
+    """Of the checks, without importing them (torch)."""
+    listed = CHECKS.read_text().split("\nCHECKS = (")[1].split("\n)")[0]
+    return [line.strip(" ,") for line in listed.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module", params=["gloo-2", "muster-2", "muster-4"])
+def job(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    """What the ranks of a job say of each check."""
+    backend, _, count = request.param.partition("-")
+    parameters = {"microbatches": 4, "ddp_dist_backend": ASKED[backend]}
+    return results(run_ranks(CHECKS, int(count), parameters=parameters, limit_s=LIMIT_S))
+
+
+@pytest.mark.parametrize("name", names())
+def test_steps(job: list[dict[str, str]], name: str) -> None:
+    failures = [f"rank {rank}: {said[name]}" for rank, said in enumerate(job) if said[name]]
+    assert not failures, "\n".join(failures)
+
+
+BEGIN = """
+    import sys, time
+    import torch
+    from torch import nn
+    import muster_modelparallel as smp
+    smp.init()
+    rank = smp.rank()
+    torch.manual_seed(0)
+    class Layer(nn.Linear):
+        def forward(self, x):
+            calls[0] += 1
+            if bad(x):
+                print(time.time(), flush=True)
+                raise ValueError("bad batch")
+            return super().forward(x)
+    calls = [0]
+    bad = lambda x: False
+    net = nn.Sequential(*[Layer(4, 4) for _ in range(4)])
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def train(x):
+        out = model(x)
+        loss = out.sum()
+        model.backward(loss)
+        return loss
+
+"""
+IN_A_STAGE = """
+    for number in range(5):
+        if number == 2 and rank == {rank}:
+            calls[0] = 0
+            bad = lambda x: calls[0] > 2  # in the second microbatch
+        train(torch.ones(8, 4))
+"""
+IN_THE_FUNCTION = """
+    @smp.step
+    def fails(x, number):
+        if number == 2 and rank == {rank} and {where} == "before":
+            print(time.time(), flush=True)
+            raise ValueError("bad batch")
+        out = model(x)
+        if number == 2 and rank == {rank}:
+            print(time.time(), flush=True)
+            raise ValueError("bad batch")
+        model.backward(out.sum())
+
+    for number in range(5):
+        fails(torch.ones(8, 4), number)
+"""
+
+
+def run(script: str, backend: str, **more: object) -> list[RankEnd]:
+    parameters = {"pipeline_parallel_degree": 2, "microbatches": 4} | more
+    parameters["ddp_dist_backend"] = ASKED[backend]
+    return run_ranks(BEGIN + script, 2, parameters=parameters, limit_s=LIMIT_S)
+
+
+def said_by(end: RankEnd) -> list[str]:
+    """Lines of its errors; torch puts the rank before each."""
+    return [line.removeprefix(f"[rank{end.rank}]: ") for line in end.err.splitlines()]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "muster"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("where", ["stage", "before", "after"])
+@pytest.mark.promise("F73")
+def test_an_exception_in_a_stage_is_raised_as_it_is_and_ends_all_ranks(
+    backend: str, rank: int, where: str
+) -> None:
+    script = IN_A_STAGE if where == "stage" else IN_THE_FUNCTION
+    ends = run(script.format(rank=rank, where=repr(where)), backend)
+    took_s = time.time() - float(ends[rank].out.split("\n")[-2])
+    assert all(end.code not in (0, -9) for end in ends), words_of(ends)
+    assert took_s < ENDS_S + 10  # with the ends of the processes, beside other work
+    lines = said_by(ends[rank])
+    assert "ValueError: bad batch" in lines, words_of(ends)
+    if sys.version_info >= (3, 11):
+        assert any(line.startswith("in step function") for line in lines), words_of(ends)
+        if where == "stage":
+            assert f"in stage {rank}, microbatch 1" in lines, words_of(ends)
+            assert f"in unit {2 * rank}" in lines, words_of(ends)
+    other = "\n".join(said_by(ends[1 - rank]))
+    assert "ExchangeError" in other and f"rank {1 - rank} " in other, words_of(ends)
+
+
+MISUSES = {
+    "a second call of the model": (
+        """
+    times = [1]
+
+    @smp.step
+    def step(x):
+        for _ in range(times[0]):
+            out = model(x)
+        model.backward(out.sum())
+
+    step(torch.ones(8, 4))
+    times[0] = 2
+    step(torch.ones(8, 4))
+""",
+        "the step function called the model a second time, but once in the steps before",
+    ),
+    "an output as an argument": (
+        """
+    @smp.step
+    def step(x):
+        model.backward(model(model(x)).sum())
+
+    step(torch.ones(8, 4))
+""",
+        "the output of one call of the model was given to another one",
+    ),
+    "a parameter of another stage": (
+        """
+    @smp.step
+    def step(x):
+        model.backward(model(x).sum() + sum(one.square().sum() for one in net.parameters()))
+
+    step(torch.ones(8, 4))
+    step(torch.ones(8, 4))
+""",
+        "the step function used parameter 0.weight, which lies on rank 0, and got a gradient",
+    ),
+    "loss.backward()": (
+        """
+    @smp.step
+    def step(x):
+        model(x).sum().backward()
+
+    step(torch.ones(8, 4))
+""",
+        "call model.backward(loss) in place of loss.backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_what_would_give_wrong_gradients_is_refused(name: str) -> None:
+    script, words = MISUSES[name]
+    ends = run(script, "muster")
+    assert all(end.code not in (0, -9) for end in ends), words_of(ends)
+    assert any(words in end.err for end in ends), words_of(ends)
+
+
+def test_a_function_that_calls_the_model_twice_runs_and_says_so_once() -> None:
+    script = """
+    @smp.step
+    def step(x):
+        model.backward((model(x) - model(2 * x)).sum())
+
+    for _ in range(3):
+        step(torch.ones(8, 4))
+    """
+    ends = run(script, "muster")
+    results_ = [end.code for end in ends]
+    assert results_ == [0, 0], words_of(ends)
+    words = "step function step calls the model 2 times for a microbatch"
+    assert all(end.err.count(words) == 1 for end in ends), words_of(ends)
+
+
+def test_results_do_not_depend_on_the_number_of_stages() -> None:
+    """With dropout, bit for bit."""
+    script = """
+    from muster_modelparallel.run import session
+    drop = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(6)])
+    session.shutdown()
+    smp.init()
+    torch.manual_seed(7)
+    model = smp.DistributedModel(drop)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(drop.parameters(), lr=0.1))
+    found = []
+    for number in range(6):
+        optimizer.zero_grad()
+        found.append(float(train(torch.ones(8, 4)).reduce_mean()))
+        optimizer.step()
+    from tests.model_parallel.support.ranks import give
+    give(found)
+    """
+    by_degree = [
+        results(
+            run_ranks(
+                BEGIN + script,
+                degree,
+                limit_s=LIMIT_S,
+                parameters={"pipeline_parallel_degree": degree, "microbatches": 4},
+            )
+        )[0]
+        for degree in (2, 4)
+    ]
+    assert by_degree[0] == by_degree[1]
+    assert len(set(by_degree[0])) == len(by_degree[0])
