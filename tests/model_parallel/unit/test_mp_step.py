@@ -19,6 +19,8 @@ pytestmark = pytest.mark.torch
 class Recorder:
     """What a model is told."""
 
+    is_cut = False
+
     def __init__(self):
         self.events = []
 

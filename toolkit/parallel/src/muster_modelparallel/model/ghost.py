@@ -37,17 +37,20 @@ class GhostStage:
         self.model = model
         self.split = split
         self.stage = stage
+        modules = dict(model.named_modules())
+        exports = {one.path for call in split.calls for one in call.exports}
+        self._units = {call.path: modules[call.path] for call in split.calls}
+        self._parts = {path: modules[path] for path in exports - self._units.keys()}
         self._pass: _Pass | None = None
         self._passes: dict[Draw, _Pass] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Inside, the units of the model are those of this stage."""
-        modules = dict(self.model.named_modules())
-        units = {call.path: modules[call.path] for call in self.split.calls}
-        exports = {one.path: modules[one.path] for call in self.split.calls for one in call.exports}
-        parts = {path: module for path, module in exports.items() if path not in units}
-        with replaced_forwards(units, self._forward), replaced_forwards(parts, self._part):
+        with (
+            replaced_forwards(self._units, self._forward),
+            replaced_forwards(self._parts, self._part),
+        ):
             yield
 
     def run(

@@ -9,6 +9,7 @@ are read.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
@@ -263,7 +264,7 @@ class CutSteps:
 
     def _schedule(self, microbatches: int) -> Schedule:
         """All forwards, then all backwards."""
-        return in_waves(self._model.rank_of, microbatches)
+        return _in_waves(tuple(self._model.rank_of), microbatches)
 
     def _prepare(self, task: _Task) -> PreparedCall:
         """The stages for the call of the model at which the function stopped."""
@@ -430,6 +431,9 @@ class CutSteps:
             "time, but once in the steps before",
             "make it a step function of its own, or call the model as often in every step",
         )
+
+
+_in_waves = functools.lru_cache(maxsize=64)(in_waves)
 
 
 class _Work:

@@ -280,12 +280,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
     def local_named_parameters(self) -> Iterator[tuple[str, Any]]:
         """Parameters of this rank's partition, by the module's names; all of them before it is
         known."""
-        stages = self._stages
-        return (
-            (name, one)
-            for name, one in self.module.named_parameters()
-            if stages is None or stages.holds(name)
-        )
+        return iter(self.named_parameters() if self._stages is None else self._stages.parameters())
 
     def local_parameters(self) -> Iterator[Any]:
         """Parameters of this rank's partition."""

@@ -105,7 +105,7 @@ def _proof(module: nn.Module, split: Split, call: ModelCall, found: Probe) -> ob
 def _leave_files(session: Session, plan: Plan) -> str:
     """In the run's folder, and where the job's parameters say."""
     config = session.config
-    schedule = schedule_of(config, [stage.rank for stage in plan.stages], plan.microbatches)
+    schedule = schedule_of(config, tuple(stage.rank for stage in plan.stages), plan.microbatches)
     line = evaluate(plan.profile, Machine(), schedule, plan.cuts)
     if folder := os.environ.get("SM_OUTPUT_DATA_DIR"):
         write_files(Path(folder, PLAN_FILE), plan, line)

@@ -6,6 +6,7 @@ Nothing is trained. The plan is for the job of MODELPARALLEL_RANKS ranks, made f
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -134,7 +135,8 @@ def _maker(config: Config) -> dict[str, Maker]:
     return {name: make}
 
 
-def schedule_of(config: Config, rank_of: Sequence[int], microbatches: int) -> Schedule:
+@functools.lru_cache(maxsize=64)
+def schedule_of(config: Config, rank_of: tuple[int, ...], microbatches: int) -> Schedule:
     """The order of work for stages on those ranks, one on each or several."""
     (make,) = _maker(config).values()
     alone = list(rank_of) == list(range(len(rank_of)))

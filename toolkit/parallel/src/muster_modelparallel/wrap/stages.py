@@ -3,7 +3,7 @@ model as a whole again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,13 +37,15 @@ class Stages:
         self._holding: Holding | None = None
         self._calls: Calls | None = None
         self._tied: TiedParameters | None = None
+        self._held: list[tuple[str, Any]] = []
+        self._ghosts: list[tuple[str, Any]] = []
 
     @property
     def is_partitioned(self) -> bool:
         return self._holding is not None
 
     @property
-    def rank_of(self) -> Sequence[int]:
+    def rank_of(self) -> tuple[int, ...]:
         """The rank of each stage, in the pipeline."""
         return self._there().rank_of
 
@@ -56,11 +58,13 @@ class Stages:
         finally:
             self._session.is_tracing = False
         self._holding = holding
+        for name, parameter in self._module.named_parameters():
+            (self._held if holding.holds(name) else self._ghosts).append((name, parameter))
         self._tied = TiedParameters(self._module, holding, self._group)
         self._tied.share()
         optimizer: Any = self._session.optimizer
-        for name, parameter in self._module.named_parameters():
-            if not holding.holds(name) and optimizer is not None:
+        if optimizer is not None:
+            for _, parameter in self._ghosts:
                 optimizer.state.pop(parameter, None)
 
     def prepare(self, call: ModelCall) -> CallStages:
@@ -81,14 +85,18 @@ class Stages:
         of another rank has got a gradient: its values are not here."""
         if self._tied is not None:
             self._tied.end_step(has_backward)
-        for name, parameter in self._module.named_parameters():
-            if parameter.grad is not None and not self.holds(name):
+        for name, parameter in self._ghosts:
+            if parameter.grad is not None:
                 parameter.grad = None
                 raise StepError(
                     f"the step function used parameter {name}, which lies on rank "
                     f"{self._rank(self._there().holders(name)[0])}, and got a gradient for it",
                     "let the model's forward use it, and return what the loss needs",
                 )
+
+    def parameters(self) -> Iterable[tuple[str, Any]]:
+        """What this rank holds, by name; all of them before the partition."""
+        return self._module.named_parameters() if self._holding is None else self._held
 
     def holds(self, parameter: str) -> bool:
         """Whether this rank does; all of them, before the partition."""
