@@ -152,7 +152,8 @@ def _become(argv: list[str], environ: dict[str, str], out: str, err: str) -> lis
 
 
 if __name__ == "__main__":
-    import torch.distributed  # noqa: F401
+    import torch.distributed
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # as the first backward does
 
     if script := serve():
         runpy.run_path(script[0], run_name="__main__")

@@ -88,6 +88,11 @@ def trace(
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Sees every operator; modules tell it when they begin and end."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What would keep torch.compile out of it imports all of torch._dynamo: three seconds."""
+        return False
+
     def __init__(self, hollow: bool) -> None:
         super().__init__()
         self.events: list[Event] = []
