@@ -104,7 +104,10 @@ class CutSteps:
         self._waits = Waits()
         self._pipeline = Pipeline(group, mesh.device, self._waits)
         self._delivery = Delivery(group, mesh.device, self._waits)
-        self._place = dist.get_process_group_ranks(group).index(mesh.rank)
+        ranks = dist.get_process_group_ranks(group)
+        self._place = ranks.index(mesh.rank)
+        self._me = f"rank {mesh.rank}"
+        self._others = ", ".join(f"rank {rank}" for rank in ranks if rank != mesh.rank)
         self._suspended = SuspendedCalls()
         self._habits: dict[Hashable, _Habit] = {}
         self._steps, self._seed = 0, 0
@@ -399,7 +402,7 @@ class CutSteps:
             if isinstance(task.said, _Want):
                 word[4 + task.said.place] = 1
         said = torch.tensor(word, device=self._device)
-        with self._waits.waiting(f"rank {dist.get_rank()} waits for the pipeline at a step's end"):
+        with self._waits.waiting(f"{self._me} waits for the others, {self._others}, in a step"):
             dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
         ended, called, backward, stray, *wanted = said.tolist()
         self.has_stray = bool(stray)
@@ -422,7 +425,7 @@ class CutSteps:
                         meta.shape, dtype=meta.dtype, device=self._device
                     ).requires_grad_(meta.requires_grad)  # as the real one, of which it is a copy
                 tensors.append(output.tensor)
-        with self._waits.waiting(f"rank {dist.get_rank()} waits for outputs of the last stage"):
+        with self._waits.waiting(f"{self._me} waits for outputs of the last stage"):
             self._delivery.tensors(tensors, self._last_place)
 
     def _called_again(self, task: _Task) -> StepError:

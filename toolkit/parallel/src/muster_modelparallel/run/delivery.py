@@ -45,8 +45,12 @@ class Delivery:
         """
         mine = _apart(leaves(values)) if self._is_first else leaves(values)
         likeness = json.dumps([_like(leaf) for leaf in mine]).encode() if self._is_first else b""
-        what = f"rank {dist.get_rank()} waits for the arguments of {name}"
-        with self._waits.waiting(f"{what} from rank {self._ranks[0]}"):
+        others = self._ranks[1:] if self._is_first else self._ranks[:1]
+        way = "to go to" if self._is_first else "from"
+        with self._waits.waiting(
+            f"rank {dist.get_rank()} waits for the arguments of {name} {way} rank "
+            f"{', '.join(map(str, others))}"
+        ):
             likeness, header = self._header(likeness)
             likes = json.loads(likeness)
             if len(likes) != len(mine):

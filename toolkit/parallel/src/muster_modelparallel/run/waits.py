@@ -21,11 +21,11 @@ class _Wait(NamedTuple):
 
 
 class Waits:
-    """The waits of one rank, one at a time. After `long_s` seconds of one a line in the log says
-    who waits for what: the wait goes on."""
+    """The waits of one rank, one at a time. After LONG_S seconds of one a line in the log says who
+    waits for what: the wait goes on."""
 
-    def __init__(self, long_s: float = LONG_S) -> None:
-        self._long_s = long_s
+    def __init__(self) -> None:
+        self._long_s = LONG_S
         self._now: _Wait | None = None
         self._thread: threading.Thread | None = None
 
