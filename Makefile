@@ -12,7 +12,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-modelparallel test-long soak check fmt lock bench-launcher bench-images bench-collectives wheels docs pictures clean
+.PHONY: help setup demo test test-all test-collectives test-modelparallel test-long soak check fmt lock bench-launcher bench-images bench-collectives bench-modelparallel wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -84,6 +84,9 @@ bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, sc
 
 bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open MPI's (ONLY=sizes,... for some)
 	@$(BIN)/python -m benchmarks.collectives
+
+bench-modelparallel: $(STAMP) ## steps of cut models beside torch's pipelines, DeepSpeed's and DDP (ROWS="pipeline ddp")
+	@$(BIN)/python -m benchmarks.modelparallel $(ROWS)
 
 wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 2.17
 	@scripts/release-wheels

@@ -1,0 +1,88 @@
+"""`make bench-modelparallel`: steps of a model beside its peers' (ROWS="pipeline ddp" for some)."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.report import Beginning, report
+from benchmarks.table import Bound, Row
+from tests.model_parallel.support.ranks import run_ranks, words_of
+from tests.support.frameworks import library_packages
+
+_SCRIPT = Path(__file__).with_name("contenders.py")
+_RESULTS = Path(__file__).parents[1] / "results" / "modelparallel.json"
+_LIMIT_S = 400.0
+
+
+class Spec(NamedTuple):
+    """A row: which peers it has, by how much ours must be faster than each, and on how many
+    ranks. `steps`: microbatches by which the time is divided."""
+
+    what: str
+    least: dict[str, float]
+    ranks: int = 2
+    steps: int = 1
+    packages: str = ""
+
+
+_GPT = "step of a GPT of 12 blocks, vocabulary of 8,000, 8 microbatches, 2 stages"
+SPECS = {
+    "pipeline": Spec(_GPT, {"torch, equal blocks, gloo": 1.10, "torch, equal blocks, muster": 1.0}),
+    "deepspeed": Spec(f"{_GPT}, with SGD, gloo", {"DeepSpeed": 1.1}, packages="deepspeed"),
+    "ddp": Spec("the same GPT whole, 2 replicas", {"DDP": 0.97}),
+    "alone": Spec("step of 20 ms, one rank, one microbatch", {"plain loop": 0.97}, ranks=1),
+    "microbatch": Spec("microbatch of next to no work, 2 stages, muster", {"torch": 1.0}, steps=8),
+}
+
+
+def measured(name: str) -> Row:
+    """Raises AssertionError where a rank does not end well."""
+    spec = SPECS[name]
+    env = {"PYTHONPATH": str(library_packages(spec.packages))} if spec.packages else {}
+    ends = run_ranks(_SCRIPT, spec.ranks, arguments=[name], env=env, limit_s=_LIMIT_S, fresh=True)
+    line = next((one for one in ends[0].out.splitlines() if one.startswith("TIMES ")), None)
+    assert line is not None, words_of(ends)
+    times: dict[str, list[float]] = json.loads(line.removeprefix("TIMES "))
+    scale = 1000 / spec.steps
+    ours = times.pop("ours")
+    bounds, peers, details = [], {}, []
+    for peer, seconds in times.items():
+        ratios = sorted(theirs / mine for theirs, mine in zip(seconds, ours, strict=True))
+        ratio = statistics.median(ratios)
+        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        least = spec.least[peer]
+        bounds.append(Bound(f"{peer}: at least {least:g}x", ratio >= least))
+        peers[peer] = statistics.median(seconds) * scale
+        details.append(f"{peer} {ratio:.2f}x ({low:.2f} to {high:.2f})")
+    return Row(
+        spec.what, "ms", statistics.median(ours) * scale, peers, tuple(bounds),
+        f"medians of {len(ours)} rounds in turns, ratios with quartiles: {'; '.join(details)}",
+    )  # fmt: skip
+
+
+def main(names: list[str]) -> int:
+    began = Beginning.now()
+    rows: list[Row] = []
+    broken: dict[str, str] = {}
+    for name in names or SPECS:
+        try:
+            rows.append(measured(name))
+        except Exception as error:
+            broken[name] = str(error)[-2000:]
+        print(f"bench-modelparallel: {name} done", file=sys.stderr, flush=True)
+    code = report(
+        "bench-modelparallel", began, rows, broken,
+        results=None if names else _RESULTS, as_json="JSON" in os.environ,
+    )  # fmt: skip
+    for row in rows:
+        print(f"{row.what}: {row.detail}")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
