@@ -15,9 +15,9 @@ from muster_modelparallel.run.stages import StageWork
 from muster_modelparallel.run.waits import Waits
 from muster_modelparallel.shape.schedule import Kind, Message, Schedule
 
-AHEAD = 2
+AHEAD = 1
 """Messages of one rank that are received before they are needed: one arrives while the one before
-is worked on. Each costs its memory."""
+is worked on. More cost memory, and time on machines whose cores are all at work (measured)."""
 _ALL = frozenset(Kind)
 
 
