@@ -178,6 +178,22 @@ def an_output_that_nobody_reads_is_not_sent() -> None:
     assert sum(sent) < 10_000, sent
 
 
+def an_output_may_be_changed_in_place() -> None:
+    model, whole = wrapped(nn.Sequential(chain(), nn.Linear(WIDTH, WIDTH)))
+
+    @smp.step
+    def directly(model, x):
+        out = model(x)
+        out /= 2
+        model.backward(out.sum())
+        return out
+
+    for _ in range(3):
+        found = directly(model, torch.ones(8, WIDTH)).stack()
+        assert all(torch.equal(one, found) for one in everyones(found))
+    torch.testing.assert_close(whole(torch.ones(2, WIDTH)) / 2, found[0])
+
+
 def shapes_may_change_from_step_to_step() -> None:
     model, whole = wrapped(chain())
     for size in (8, 12, 4, 8):
@@ -606,6 +622,7 @@ CHECKS = (
     outputs_are_the_same_on_all_ranks,
     returns_may_be_nested_and_numbers_are_lists,
     an_output_that_nobody_reads_is_not_sent,
+    an_output_may_be_changed_in_place,
     shapes_may_change_from_step_to_step,
     steps_add_up_their_gradients_also_of_tied_parameters,
     a_loss_of_two_calls_of_the_model_has_both_gradients,

@@ -155,6 +155,15 @@ MISUSES = {
 """,
         "the step function used parameter 0.weight, which lies on rank 0, and got a gradient",
     ),
+    "other modes on another rank": (
+        """
+    train(torch.ones(8, 4))
+    if rank == 1:
+        model.eval()
+    train(torch.ones(8, 4))
+""",
+        "rank 1 is in other modes than rank 0, the first of the pipeline: training False and True",
+    ),
     "loss.backward()": (
         """
     @smp.step

@@ -37,6 +37,7 @@ from muster_modelparallel.shape.topology import GroupKind
 _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
+_SMALL_BYTES = 1 << 16
 _FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
 
 
@@ -72,6 +73,22 @@ class _Output:
 
     meta: Meta
     tensor: torch.Tensor | None = None
+    version: int = 0
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """On the last stage, before the step function may change it: small ones are copied."""
+        held = tensor.detach()
+        self.tensor = held.clone() if held.nbytes <= _SMALL_BYTES else held
+        self.version = self.tensor._version
+
+    def check(self) -> None:
+        """Raises StepError where it is not what the model returned any more."""
+        if self.tensor is not None and self.tensor._version != self.version:
+            raise StepError(
+                f"the step function changed an output of the model of shape {self.meta.shape} in "
+                "place, which other ranks read as well",
+                "make a new tensor: out = out / 2 in place of out /= 2",
+            )
 
 
 @dataclass(slots=True)
@@ -128,7 +145,8 @@ class CutSteps:
         """What the function returned for each microbatch, the same values on all ranks of the
         pipeline. Raises as StepFunction does, and StepError where the function calls the model in
         a way that cannot be followed."""
-        (args, kwargs), header = self._delivery.arguments(arguments, name)
+        modes = (self._model.module.training, torch.is_grad_enabled())
+        (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
         self._steps, self._seed = self._steps + 1, header.seed
         tasks = [
@@ -140,7 +158,7 @@ class CutSteps:
             for index, call in enumerate(calls)
         ]
         model = self._model
-        key = (function, model.module.training, torch.is_grad_enabled())
+        key = (function, *modes)
         habit = self._habits.get(key)
         try:
             with kept_random_state(), ExitStack() as self._stack:
@@ -330,7 +348,7 @@ class CutSteps:
             )
         places = task.outputs[len(task.outputs) - len(found) :]
         for place, tensor in zip(places, found, strict=True):
-            place.tensor = tensor.detach()
+            place.keep(tensor)
         self._go(task, output)
 
     def _hand_over(self, tasks: Sequence[_Task], wanted: frozenset[int] = frozenset()) -> None:
@@ -413,20 +431,22 @@ class CutSteps:
         """From the last stage to all ranks."""
         if not places:
             return
-        is_there = self._place == self._last_place
-        tensors = []
-        for task in tasks:
-            for place in places:
-                output = task.outputs[place]
-                if output.tensor is None:
-                    assert not is_there
-                    meta = output.meta
-                    output.tensor = torch.empty(
-                        meta.shape, dtype=meta.dtype, device=self._device
-                    ).requires_grad_(meta.requires_grad)  # as the real one, of which it is a copy
-                tensors.append(output.tensor)
+        outputs = [task.outputs[place] for task in tasks for place in places]
+        if self._place == self._last_place:
+            for one in outputs:
+                one.check()
+        tensors = [
+            torch.empty(one.meta.shape, dtype=one.meta.dtype, device=self._device)
+            if one.tensor is None
+            else one.tensor
+            for one in outputs
+        ]
         with self._waits.waiting(f"{self._me} waits for outputs of the last stage"):
             self._delivery.tensors(tensors, self._last_place)
+        for output, tensor in zip(outputs, tensors, strict=True):
+            if output.tensor is None:  # of a graph, as the real one: no leaf, which code may change
+                needs = output.meta.requires_grad
+                output.tensor = tensor.requires_grad_().clone() if needs else tensor
 
     def _called_again(self, task: _Task) -> StepError:
         return StepError(

@@ -38,10 +38,13 @@ class Delivery:
         self._is_first = dist.get_rank() == self._ranks[0]
         self._known: dict[bytes, int] = {}
 
-    def arguments(self, values: Any, name: str) -> tuple[Any, Header]:
+    def arguments(
+        self, values: Any, name: str, modes: tuple[bool, bool] = (True, True)
+    ) -> tuple[Any, Header]:
         """The first rank's tensors and plain values in the containers of `values`; other objects,
         and tensors that are not dense, stay this rank's own. Raises StepError where this rank's
-        values have another structure than the first one's.
+        values have another structure than the first one's, or it is in other modes: whether the
+        model trains, whether gradients are on.
         """
         mine = _apart(leaves(values)) if self._is_first else leaves(values)
         likeness = json.dumps([_like(leaf) for leaf in mine]).encode() if self._is_first else b""
@@ -51,7 +54,7 @@ class Delivery:
             f"rank {dist.get_rank()} waits for the arguments of {name} {way} rank "
             f"{', '.join(map(str, others))}"
         ):
-            likeness, header = self._header(likeness)
+            likeness, header = self._header(likeness, modes)
             likes = json.loads(likeness)
             if len(likes) != len(mine):
                 raise StepError(
@@ -93,12 +96,19 @@ class Delivery:
                 with torch.no_grad():
                     tensor.copy_(data)
 
-    def _header(self, likeness: bytes) -> tuple[bytes, Header]:
+    def _header(self, likeness: bytes, modes: tuple[bool, bool]) -> tuple[bytes, Header]:
         known = self._known.get(likeness, -1)
         seed = torch.initial_seed() & ((1 << 63) - 1)
-        head = torch.tensor([known, len(likeness), seed], device=self._device)
+        head = torch.tensor([known, len(likeness), seed, *modes], device=self._device)
         dist.broadcast(head, self._ranks[0], group=self._group)
-        known, length, seed = head.tolist()
+        known, length, seed, *first = head.tolist()
+        if first != [*modes]:
+            raise StepError(
+                f"rank {dist.get_rank()} is in other modes than rank {self._ranks[0]}, the first "
+                f"of the pipeline: training {modes[0]} and {bool(first[0])}, gradients {modes[1]} "
+                f"and {bool(first[1])}",
+                "call model.train(), model.eval() and torch.no_grad() alike on all ranks",
+            )
         if known >= 0:
             return list(self._known)[known], Header(seed)
         text = torch.empty(length, dtype=torch.uint8, device=self._device)

@@ -33,6 +33,7 @@ class Stages:
         self._session = session
         self._module = self.module = module
         self._group = session.mesh.group(GroupKind.PP)
+        self._waits = Waits()
         self._plan: Plan | None = None
         self._holding: Holding | None = None
         self._calls: Calls | None = None
@@ -60,7 +61,7 @@ class Stages:
         self._holding = holding
         for name, parameter in self._module.named_parameters():
             (self._held if holding.holds(name) else self._ghosts).append((name, parameter))
-        self._tied = TiedParameters(self._module, holding, self._group)
+        self._tied = TiedParameters(self._module, holding, self._group, self._waits)
         self._tied.share()
         optimizer: Any = self._session.optimizer
         if optimizer is not None:
@@ -126,7 +127,7 @@ class Stages:
         holding = self._there()
         holder = self._holders(state)
         made = dict(state)
-        delivery = Delivery(self._group, self._session.mesh.device, Waits())
+        delivery = Delivery(self._group, self._session.mesh.device, self._waits)
         for place in sorted(set(holder.values())):
             names = [name for name, at in holder.items() if at == place]
             for block in _blocks(names, state):

@@ -19,7 +19,7 @@ class TiedParameters:
     Gradients of earlier steps are the same on all of them already: only what a step adds is summed.
     """
 
-    def __init__(self, module: nn.Module, holding: Holding, group: Any) -> None:
+    def __init__(self, module: nn.Module, holding: Holding, group: Any, waits: Waits) -> None:
         named = dict(module.named_parameters())
         self._group = group
         self._ranks: list[int] = dist.get_process_group_ranks(group)
@@ -28,7 +28,7 @@ class TiedParameters:
             (named[name], places) for name, places in holding.tied.items() if holding.holds(name)
         ]
         self._before: list[torch.Tensor | None] = []
-        self._waits = Waits()
+        self._waits = waits
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def share(self) -> None:
