@@ -36,7 +36,8 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, tokens, _ = x.shape
         split = self.qkv(self.norm1(x)).view(rows, tokens, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(*split, is_causal=True)
+        query, key, value = split.unbind()
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(rows, tokens, WIDTH))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 

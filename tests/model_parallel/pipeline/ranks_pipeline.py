@@ -16,8 +16,8 @@ from torch import nn
 import muster_modelparallel as smp
 from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run import session as sessions
-from muster_modelparallel.run.pipeline import AHEAD, Pipeline
-from muster_modelparallel.run.torch_schedules import LOOPS, THERE_AND_BACK, torch_schedule
+from muster_modelparallel.run.pipeline.executor import AHEAD, Pipeline
+from muster_modelparallel.run.pipeline.torch_schedules import LOOPS, THERE_AND_BACK, torch_schedule
 from muster_modelparallel.shape.schedule import (
     Kind,
     Schedule,

@@ -49,7 +49,7 @@ except BaseException as error:  # as scripts do that save whatever happens
 # what the end of the process hides
 LOOKS = """\
 from muster_modelparallel.run.session import current
-from muster_modelparallel.wrap.planning import write_plan
+from muster_modelparallel.wrap.cut.planning import write_plan
 state = torch.random.get_rng_state()
 write_plan(current(), model.module, (x[:4],), {})
 assert all(map(torch.equal, before, model.parameters())), "the plan has changed the model"

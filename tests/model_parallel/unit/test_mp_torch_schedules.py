@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from muster_modelparallel.errors import PlanError
-from muster_modelparallel.run.torch_schedules import LOOPS, THERE_AND_BACK, torch_schedule
+from muster_modelparallel.run.pipeline.torch_schedules import LOOPS, THERE_AND_BACK, torch_schedule
 from muster_modelparallel.shape.schedule import Schedule, gpipe, one_f_one_b
 from muster_modelparallel.shape.simulate import StageCost, simulate
 

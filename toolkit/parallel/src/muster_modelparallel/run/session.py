@@ -25,9 +25,9 @@ from muster_modelparallel.settings.config import Config, Reading, check_world, r
 from muster_modelparallel.shape.topology import Topology
 
 if TYPE_CHECKING:
-    from muster_modelparallel.run.cut_steps import CutSteps
     from muster_modelparallel.run.job_store import JobStore
     from muster_modelparallel.run.mesh import Mesh
+    from muster_modelparallel.run.pipeline.steps import CutSteps
 
 _log = logging.getLogger("muster_modelparallel")
 

@@ -68,7 +68,7 @@ class StepFunction:
     def _run_cut(self, session: Session, args: Any, kwargs: Any, count: int) -> list[Any]:
         """Through the stages of all ranks; outputs are detached elsewhere than on the last one."""
         if session.cut_steps is None:
-            from muster_modelparallel.run.cut_steps import CutSteps
+            from muster_modelparallel.run.pipeline.steps import CutSteps
 
             session.cut_steps = CutSteps(session)
         try:

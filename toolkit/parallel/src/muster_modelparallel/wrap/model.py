@@ -14,7 +14,8 @@ from muster_modelparallel.errors import NotBuiltError, StepError
 from muster_modelparallel.run.outputs import StepOutput
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.clipping import clip
+from muster_modelparallel.wrap.cut.clipping import clip
+from muster_modelparallel.wrap.cut.stages import Stages, load_local
 from muster_modelparallel.wrap.model_arguments import (
     check,
     check_numbers,
@@ -24,7 +25,6 @@ from muster_modelparallel.wrap.model_arguments import (
 )
 from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
 from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
-from muster_modelparallel.wrap.stages import Stages, load_local
 from muster_modelparallel.wrap.watch import BackwardWatch
 
 PARTIAL = "_smp_is_partial"  # marks the state of one partition
@@ -138,7 +138,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             return steps.call(args, kwargs)
         is_step = self._session.microbatch is not None and torch.is_grad_enabled()
         if self._session.plan is not None and is_step:
-            from muster_modelparallel.wrap.planning import plan_and_end
+            from muster_modelparallel.wrap.cut.planning import plan_and_end
 
             plan_and_end(self._session, self.module, args, kwargs)
         if self._session.microbatch is None:
@@ -205,29 +205,13 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._end_pass()
 
     def partition(self, call: Any) -> None:
-        """Finds the stages by this call (run/stages.py) and moves parameters; then the hooks."""
+        """Finds the stages by this call and moves parameters; then the hooks are called."""
         assert self._stages is not None
         self._stages.partition(call)
         self._watch.begin()
         if self._reducer is not None:
             self._reducer.prepare()
         self._run_hooks()
-
-    def prepare(self, call: Any) -> Any:
-        """This rank's stages for that kind of call."""
-        assert self._stages is not None
-        return self._stages.prepare(call)
-
-    def schedule(self, microbatches: int) -> Any:
-        """The order of work of a step that trains."""
-        assert self._stages is not None
-        return self._stages.schedule(microbatches)
-
-    @property
-    def rank_of(self) -> Any:
-        """The rank of each stage, in the pipeline."""
-        assert self._stages is not None
-        return self._stages.rank_of
 
     def finish_gradients(self) -> None:
         """Averages what `backward_passes_per_step` has left: an optimizer is to use it now. Raises

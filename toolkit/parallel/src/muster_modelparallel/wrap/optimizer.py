@@ -12,10 +12,10 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.clipping import clip
+from muster_modelparallel.wrap.cut.clipping import clip
+from muster_modelparallel.wrap.cut.stages import Stages
 from muster_modelparallel.wrap.loss_scale import make_loss_scale
 from muster_modelparallel.wrap.model import PARTIAL
-from muster_modelparallel.wrap.stages import Stages
 
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 

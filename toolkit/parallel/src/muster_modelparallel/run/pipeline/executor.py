@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.trace import Meta
-from muster_modelparallel.run.stages import StageWork
-from muster_modelparallel.run.waits import Waits
+from muster_modelparallel.run.pipeline.protocols import StageWork
+from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.shape.schedule import Kind, Message, Schedule
 
 AHEAD = 1
@@ -113,6 +113,7 @@ class _Run:
                 work.wait()
 
     def _forward(self, stage: int, microbatch: int) -> None:
+        """Receives, computes, passes on. What was received and sent is kept for backward."""
         work = self._works[stage]
         message = Message(Kind.FORWARD, stage, microbatch)
         number = self._first + microbatch
@@ -128,6 +129,9 @@ class _Run:
             work.done(number)
 
     def _backward(self, stage: int, microbatch: int) -> None:
+        """Receives gradients of what was sent, or begins at the roots; passes on those of what was
+        received. They are read from `.grad`, for one backward may reach what several calls of the
+        model have received."""
         work = self._works[stage]
         number = self._first + microbatch
         received, sent = self._pipeline._passes.pop((stage, number))
@@ -157,6 +161,8 @@ class _Run:
             self._pass_on(Message(Kind.BACKWARD, stage - 1, microbatch), back)
 
     def _pass_on(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        """To the next stage's rank, without waiting; a stage of this rank gets them as they are.
+        Memory of what has been taken is let go."""
         pipeline = self._pipeline
         receiver = self._rank_of[message.stage]
         if receiver == pipeline._place:
@@ -193,16 +199,20 @@ class _Run:
         return tuple(made)
 
     def _sender(self, message: Message) -> int:
+        """The place of the rank whose stage makes the message."""
         before = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
         return self._rank_of[before]
 
     def _look_ahead(self, sender: int) -> None:
+        """Begins to receive what comes next from that rank."""
         there = sum(self._sender(message) == sender for message in self._posted)
         coming = self._coming[sender]
         for _ in range(min(AHEAD - there, len(coming))):
             self._post(sender, coming.popleft())
 
     def _post(self, sender: int, message: Message) -> None:
+        """Begins to receive a message, in the order in which the sender has them ready: torch
+        matches sends and receives between two ranks by their order."""
         pipeline, work = self._pipeline, self._works[message.stage]
         number = self._first + message.microbatch
         forward = message.kind is Kind.FORWARD
@@ -220,6 +230,7 @@ class _Run:
         return f"rank {self._pipeline._ranks[self._pipeline._place]}"
 
     def _words(self, message: Message) -> str:
+        """For a person who asks what a rank waits for."""
         kind = "activations" if message.kind is Kind.FORWARD else "gradients"
         other = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
         return (

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from muster_modelparallel.errors import StepError
 from muster_modelparallel.model.nests import filled, leaves
-from muster_modelparallel.run.waits import Waits
+from muster_modelparallel.run.pipeline.waits import Waits
 
 _ALIGNED = 16  # bytes
 _MOST = 64  # likenesses that are remembered
@@ -97,6 +97,8 @@ class Delivery:
                     tensor.copy_(data)
 
     def _header(self, likeness: bytes, modes: tuple[bool, bool]) -> tuple[bytes, Header]:
+        """What the arguments are like, and the seed. A likeness that was sent before is named by
+        its number alone."""
         known = self._known.get(likeness, -1)
         seed = torch.initial_seed() & ((1 << 63) - 1)
         head = torch.tensor([known, len(likeness), seed, *modes], device=self._device)
@@ -130,13 +132,18 @@ def _like(leaf: Any) -> Any:
     return {"value": leaf} if type(leaf) in _BASIC else None
 
 
+# What arrives is written into tensors made by these descriptions, so no code of others is run.
+
+
 def _made(like: Any, device: torch.device) -> torch.Tensor:
+    """Room for a tensor. One that was on the CPU stays there; one on a GPU comes to this rank's."""
     dtype, shape, grad, kind = like
     place = device if kind == device.type else torch.device(kind)
     return torch.empty(shape, dtype=getattr(torch, dtype), device=place).requires_grad_(grad)
 
 
 def _leaf(like: Any, own: Any, came: Any) -> Any:
+    """The first rank's value where it came, else this rank's own object."""
     if isinstance(like, list):
         return next(came)
     return own if like is None else like["value"]
@@ -156,4 +163,5 @@ def _apart(found: list[Any]) -> list[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in order, whatever its strides and its type: not every backend knows every one."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -50,6 +50,7 @@ class Waits:
             self._now = None
 
     def _watch(self) -> None:
+        """On a thread of its own: the wait itself is in torch, where nothing can be said."""
         said: _Wait | None = None
         while True:
             time.sleep(self._long_s / 4)

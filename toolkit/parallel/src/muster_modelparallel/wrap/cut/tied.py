@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster_modelparallel.run.waits import Waits
-from muster_modelparallel.wrap.cut_model import Holding
+from muster_modelparallel.run.pipeline.waits import Waits
+from muster_modelparallel.wrap.cut.calls import Holding
 
 
 class TiedParameters:
@@ -65,6 +65,9 @@ class TiedParameters:
                 parameter.grad = added
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
+
+    # Few parameters are tied, and between few stages: messages in the order of the model's names
+    # need no group of their own, and the sum is made by one rank, so all have the same bits.
 
     def _send(self, tensor: torch.Tensor, places: Sequence[int]) -> None:
         for place in places:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.stages import Stages
+from muster_modelparallel.wrap.cut.stages import Stages
 
 _TINY = 1e-6  # as torch has it
 

@@ -22,15 +22,15 @@ from muster_modelparallel.model.probe import Probe, probe
 from muster_modelparallel.model.proof import prove
 from muster_modelparallel.model.split import Split
 from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.run.pipeline.protocols import ModelCall
+from muster_modelparallel.run.pipeline.suspended import Modes
 from muster_modelparallel.run.session import Session
-from muster_modelparallel.run.stages import ModelCall
-from muster_modelparallel.run.suspended import Modes
 from muster_modelparallel.shape.choose import evaluate
 from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.encoding import from_json, to_json
 from muster_modelparallel.shape.plan import Plan
-from muster_modelparallel.wrap.cut_model import Calls, Holding, move
-from muster_modelparallel.wrap.planning import (
+from muster_modelparallel.wrap.cut.calls import Calls, Holding, move
+from muster_modelparallel.wrap.cut.planning import (
     PLAN_FILE,
     planned,
     say,
@@ -65,6 +65,9 @@ def partition(session: Session, module: nn.Module, call: ModelCall) -> tuple[Pla
     return plan, holding, calls
 
 
+# The phases. Each is over on all ranks before the next one begins: rank 0 measures alone.
+
+
 def _followed(session: Session, module: nn.Module, call: ModelCall, timing: bool) -> Probe:
     degree = session.config.pipeline_parallel_degree
     return probe(
@@ -94,10 +97,12 @@ def _plan(session: Session, module: nn.Module, call: ModelCall) -> str:
 
 
 def _split(found: Probe, plan: Plan) -> Split:
+    """This rank's own, of its own trace. Raises PlanError where its model is not rank 0's."""
     plan.check_model(found.profile)
     return found.split([plan.stage_of[unit.name] for unit in found.profile.units])
 
 
+# It needs the whole model, and so comes before parameters are moved.
 def _proof(module: nn.Module, split: Split, call: ModelCall, found: Probe) -> object:
     return prove(module, split, call.args, call.kwargs, module.training, found.state)
 
@@ -115,7 +120,11 @@ def _leave_files(session: Session, plan: Plan) -> str:
 
 
 def _phase(session: Session, name: str, work: Callable[[], T], only_first: bool = False) -> T:
-    """What `work` gives on this rank or, with `only_first`, on rank 0, which must be a text."""
+    """What `work` gives on this rank or, with `only_first`, on rank 0, which must be a text.
+
+    An error of one rank is raised on all of them: that rank's own there, one that names it on the
+    others. `name` is said on rank 0 with the seconds that it took.
+    """
     mine: T | None = None
     problem: Exception | None = None
     is_first = session.mesh.rank == 0

@@ -38,6 +38,7 @@ class Undelivered(torch.Tensor):  # type: ignore[misc]  # torch is untyped here
         return func(*map_tensors(fetched, tuple(args)), **map_tensors(fetched, dict(kwargs or {})))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and files have the values."""
         return fetched(self).__reduce_ex__(protocol)
 
 

@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 from muster_modelparallel.errors import StepError
-from muster_modelparallel.run.delivery import Delivery
+from muster_modelparallel.run.pipeline.delivery import Delivery
+from muster_modelparallel.run.pipeline.protocols import ModelCall
+from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.run.session import Session
-from muster_modelparallel.run.stages import ModelCall
-from muster_modelparallel.run.waits import Waits
 from muster_modelparallel.shape.plan import Plan
 from muster_modelparallel.shape.schedule import Schedule
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.cut_model import Calls, CallStages, Holding
-from muster_modelparallel.wrap.partitioning import partition
-from muster_modelparallel.wrap.planning import schedule_of
-from muster_modelparallel.wrap.tied import TiedParameters
+from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding
+from muster_modelparallel.wrap.cut.partitioning import partition
+from muster_modelparallel.wrap.cut.planning import schedule_of
+from muster_modelparallel.wrap.cut.tied import TiedParameters
 
 _BLOCK_BYTES = 64 << 20  # of states that are gathered
 
@@ -43,6 +43,7 @@ class Stages:
 
     @property
     def is_partitioned(self) -> bool:
+        """Whether parameters have been moved."""
         return self._holding is not None
 
     @property
@@ -78,6 +79,7 @@ class Stages:
         return schedule_of(self._session.config, self.rank_of, microbatches)
 
     def begin_step(self) -> None:
+        """Before the first microbatch."""
         if self._tied is not None:
             self._tied.begin_step()
 
@@ -203,6 +205,7 @@ def load_local(
     return type(found)(missing, unexpected)
 
 
+# One state at a time would need the whole model beside itself once more.
 def _blocks(names: Iterable[str], state: Mapping[str, Any]) -> Iterator[list[str]]:
     block: list[str] = []
     size = 0

@@ -23,8 +23,8 @@ from muster_modelparallel.model.split import Split, split_of
 from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
 from muster_modelparallel.model.walk import graph_of
-from muster_modelparallel.run.stages import ModelCall
-from muster_modelparallel.run.suspended import Modes
+from muster_modelparallel.run.pipeline.protocols import ModelCall
+from muster_modelparallel.run.pipeline.suspended import Modes
 
 _MOST = 16  # kinds of calls that are remembered
 
@@ -140,6 +140,8 @@ class Calls:
         return made
 
     def _traced(self, call: ModelCall) -> CallStages:
+        """By the shapes alone: the other stages' parameters are elsewhere. Units keep the stage
+        that they had in the call by which the model was cut; new ones go with the unit before."""
         module = self._module
         state = PassState.of(module)
         try:
@@ -174,6 +176,7 @@ class Calls:
         return self._made(split, seen.tree, seen.outputs)
 
     def _made(self, split: Split, tree: Any, outputs: tuple[Leaf, ...]) -> CallStages:
+        """The stages of that split which this rank has."""
         mine = [
             stage for stage, rank in enumerate(self._holding.rank_of) if rank == self._holding.place
         ]
@@ -207,6 +210,7 @@ def move(module: nn.Module, holding: Holding) -> None:
 
 
 def _kind(call: ModelCall) -> Hashable:
+    """What calls must have in common to have the same shapes in all stages."""
     given = (call.args, dict(call.kwargs))
     return (
         call.grad, call.training, call.autocast, _structure(given),
@@ -222,6 +226,7 @@ def _structure(value: Any) -> Hashable:
 
 
 def _likeness(leaf: Any) -> Hashable:
+    """Of a tensor all but its values, of a plain value itself, of an object its type."""
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
     return (type(leaf), None) if is_opaque(leaf) else (type(leaf), repr(leaf))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from muster_modelparallel.run.stages import Autocast
+from muster_modelparallel.run.pipeline.protocols import Autocast
 
 _ENDS_S = 5.0
 _STUBBORN = 20  # times that a call is told to end
@@ -135,6 +135,7 @@ class SuspendedCall:
                 return
 
     def _run(self, modes: Modes) -> Ended | _Raised:
+        """On the worker's thread, in the modes that held where the step was called."""
         try:
             with modes.held():
                 return Ended(self._function(self))
@@ -142,6 +143,7 @@ class SuspendedCall:
             return _Raised(error)
 
     def _taken(self, said: Any) -> Any:
+        """Gives the worker back where the call has ended."""
         if isinstance(said, (Ended, _Raised)):
             self._has_ended = True
             assert self._worker is not None

@@ -13,100 +13,32 @@ import functools
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from muster_modelparallel.errors import SplitError, StepError, add_note
+from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
-from muster_modelparallel.model.trace import Meta
-from muster_modelparallel.run.delivery import Delivery
-from muster_modelparallel.run.pipeline import Pipeline
+from muster_modelparallel.run.pipeline.delivery import Delivery
+from muster_modelparallel.run.pipeline.executor import Pipeline
+from muster_modelparallel.run.pipeline.protocols import CutModel, CutStages, ModelCall, PreparedCall
+from muster_modelparallel.run.pipeline.suspended import Ended, Modes, SuspendedCall, SuspendedCalls
+from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
+from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
+from muster_modelparallel.run.pipeline.waits import Waits
+from muster_modelparallel.run.pipeline.work import Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
-from muster_modelparallel.run.stages import CutModel, ModelCall, PreparedCall, StageRun
-from muster_modelparallel.run.suspended import Ended, Modes, SuspendedCall, SuspendedCalls
-from muster_modelparallel.run.undelivered import Undelivered, fetched
-from muster_modelparallel.run.waits import Waits
 from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
 from muster_modelparallel.shape.topology import GroupKind
 
 _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
-_SMALL_BYTES = 1 << 16
 _FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
-
-
-class _Want(NamedTuple):
-    """A step function reads the output of that number in its microbatch."""
-
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Habit:
-    """What a step function did so far: calls of the model for each microbatch, None where that
-    was not always the same; whether it called backward; which outputs ranks without the last stage
-    read."""
-
-    calls: int | None
-    backward: bool
-    wanted: frozenset[int] = frozenset()
-
-
-class _Agreed(NamedTuple):
-    """What all ranks of the pipeline know of one another's calls."""
-
-    ended: bool
-    called: bool
-    backward: bool
-    wanted: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Output:
-    """A tensor that the model returned in a microbatch; None where it was not delivered."""
-
-    meta: Meta
-    tensor: torch.Tensor | None = None
-    version: int = 0
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """On the last stage, before the step function may change it: small ones are copied."""
-        held = tensor.detach()
-        self.tensor = held.clone() if held.nbytes <= _SMALL_BYTES else held
-        self.version = self.tensor._version
-
-    def check(self) -> None:
-        """Raises StepError where it is not what the model returned any more."""
-        if self.tensor is not None and self.tensor._version != self.version:
-            raise StepError(
-                f"the step function changed an output of the model of shape {self.meta.shape} in "
-                "place, which other ranks read as well",
-                "make a new tensor: out = out / 2 in place of out /= 2",
-            )
-
-
-@dataclass(slots=True)
-class _Task:
-    """The step function at work on a microbatch. `said`: where it stopped."""
-
-    microbatch: Microbatch
-    call: SuspendedCall
-    stream: Draw
-    said: Any = None
-    calls: int = 0
-    segment: int = 0
-    model_call: ModelCall | None = None
-    modes: Modes | None = None
-    prepared: PreparedCall | None = None
-    outputs: list[_Output] = field(default_factory=list)
-    roots: list[torch.Tensor] = field(default_factory=list)
-    seeds: list[torch.Tensor | None] = field(default_factory=list)
+_waves = functools.lru_cache(maxsize=64)(in_waves)
 
 
 class CutSteps:
@@ -126,9 +58,9 @@ class CutSteps:
         self._me = f"rank {mesh.rank}"
         self._others = ", ".join(f"rank {rank}" for rank in ranks if rank != mesh.rank)
         self._suspended = SuspendedCalls()
-        self._habits: dict[Hashable, _Habit] = {}
+        self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
-        self._current: _Task | None = None
+        self._current: Task | None = None
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
@@ -150,14 +82,13 @@ class CutSteps:
         calls = cut(args, kwargs)
         self._steps, self._seed = self._steps + 1, header.seed
         tasks = [
-            _Task(
+            Task(
                 Microbatch(index, len(calls)),
                 self._suspended.begin(self._body(function, call)),
-                self._draw(index),
+                self.draw(index),
             )
             for index, call in enumerate(calls)
         ]
-        model = self._model
         key = (function, *modes)
         habit = self._habits.get(key)
         try:
@@ -173,7 +104,7 @@ class CutSteps:
             self._installed.clear()
             self._prepared.clear()
         self.has_backward = found.backward and torch.is_grad_enabled()
-        if model.partitioned:
+        if self._stages.is_partitioned:
             if habit is None and found.calls != 1:
                 _log.warning(
                     "step function %s calls the model %s for a microbatch: its microbatches run "
@@ -188,7 +119,7 @@ class CutSteps:
         task, model = self._current, self._model
         assert task is not None
         modes = Modes.now()
-        if not model.partitioned and not modes.grad:
+        if not self._stages.is_partitioned and not modes.grad:
             return model.module(*args, **kwargs)  # evaluation before anything is trained
         given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if task.calls and any(isinstance(one, Undelivered) or one.grad_fn for one in given):
@@ -217,10 +148,16 @@ class CutSteps:
         return model  # type: ignore[return-value]
 
     @property
+    def _stages(self) -> CutStages:
+        return self._model.stages
+
+    @property
     def _last_place(self) -> int:
         """Of the rank with the last stage, in the pipeline."""
-        rank_of = self._model.rank_of
-        return rank_of[-1]
+        return self._stages.rank_of[-1]
+
+    # What a task says is put together over all ranks before anybody acts on it, so that ranks never
+    # wait for messages that others do not send.
 
     def _body(self, function: Callable[..., Any], call: Call) -> Callable[[SuspendedCall], Any]:
         def run(_: SuspendedCall) -> Any:
@@ -228,11 +165,11 @@ class CutSteps:
 
         return run
 
-    def _go(self, task: _Task, answer: Any = None) -> None:
+    def _go(self, task: Task, answer: Any = None) -> None:
         """Lets the step function run to where it stops next."""
         self._session.microbatch = task.microbatch
         self._current = task
-        if not isinstance(task.said, _Want):
+        if not isinstance(task.said, Want):
             task.stream.unit(_FUNCTION + task.segment)
             task.segment += 1
         task.said = task.call.go_on(answer)
@@ -241,7 +178,7 @@ class CutSteps:
         if isinstance(task.said, ModelCall):
             task.model_call = task.said
 
-    def _one_by_one(self, tasks: Sequence[_Task]) -> _Habit:
+    def _one_by_one(self, tasks: Sequence[Task]) -> Habit:
         """Each microbatch goes through all stages before the next one begins, whatever the step
         function does; so one learns what it does."""
         first, counts, backward, wanted = 0, set[int](), False, set[int]()
@@ -263,14 +200,14 @@ class CutSteps:
             self._pipeline.clear()
             first += task.calls
             counts.add(task.calls)
-        return _Habit(counts.pop() if len(counts) == 1 else None, backward, frozenset(wanted))
+        return Habit(counts.pop() if len(counts) == 1 else None, backward, frozenset(wanted))
 
-    def _as_pipeline(self, tasks: Sequence[_Task], habit: _Habit) -> _Habit:
+    def _as_pipeline(self, tasks: Sequence[Task], habit: Habit) -> Habit:
         """All microbatches in the order of the schedule."""
         by_number = dict(enumerate(tasks))
         grad = torch.is_grad_enabled()
         if habit.backward and grad:
-            schedule = self._model.schedule(len(tasks))
+            schedule = self._stages.schedule(len(tasks))
             self._run(schedule, by_number, frozenset(Kind), 0)
         else:
             schedule = self._schedule(len(tasks))
@@ -281,36 +218,37 @@ class CutSteps:
             raise self._called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
             self._run(schedule, by_number, _BACKWARD, 0)
-        return _Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
+        return Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
-        """All forwards, then all backwards."""
-        return _in_waves(tuple(self._model.rank_of), microbatches)
+        """All forwards, then all backwards: between the two the ranks can agree whether there is
+        anything to differentiate."""
+        return _waves(self._stages.rank_of, microbatches)
 
-    def _prepare(self, task: _Task) -> PreparedCall:
+    def _prepare(self, task: Task) -> PreparedCall:
         """The stages for the call of the model at which the function stopped."""
         assert task.model_call is not None
-        if not self._model.partitioned:
+        if not self._stages.is_partitioned:
             self._model.partition(task.model_call)
-        prepared = task.prepared = self._model.prepare(task.model_call)
+        prepared = task.prepared = self._stages.prepare(task.model_call)
         if prepared not in self._installed:
             self._installed.append(prepared)
             self._stack.enter_context(prepared.installed())
         metas = (leaf.meta for leaf in prepared.outputs)
-        task.outputs += [_Output(meta) for meta in metas if meta is not None]
+        task.outputs += [Output(meta) for meta in metas if meta is not None]
         return prepared
 
     def _run(
-        self, schedule: Schedule, tasks: Mapping[int, _Task], kinds: frozenset[Kind], first: int
+        self, schedule: Schedule, tasks: Mapping[int, Task], kinds: frozenset[Kind], first: int
     ) -> None:
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
-        works = {stage: _Work(self, stage, stage == last, tasks) for stage in mine}
-        call = self._begun(next(iter(tasks.values()))).model_call
+        works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
+        call = self.begun(next(iter(tasks.values()))).model_call
         assert call is not None
         self._pipeline.run(schedule, works, kinds, first, call.grad)
 
-    def _begun(self, task: _Task) -> _Task:
+    def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
         if task.prepared is None:
             self._go(task)
@@ -323,18 +261,18 @@ class CutSteps:
             self._prepare(task)
         return task
 
-    def prepared(self, number: int, task: _Task) -> PreparedCall:
+    def prepared(self, number: int, task: Task) -> PreparedCall:
         """The stages for call `number`, which is the task's last one if it is new."""
         if number not in self._prepared:
-            found = self._begun(task).prepared
+            found = self.begun(task).prepared
             assert found is not None
             self._prepared[number] = found
         return self._prepared[number]
 
-    def _draw(self, number: int) -> Draw:
+    def draw(self, number: int) -> Draw:
         return Draw(self._seed, self._steps, number)
 
-    def _returned(self, task: _Task, output: Any) -> None:
+    def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output."""
         assert task.prepared is not None
         found = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
@@ -351,7 +289,7 @@ class CutSteps:
             place.keep(tensor)
         self._go(task, output)
 
-    def _hand_over(self, tasks: Sequence[_Task], wanted: frozenset[int] = frozenset()) -> None:
+    def _hand_over(self, tasks: Sequence[Task], wanted: frozenset[int] = frozenset()) -> None:
         """Ranks without the last stage get the outputs, and go on."""
         self._deliver(tasks, sorted(wanted))
         if self._place == self._last_place:
@@ -359,7 +297,7 @@ class CutSteps:
         for task in tasks:
             self._go(task, self._output(task))
 
-    def _output(self, task: _Task) -> Any:
+    def _output(self, task: Task) -> Any:
         prepared = task.prepared
         assert prepared is not None
         count = sum(leaf.meta is not None for leaf in prepared.outputs)
@@ -371,7 +309,7 @@ class CutSteps:
         ]
         return filled(prepared.tree, iter(values))
 
-    def _tensor(self, task: _Task, place: int) -> torch.Tensor:
+    def _tensor(self, task: Task, place: int) -> torch.Tensor:
         output = task.outputs[place]
 
         def fetch() -> torch.Tensor:
@@ -382,14 +320,14 @@ class CutSteps:
                         "return it from the step function",
                     )
                 state = torch.get_rng_state()
-                task.call.ask(_Want(place))
+                task.call.ask(Want(place))
                 torch.set_rng_state(state)
             assert output.tensor is not None
             return output.tensor
 
         return output.tensor if output.tensor is not None else Undelivered.of(output.meta, fetch)
 
-    def _agree(self, tasks: Sequence[_Task]) -> tuple[_Agreed, set[int]]:
+    def _agree(self, tasks: Sequence[Task]) -> tuple[Agreed, set[int]]:
         """What all ranks say of these tasks, once everything has been delivered that one of them
         wants; and what that was. Raises StepError where they do not do the same."""
         all_wanted: set[int] = set()
@@ -400,7 +338,7 @@ class CutSteps:
             all_wanted.update(agreed.wanted)
             self._deliver(tasks, agreed.wanted)
             for task in tasks:
-                if isinstance(task.said, _Want):
+                if isinstance(task.said, Want):
                     self._go(task)
         if agreed.ended and agreed.called:
             raise StepError(
@@ -410,14 +348,14 @@ class CutSteps:
             )
         return agreed, all_wanted
 
-    def _said(self, tasks: Sequence[_Task]) -> _Agreed:
+    def _said(self, tasks: Sequence[Task]) -> Agreed:
         word = [0] * (4 + len(tasks[0].outputs))
         word[3] = self._model.is_stray
         for task in tasks:
             word[0] |= isinstance(task.said, Ended)
             word[1] |= isinstance(task.said, ModelCall)
             word[2] |= bool(task.roots)
-            if isinstance(task.said, _Want):
+            if isinstance(task.said, Want):
                 word[4 + task.said.place] = 1
         said = torch.tensor(word, device=self._device)
         with self._waits.waiting(f"{self._me} waits for the others, {self._others}, in a step"):
@@ -425,9 +363,9 @@ class CutSteps:
         ended, called, backward, stray, *wanted = said.tolist()
         self.has_stray = bool(stray)
         places = tuple(place for place, flag in enumerate(wanted) if flag)
-        return _Agreed(bool(ended), bool(called), bool(backward), places)
+        return Agreed(bool(ended), bool(called), bool(backward), places)
 
-    def _deliver(self, tasks: Sequence[_Task], places: Sequence[int]) -> None:
+    def _deliver(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """From the last stage to all ranks."""
         if not places:
             return
@@ -448,63 +386,9 @@ class CutSteps:
                 needs = output.meta.requires_grad
                 output.tensor = tensor.requires_grad_().clone() if needs else tensor
 
-    def _called_again(self, task: _Task) -> StepError:
+    def _called_again(self, task: Task) -> StepError:
         return StepError(
             f"microbatch {task.microbatch.index}: the step function called the model a second "
             "time, but once in the steps before",
             "make it a step function of its own, or call the model as often in every step",
         )
-
-
-_in_waves = functools.lru_cache(maxsize=64)(in_waves)
-
-
-class _Work:
-    """A stage of this rank, at work on the tasks of a step."""
-
-    def __init__(
-        self, steps: CutSteps, stage: int, is_last: bool, tasks: Mapping[int, _Task]
-    ) -> None:
-        self._steps = steps
-        self._stage = stage
-        self._is_last = is_last
-        self._tasks = tasks
-
-    def receives(self, microbatch: int) -> Sequence[Meta]:
-        """From the stage before."""
-        return self._run(microbatch).receives
-
-    def sends(self, microbatch: int) -> Sequence[Meta]:
-        """To the next stage."""
-        return self._run(microbatch).sends
-
-    def forward(self, microbatch: int, received: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The stage's, in the modes of the call."""
-        run, task = self._run(microbatch), self._tasks[microbatch]
-        assert task.model_call is not None and task.modes is not None
-        try:
-            with task.modes.held():
-                output = run.forward(task.model_call, self._steps._draw(microbatch), received)
-        except Exception as error:
-            add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
-            raise
-        if not self._is_last:
-            return output  # type: ignore[no-any-return]
-        self._steps._returned(task, output)
-        return ()
-
-    def roots(
-        self, microbatch: int
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]]:
-        """What `model.backward` was given; once, with the last call."""
-        task = self._tasks[microbatch]
-        roots, seeds = task.roots, task.seeds
-        task.roots, task.seeds = [], []
-        return roots, seeds
-
-    def done(self, microbatch: int) -> None:
-        """Frees what the stage's forward kept."""
-        self._run(microbatch).forget(self._steps._draw(microbatch))
-
-    def _run(self, number: int) -> StageRun:
-        return self._steps.prepared(number, self._tasks[number]).stages[self._stage]

@@ -69,6 +69,24 @@ class PreparedCall(Protocol):
         """Inside, also during backward, the model's units are those of these stages."""
 
 
+class CutStages(Protocol):
+    """The stages of a model, as a step needs them."""
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it is known where they lie."""
+
+    @property
+    def rank_of(self) -> tuple[int, ...]:
+        """The rank of each stage, in the pipeline."""
+
+    def prepare(self, call: ModelCall) -> PreparedCall:
+        """From a bounded cache, or made anew. No communication."""
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """The order of work of a step that trains."""
+
+
 class CutModel(Protocol):
     """A wrapped model of several stages, as a step needs it."""
 
@@ -77,26 +95,16 @@ class CutModel(Protocol):
         """The user's own module."""
 
     @property
-    def partitioned(self) -> bool:
-        """Whether `partition` is done."""
+    def stages(self) -> CutStages:
+        """Where it is cut."""
 
     @property
     def is_stray(self) -> bool:
         """Whether gradients came without its `backward` in this step."""
 
-    @property
-    def rank_of(self) -> Sequence[int]:
-        """The rank of each stage, in the pipeline; known before the partition."""
-
     def partition(self, call: ModelCall) -> None:
         """Finds the stages by this call; every rank of the job comes here at its first step that
         calls the model with gradients. Collective. Raises on all ranks alike."""
-
-    def prepare(self, call: ModelCall) -> PreparedCall:
-        """From a bounded cache, or made anew. No communication."""
-
-    def schedule(self, microbatches: int) -> Schedule:
-        """The order of work of a step that trains."""
 
 
 class StageWork(Protocol):

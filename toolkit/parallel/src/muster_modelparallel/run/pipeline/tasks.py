@@ -1,0 +1,89 @@
+"""What is known of a step function at work: where it stopped, what it asked, what it reads.
+
+A task is one microbatch of one step on one rank. What all ranks of a pipeline say of their tasks,
+put together, is an `Agreed`; what a step function did in the past is its `Habit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from muster_modelparallel.errors import StepError
+from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.trace import Meta
+from muster_modelparallel.run.pipeline.protocols import ModelCall, PreparedCall
+from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall
+from muster_modelparallel.run.session import Microbatch
+
+_SMALL_BYTES = 1 << 16  # outputs that are copied rather than watched for changes
+
+
+class Want(NamedTuple):
+    """A step function reads the output of that number in its microbatch."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """What a step function did so far: calls of the model for each microbatch, None where that
+    was not always the same; whether it called backward; which outputs ranks without the last stage
+    read."""
+
+    calls: int | None
+    backward: bool
+    wanted: frozenset[int] = frozenset()
+
+
+class Agreed(NamedTuple):
+    """What all ranks of the pipeline know of one another's calls."""
+
+    ended: bool
+    called: bool
+    backward: bool
+    wanted: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Output:
+    """A tensor that the model returned in a microbatch; None where it was not delivered."""
+
+    meta: Meta
+    tensor: torch.Tensor | None = None
+    version: int = 0
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """On the last stage, before the step function may change it: small ones are copied."""
+        held = tensor.detach()
+        self.tensor = held.clone() if held.nbytes <= _SMALL_BYTES else held
+        self.version = self.tensor._version
+
+    def check(self) -> None:
+        """Raises StepError where it is not what the model returned any more."""
+        if self.tensor is not None and self.tensor._version != self.version:
+            raise StepError(
+                f"the step function changed an output of the model of shape {self.meta.shape} in "
+                "place, which other ranks read as well",
+                "make a new tensor: out = out / 2 in place of out /= 2",
+            )
+
+
+@dataclass(slots=True)
+class Task:
+    """The step function at work on a microbatch. `said`: where it stopped."""
+
+    microbatch: Microbatch
+    call: SuspendedCall
+    stream: Draw
+    said: Any = None
+    calls: int = 0
+    segment: int = 0
+    model_call: ModelCall | None = None
+    modes: Modes | None = None
+    prepared: PreparedCall | None = None
+    outputs: list[Output] = field(default_factory=list)
+    roots: list[torch.Tensor] = field(default_factory=list)
+    seeds: list[torch.Tensor | None] = field(default_factory=list)

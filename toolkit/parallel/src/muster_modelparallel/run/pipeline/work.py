@@ -1,0 +1,77 @@
+"""A stage of this rank at work: what the executor of a pipeline asks of it, by microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from muster_modelparallel.errors import add_note
+from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.trace import Meta
+from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun
+from muster_modelparallel.run.pipeline.tasks import Task
+
+
+class Steps(Protocol):
+    """What a stage needs of the step that it works for (`steps.CutSteps`)."""
+
+    def prepared(self, number: int, task: Task) -> PreparedCall:
+        """The stages for call `number`, which the step function is brought to if it is new."""
+
+    def draw(self, number: int) -> Draw:
+        """The streams of random numbers of that call."""
+
+    def returned(self, task: Task, output: Any) -> None:
+        """The last stage has the model's output; the step function goes on with it."""
+
+
+class Work:
+    """A stage of this rank, at work on the tasks of a step."""
+
+    def __init__(self, steps: Steps, stage: int, is_last: bool, tasks: Mapping[int, Task]) -> None:
+        self._steps = steps
+        self._stage = stage
+        self._is_last = is_last
+        self._tasks = tasks
+
+    def receives(self, microbatch: int) -> Sequence[Meta]:
+        """From the stage before."""
+        return self._run(microbatch).receives
+
+    def sends(self, microbatch: int) -> Sequence[Meta]:
+        """To the next stage."""
+        return self._run(microbatch).sends
+
+    def forward(self, microbatch: int, received: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The stage's, in the modes of the call."""
+        run, task = self._run(microbatch), self._tasks[microbatch]
+        assert task.model_call is not None and task.modes is not None
+        try:
+            with task.modes.held():
+                output = run.forward(task.model_call, self._steps.draw(microbatch), received)
+        except Exception as error:
+            add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
+            raise
+        if not self._is_last:
+            return output  # type: ignore[no-any-return]
+        self._steps.returned(task, output)
+        return ()
+
+    def roots(
+        self, microbatch: int
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]]:
+        """What `model.backward` was given; once, with the last call."""
+        task = self._tasks[microbatch]
+        roots, seeds = task.roots, task.seeds
+        task.roots, task.seeds = [], []
+        return roots, seeds
+
+    def done(self, microbatch: int) -> None:
+        """Frees what the stage's forward kept."""
+        self._run(microbatch).forget(self._steps.draw(microbatch))
+
+    def _run(self, number: int) -> StageRun:
+        """The stage for the kind of call that the step function makes in that microbatch."""
+        return self._steps.prepared(number, self._tasks[number]).stages[self._stage]
