@@ -32,7 +32,7 @@ WAITS = """
     import torch
     from torch import nn
     import muster_modelparallel as smp
-    from muster_modelparallel.run import waits
+    from muster_modelparallel.run.pipeline import waits
     waits.LONG_S = 0.4
     smp.init()
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
