@@ -185,6 +185,23 @@ def test_what_would_give_wrong_gradients_is_refused(name: str) -> None:
     assert any(words in end.err for end in ends), words_of(ends)
 
 
+def test_no_step_is_taken_after_one_that_failed_amid_its_messages() -> None:
+    script = """
+    train(torch.ones(8, 4))
+    bad = lambda x: True
+    for _ in range(2):
+        try:
+            train(torch.ones(8, 4))
+        except ValueError:
+            assert rank == 0
+        except smp.errors.ModelParallelError as error:
+            print(error, flush=True)
+    """
+    script = script.replace("smp.errors", "__import__('muster_modelparallel.errors').errors")
+    ends = run(script, "muster")
+    assert "train was called after a step had failed amid its messages: ValueError" in ends[0].out
+
+
 def test_a_function_that_calls_the_model_twice_runs_and_says_so_once() -> None:
     script = """
     @smp.step

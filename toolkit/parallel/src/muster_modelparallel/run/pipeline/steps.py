@@ -64,6 +64,7 @@ class CutSteps:
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
+        self._failed = ""
         self.has_backward = False  # in the last step
         self.has_stray = False  # gradients without `model.backward`, on any rank
 
@@ -77,6 +78,11 @@ class CutSteps:
         """What the function returned for each microbatch, the same values on all ranks of the
         pipeline. Raises as StepFunction does, and StepError where the function calls the model in
         a way that cannot be followed."""
+        if self._failed:
+            raise StepError(
+                f"{name} was called after a step had failed amid its messages: {self._failed}",
+                "let the job end and resume from a checkpoint: the ranks are at different places",
+            )
         modes = (self._model.module.training, torch.is_grad_enabled())
         (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
@@ -89,7 +95,7 @@ class CutSteps:
             )
             for index, call in enumerate(calls)
         ]
-        key = (function, *modes)
+        key = (getattr(function, "__code__", function), *modes)  # closures are made anew
         habit = self._habits.get(key)
         try:
             with kept_random_state(), ExitStack() as self._stack:
@@ -97,6 +103,9 @@ class CutSteps:
                     found = self._one_by_one(tasks)
                 else:
                     found = self._as_pipeline(tasks, habit)
+        except BaseException as error:
+            self._failed = f"{type(error).__name__}: {error}"
+            raise
         finally:
             for task in tasks:
                 task.call.abandon()
@@ -349,7 +358,7 @@ class CutSteps:
         return agreed, all_wanted
 
     def _said(self, tasks: Sequence[Task]) -> Agreed:
-        word = [0] * (4 + len(tasks[0].outputs))
+        word = [0] * (4 + max(len(task.outputs) for task in tasks))
         word[3] = self._model.is_stray
         for task in tasks:
             word[0] |= isinstance(task.said, Ended)
@@ -369,7 +378,9 @@ class CutSteps:
         """From the last stage to all ranks."""
         if not places:
             return
-        outputs = [task.outputs[place] for task in tasks for place in places]
+        outputs = [
+            task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
+        ]
         if self._place == self._last_place:
             for one in outputs:
                 one.check()

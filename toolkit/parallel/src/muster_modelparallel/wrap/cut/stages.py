@@ -138,7 +138,11 @@ class Stages:
                         made[name] = torch.empty(
                             state[name].shape, dtype=state[name].dtype, device=state[name].device
                         )
-                delivery.tensors([made[name].detach() for name in block], place)
+                with self._waits.waiting(
+                    f"rank {dist.get_rank()} gathers a state_dict, which all ranks of a pipeline "
+                    f"call, and waits for rank {self._rank(place)}"
+                ):
+                    delivery.tensors([made[name].detach() for name in block], place)
         return made
 
     def local(self, state: Mapping[str, Any]) -> dict[str, Any]:
