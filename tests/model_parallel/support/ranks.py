@@ -142,7 +142,7 @@ def _environ(
 
 @functools.cache
 def _server(path: str) -> ForkServer:
-    return ForkServer(_environ(1, None, {"PYTHONPATH": path}))
+    return ForkServer(_environ(1, None, {"PYTHONPATH": path}), "torch.distributed")
 
 
 def _start(
