@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 STAMP := .venv/.ready
+# modules of the checkout are compiled once, not at each of the thousands of starts of a run
+unexport PYTHONDONTWRITEBYTECODE
 TIMED := scripts/timed
 # what an editable install is made from: the core is compiled anew when its sources change
 PACKAGES := toolkit/version.py $(wildcard toolkit/*/pyproject.toml toolkit/parallel/hatch_build.py toolkit/parallel/csrc/*.h toolkit/parallel/csrc/*/*.[ch])

@@ -1,6 +1,6 @@
-"""Python scripts as processes forked from one that has imported torch already, which takes seconds.
+"""Python scripts as processes forked from one that has imported already what takes seconds.
 
-    server = ForkServer(environ)
+    server = ForkServer(environ, "torch.distributed")
     process = server.start([script, *arguments], environ, out, err)
     process.wait(10)
 
@@ -10,6 +10,7 @@ and what an interpreter reads when it starts: its hash seed, PYTHONPATH and othe
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -29,21 +30,30 @@ START_S = 120.0  # to import torch on a machine that others keep busy
 class ForkServer:
     """The process that is forked, started with `environ`: its PYTHONPATH is that of every script.
 
-    It ends with the process that made it.
+    It imports `modules` and ends with the process that made it.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], *modules: str, python: str = sys.executable
+    ) -> None:
         self._ends: dict[int, int] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forkserver"], env=environ, cwd=CHECKOUT,
+            [python, __file__, *modules], env=environ, cwd=CHECKOUT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], out: Path, err: Path
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        out: Path,
+        err: Path | None = None,
+        folder: Path = CHECKOUT,
     ) -> Forked:
-        """`python argv` in a session of its own, without input."""
-        asked = {"argv": list(argv), "environ": dict(environ), "out": str(out), "err": str(err)}
+        """`python argv` in a session and a working folder of its own, without input. `err` None:
+        both streams are one."""
+        streams = {"out": str(out), "err": err and str(err)}
+        asked = {"argv": list(argv), "environ": dict(environ), "folder": str(folder), **streams}
         assert self._process.stdin
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         self._process.stdin.flush()
@@ -94,8 +104,9 @@ class Forked:
 # --- in the server
 
 
-def serve() -> list[str] | None:
-    """Forks for each line of stdin: returns argv in the process that runs it, None at the end."""
+def serve(tests: int) -> list[str] | None:
+    """Forks for each line of stdin: returns argv in the process that runs it, None at the end.
+    `tests`: the descriptor that is told of starts and ends."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -104,7 +115,7 @@ def serve() -> list[str] | None:
         readable, _, _ = select.select([0, woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
-            _report_ends()
+            _report_ends(tests)
         if 0 in readable:
             asked += (some := os.read(0, 65536))
             if not some:
@@ -113,13 +124,14 @@ def serve() -> list[str] | None:
             for line in lines:
                 pid = os.fork()
                 if not pid:
+                    os.close(tests)
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     return _become(**json.loads(line))
-                _say({"started": pid})
+                _say(tests, {"started": pid})
 
 
-def _report_ends() -> None:
+def _report_ends(tests: int) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,21 +139,24 @@ def _report_ends() -> None:
             return
         if not pid:
             return
-        _say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+        _say(tests, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _say(line: Mapping[str, int]) -> None:
-    os.write(1, json.dumps(line).encode() + b"\n")
+def _say(tests: int, line: Mapping[str, int]) -> None:
+    os.write(tests, json.dumps(line).encode() + b"\n")
 
 
-def _become(argv: list[str], environ: dict[str, str], out: str, err: str) -> list[str]:
+def _become(
+    argv: list[str], environ: dict[str, str], folder: str, out: str, err: str | None
+) -> list[str]:
     os.setsid()
+    os.chdir(folder)
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
         (2, err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     ):
-        opened = os.open(path, flags, 0o644)
+        opened = os.open(path, flags, 0o644) if path else os.dup(1)
         os.dup2(opened, number)
         os.close(opened)
     os.environ.clear()
@@ -152,8 +167,10 @@ def _become(argv: list[str], environ: dict[str, str], out: str, err: str) -> lis
 
 
 if __name__ == "__main__":
-    import torch.distributed
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # as the first backward does
-
-    if script := serve():
+    sys.path[0] = str(CHECKOUT)
+    to_tests = os.dup(1)
+    os.dup2(2, 1)  # what modules say when they are imported
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    if script := serve(to_tests):
         runpy.run_path(script[0], run_name="__main__")

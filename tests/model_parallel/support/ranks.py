@@ -142,7 +142,9 @@ def _environ(
 
 @functools.cache
 def _server(path: str) -> ForkServer:
-    return ForkServer(_environ(1, None, {"PYTHONPATH": path}))
+    # the second is what the first backward with gradients imports
+    modules = ("torch.distributed", "torch.fx.experimental.symbolic_shapes")
+    return ForkServer(_environ(1, None, {"PYTHONPATH": path}), *modules)
 
 
 def _start(

@@ -29,12 +29,12 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def v2(packages: Path) -> Client:
-    return _client("sdk2", "estimators.py", packages)
+    return _client("sdk2", "estimators", packages)
 
 
 @pytest.fixture(scope="session")
 def v3(packages: Path) -> Client:
-    return _client("sdk3", "model_trainer.py", packages)
+    return _client("sdk3", "model_trainer", packages)
 
 
 def _client(name: str, program: str, packages: Path) -> Client:

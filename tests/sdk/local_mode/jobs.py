@@ -8,6 +8,7 @@ compose gives them, and removed by them.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from tests.launcher.support.invariants import Declared, Left, check_job
 from tests.sdk.local_mode.table import CODE, DATA
 from tests.support.engine import Engine
+from tests.support.forkserver import ForkServer
 from tests.support.venvs import CACHE
 
 CLIENTS, SCRIPT = Path(__file__).parent / "clients", Path(__file__).parent / "script"
@@ -47,7 +49,7 @@ SageMaker:
 
 
 class Client(NamedTuple):
-    """A program of `clients/`, the Python that has its SDK, and where it finds our wheel."""
+    """A module of `clients/`, the Python that has its SDK, and where it finds our wheel."""
 
     program: str
     python: Path
@@ -132,26 +134,32 @@ def _talk(
     settings.write_text(NO_TELEMETRY)
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    variables = {
-        **kept, **DUMMY, **environ, "HOME": str(home), "PYTHONPATH": str(client.packages),
-        "PYTHONDONTWRITEBYTECODE": "1", "SAGEMAKER_USER_CONFIG_OVERRIDE": str(settings),
-    }  # fmt: skip
-    with (folder / "out.txt").open("wb") as out:
-        process = subprocess.Popen(
-            [str(client.python), str(CLIENTS / client.program), str(asked), str(answered)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            env=variables, cwd=folder, start_new_session=True,
-        )  # fmt: skip
-        try:
+    own = {"HOME": str(home), "SAGEMAKER_USER_CONFIG_OVERRIDE": str(settings)}
+    process = _server(client).start(
+        [str(CLIENTS / f"{client.program}.py"), str(asked), str(answered)],
+        {**_environ(client), **environ, **own}, folder / "out.txt", folder=folder,
+    )  # fmt: skip
+    try:
+        process.wait(JOB_S)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(JOB_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
     said = (folder / "out.txt").read_text(errors="replace")
     assert answered.is_file(), f"{client.program} ended with {process.returncode}:\n{said[-6000:]}"
     return said, json.loads(answered.read_text())
+
+
+@functools.cache
+def _server(client: Client) -> ForkServer:
+    """To import an SDK takes two seconds of a processor."""
+    return ForkServer(_environ(client), client.program, python=str(client.python))
+
+
+def _environ(client: Client) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    path = os.pathsep.join(map(str, (client.packages, CLIENTS)))
+    return {**kept, **DUMMY, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _hosts(engine: Engine, mark: str, root: Path) -> Iterator[Host]:
