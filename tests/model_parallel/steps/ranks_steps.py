@@ -609,6 +609,86 @@ def a_partial_checkpoint_is_loaded_before_the_model_is_cut() -> None:
     del wanted  # gradients of the first run were added up: only that it trains is compared
 
 
+def begin_with(**parameters: object) -> None:
+    """A session with more parameters."""
+    sessions.shutdown()
+    degree = int(os.environ["WORLD_SIZE"])
+    smp.init({"pipeline_parallel_degree": degree, **parameters})
+
+
+def the_partitions_of_the_script_are_kept() -> None:
+    begin_with(auto_partition=False)
+    net = chain()
+    for at, layer in enumerate(net):  # the last rank has all but one layer of each other one
+        smp.set_partition(layer, min(at, smp.pp_size() - 1))
+    model, whole = wrapped(net)
+    for _ in range(2):
+        x, y = batch()
+        trained(model, x, y)
+        train_whole(whole, x, y)
+    agree(model, whole)
+    mine = {name.split(".")[0] for name, _ in model.local_named_parameters()}
+    assert mine == {str(at) for at in range(6) if min(at, smp.pp_size() - 1) == smp.pp_rank()}
+
+
+def partitions_that_come_back_to_a_rank_train() -> None:
+    begin_with(auto_partition=False)
+    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(2 * smp.pp_size())])
+    for at, layer in enumerate(net):
+        smp.set_partition(layer, at % smp.pp_size())
+    model, whole = wrapped(net)
+    for _ in range(3):
+        x, y = batch()
+        found = trained(model, x, y).reduce_mean()
+        torch.testing.assert_close(found, train_whole(whole, x, y))
+    agree(model, whole)
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate(model, x).concat(), whole(x))
+
+
+def partitions_in_no_order_are_refused() -> None:
+    begin_with(auto_partition=False)
+    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(smp.pp_size() + 1)])
+    for at, layer in enumerate(net):
+        smp.set_partition(layer, [1, *range(smp.pp_size())][at])
+    model, _ = wrapped(net)
+    with refused("the calls return to a partition"):
+        trained(model, *batch())
+
+
+def a_plan_is_written_and_read_again() -> None:
+    folder = everyones(tempfile.mkdtemp() if is_first() else "")[0]
+    file = str(Path(folder, "plan.json"))
+    begin_with(partition_file=file)
+    model, _ = wrapped(chain())
+    trained(model, *batch())
+    first = [name for name, _ in model.local_named_parameters()]
+    smp.barrier()
+    begin_with(partition_file=file, load_partition=True)
+    model, whole = wrapped(chain())
+    x, y = batch()
+    trained(model, x, y)
+    train_whole(whole, x, y)
+    agree(model, whole)
+    assert [name for name, _ in model.local_named_parameters()] == first
+    begin_with(partition_file=file, load_partition=True)
+    model, _ = wrapped(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(6)]))
+    with refused("the plan contradicts the model"):
+        trained(model, *batch())
+
+
+def the_plan_is_left_in_the_folder_of_the_run() -> None:
+    folder = everyones(tempfile.mkdtemp() if is_first() else "")[0]
+    os.environ["SM_OUTPUT_DATA_DIR"] = folder
+    try:
+        model, _ = wrapped(chain())
+        trained(model, *batch())
+    finally:
+        del os.environ["SM_OUTPUT_DATA_DIR"]
+    assert sorted(os.listdir(folder)) == ["model-plan.html", "model-plan.json"]
+
+
 def hooks_run_once_when_the_model_is_cut() -> None:
     model, _ = wrapped(chain())
     seen = []
@@ -649,6 +729,11 @@ CHECKS = (
     states_are_loaded_whole_and_in_part,
     checkpoints_of_both_kinds_bring_model_and_optimizer_back,
     a_partial_checkpoint_is_loaded_before_the_model_is_cut,
+    the_partitions_of_the_script_are_kept,
+    partitions_that_come_back_to_a_rank_train,
+    partitions_in_no_order_are_refused,
+    a_plan_is_written_and_read_again,
+    the_plan_is_left_in_the_folder_of_the_run,
     hooks_run_once_when_the_model_is_cut,
 )
 
