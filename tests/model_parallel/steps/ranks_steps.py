@@ -479,6 +479,29 @@ def a_model_with_too_few_units_is_refused_on_all_ranks() -> None:
         trained(model, *batch())
 
 
+def a_split_that_is_not_proved_is_refused_on_all_ranks() -> None:
+    class Numbered(nn.Linear):
+        number = 0.0
+
+        def forward(self, x):
+            self.number = float(x.detach().numpy().sum())  # no operator: nothing can follow it
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Numbered(WIDTH, WIDTH)
+            self.rest = chain()
+
+        def forward(self, x):
+            return self.rest(self.first(x)) * self.first.number
+
+    model, _ = wrapped(Model())
+    with refused("output 0 differs between stages and whole model"):
+        trained(model, *batch())
+    assert not model.partitioned
+
+
 def models_that_differ_are_refused_on_all_ranks() -> None:
     width = WIDTH if is_first() else WIDTH + 1
     net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)], nn.Linear(WIDTH, width))
@@ -722,6 +745,7 @@ CHECKS = (
     a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not,
     the_model_outside_a_step_function_is_refused,
     a_model_with_too_few_units_is_refused_on_all_ranks,
+    a_split_that_is_not_proved_is_refused_on_all_ranks,
     models_that_differ_are_refused_on_all_ranks,
     each_parameter_is_held_once_and_ghosts_are_small,
     an_optimizer_that_was_made_before_the_model_trains,
