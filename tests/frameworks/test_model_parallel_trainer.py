@@ -17,7 +17,6 @@ from tests.support.venvs import UnavailableError
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 LIMIT_S = 300.0  # to import transformers alone takes ten seconds of a processor
-PARAMETERS = {"partitions": 1, "microbatches": 2, "ddp": True}
 
 
 def trains(gives_optimizer: bool) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def trains(gives_optimizer: bool) -> dict[str, Any]:
             return torch.device("cpu")
 
     torch.manual_seed(0)
-    tiny = {"vocab_size": 32, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    tiny = {"vocab_size": 32, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = GPT2Config(**tiny, **off)
     plain, module = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
@@ -62,7 +61,8 @@ def trains(gives_optimizer: bool) -> dict[str, Any]:
     evaluated = trainer.evaluate()["eval_loss"]
     model = smp.state.model
     assert model is not None
-    trained = model.module
+    trained = GPT2LMHeadModel(config)  # whole, whatever its stages
+    trained.load_state_dict(model.state_dict())
     inputs = {"input_ids": words[None], "labels": words[None]}
     with torch.no_grad():
         expected = [plain(**inputs).loss.item(), trained(**inputs).loss.item()]
@@ -79,9 +79,12 @@ def trains(gives_optimizer: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "gives_optimizer"), [("transformers4", False), ("transformers5", True)]
+    ("environment", "gives_optimizer", "partitions"),
+    [("transformers4", False, 2), ("transformers5", True, 2), ("transformers5", True, 1)],
 )
-def test_the_trainer_trains_and_evaluates(environment: str, gives_optimizer: bool) -> None:
+def test_the_trainer_trains_and_evaluates(
+    environment: str, gives_optimizer: bool, partitions: int
+) -> None:
     """transformers 5 makes no optimizer in this mode: it is given one."""
     try:
         packages = library_packages(environment)
@@ -92,9 +95,11 @@ def test_the_trainer_trains_and_evaluates(environment: str, gives_optimizer: boo
         "SM_FRAMEWORK_PARAMS": '{"sagemaker_mpi_enabled": true}',
     }
     ends = run_ranks(
-        trains, 1, arguments=[gives_optimizer], parameters=PARAMETERS, env=env, limit_s=LIMIT_S
-    )
-    (said,) = results(ends)
+        trains, partitions, arguments=[gives_optimizer], env=env, limit_s=LIMIT_S,
+        parameters={"partitions": partitions, "microbatches": 2, "ddp": True},
+    )  # fmt: skip
+    said, *others = results(ends)
+    assert all(other == said for other in others)
     assert said["enabled"] and said["wrapped"] == "DistributedModel" and said["optimizer"]
     assert said["microbatches"] == 2 and len(said["losses"]) == 3
     assert said["first_and_last"] == pytest.approx(said["expected"], abs=2e-4)
