@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 STAMP := .venv/.ready
-# modules of the checkout are compiled once, not at each of the thousands of starts of a run
+# modules are compiled once, not at each of the thousands of starts of a run: for torch in 2 s
 unexport PYTHONDONTWRITEBYTECODE
 TIMED := scripts/timed
 # what an editable install is made from: the core is compiled anew when its sources change
