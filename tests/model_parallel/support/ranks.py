@@ -67,6 +67,7 @@ def run_ranks(
 
     arguments: JSON values for the function, texts for a script's sys.argv. parameters: what the
     launcher would send (SM_HP_MP_PARAMETERS); none are sent where it is None. env_of: by rank.
+    A PYTHONPATH in `env` goes before that of the tests.
     fresh: each rank is an interpreter of its own, with its own order of sets, in place of a fork.
     Raises AssertionError naming the ranks that had not ended after limit_s seconds, with what all
     of them said; those are killed.
@@ -128,23 +129,23 @@ def _environ(
     count: int, parameters: Mapping[str, object] | None, more: Mapping[str, str]
 ) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(FORGOTTEN)}
-    path = [str(CHECKOUT), *map(str, SOURCES), kept.get("PYTHONPATH", "")]
+    paths = [more.get("PYTHONPATH"), CHECKOUT, *SOURCES, kept.get("PYTHONPATH")]
     found = {
-        **kept, "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        **kept,
         "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     if parameters is not None:
         found["SM_HP_MP_PARAMETERS"] = json.dumps(dict(parameters))
-    return found | dict(more)
+    return {**found, **more, "PYTHONPATH": os.pathsep.join(map(str, filter(None, paths)))}
 
 
 @functools.cache
 def _server(path: str) -> ForkServer:
     # the second is what the first backward with gradients imports
     modules = ("torch.distributed", "torch.fx.experimental.symbolic_shapes")
-    return ForkServer(_environ(1, None, {"PYTHONPATH": path}), *modules)
+    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *modules)
 
 
 def _start(
