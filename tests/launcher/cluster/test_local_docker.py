@@ -13,10 +13,10 @@ from muster.types.errors import ConfigError
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.local_docker import (
     Start,
-    as_nobody,
     changed,
     context,
     job,
+    options_of_nobody,
 )
 from tests.launcher.support.local.local_runs import SCRIPT, contents, facts_of
 from tests.launcher.support.local.unprivileged import NOBODY
@@ -211,7 +211,7 @@ def test_two_runs_with_the_same_names_stay_apart(start: Start, home: Path, base:
 def test_what_containers_wrote_belongs_to_the_user_who_ran_them(
     nobodys_home: Path, start: Start, base: str, socket: Path
 ) -> None:
-    member = as_nobody(f"--groups={socket.stat().st_gid}")
+    member = options_of_nobody(f"--groups={socket.stat().st_gid}")
     result = start(nobodys_home, job("train", base), **member).wait()
     assert result.code == 0, result.err
     assert {path.stat().st_uid for path in result.folder.rglob("*")} == {NOBODY}
@@ -259,7 +259,7 @@ def test_the_callers_files_stay_the_callers_whoever_runs_the_hosts(
     nobodys_home: Path, start: Start, base: str, socket: Path
 ) -> None:
     (nobodys_home / "src/who.py").write_text(WHO)
-    user = as_nobody(f"--groups={socket.stat().st_gid}")
+    user = options_of_nobody(f"--groups={socket.stat().st_gid}")
     result = start(nobodys_home, job("who", base, "--user", "1234"), **user).wait()
     assert result.code == 0, result.err
     assert result.out.count("user 1234") == 2

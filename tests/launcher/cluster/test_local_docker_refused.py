@@ -10,11 +10,11 @@ import pytest
 
 from tests.launcher.support.local.local_docker import (
     Start,
-    as_nobody,
     changed,
     context,
     job,
     of_nothing,
+    options_of_nobody,
     refused,
 )
 from tests.launcher.support.local.socket_gate import gate
@@ -53,7 +53,7 @@ def test_an_engine_that_says_nothing_is_given_up_in_time(
 def test_a_user_without_the_right_to_the_engine_is_told_so(
     nobodys_home: Path, start: Start, socket: Path
 ) -> None:
-    said = refused(start, nobodys_home, job("train", "x"), **as_nobody("--clear-groups"))
+    said = refused(start, nobodys_home, job("train", "x"), **options_of_nobody("--clear-groups"))
     assert "this user may not use the container engine" in said
 
 

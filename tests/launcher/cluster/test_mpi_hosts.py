@@ -10,7 +10,12 @@ import pytest
 from muster.local.hosts import why_not_isolated
 from tests.launcher.support.cluster import Result
 from tests.launcher.support.local.local_runs import runs
-from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import (
+    as_nobody,
+    home_of_nobody,
+    readable_python,
+    skip_where_hidden,
+)
 from tests.support.mpi import MakeMpi, OpenMpi
 
 HOSTS = ["algo-1", "algo-2", "algo-3"]
@@ -84,6 +89,7 @@ def test_hosts_of_an_unprivileged_user_need_nothing_more(open_mpi: OpenMpi, tmp_
         pytest.skip(f"this machine allows no namespaces: {reason}")
     if open_mpi.mpirun.startswith(("/tmp/", "/var/tmp/")):
         pytest.skip("hosts have folders of their own there: they do not see an mpirun in them")
+    skip_where_hidden(open_mpi.mpirun)
     script = "import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'], flush=True)\n"
     argv = ("train.py", "--hosts", "2", "--distribution", "mpi", "--processes-per-host", "2")
     with (

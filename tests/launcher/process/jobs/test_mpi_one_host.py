@@ -16,9 +16,9 @@ from tests.launcher.support.local.unprivileged import (
     BECOME_NOBODY,
     NOBODY,
     home_of_nobody,
-    nobody_may,
     packages_for_nobody,
     readable_python,
+    skip_where_hidden,
 )
 from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, address, wait_ranks
 from tests.support.waiting import wait_until
@@ -193,8 +193,7 @@ def test_a_world_of_another_size_than_planned_is_refused(mpi: MakeMpi) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_user_without_powers_needs_none(open_mpi: OpenMpi) -> None:
     """No capability, no port below 1,024, no home."""
-    if not nobody_may("test", "-x", open_mpi.mpirun):
-        pytest.skip(f"{open_mpi.mpirun} lies where an unprivileged user may not go")
+    skip_where_hidden(open_mpi.mpirun)
     script = "import os\nprint(os.getuid(), os.environ['OMPI_COMM_WORLD_RANK'])\n"
     powers = (*BECOME_NOBODY, "--no-new-privs", "--bounding-set=-all")
     alone = {"HOME": "/nonexistent", "MUSTER_MPIRUN": open_mpi.mpirun}

@@ -20,10 +20,14 @@ from typing import Any
 import docker
 import pytest
 
-import muster
 from muster.local.backends.docker import names as docker_names
 from tests.launcher.support.local.local_runs import SCRIPT, STUBBORN, LocalRun, Start, runs
-from tests.launcher.support.local.unprivileged import NOBODY, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import (
+    as_nobody,
+    home_of_nobody,
+    readable_python,
+    skip_where_hidden,
+)
 from tests.support.engine import LABEL, Engine, NoEngineError, find_engine
 from tests.support.images import image
 
@@ -167,12 +171,12 @@ def forever(reference: str, *more: str) -> tuple[str, ...]:
     return job("train", reference, "--hyperparameter", "seconds=600", *more)
 
 
-def as_nobody(groups: str) -> dict[str, Any]:
+def options_of_nobody(groups: str) -> dict[str, Any]:
     """How a run is started by an unprivileged user."""
-    packages = [str(Path(module.__file__ or "").parents[1]) for module in (muster, docker)]
-    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", groups)
-    environ = (f"PYTHONPATH={os.pathsep.join(packages)}", "HOME=/nonexistent")
-    return {"wrapper": (*user, "env", *environ), "python": readable_python()}
+    client = Path(docker.__file__ or "").parents[1]
+    skip_where_hidden(client)
+    wrapper = as_nobody(str(client), groups=groups)
+    return {"wrapper": wrapper, "python": readable_python()}
 
 
 def refused(start: Start, home: Path, argv: tuple[str, ...], **options: Any) -> str:

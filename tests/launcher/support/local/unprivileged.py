@@ -18,7 +18,8 @@ import pytest
 import muster
 
 NOBODY = 65534
-BECOME_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+SET_IDS = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}")
+BECOME_NOBODY = (*SET_IDS, "--clear-groups")
 
 
 def nobody_may(*command: str) -> bool:
@@ -26,6 +27,13 @@ def nobody_may(*command: str) -> bool:
     has the powers of root when it looks for a program."""
     done = subprocess.run([*BECOME_NOBODY, "env", *command], capture_output=True, check=False)
     return done.returncode == 0
+
+
+def skip_where_hidden(path: str | Path) -> None:
+    """Skips the test where an unprivileged user may not start that program or enter that folder:
+    in a checkout below a folder that is its owner's alone."""
+    if not nobody_may("test", "-x", str(path)):
+        pytest.skip(f"{path} lies where an unprivileged user may not go")
 
 
 @cache
@@ -42,10 +50,13 @@ def packages_for_nobody() -> str:
     return str(copy)
 
 
-def as_nobody() -> tuple[str, ...]:
-    """What stands before the command of an unprivileged user without a home."""
-    environ = (f"PYTHONPATH={packages_for_nobody()}", "HOME=/nonexistent")
-    return (*BECOME_NOBODY, "env", *environ)
+def as_nobody(*packages: str, groups: str = "--clear-groups") -> tuple[str, ...]:
+    """What stands before the command of an unprivileged user without a home.
+
+    packages: folders that he imports from, beside muster's. groups: as setpriv has it.
+    """
+    path = os.pathsep.join((packages_for_nobody(), *packages))
+    return (*SET_IDS, groups, "env", f"PYTHONPATH={path}", "HOME=/nonexistent")
 
 
 @contextmanager
