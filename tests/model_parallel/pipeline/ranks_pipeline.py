@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import muster_modelparallel as smp
@@ -26,6 +27,7 @@ from muster_modelparallel.shape.schedule import (
     one_f_one_b,
 )
 from muster_modelparallel.shape.topology import GroupKind
+from tests.model_parallel.support import ordered
 from tests.model_parallel.support.ranks import give
 
 WIDTH, ROWS = 6, 3
@@ -70,8 +72,9 @@ def run(layer: nn.Module, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor
 
 
 def _metas() -> Sequence[Meta]:
-    wide = Meta((ROWS, WIDTH), (WIDTH, 1), torch.float64, torch.device("cpu"), True)
-    return wide, Meta((1,), (1,), torch.int64, torch.device("cpu"), False)
+    device = torch.get_default_device()
+    wide = Meta((ROWS, WIDTH), (WIDTH, 1), torch.float64, device, True)
+    return wide, Meta((1,), (1,), torch.int64, device, False)
 
 
 def schedules(ranks: int) -> dict[str, Schedule]:
@@ -91,10 +94,13 @@ def schedules(ranks: int) -> dict[str, Schedule]:
 def main(backend: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    smp.init({"ddp_dist_backend": backend})
+    if backend == "ordered" and not dist.is_initialized():
+        ordered.register()
+        dist.init_process_group(backend)
+    smp.init({} if backend == "ordered" else {"ddp_dist_backend": backend})
     mesh = sessions.current().mesh
-    group = mesh.group(GroupKind.PP)
-    pipeline = Pipeline(group, mesh.device)
+    back = dist.new_group() if backend == "ordered" else None
+    pipeline = Pipeline(mesh.group(GroupKind.PP), mesh.device, back=back)
     place = smp.pp_rank()
     said: dict[str, float] = {}
     for name, schedule in schedules(smp.pp_size()).items():

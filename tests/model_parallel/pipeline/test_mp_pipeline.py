@@ -16,8 +16,9 @@ SCRIPT = Path(__file__).with_name("ranks_pipeline.py")
 LIMIT_S = 150  # no promise
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("backend", ["gloo", "auto"])
+@pytest.mark.parametrize(
+    ("backend", "count"), [("gloo", 2), ("gloo", 4), ("auto", 2), ("auto", 4), ("ordered", 4)]
+)
 def test_every_schedule_gives_the_gradients_of_the_whole_chain(backend: str, count: int) -> None:
     parameters = {"pipeline_parallel_degree": count, "microbatches": 8}
     ends = run_ranks(SCRIPT, count, arguments=[backend], parameters=parameters, limit_s=LIMIT_S)

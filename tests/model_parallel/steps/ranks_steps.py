@@ -430,6 +430,26 @@ def autocast_in_the_step_function_holds_in_the_stages() -> None:
         torch.testing.assert_close(found, functional.mse_loss(wanted.float(), y))
 
 
+def the_default_device_holds_in_the_step_function() -> None:
+    model, whole = wrapped(chain())
+    x, y = batch()
+    found = set()
+
+    @smp.step
+    def step(model, x, y):
+        found.add(torch.zeros(1).device.type)
+        loss = functional.mse_loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        with torch.device("meta"):
+            given = step(model, x, y).reduce_mean()
+        assert torch.allclose(given, train_whole(whole, x, y))
+    assert found == {"meta"}
+    agree(model, whole)
+
+
 def checkpointed_modules_work_in_stages() -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -741,6 +761,7 @@ CHECKS = (
     batch_norm_and_its_buffers_are_those_of_one_process,
     a_buffer_of_several_names_is_that_of_one_process,
     autocast_in_the_step_function_holds_in_the_stages,
+    the_default_device_holds_in_the_step_function,
     checkpointed_modules_work_in_stages,
     a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not,
     the_model_outside_a_step_function_is_refused,

@@ -27,7 +27,8 @@ _OWN = ("muster", "smddp")  # two names of one backend
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What this rank reaches the others by. `store` holds what ranks say of themselves while they
+    """What this rank reaches the others by. `pipeline_back` is the group of messages that go back
+    in a pipeline (run/pipeline/executor.py says why), `store` holds what ranks say of themselves while they
     wait, `objects_timeout_s` bounds each wait for an object, in seconds."""
 
     me: LaunchedRank
@@ -36,6 +37,7 @@ class Mesh:
     store: Any
     objects_timeout_s: float
     groups: Mapping[GroupKind, Any]
+    pipeline_back: Any
     object_groups: dict[GroupKind, Any]
     has_begun_world: bool
 
@@ -76,7 +78,7 @@ class Mesh:
     def close(self) -> None:
         """Ends the groups; the world's only where `make` has begun it."""
         self.end_objects()
-        _end(self.groups.values())
+        _end([*self.groups.values(), self.pipeline_back])
         if self.has_begun_world:
             with suppress(Exception):
                 dist.destroy_process_group()
@@ -99,12 +101,16 @@ def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: fl
             backend, store=dist.PrefixStore("world", store), rank=me.rank,
             world_size=me.size,
         )  # fmt: skip
-    groups = _groups(topology, me.rank, None, None, has_begun)
+    world = {tuple(range(me.size)): dist.group.WORLD}
+    groups = _groups(topology, me.rank, has_begun, world)
+    back = groups[GroupKind.PP]
+    if topology.pipeline > 1 and (device.type == "cuda" or backend not in ("gloo", *_OWN)):
+        back = _groups(topology, me.rank, has_begun, {}, kinds=[GroupKind.PP])[GroupKind.PP]
     limit = timedelta(seconds=objects_timeout_s)
-    objects = _groups(topology, me.rank, "gloo", limit, has_begun)
+    objects = _groups(topology, me.rank, has_begun, {}, backend="gloo", timeout=limit)
     made = Mesh(
         me, device, backend, dist.PrefixStore("objects", store), objects_timeout_s, groups,
-        objects, has_begun,
+        back, objects, has_begun,
     )  # fmt: skip
     atexit.register(made.end_objects)
     return made
@@ -118,26 +124,27 @@ def _end(groups: Iterable[Any]) -> None:
 
 
 def _groups(
-    topology: Topology, rank: int, backend: str | None, limit: timedelta | None, has_begun: bool
+    topology: Topology,
+    rank: int,
+    has_begun: bool,
+    made: dict[Sequence[int], Any],
+    kinds: Iterable[GroupKind] = GroupKind,
+    **options: Any,
 ) -> dict[GroupKind, Any]:
-    """By kind. Kinds with the same ranks share a group; the tensors' world is torch's own.
+    """By kind. Kinds with the same ranks share a group; `made` are those that there are already.
 
     Where the world is ours all ranks have made the same number of groups, so each rank makes only
     those it is in; else the script may have made some on a few ranks, and all take part in all.
     """
-    made: dict[Sequence[int], Any] = {}
-    if backend is None:
-        made[tuple(range(topology.size))] = dist.group.WORLD
     found: dict[GroupKind, Any] = {}
-    for kind in GroupKind:
+    for kind in kinds:
         sets = [tuple(each) for each in topology.all_groups(kind)]
         mine = next(each for each in sets if rank in each)
         if mine not in made:
             for ranks in [mine] if has_begun else sets:
                 group = dist.new_group(
-                    list(ranks), timeout=limit, backend=backend,
-                    use_local_synchronization=has_begun,
-                )  # fmt: skip
+                    list(ranks), use_local_synchronization=has_begun, **options
+                )
                 if ranks == mine:
                     made[mine] = group
         found[kind] = made[mine]

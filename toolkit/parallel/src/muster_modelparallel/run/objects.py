@@ -90,10 +90,10 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
     mesh = current().mesh
     group = mesh.objects(GroupKind.WORLD)
     limit = timedelta(seconds=mesh.objects_timeout_s)
-    length = torch.zeros(1, dtype=torch.int64)
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
     with _wait(mesh, [source], name):
         dist.irecv(length, source, group=group, tag=_TAG).wait(limit)
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         dist.irecv(data, source, group=group, tag=_TAG).wait(limit)
     return decode(memoryview(data.numpy()), mesh.device)
 
@@ -125,16 +125,16 @@ def _collect(kind: GroupKind, data: bytes | bytearray, name: str) -> list[memory
         return [each for each in ranks if _come(mesh, place, each, 0) < turn]
 
     with _wait(mesh, ranks, name, missing):
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-        dist.all_gather(lengths, torch.tensor([len(data)]), group=group)
+        lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in ranks]
+        dist.all_gather(lengths, torch.tensor([len(data)], device="cpu"), group=group)
         sizes = [int(each) for each in lengths]
         most = max(sizes)
         if not most:
             return [memoryview(b"")] * len(ranks)
-        padded = torch.zeros(most, dtype=torch.uint8)
+        padded = torch.zeros(most, dtype=torch.uint8, device="cpu")
         if data:
             padded[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-        rows = [torch.empty(most, dtype=torch.uint8) for _ in ranks]
+        rows = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in ranks]
         dist.all_gather(rows, padded, group=group)
     return [memoryview(row.numpy())[:each] for row, each in zip(rows, sizes, strict=True)]
 
@@ -145,7 +145,7 @@ def _send(obj: object, ranks: Sequence[int], name: str) -> None:
     if not ranks:
         return
     data = torch.frombuffer(encode(obj), dtype=torch.uint8)
-    length = torch.tensor([data.numel()])
+    length = torch.tensor([data.numel()], device="cpu")
     limit = timedelta(seconds=mesh.objects_timeout_s)
     group = mesh.objects(GroupKind.WORLD)
     with _wait(mesh, ranks, name):

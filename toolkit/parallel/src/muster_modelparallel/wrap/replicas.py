@@ -19,7 +19,8 @@ def require_same_model(named: Iterable[tuple[str, Any]], group: Any) -> None:
     names, shapes or types: their collectives would not fit together."""
     lines = [f"{name} {tuple(one.shape)} {one.dtype} {one.requires_grad}" for name, one in named]
     digest = hashlib.sha256("\n".join(lines).encode()).digest()
-    mine = torch.tensor([*len(lines).to_bytes(8, "big"), *digest], dtype=torch.uint8)
+    words = [*len(lines).to_bytes(8, "big"), *digest]
+    mine = torch.tensor(words, dtype=torch.uint8, device="cpu")
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
     for place, other in enumerate(found):

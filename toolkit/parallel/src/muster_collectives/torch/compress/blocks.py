@@ -80,7 +80,7 @@ class CoreBlocks:
         and receives what rounding lost, where that is finite."""
         count, values = rows.shape
         require_whole(values, BLOCK)
-        packed = torch.empty(count, packed_bytes(values), dtype=torch.uint8)
+        packed = torch.empty(count, packed_bytes(values), dtype=torch.uint8, device="cpu")
         lost = error.data_ptr() if error is not None else None
         # rows are whole blocks: all of them are one long row
         self.core.mc_kernel_pack_i8(packed.data_ptr(), rows.data_ptr(), rows.numel(), lost)
@@ -88,7 +88,7 @@ class CoreBlocks:
 
     def unpack(self, packed: Tensor, values: int) -> Tensor:
         """float32 [r, values]."""
-        rows = torch.empty(packed.shape[0], values)
+        rows = torch.empty(packed.shape[0], values, dtype=torch.float32, device="cpu")
         self.core.mc_kernel_unpack_i8(rows.data_ptr(), packed.data_ptr(), rows.numel())
         return rows
 

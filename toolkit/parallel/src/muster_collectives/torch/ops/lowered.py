@@ -111,7 +111,7 @@ class LoweredOp:
         if _adjacent(tensors):  # those without elements have no address
             return int(next((each.data_ptr() for each in tensors if each.numel()), 0))
         total = sum(each.numel() for each in tensors)
-        row = torch.empty(total, dtype=tensors[0].dtype)
+        row = torch.empty(total, dtype=tensors[0].dtype, device="cpu")
         self.keep.append(row)
         place = 0
         for each in tensors:

@@ -240,7 +240,9 @@ class Transfers:
     def recv(self, tensor: Any, peer: int | None, tag: int, timeout_s: float) -> P2PWork:
         """Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor)
-        staged = dense if is_as_it_lies(dense) else torch.empty(dense.shape, dtype=dense.dtype)
+        staged = dense
+        if not is_as_it_lies(dense):
+            staged = torch.empty(dense.shape, dtype=dense.dtype, device="cpu")
         return self._post(self._communicator.post_recv, dense, staged, True, peer, tag, timeout_s)
 
     def _post(

@@ -32,10 +32,16 @@ class Pipeline:
     """The ranks of a process group as a pipeline, seen from one of them.
 
     A forward pass lives from one `run` to another until its backward is done, or `clear`.
+
+    back: the same ranks once more, for what goes to lower ranks; `group` where it is None. A group
+    of NCCL needs it: it runs what two ranks send each other one after another, in the order in
+    which it was asked for, so that a receive that is begun early would hold up the send behind it.
     """
 
-    def __init__(self, group: Any, device: torch.device, waits: Waits | None = None) -> None:
-        self._group = group
+    def __init__(
+        self, group: Any, device: torch.device, waits: Waits | None = None, back: Any = None
+    ) -> None:
+        self._onward, self._back = group, back or group
         self._ranks: list[int] = dist.get_process_group_ranks(group)
         self._place = self._ranks.index(dist.get_rank())
         self._device = device
@@ -61,6 +67,10 @@ class Pipeline:
             if action.kind in kinds:
                 one.do(action.kind, action.stage, action.microbatch)
         one.finish()
+
+    def group(self, sender: int, receiver: int) -> Any:
+        """That of messages from one place to another."""
+        return self._onward if sender < receiver else self._back
 
     def clear(self) -> None:
         """Drops the forward passes whose backward did not come."""
@@ -171,11 +181,12 @@ class _Run:
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
         peer = pipeline._ranks[receiver]
+        group = pipeline.group(pipeline._place, receiver)
         what = f"{self._me()} waits to hand {self._words(message)} to rank {peer}"
         for tensor in tensors:
             data = tensor.detach().contiguous()
             with pipeline._waits.waiting(what):
-                work = dist.isend(data, peer, group=pipeline._group)
+                work = dist.isend(data, peer, group=group)
             self._sending.append((what, work, data))
 
     def _take(self, message: Message, metas: Sequence[Meta]) -> tuple[torch.Tensor, ...]:
@@ -221,9 +232,10 @@ class _Run:
         made = [
             torch.empty(meta.shape, dtype=meta.dtype, device=pipeline._device) for meta in metas
         ]
+        group = pipeline.group(sender, pipeline._place)
         what = f"{self._me()} begins to receive {self._words(message)} from rank {peer}"
         with pipeline._waits.waiting(what):
-            works = [dist.irecv(tensor, peer, group=pipeline._group) for tensor in made]
+            works = [dist.irecv(tensor, peer, group=group) for tensor in made]
         self._posted[message] = made, works
 
     def _me(self) -> str:

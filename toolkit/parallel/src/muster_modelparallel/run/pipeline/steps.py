@@ -51,7 +51,7 @@ class CutSteps:
         self._group = group
         self._device = mesh.device
         self._waits = Waits()
-        self._pipeline = Pipeline(group, mesh.device, self._waits)
+        self._pipeline = Pipeline(group, mesh.device, self._waits, mesh.pipeline_back)
         self._delivery = Delivery(group, mesh.device, self._waits)
         ranks = dist.get_process_group_ranks(group)
         self._place = ranks.index(mesh.rank)

@@ -1,7 +1,8 @@
 """Calls that stop in the middle and go on later: step functions, at each call of the model.
 
 Each runs on a thread of its own, of which only one works at a time; what holds for threads alone
-(gradients on or off, autocast, contexts of variables) so stays what it was at the point of a stop.
+(gradients on or off, autocast, devices, contexts of variables) so stays what it was at the point of
+a stop.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ _STUBBORN = 20  # times that a call is told to end
 
 
 class Modes(NamedTuple):
-    """Of torch, in one thread."""
+    """Of torch, in one thread. `stream`: the current one of the current GPU, where there is one."""
 
     grad: bool
     autocast: tuple[Autocast, ...]
+    default_device: torch.device | None = None
+    stream: Any = None
 
     @classmethod
     def now(cls) -> Modes:
@@ -34,12 +37,18 @@ class Modes(NamedTuple):
             for device in ("cpu", "cuda")
             if torch.is_autocast_enabled(device)
         )
-        return cls(torch.is_grad_enabled(), tuple(found))
+        stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        grad = torch.is_grad_enabled()
+        return cls(grad, tuple(found), torch.get_default_device(), stream)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, they are as they were."""
         with ExitStack() as stack:
+            if self.stream is not None:  # a new thread is on the first GPU
+                stack.enter_context(torch.cuda.stream(self.stream))
+            if self.default_device is not None and self.default_device.type != "cpu":
+                stack.enter_context(self.default_device)
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for one in self.autocast:
                 stack.enter_context(torch.autocast(one.device, one.dtype, one.enabled))

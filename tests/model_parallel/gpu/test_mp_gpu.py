@@ -1,0 +1,74 @@
+"""Model parallelism with tensors on a GPU: the checks that also run on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.model_parallel.support.ranks import results, run_ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+FOLDER = Path(__file__).parents[1]
+RUNNER = Path(__file__).with_name("on_gpu.py")
+LIMIT_S = 200  # no promise
+LOSS, GRADIENTS = 2e-6, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here: that devices, streams and random numbers are right shows on one")
+
+
+def failures(said: list[dict[str, str]]) -> str:
+    return "\n".join(
+        f"{name} on rank {rank}:\n{words}"
+        for rank, found in enumerate(said)
+        for name, words in found.items()
+        if words
+    )
+
+
+def test_steps_of_a_model_that_is_cut() -> None:
+    script = FOLDER / "steps/ranks_steps.py"
+    said = results(
+        run_ranks(RUNNER, 2, arguments=[script], parameters={"microbatches": 4},
+                  limit_s=LIMIT_S, fresh=True)
+    )  # fmt: skip
+    assert said[0] and not failures(said), failures(said)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_data_parallelism(count: int) -> None:
+    script = FOLDER / "ranks/ranks_data_parallel.py"
+    said = results(
+        run_ranks(RUNNER, count, arguments=[script, "auto"], limit_s=LIMIT_S, fresh=True)
+    )
+    found = [rank["said"] for rank in said]
+    assert found[0] and not failures(found), failures(found)
+
+
+def test_every_schedule_gives_the_gradients_of_the_whole_chain() -> None:
+    script = FOLDER / "pipeline/ranks_pipeline.py"
+    parameters = {"pipeline_parallel_degree": 2, "microbatches": 8}
+    ends = run_ranks(
+        RUNNER, 2, arguments=[script, "ordered"], parameters=parameters, limit_s=LIMIT_S, fresh=True
+    )
+    for found in results(ends):
+        assert found["said"]
+        assert not {name: apart for name, apart in found["said"].items() if apart > 1e-12}
+
+
+@pytest.mark.parametrize("name", ["GPT", "BERT", "T5", "Llama", "ResNet", "U-Net"])
+def test_losses_and_gradients_are_those_of_one_process(name: str) -> None:
+    ends = run_ranks(
+        RUNNER, 2, arguments=[FOLDER / "parity/ranks_parity.py", "float32", 5, json.dumps([name])],
+        parameters={"pipeline_parallel_degree": 2, "microbatches": 4}, limit_s=LIMIT_S, fresh=True,
+    )  # fmt: skip
+    for said in results(ends):
+        assert said[name]["compared"]
+        assert said[name]["losses"] <= LOSS and said[name]["gradients"] <= GRADIENTS, said
