@@ -158,7 +158,7 @@ def _carry(
         for given, room in pairs:
             room.copy_(given)
         call(*args, **named).wait()
-        for given, room in pairs:
+        for given, room in pairs if call.func.__name__ != "send" else ():
             given.copy_(room)
         copied = torch.cuda.Event()
         copied.record()
