@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from muster_collectives.torch.compress import blocks
 from muster_collectives.torch.group_state import Device
 from tests.collectives.support.torch_ranks import World
 
@@ -52,6 +53,31 @@ def lists_may_begin_with_nothing(world: World) -> None:
     tensors = [torch.empty(0), torch.ones(3), torch.ones(2)]
     dist.all_reduce_coalesced(tensors)
     assert [each.tolist() for each in tensors] == [[], [float(size)] * 3, [float(size)] * 2]
+
+
+def the_default_device_and_type_of_the_program_do_not_reach_our_buffers(world: World) -> None:
+    mine = torch.arange(6.0).reshape(2, 3).t() + world.rank  # not as it lies in memory
+    rows = [torch.zeros(3, 2) for _ in range(world.size)]
+    with torch.device("meta"):
+        dist.all_gather(rows, mine)
+        got = torch.zeros(2, 3, device="cpu").t()
+        sent = dist.isend(mine, (world.rank + 1) % world.size)
+        dist.recv(got, (world.rank - 1) % world.size)
+        sent.wait()
+    for rank, row in enumerate(rows):
+        assert torch.equal(row, mine - world.rank + rank)
+    assert torch.equal(got, rows[(world.rank - 1) % world.size])
+    kernels = blocks.of_this_process()
+    assert kernels is not None
+    given = torch.linspace(-1, 1, 2 * blocks.BLOCK).reshape(1, -1)
+    wanted = kernels.unpack(kernels.pack(given, None), given.shape[1])
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            found = kernels.unpack(kernels.pack(given, None), given.shape[1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype is torch.float32 and torch.equal(found, wanted)
 
 
 def tensors_of_two_devices_are_refused_by_name(world: World) -> None:
@@ -175,6 +201,7 @@ def host_sums_get_their_group_with_the_first_sum(world: World) -> None:
 CHECKS = (
     a_thread_without_python_below_a_verb_may_call_it,
     lists_may_begin_with_nothing,
+    the_default_device_and_type_of_the_program_do_not_reach_our_buffers,
     tensors_of_two_devices_are_refused_by_name,
     what_inference_mode_made_is_written_later,
     a_receive_keeps_its_memory_until_it_is_over,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_parallel.support.ranks import results, run_ranks
+from tests.model_parallel.support.ranks import results, run_ranks, words_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 FOLDER = Path(__file__).parents[1]
@@ -72,3 +72,18 @@ def test_losses_and_gradients_are_those_of_one_process(name: str) -> None:
     for said in results(ends):
         assert said[name]["compared"]
         assert said[name]["losses"] <= LOSS and said[name]["gradients"] <= GRADIENTS, said
+
+
+def test_ranks_that_share_a_gpu_are_told_so_at_once() -> None:
+    ends = run_ranks("import muster_modelparallel as smp; smp.init()", 2, limit_s=LIMIT_S)
+    assert all(end.code == 1 and "ranks 0 and 1 are both on GPU" in end.err for end in ends)
+
+
+def test_a_rank_that_is_alone_trains_over_nccl() -> None:
+    """The example as it is: its backend is muster, which gives CUDA tensors to NCCL."""
+    script = FOLDER.parents[1] / "examples/modelparallel/train.py"
+    (end,) = run_ranks(
+        script, 1, arguments=["--steps", "20"], parameters={"microbatches": 2, "ddp": True},
+        limit_s=LIMIT_S, fresh=True,
+    )  # fmt: skip
+    assert end.code == 0, words_of([end])

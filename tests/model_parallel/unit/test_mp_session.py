@@ -27,6 +27,14 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
           "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
 
 
+def test_ranks_that_share_a_gpu_are_refused_by_number():
+    from muster_modelparallel.run.mesh import require_own_gpus
+
+    require_own_gpus(["GPU a", "GPU b"])
+    with pytest.raises(SettingsError, match="ranks 1 and 3 are both on GPU b"):
+        require_own_gpus(["GPU a", "GPU b", "GPU c", "GPU b"])
+
+
 def test_a_process_without_a_launcher_is_alone():
     assert launched_rank({}) == ALONE
     assert launched_rank({"RANK": "", "WORLD_SIZE": " "}) == ALONE

@@ -87,7 +87,8 @@ class Mesh:
 def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: float) -> Mesh:
     """All groups; every rank calls it. `wished`: auto or the name of a backend.
 
-    Raises SettingsError for a backend that this machine does not have.
+    Raises SettingsError for a backend that this machine does not have, and on all ranks where some
+    share a GPU and the backend is NCCL.
     """
     me = point.me
     device = _device(me)
@@ -96,6 +97,9 @@ def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: fl
     life = int(point.store.add(f"life/{me.rank}", 1))
     store = dist.PrefixStore(f"life-{life}", point.store)
     backend = _backend(wished, device) if has_begun else str(dist.get_backend())
+    if device.type == "cuda" and (backend in _OWN or "nccl" in backend):
+        name = f"GPU {torch.cuda.get_device_properties(device).uuid}"
+        require_own_gpus(point.exchange(name))
     if has_begun:
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=me.rank,
@@ -158,6 +162,18 @@ def _device(me: LaunchedRank) -> torch.device:
     device = torch.device("cuda", me.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def require_own_gpus(names: Sequence[str]) -> None:
+    """`names[rank]` is that of the rank's GPU. Raises SettingsError where two ranks have one: NCCL
+    would refuse them with the first tensor, in words of its own."""
+    for rank, name in enumerate(names):
+        if names.index(name) < rank:
+            raise SettingsError(
+                f"ranks {names.index(name)} and {rank} are both on {name}, which NCCL refuses",
+                "start no more ranks on a host than it has GPUs, or set CUDA_VISIBLE_DEVICES= to "
+                "train on its processors",
+            )
 
 
 def _backend(wished: str, device: torch.device) -> str:
