@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 FOLDER = Path(__file__).parents[1]
 RUNNER = Path(__file__).with_name("on_gpu.py")
 LIMIT_S = 200  # no promise
+MODELS = ("GPT", "BERT", "T5", "Llama", "ResNet", "U-Net")
 LOSS, GRADIENTS = 2e-6, 1e-5
 
 
@@ -63,15 +64,16 @@ def test_every_schedule_gives_the_gradients_of_the_whole_chain() -> None:
         assert not {name: apart for name, apart in found["said"].items() if apart > 1e-12}
 
 
-@pytest.mark.parametrize("name", ["GPT", "BERT", "T5", "Llama", "ResNet", "U-Net"])
-def test_losses_and_gradients_are_those_of_one_process(name: str) -> None:
+def test_losses_and_gradients_are_those_of_one_process() -> None:
+    script = FOLDER / "parity/ranks_parity.py"
     ends = run_ranks(
-        RUNNER, 2, arguments=[FOLDER / "parity/ranks_parity.py", "float32", 5, json.dumps([name])],
+        RUNNER, 2, arguments=[script, "float32", 5, json.dumps(MODELS)],
         parameters={"pipeline_parallel_degree": 2, "microbatches": 4}, limit_s=LIMIT_S, fresh=True,
     )  # fmt: skip
     for said in results(ends):
-        assert said[name]["compared"]
-        assert said[name]["losses"] <= LOSS and said[name]["gradients"] <= GRADIENTS, said
+        for name in MODELS:
+            assert said[name]["compared"]
+            assert said[name]["losses"] <= LOSS and said[name]["gradients"] <= GRADIENTS, said
 
 
 def test_ranks_that_share_a_gpu_are_told_so_at_once() -> None:
@@ -87,3 +89,20 @@ def test_a_rank_that_is_alone_trains_over_nccl() -> None:
         limit_s=LIMIT_S, fresh=True,
     )  # fmt: skip
     assert end.code == 0, words_of([end])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_activations_that_leave_the_gpu_make_room_and_change_nothing(count: int) -> None:
+    parameters = {
+        "pipeline_parallel_degree": count, "microbatches": 8 if count > 1 else 1,
+        "pipeline": "simple",
+    }  # fmt: skip
+    script = RUNNER.with_name("ranks_offload.py")
+    ends = run_ranks(
+        RUNNER, count, arguments=[script], parameters=parameters, limit_s=LIMIT_S, fresh=True
+    )
+    for rank in results(ends):
+        assert rank["leave"][0] == rank["stay"][0]
+    said = results(ends)[0]
+    print(said)
+    assert said["leave"][1] < 0.8 * said["stay"][1], said

@@ -31,6 +31,7 @@ from tests.model_parallel.support import ordered
 from tests.model_parallel.support.ranks import give
 
 WIDTH, ROWS = 6, 3
+HORIZON = 2
 
 
 class Stage:
@@ -40,6 +41,8 @@ class Stage:
         self.layer, self.at, self.last, self.data = layer, at, last, data
         self.live: set[int] = set()
         self.most_live = 0
+        self.near: set[int] = set()  # backward is told to come soon
+        self.told: set[int] = set()
         self.losses: dict[int, torch.Tensor] = {}
 
     def receives(self, microbatch: int) -> Sequence[Meta]:
@@ -60,11 +63,17 @@ class Stage:
             return ()
         return out, number
 
+    def soon(self, microbatch: int) -> None:
+        self.near.add(microbatch)
+        self.told.add(microbatch)
+        assert len(self.near) <= HORIZON + 1
+
     def roots(self, microbatch: int):
         return [self.losses.pop(microbatch)], [None]
 
     def done(self, microbatch: int) -> None:
         self.live.remove(microbatch)
+        self.near.remove(microbatch)
 
 
 def run(layer: nn.Module, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
@@ -116,10 +125,10 @@ def main(backend: str) -> None:
             }
             if parted:
                 order = in_waves([*schedule.rank_of.values()], schedule.microbatches)
-                pipeline.run(order, mine, frozenset([Kind.FORWARD]))
-                pipeline.run(order, mine, frozenset(Kind) - {Kind.FORWARD})
+                pipeline.run(order, mine, frozenset([Kind.FORWARD]), horizon=HORIZON)
+                pipeline.run(order, mine, frozenset(Kind) - {Kind.FORWARD}, horizon=HORIZON)
             else:
-                pipeline.run(schedule, mine)
+                pipeline.run(schedule, mine, horizon=HORIZON)
             for microbatch, rows in enumerate(data):
                 x = rows
                 for layer in whole:
@@ -132,7 +141,8 @@ def main(backend: str) -> None:
                     layers[stage].parameters(), whole[stage].parameters(), strict=True
                 )
             ]
-            assert not any(stage.live for stage in mine.values())
+            assert not any(stage.live or stage.near for stage in mine.values())
+            assert all(len(stage.told) == schedule.microbatches for stage in mine.values())
             if name == "1F1B" and not parted:
                 assert all(one.most_live <= smp.pp_size() - place for one in mine.values())
             said[f"{name}{', in two calls' if parted else ''}"] = max(apart)

@@ -20,6 +20,7 @@ from torch.nn import functional
 import muster_modelparallel as smp
 from muster_modelparallel.errors import ModelParallelError, StepError
 from muster_modelparallel.run import session as sessions
+from muster_modelparallel.run.offload import Offload
 from tests.model_parallel.support.ranks import give
 
 MICROBATCHES = 4
@@ -384,6 +385,17 @@ def numbers_and_texts_are_those_of_the_first_rank() -> None:
         total, names = step(model, x, 2.0 if is_first() else 3.0, "a" if is_first() else "b")
         assert names == [["a"] * MICROBATCHES]
         assert len(set(everyones(float(total.reduce_sum())))) == 1
+
+
+def what_backward_needs_may_leave_the_device_meanwhile() -> None:
+    model, whole = wrapped(chain(nn.Linear(WIDTH, WIDTH)))
+    session = sessions.current()
+    offload = session.offload = Offload(session.mesh.device, horizon=2, least_bytes=1)
+    for _ in range(3):
+        x, y = batch()
+        assert torch.allclose(train(model, x, y).reduce_mean(), train_whole(whole, x, y))
+    agree(model, whole)
+    assert offload.offloaded_bytes or smp.pp_rank()
 
 
 def batch_norm_and_its_buffers_are_those_of_one_process() -> None:
@@ -758,6 +770,7 @@ CHECKS = (
     a_script_draws_between_steps_what_it_would_draw_without_them,
     values_of_other_ranks_do_not_count,
     numbers_and_texts_are_those_of_the_first_rank,
+    what_backward_needs_may_leave_the_device_meanwhile,
     batch_norm_and_its_buffers_are_those_of_one_process,
     a_buffer_of_several_names_is_that_of_one_process,
     autocast_in_the_step_function_holds_in_the_stages,

@@ -32,7 +32,7 @@ def register() -> None:
     dist.Backend.register_backend("ordered", _OrderedGroup, devices=["cpu", "cuda"])
 
 
-class _OrderedWork(dist._Work):
+class _OrderedWork(dist._Work):  # type: ignore[misc]  # a class of C++
     """Done when its turn has come and gone; `wait` lets the current stream wait, as NCCL's does."""
 
     def __init__(self, result: Any) -> None:
@@ -71,7 +71,7 @@ class _OrderedWork(dist._Work):
         return future
 
 
-class _OrderedGroup(dist.ProcessGroup):
+class _OrderedGroup(dist.ProcessGroup):  # type: ignore[misc]  # a class of C++
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._rank, self._size, self._group_name = rank, size, ""
@@ -104,21 +104,23 @@ class _OrderedGroup(dist.ProcessGroup):
             turn.shutdown(wait=False, cancel_futures=True)
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        return self._later(dst, partial(self._gloo.send, dstRank=dst, tag=tag), (tensors,), {})
+        call = partial(self._gloo.send, dstRank=dst, tag=tag)
+        return self._later(dst, call, (tensors,), {}, writes=False)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         return self._later(src, partial(self._gloo.recv, srcRank=src, tag=tag), (tensors,), {})
 
     def _later(
-        self, peer: int, call: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> Any:
+        self, peer: int, call: Callable[..., Any], args: tuple[Any, ...],
+        named: Mapping[str, Any], writes: bool = True,
+    ) -> Any:  # fmt: skip
         pairs: list[tuple[Any, Any]] = []
         on_cpu = [_on_cpu(each, pairs) for each in args]
         begun = torch.cuda.Event() if pairs else None
         if begun is not None:
             begun.record()
         work = _OrderedWork([given for given, _ in pairs] or args[0] if args else None)
-        act = partial(_carry, call, on_cpu, named, pairs, begun)
+        act = partial(_carry, call, on_cpu, named, pairs, begun, writes)
         if peer not in self._turns:
             self._turns[peer] = ThreadPoolExecutor(1)
         self._turns[peer].submit(work.run, act)
@@ -147,9 +149,11 @@ def _on_cpu(value: Any, pairs: list[tuple[Any, Any]]) -> Any:
 
 
 def _carry(
-    call: Callable[..., Any], args: list[Any], named: Mapping[str, Any], pairs: Any, begun: Any
-) -> Any:
-    """One call over gloo, there and back for what is on a GPU; the event after which it is back."""
+    call: Callable[..., Any], args: list[Any], named: Mapping[str, Any], pairs: Any, begun: Any,
+    writes: bool,
+) -> Any:  # fmt: skip
+    """One call over gloo, there and back for what is on a GPU; the event after which it is back.
+    What a send only reads stays as it is: a graph may have saved it."""
     if begun is None:
         call(*args, **named).wait()
         return None
@@ -158,7 +162,7 @@ def _carry(
         for given, room in pairs:
             room.copy_(given)
         call(*args, **named).wait()
-        for given, room in pairs if call.func.__name__ != "send" else ():
+        for given, room in pairs if writes else ():
             given.copy_(room)
         copied = torch.cuda.Event()
         copied.record()

@@ -28,8 +28,8 @@ _OWN = ("muster", "smddp")  # two names of one backend
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """What this rank reaches the others by. `pipeline_back` is the group of messages that go back
-    in a pipeline (run/pipeline/executor.py says why), `store` holds what ranks say of themselves while they
-    wait, `objects_timeout_s` bounds each wait for an object, in seconds."""
+    in a pipeline (run/pipeline/executor.py says why), `store` holds what ranks say of themselves
+    while they wait, `objects_timeout_s` bounds each wait for an object, in seconds."""
 
     me: LaunchedRank
     device: torch.device
@@ -105,8 +105,9 @@ def make(point: JobStore, topology: Topology, wished: str, objects_timeout_s: fl
             backend, store=dist.PrefixStore("world", store), rank=me.rank,
             world_size=me.size,
         )  # fmt: skip
-    world = {tuple(range(me.size)): dist.group.WORLD}
-    groups = _groups(topology, me.rank, has_begun, world)
+    groups = _groups(
+        topology, me.rank, has_begun, {tuple(range(me.size)): dist.group.WORLD}
+    )  # fmt: skip
     back = groups[GroupKind.PP]
     if topology.pipeline > 1 and (device.type == "cuda" or backend not in ("gloo", *_OWN)):
         back = _groups(topology, me.rank, has_begun, {}, kinds=[GroupKind.PP])[GroupKind.PP]
@@ -146,9 +147,7 @@ def _groups(
         mine = next(each for each in sets if rank in each)
         if mine not in made:
             for ranks in [mine] if has_begun else sets:
-                group = dist.new_group(
-                    list(ranks), use_local_synchronization=has_begun, **options
-                )
+                group = dist.new_group(list(ranks), use_local_synchronization=has_begun, **options)
                 if ranks == mine:
                     made[mine] = group
         found[kind] = made[mine]

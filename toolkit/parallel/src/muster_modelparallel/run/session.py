@@ -27,6 +27,7 @@ from muster_modelparallel.shape.topology import Topology
 if TYPE_CHECKING:
     from muster_modelparallel.run.job_store import JobStore
     from muster_modelparallel.run.mesh import Mesh
+    from muster_modelparallel.run.offload import Offload
     from muster_modelparallel.run.pipeline.steps import CutSteps
 
 _log = logging.getLogger("muster_modelparallel")
@@ -88,7 +89,8 @@ class Session:
     `translate_functions` are pairs (to the other format, from it) that full checkpoints go through.
     `plan`: the model is planned in place of being trained; `topology` is then that of this process
     alone, `config` that of the job. `plan_in`: the file of a plan to cut the model by, "" for none.
-    `cut_steps`: what runs the steps of a model of several stages, once there is one.
+    `cut_steps`: what runs the steps of a model of several stages, once there is one. `offload`:
+    where activations go between the passes, None where they stay.
     """
 
     config: Config
@@ -102,6 +104,7 @@ class Session:
     plan_in: str = ""
     is_tracing: bool = False
     cut_steps: CutSteps | None = None
+    offload: Offload | None = None
     translate_functions: list[Any] = field(default_factory=list)
 
 
@@ -148,6 +151,7 @@ def init(config: Mapping[str, object] | None = None) -> None:
         return
     from muster_modelparallel.run import mesh as meshes
     from muster_modelparallel.run.job_store import job_store
+    from muster_modelparallel.run.offload import Offload
 
     point = _Holder.point = job_store(os.environ, _Holder.point)
     me = point.me
@@ -164,7 +168,13 @@ def init(config: Mapping[str, object] | None = None) -> None:
     refuse_unbuilt(found)
     topology = Topology(me.size, pipeline, found.tensor_parallel_degree, found.placement)
     made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
-    _Holder.session = Session(found, topology, made, reading, plan=plan, plan_in=own.plan_in)
+    session = Session(found, topology, made, reading, plan=plan, plan_in=own.plan_in)
+    if found.offload_activations or found.sm_activation_offloading:
+        if made.device.type == "cuda":
+            session.offload = Offload(made.device, found.activation_loading_horizon)
+        elif me.rank == 0:
+            _log.warning("activations are not offloaded: they are in the host's memory already")
+    _Holder.session = session
     if me.rank == 0:
         for note in (*own.notes, *reading.notes):
             _log.warning("%s", note)
@@ -197,10 +207,8 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "fp16": (False,),
     "bf16": (False,),
     "fp16_params": (False,),
-    "offload_activations": (False,),
     "delayed_parameter_initialization": (False,),
     "hybrid_shard_degree": (1, 0),
-    "sm_activation_offloading": (False,),
     "random_seed": (None,),
 }
 

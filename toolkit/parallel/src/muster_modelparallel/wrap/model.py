@@ -146,7 +146,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._broadcast_buffers()
             if self._reducer is not None and torch.is_grad_enabled():
                 self._watch.look()
-        return self.module(*args, **kwargs)
+        offload = self._session.offload
+        if offload is None or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        with offload.saving(self.module.parameters(), loads_ahead=True):
+            return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """As torch.autograd.backward of one tensor or several, with gradients scaled so that they

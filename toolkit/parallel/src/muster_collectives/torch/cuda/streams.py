@@ -198,9 +198,7 @@ class HostStaging:
 
     def _copy_out(self, side_stream: SideStream, piece: Tensor) -> tuple[Tensor, Any]:
         on_device = piece.device.type == "cuda"
-        host = torch.empty(
-            piece.shape, dtype=piece.dtype, device="cpu", pin_memory=on_device
-        )
+        host = torch.empty(piece.shape, dtype=piece.dtype, device="cpu", pin_memory=on_device)
         with side_stream.on():
             host.copy_(piece, non_blocking=True)
             return host, side_stream.mark()

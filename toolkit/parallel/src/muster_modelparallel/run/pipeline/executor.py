@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ AHEAD = 1
 """Messages of one rank that are received before they are needed: one arrives while the one before
 is worked on. More cost memory, and time on machines whose cores are all at work (measured)."""
 _ALL = frozenset(Kind)
+_BACKWARD = frozenset((Kind.BACKWARD, Kind.INPUT_BACKWARD))
 
 
 class _Pass(NamedTuple):
@@ -55,17 +57,23 @@ class Pipeline:
         kinds: Set[Kind] = _ALL,
         first: int = 0,
         gradients: bool = True,
+        horizon: int = 0,
     ) -> None:
         """Does this rank's actions of those kinds, with its stages. All ranks of the group come
         here with the same schedule. The schedule's microbatch 0 is that of number `first`.
 
-        gradients: whether backward may come. Raises what a stage's work raises, SplitError where a
+        gradients: whether backward may come. horizon: a stage's work is told of a backward that is
+        so many actions away or fewer. Raises what a stage's work raises, SplitError where a
         stage passes on other tensors than its metas say, ExchangeError where another rank is gone.
         """
         one = _Run(self, schedule, works, kinds, first, gradients)
-        for action in schedule.ranks[self._place]:
-            if action.kind in kinds:
-                one.do(action.kind, action.stage, action.microbatch)
+        actions = [action for action in schedule.ranks[self._place] if action.kind in kinds]
+        near = iter(actions)
+        for at, action in enumerate(actions):
+            for coming in islice(near, horizon + 1 if at == 0 else 1):
+                if horizon and coming.kind in _BACKWARD:
+                    works[coming.stage].soon(first + coming.microbatch)
+            one.do(action.kind, action.stage, action.microbatch)
         one.finish()
 
     def group(self, sender: int, receiver: int) -> Any:

@@ -123,5 +123,8 @@ class StageWork(Protocol):
         """On the last stage: what backward starts from, with gradients as torch.autograd.backward
         takes them. Empty where nothing was to be differentiated."""
 
+    def soon(self, microbatch: int) -> None:
+        """Backward of the microbatch is so near that what it needs should be there."""
+
     def done(self, microbatch: int) -> None:
         """Backward of the microbatch is over; without backward, forward is."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -21,9 +21,16 @@ import torch.distributed as dist
 from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
+from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.delivery import Delivery
 from muster_modelparallel.run.pipeline.executor import Pipeline
-from muster_modelparallel.run.pipeline.protocols import CutModel, CutStages, ModelCall, PreparedCall
+from muster_modelparallel.run.pipeline.protocols import (
+    CutModel,
+    CutStages,
+    ModelCall,
+    PreparedCall,
+    Tensors,
+)
 from muster_modelparallel.run.pipeline.suspended import Ended, Modes, SuspendedCall, SuspendedCalls
 from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
 from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
@@ -255,7 +262,9 @@ class CutSteps:
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
         call = self.begun(next(iter(tasks.values()))).model_call
         assert call is not None
-        self._pipeline.run(schedule, works, kinds, first, call.grad)
+        offload = self._session.offload
+        horizon = offload.horizon if offload else 0
+        self._pipeline.run(schedule, works, kinds, first, call.grad, horizon)
 
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
@@ -277,6 +286,13 @@ class CutSteps:
             assert found is not None
             self._prepared[number] = found
         return self._prepared[number]
+
+    def saving(self, received: Tensors) -> AbstractContextManager[SavedTensors] | None:
+        """Takes what a forward pass saves out of the device's memory; None where it stays."""
+        offload = self._session.offload
+        if offload is None:
+            return None
+        return offload.saving((*self._model.module.parameters(), *received), loads_ahead=False)
 
     def draw(self, number: int) -> Draw:
         return Draw(self._seed, self._steps, number)

@@ -14,6 +14,7 @@ import torch
 from muster_modelparallel.errors import StepError
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Meta
+from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.protocols import ModelCall, PreparedCall
 from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall
 from muster_modelparallel.run.session import Microbatch
@@ -87,3 +88,4 @@ class Task:
     outputs: list[Output] = field(default_factory=list)
     roots: list[torch.Tensor] = field(default_factory=list)
     seeds: list[torch.Tensor | None] = field(default_factory=list)
+    saved: dict[tuple[int, int], SavedTensors] = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from muster_modelparallel.errors import add_note
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Meta
-from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun
+from muster_modelparallel.run.offload import SavedTensors
+from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun, Tensors
 from muster_modelparallel.run.pipeline.tasks import Task
 
 
@@ -22,6 +24,9 @@ class Steps(Protocol):
 
     def draw(self, number: int) -> Draw:
         """The streams of random numbers of that call."""
+
+    def saving(self, received: Tensors) -> AbstractContextManager[SavedTensors] | None:
+        """Inside, what a forward pass saves leaves the device; None where it stays."""
 
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
@@ -35,6 +40,14 @@ class Work:
         self._stage = stage
         self._is_last = is_last
         self._tasks = tasks
+        self._due: set[int] = set()  # backward is so near that nothing leaves
+
+    def soon(self, microbatch: int) -> None:
+        """What backward needs comes back, or stays."""
+        self._due.add(microbatch)
+        saved = self._tasks[microbatch].saved.get((self._stage, microbatch))
+        if saved is not None:
+            saved.load()
 
     def receives(self, microbatch: int) -> Sequence[Meta]:
         """From the stage before."""
@@ -49,7 +62,7 @@ class Work:
         run, task = self._run(microbatch), self._tasks[microbatch]
         assert task.model_call is not None and task.modes is not None
         try:
-            with task.modes.held():
+            with task.modes.held(), self._saving(microbatch, received):
                 output = run.forward(task.model_call, self._steps.draw(microbatch), received)
         except Exception as error:
             add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
@@ -70,7 +83,18 @@ class Work:
 
     def done(self, microbatch: int) -> None:
         """Frees what the stage's forward kept."""
+        self._tasks[microbatch].saved.pop((self._stage, microbatch), None)
         self._run(microbatch).forget(self._steps.draw(microbatch))
+
+    @contextmanager
+    def _saving(self, microbatch: int, received: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Inside, what is saved for backward leaves, where that is far enough."""
+        stays = microbatch in self._due or not torch.is_grad_enabled()
+        saving = None if stays else self._steps.saving(received)
+        with saving or nullcontext() as saved:
+            if saved is not None:
+                self._tasks[microbatch].saved[self._stage, microbatch] = saved
+            yield
 
     def _run(self, number: int) -> StageRun:
         """The stage for the kind of call that the step function makes in that microbatch."""
