@@ -77,8 +77,10 @@ def test_losses_and_gradients_are_those_of_one_process() -> None:
 
 
 def test_ranks_that_share_a_gpu_are_told_so_at_once() -> None:
-    ends = run_ranks("import muster_modelparallel as smp; smp.init()", 2, limit_s=LIMIT_S)
-    assert all(end.code == 1 and "ranks 0 and 1 are both on GPU" in end.err for end in ends)
+    script = "import muster_modelparallel as smp; smp.init()"
+    ends = run_ranks(script, 2, parameters={"ddp": True}, limit_s=LIMIT_S, fresh=True)
+    words = "ranks 0 and 1 are both on GPU"
+    assert all(end.code == 1 and words in end.err for end in ends), words_of(ends)
 
 
 def test_a_rank_that_is_alone_trains_over_nccl() -> None:
@@ -95,7 +97,7 @@ def test_a_rank_that_is_alone_trains_over_nccl() -> None:
 def test_activations_that_leave_the_gpu_make_room_and_change_nothing(count: int) -> None:
     parameters = {
         "pipeline_parallel_degree": count, "microbatches": 8 if count > 1 else 1,
-        "pipeline": "simple",
+        "pipeline": "simple", "activation_loading_horizon": 1,
     }  # fmt: skip
     script = RUNNER.with_name("ranks_offload.py")
     ends = run_ranks(

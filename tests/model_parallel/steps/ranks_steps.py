@@ -425,9 +425,11 @@ def a_buffer_of_several_names_is_that_of_one_process() -> None:
 def autocast_in_the_step_function_holds_in_the_stages() -> None:
     model, whole = wrapped(chain())
 
+    device = sessions.current().mesh.device.type
+
     @smp.step
     def step(model, x, y):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             out = model(x)
             assert out.dtype is torch.bfloat16
         loss = functional.mse_loss(out.float(), y)
@@ -437,7 +439,7 @@ def autocast_in_the_step_function_holds_in_the_stages() -> None:
     for _ in range(2):
         x, y = batch()
         found = step(model, x, y).reduce_mean()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             wanted = torch.cat([whole(one) for one in x.chunk(MICROBATCHES)])
         torch.testing.assert_close(found, functional.mse_loss(wanted.float(), y))
 
@@ -516,7 +518,9 @@ def a_split_that_is_not_proved_is_refused_on_all_ranks() -> None:
         number = 0.0
 
         def forward(self, x):
-            self.number = float(x.detach().numpy().sum())  # no operator: nothing can follow it
+            self.number = float(
+                x.detach().cpu().numpy().sum()
+            )  # no operator: nothing can follow it
             return super().forward(x)
 
     class Model(nn.Module):

@@ -139,7 +139,7 @@ def test_a_process_alone_is_every_rank_of_every_group():
     [
         {"fp16": True}, {"bf16": True}, {"shard_optimizer_state": True, "ddp": True},
         {"random_seed": 1},
-        {"offload_activations": True}, {"delayed_parameter_initialization": True},
+        {"delayed_parameter_initialization": True},
     ],
 )  # fmt: skip
 def test_a_value_whose_work_is_not_built_is_refused_by_name(key):

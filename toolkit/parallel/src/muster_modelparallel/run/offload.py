@@ -7,6 +7,7 @@ torch's hooks for saved tensors. Copies run beside computing, on streams of thei
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 LEAST_BYTES = 1 << 16
 """Smaller tensors stay: a copy would cost more than their memory is worth."""
+MOST_LEAVING = 3
+"""Tensors that are on the GPU still while they are copied."""
 
 
 class Offload:
@@ -30,9 +33,18 @@ class Offload:
         self.least_bytes = least_bytes
         self.offloaded_bytes = 0
         self.device = device
+        self._leaving: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         has_streams = device.type == "cuda"
         self.leaving = torch.cuda.Stream(device) if has_streams else None
         self.coming = torch.cuda.Stream(device) if has_streams else None
+
+    def leave(self, tensor: torch.Tensor, left: torch.cuda.Event) -> None:
+        """Keeps the tensor until it has been copied. Computing waits for the oldest of those that
+        are being copied: without that it would take new memory, far ahead of the copies."""
+        self._leaving.append((tensor, left))
+        while len(self._leaving) > MOST_LEAVING:
+            _, oldest = self._leaving.popleft()
+            torch.cuda.current_stream(self.device).wait_event(oldest)
 
     @contextmanager
     def saving(self, staying: Iterable[torch.Tensor], loads_ahead: bool) -> Iterator[SavedTensors]:
@@ -119,7 +131,7 @@ class _Away:
         with torch.cuda.stream(stream):
             self._host.copy_(tensor.detach(), non_blocking=True)
             self._left = stream.record_event()
-        tensor.record_stream(stream)  # its memory is another's once it has been read
+        offload.leave(tensor, self._left)
 
     def load(self) -> None:
         """Begins to bring it back. Its memory is of the stream that uses it."""
