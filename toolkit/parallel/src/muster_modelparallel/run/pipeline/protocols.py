@@ -102,6 +102,10 @@ class CutModel(Protocol):
     def is_stray(self) -> bool:
         """Whether gradients came without its `backward` in this step."""
 
+    def begin_backward(self, stage: int, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
+        it is this rank's last one in the step."""
+
     def partition(self, call: ModelCall) -> None:
         """Finds the stages by this call; every rank of the job comes here at its first step that
         calls the model with gradients. Collective. Raises on all ranks alike."""
@@ -122,6 +126,11 @@ class StageWork(Protocol):
     def roots(self, microbatch: int) -> tuple[Tensors, Sequence[torch.Tensor | None]]:
         """On the last stage: what backward starts from, with gradients as torch.autograd.backward
         takes them. Empty where nothing was to be differentiated."""
+
+    def backward(
+        self, microbatch: int, ends: Tensors, seeds: Sequence[torch.Tensor | None]
+    ) -> None:
+        """As torch.autograd.backward."""
 
     def done(self, microbatch: int) -> None:
         """Backward of the microbatch is over; without backward, forward is."""

@@ -64,6 +64,7 @@ class CutSteps:
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
+        self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
         self.has_stray = False  # gradients without `model.backward`, on any rank
@@ -217,7 +218,7 @@ class CutSteps:
         grad = torch.is_grad_enabled()
         if habit.backward and grad:
             schedule = self._stages.schedule(len(tasks))
-            self._run(schedule, by_number, frozenset(Kind), 0)
+            self._run(schedule, by_number, frozenset(Kind), 0, ends_step=True)
         else:
             schedule = self._schedule(len(tasks))
             self._run(schedule, by_number, _FORWARD, 0)
@@ -226,7 +227,7 @@ class CutSteps:
         if agreed.called:
             raise self._called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
-            self._run(schedule, by_number, _BACKWARD, 0)
+            self._run(schedule, by_number, _BACKWARD, 0, ends_step=True)
         return Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
@@ -248,11 +249,14 @@ class CutSteps:
         return prepared
 
     def _run(
-        self, schedule: Schedule, tasks: Mapping[int, Task], kinds: frozenset[Kind], first: int
-    ) -> None:
+        self, schedule: Schedule, tasks: Mapping[int, Task], kinds: frozenset[Kind], first: int,
+        ends_step: bool = False,
+    ) -> None:  # fmt: skip
+        """ends_step: no backward comes in this step after those of `kinds`."""
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
+        self._final = _last_backward(schedule, self._place) if ends_step else None
         call = self.begun(next(iter(tasks.values()))).model_call
         assert call is not None
         self._pipeline.run(schedule, works, kinds, first, call.grad)
@@ -277,6 +281,10 @@ class CutSteps:
             assert found is not None
             self._prepared[number] = found
         return self._prepared[number]
+
+    def begin_backward(self, stage: int, number: int) -> None:
+        """Before each backward pass."""
+        self._model.begin_backward(stage, (stage, number) == self._final)
 
     def draw(self, number: int) -> Draw:
         return Draw(self._seed, self._steps, number)
@@ -403,3 +411,12 @@ class CutSteps:
             "time, but once in the steps before",
             "make it a step function of its own, or call the model as often in every step",
         )
+
+
+def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
+    """Its stage and microbatch, on the rank at that place."""
+    return next(
+        (stage, microbatch)
+        for kind, stage, microbatch in reversed(schedule.ranks[place])
+        if kind in (Kind.BACKWARD, Kind.INPUT_BACKWARD)
+    )

@@ -23,6 +23,9 @@ class Steps(Protocol):
     def draw(self, number: int) -> Draw:
         """The streams of random numbers of that call."""
 
+    def begin_backward(self, stage: int, number: int) -> None:
+        """Called before each backward pass."""
+
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
 
@@ -67,6 +70,16 @@ class Work:
         roots, seeds = task.roots, task.seeds
         task.roots, task.seeds = [], []
         return roots, seeds
+
+    def backward(
+        self,
+        microbatch: int,
+        ends: Sequence[torch.Tensor],
+        seeds: Sequence[torch.Tensor | None],
+    ) -> None:
+        """As torch.autograd.backward."""
+        self._steps.begin_backward(self._stage, microbatch)
+        torch.autograd.backward(ends, seeds)
 
     def done(self, microbatch: int) -> None:
         """Frees what the stage's forward kept."""

@@ -3,7 +3,7 @@ model as a whole again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -100,6 +100,15 @@ class Stages:
     def parameters(self) -> Iterable[tuple[str, Any]]:
         """What this rank holds, by name; all of them before the partition."""
         return self._module.named_parameters() if self._holding is None else self._held
+
+    def tied(self) -> Set[str]:
+        """The parameters that several ranks hold: their gradients are complete after `end_step`."""
+        return frozenset() if self._holding is None else self._holding.tied.keys()
+
+    def others(self, stage: int) -> Set[str]:
+        """What this rank holds that is not of that stage, which is one of its own."""
+        mine = self._there().split.parameters[stage]
+        return {name for name, _ in self._held if name not in mine}
 
     def holds(self, parameter: str) -> bool:
         """Whether this rank does; all of them, before the partition."""
