@@ -11,6 +11,7 @@ import torch
 
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Leaf, Meta
+from muster_modelparallel.run.pipeline.clock import StageTimes
 from muster_modelparallel.shape.schedule import Schedule
 
 Tensors = Sequence[torch.Tensor]
@@ -85,6 +86,9 @@ class CutStages(Protocol):
 
     def schedule(self, microbatches: int) -> Schedule:
         """The order of work of a step that trains."""
+
+    def report(self, times: StageTimes, steps: int) -> None:
+        """Says once what the stages took in so many steps. Collective."""
 
 
 class CutModel(Protocol):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
+from muster_modelparallel.run.pipeline.clock import StageClock
 from muster_modelparallel.run.pipeline.delivery import Delivery
 from muster_modelparallel.run.pipeline.executor import Pipeline
 from muster_modelparallel.run.pipeline.protocols import CutModel, CutStages, ModelCall, PreparedCall
@@ -38,6 +40,7 @@ _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
 _FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
+MEASURED_STEPS = 20
 _waves = functools.lru_cache(maxsize=64)(in_waves)
 
 
@@ -60,6 +63,7 @@ class CutSteps:
         self._suspended = SuspendedCalls()
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
+        self._clock = StageClock(MEASURED_STEPS, mesh.device)
         self._current: Task | None = None
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
@@ -84,6 +88,7 @@ class CutSteps:
                 f"{name} was called after a step had failed amid its messages: {self._failed}",
                 "let the job end and resume from a checkpoint: the ranks are at different places",
             )
+        began = time.perf_counter()
         modes = (self._model.module.training, torch.is_grad_enabled())
         (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
@@ -122,6 +127,9 @@ class CutSteps:
                     "not always as often" if found.calls is None else f"{found.calls} times",
                 )  # fmt: skip
             self._habits[key] = found
+        is_measured = self.has_backward and self._clock.is_running
+        if is_measured and self._clock.end_step(time.perf_counter() - began):
+            self._stages.report(self._clock.times(), self._clock.steps)
         return [task.said.value for task in tasks]
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -285,6 +293,11 @@ class CutSteps:
     def begin_backward(self, stage: int, number: int) -> None:
         """Before each backward pass."""
         self._model.begin_backward(stage, (stage, number) == self._final)
+
+    def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
+        """Around the work of a stage; evaluation is not measured."""
+        is_on = self._clock.is_running and torch.is_grad_enabled()
+        return self._clock.measuring(stage, backward) if is_on else nullcontext()
 
     def draw(self, number: int) -> Draw:
         return Draw(self._seed, self._steps, number)

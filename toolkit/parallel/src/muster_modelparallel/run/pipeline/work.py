@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,9 @@ class Steps(Protocol):
 
     def begin_backward(self, stage: int, number: int) -> None:
         """Called before each backward pass."""
+
+    def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
+        """Around the work of a stage."""
 
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
@@ -52,7 +56,7 @@ class Work:
         run, task = self._run(microbatch), self._tasks[microbatch]
         assert task.model_call is not None and task.modes is not None
         try:
-            with task.modes.held():
+            with task.modes.held(), self._steps.measuring(self._stage, backward=False):
                 output = run.forward(task.model_call, self._steps.draw(microbatch), received)
         except Exception as error:
             add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
@@ -79,7 +83,8 @@ class Work:
     ) -> None:
         """As torch.autograd.backward."""
         self._steps.begin_backward(self._stage, microbatch)
-        torch.autograd.backward(ends, seeds)
+        with self._steps.measuring(self._stage, backward=True):
+            torch.autograd.backward(ends, seeds)
 
     def done(self, microbatch: int) -> None:
         """Frees what the stage's forward kept."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.run.pipeline.clock import StageTimes
 from muster_modelparallel.run.pipeline.delivery import Delivery
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -21,6 +22,7 @@ from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding
 from muster_modelparallel.wrap.cut.partitioning import partition
 from muster_modelparallel.wrap.cut.planning import schedule_of
+from muster_modelparallel.wrap.cut.progress import report
 from muster_modelparallel.wrap.cut.tied import TiedParameters
 
 _BLOCK_BYTES = 64 << 20  # of states that are gathered
@@ -77,6 +79,12 @@ class Stages:
     def schedule(self, microbatches: int) -> Schedule:
         """The order of work of a step that trains."""
         return schedule_of(self._session.config, self.rank_of, microbatches)
+
+    def report(self, times: StageTimes, steps: int) -> None:
+        """Says on the job's rank 0 what the stages took beside the plan. Collective."""
+        assert self._plan is not None
+        schedule = self.schedule(self._session.config.microbatches)
+        report(self._session, self._plan, schedule, times, steps)
 
     def begin_step(self) -> None:
         """Before the first microbatch."""
