@@ -53,6 +53,11 @@ class Stages:
         """The rank of each stage, in the pipeline."""
         return self._there().rank_of
 
+    @property
+    def planned_step_s(self) -> float:
+        """Seconds of a step, as simulated."""
+        return 0.0 if self._plan is None else self._plan.step_s
+
     def partition(self, call: ModelCall) -> None:
         """Collective over the job. Gradients and the state of an optimizer that belong to what
         other ranks hold from here on are dropped."""
