@@ -87,7 +87,7 @@ bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, sc
 bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open MPI's (ONLY=sizes,... for some)
 	@$(BIN)/python -m benchmarks.collectives
 
-bench-modelparallel: $(STAMP) ## steps of cut models beside torch's pipelines, DeepSpeed's and DDP (ROWS="pipeline ddp")
+bench-modelparallel: $(STAMP) ## steps of cut models beside torch's pipelines, DeepSpeed's and DDP (ROWS="pipeline relay-1MiB", ROUNDS=3)
 	@$(BIN)/python -m benchmarks.modelparallel $(ROWS)
 
 wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 2.17

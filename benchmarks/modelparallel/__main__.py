@@ -1,4 +1,5 @@
-"""`make bench-modelparallel`: steps of a model beside its peers' (ROWS="pipeline ddp" for some)."""
+"""`make bench-modelparallel`: steps of a model beside its peers' (ROWS="pipeline ddp" for some,
+ROUNDS=3 for fewer rounds)."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ class Spec(NamedTuple):
 
 
 _GPT = "step of a GPT of 12 blocks, vocabulary of 8,000, 8 microbatches, 2 stages"
+_RELAYS = {"16KiB": (1 << 14, 1.8), "1MiB": (1 << 20, 1.5), "4MiB": (1 << 22, 1.2),
+           "16MiB": (1 << 24, 1.2)}  # fmt: skip
 SPECS = {
     "pipeline": Spec(_GPT, {"torch, equal blocks, gloo": 1.10, "torch, equal blocks, muster": 1.0}),
     "deepspeed": Spec(f"{_GPT}, with SGD, gloo", {"DeepSpeed": 1.1}),
@@ -40,6 +43,14 @@ SPECS = {
     "microbatch": Spec(
         "microbatch of next to no work, 2 stages, muster", {}, steps=8, most_more_ms=0.3
     ),
+    **{
+        f"relay-{size}": Spec(
+            f"8 microbatches of 1F1B that compute nothing, activations of {size}", {"gloo": least}
+        )
+        for size, (_, least) in _RELAYS.items()
+    },
+    # as much of the simulated step as it may take: needs as many free cores as stages
+    "simulated": Spec(f"{_GPT}, beside its plan", {"simulated": 1 / 1.15}),
 }
 
 
@@ -47,7 +58,9 @@ def measured(name: str) -> Row:
     """Raises AssertionError where a rank does not end well."""
     spec = SPECS[name]
     env = {"PYTHONPATH": str(deepspeed_packages())} if name == "deepspeed" else {}
-    ends = run_ranks(_SCRIPT, spec.ranks, arguments=[name], env=env, limit_s=_LIMIT_S, fresh=True)
+    row, _, size = name.partition("-")
+    given: list[object] = [row, _RELAYS[size][0]] if size else [row]
+    ends = run_ranks(_SCRIPT, spec.ranks, arguments=given, env=env, limit_s=_LIMIT_S, fresh=True)
     line = next((one for one in ends[0].out.splitlines() if one.startswith("TIMES ")), None)
     assert line is not None, words_of(ends)
     times: dict[str, list[float]] = json.loads(line.removeprefix("TIMES "))
@@ -61,7 +74,7 @@ def measured(name: str) -> Row:
         peers[peer] = statistics.median(seconds) * scale
         if peer in spec.least:
             least = spec.least[peer]
-            bounds.append(Bound(f"{peer}: at least {least:g}x", ratio >= least))
+            bounds.append(Bound(f"{peer}: at least {least:.3g}x", ratio >= least))
         else:
             more = statistics.median(ours) * scale - peers[peer]
             words = f"at most {spec.most_more_ms:g} ms more than {peer}"

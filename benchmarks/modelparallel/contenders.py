@@ -1,9 +1,11 @@
 """Two ranks, or one, that take steps of the same model in several ways, in turns; one file for each
-row: `contenders.py ROW` prints the seconds of every way and round as JSON on rank 0."""
+row: `contenders.py ROW [ARGUMENT]` prints the seconds of every way and round as JSON on rank 0.
+ROUNDS in the environment: how many are timed, 15 if it is not set."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import sys
@@ -19,10 +21,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 import muster_modelparallel as smp
+from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run import session as sessions
+from muster_modelparallel.run.pipeline.executor import Pipeline
+from muster_modelparallel.shape.schedule import one_f_one_b
+from muster_modelparallel.shape.topology import GroupKind
 
 VOCABULARY, WIDTH, HEADS, BLOCKS, TOKENS, BATCH, MICROBATCHES = 8000, 128, 4, 12, 64, 32, 8
-ROUNDS = 15
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
 Ways = Mapping[str, Callable[[], Any]]
 
 
@@ -256,14 +262,70 @@ def row_microbatch() -> Ways:
     return {"torch": peer, "ours": ours(net, x)}
 
 
-ROWS = {
+class Passing:
+    """A stage that computes nothing: what it got goes on, in both directions."""
+
+    def __init__(self, size: int, is_last: bool) -> None:
+        self._data = torch.zeros(size // 4, requires_grad=True)
+        self._meta = Meta((size // 4,), (1,), torch.float32, torch.device("cpu"), True)
+        self._is_last = is_last
+        self._ends: dict[int, torch.Tensor] = {}
+
+    def receives(self, microbatch: int) -> list[Meta]:
+        return [self._meta]
+
+    def sends(self, microbatch: int) -> list[Meta]:
+        return [self._meta]
+
+    def forward(self, microbatch: int, received: Any) -> Any:
+        (here,) = received or (self._data,)
+        if not self._is_last:
+            return (here.view_as(here),)
+        self._ends[microbatch] = here.view_as(here)
+        return ()
+
+    def roots(self, microbatch: int) -> Any:
+        end = self._ends.pop(microbatch)
+        return [end], [end.detach()]
+
+    def backward(self, microbatch: int, ends: Any, seeds: Any) -> None:
+        self._data.grad = None
+        torch.autograd.backward(ends, seeds)
+
+    def soon(self, microbatch: int) -> None:
+        pass
+
+    def done(self, microbatch: int) -> None:
+        pass
+
+
+def row_relay(size: str) -> Ways:
+    begin(pipeline_parallel_degree=2)
+    mesh = sessions.current().mesh
+    mine = Passing(int(size), is_last=mesh.rank == 1)
+    schedule = one_f_one_b(2, MICROBATCHES)
+    groups = {"gloo": dist.new_group([0, 1], backend="gloo"), "ours": mesh.group(GroupKind.PP)}
+    pipelines = {name: Pipeline(group, mesh.device) for name, group in groups.items()}
+    return {
+        name: functools.partial(pipeline.run, schedule, {mesh.rank: mine})
+        for name, pipeline in pipelines.items()
+    }
+
+
+def row_simulated() -> Ways:
+    begin(pipeline_parallel_degree=2)
+    ids = data()
+    return {"ours": ours(GPT(), ids, ids)}
+
+
+ROWS: Mapping[str, Callable[..., Ways]] = {
     "pipeline": row_pipeline, "deepspeed": row_deepspeed, "ddp": row_ddp, "alone": row_alone,
-    "microbatch": row_microbatch,
+    "microbatch": row_microbatch, "relay": row_relay, "simulated": row_simulated,
 }  # fmt: skip
 
 
-def main(row: str) -> None:
-    ways = ROWS[row]()
+def main(row: str, *arguments: str) -> None:
+    ways = ROWS[row](*arguments)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS + 3):
         for name, step in ways.items():
@@ -275,11 +337,14 @@ def main(row: str) -> None:
                 dist.barrier()
             if turn >= 3:
                 times[name].append(time.perf_counter() - began)
+    model: Any = sessions.current().model
+    if row == "simulated":
+        times["simulated"] = [model.stages.planned_step_s] * ROUNDS
     if sessions.current().mesh.rank == 0:
         print("TIMES " + json.dumps(times), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
     sys.stdout.flush()
     os._exit(0)

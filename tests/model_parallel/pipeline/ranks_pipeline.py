@@ -71,6 +71,9 @@ class Stage:
     def roots(self, microbatch: int):
         return [self.losses.pop(microbatch)], [None]
 
+    def backward(self, microbatch: int, ends, seeds) -> None:
+        torch.autograd.backward(ends, seeds)
+
     def done(self, microbatch: int) -> None:
         self.live.remove(microbatch)
         self.near.remove(microbatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -42,9 +42,9 @@ class GradientBucket:
         """Whether any rank has launched it with `more`, when it is finished. On a GPU it waits."""
         return bool(self._flat[-1].abs() > 0)
 
-    def begin(self) -> None:
-        """From now on all gradients are awaited."""
-        self.waiting = set(range(len(self.parameters)))
+    def begin(self, settled: Set[str]) -> None:
+        """From now on all gradients are awaited but those of the parameters of these names."""
+        self.waiting = {place for place, name in enumerate(self.names) if name not in settled}
 
     def forget(self) -> None:
         """An all-reduce on its way is left to itself."""

@@ -195,6 +195,15 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         # known on all ranks alike, even where one of them does not get to backward
         self._expects_backward = self.module.training and torch.is_grad_enabled()
 
+    def begin_backward(self, stage: int, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
+        it is this rank's last one in the step."""
+        if self._reducer is not None and self._stages is not None:
+            is_last = ends_step and self._is_due
+            self._reducer.before_backward(
+                is_last, self._stages.others(stage) if is_last else frozenset()
+            )
+
     def end_step(self) -> None:
         """Called by a step function after its last microbatch. Raises StepError where gradients
         came without `backward`."""
@@ -390,10 +399,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         require_same_model(named, mesh.objects(GroupKind.DP))
         self._group = make_group(self._session)
         broadcast_tensors([tensor for _, tensor in named], self._group)
-        # of a pipeline all microbatches are through before gradients are reduced
-        overlaps = self.overlapping_allreduce and self._stages is None
-        options = ReduceOptions(overlaps, bucket_cap_mb, as_view)
-        self._reducer = GradientReducer(self.local_named_parameters, self._group, options)
+        options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
+        self._reducer = GradientReducer(
+            self.local_named_parameters, self._group, options,
+            frozenset if self._stages is None else self._stages.tied,
+        )  # fmt: skip
 
     def _broadcast_buffers(self) -> None:
         if self._reducer is None or not self.broadcast_buffers or not self.module.training:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -37,6 +37,9 @@ class GradientReducer:
 
     The first reduction comes after backward: until then it is not known how often a step calls
     backward, nor which parameters get gradients more than once in it.
+
+    late: names of parameters whose gradients are not complete before `reduce`; their buckets are
+    the last ones.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class GradientReducer:
         named_parameters: Callable[[], Iterable[tuple[str, Any]]],
         group: Any,
         options: ReduceOptions,
+        late: Callable[[], Set[str]] = frozenset,
     ) -> None:
         self._named = named_parameters
+        self._late = late
         self._group = group
         self._options = options
         self._buckets: list[GradientBucket] = []
@@ -61,8 +66,13 @@ class GradientReducer:
     def prepare(self) -> None:
         """Before a step: buckets for the parameters that need gradients now."""
         self._forget()
-        named = list(self._named())
-        identity = tuple((id(one), one.requires_grad, one.dtype, one.device) for _, one in named)
+        late = self._late()
+        named = sorted(
+            self._named(), key=lambda one: one[0] not in late
+        )  # buckets begin at the end
+        identity = (
+            late, *((id(one), one.requires_grad, one.dtype, one.device) for _, one in named)
+        )  # fmt: skip
         if identity == self._identity:
             return
         self._identity = identity
@@ -78,12 +88,14 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(partial(self._is_ready, bucket, place))
                 for bucket in self._buckets
                 for place, parameter in enumerate(bucket.parameters)
+                if bucket.names[place] not in late
             ]
 
-    def before_backward(self, is_last: bool) -> None:
+    def before_backward(self, is_last: bool, settled: Set[str] = frozenset()) -> None:
         """is_last: no gradients come after this call of backward before the next reduction, as far
-        as one knows. Raises StepError where they come after all and averaging has begun: a rank
-        that began again would wait for others that had nothing to add."""
+        as one knows; those of the parameters `settled` do not come in it either. Raises StepError
+        where they come after all and averaging has begun: a rank that began again would wait for
+        others that had nothing to add."""
         if self._next:
             raise StepError(
                 "backward was called more often in this step than before: averaging had begun",
@@ -97,7 +109,8 @@ class GradientReducer:
         self._is_armed = is_last and overlaps and self._has_learned
         if self._is_armed:
             for bucket in self._buckets:
-                bucket.begin()
+                bucket.begin(settled - self._late())
+            self._start()
 
     def reduce(self) -> None:
         """Averages what has not been averaged. Collective. Raises StepError for a parameter that
@@ -137,6 +150,10 @@ class GradientReducer:
                 "pass overlapping_allreduce=False to DistributedModel",
             )
         bucket.waiting.discard(place)
+        self._start()
+
+    def _start(self) -> None:
+        """The buckets that wait for nothing, up to the first one that does."""
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             self._buckets[self._next].launch()
             self._next += 1

@@ -168,7 +168,7 @@ class _Run:
             ]
             ends, seeds = [end for end, _ in pairs], [grad for _, grad in pairs]
         if ends:
-            torch.autograd.backward(ends, seeds)
+            work.backward(number, ends, seeds)
         work.done(number)
         if stage:
             back = [

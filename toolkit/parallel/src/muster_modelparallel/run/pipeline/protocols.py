@@ -11,6 +11,7 @@ import torch
 
 from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Leaf, Meta
+from muster_modelparallel.run.pipeline.clock import StageTimes
 from muster_modelparallel.shape.schedule import Schedule
 
 Tensors = Sequence[torch.Tensor]
@@ -86,6 +87,9 @@ class CutStages(Protocol):
     def schedule(self, microbatches: int) -> Schedule:
         """The order of work of a step that trains."""
 
+    def report(self, times: StageTimes, steps: int) -> None:
+        """Says once what the stages took in so many steps. Collective."""
+
 
 class CutModel(Protocol):
     """A wrapped model of several stages, as a step needs it."""
@@ -101,6 +105,10 @@ class CutModel(Protocol):
     @property
     def is_stray(self) -> bool:
         """Whether gradients came without its `backward` in this step."""
+
+    def begin_backward(self, stage: int, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
+        it is this rank's last one in the step."""
 
     def partition(self, call: ModelCall) -> None:
         """Finds the stages by this call; every rank of the job comes here at its first step that
@@ -125,6 +133,11 @@ class StageWork(Protocol):
 
     def soon(self, microbatch: int) -> None:
         """Backward of the microbatch is so near that what it needs should be there."""
+
+    def backward(
+        self, microbatch: int, ends: Tensors, seeds: Sequence[torch.Tensor | None]
+    ) -> None:
+        """As torch.autograd.backward."""
 
     def done(self, microbatch: int) -> None:
         """Backward of the microbatch is over; without backward, forward is."""

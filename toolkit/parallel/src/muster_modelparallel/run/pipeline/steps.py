@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.run.offload import SavedTensors
+from muster_modelparallel.run.pipeline.clock import StageClock
 from muster_modelparallel.run.pipeline.delivery import Delivery
 from muster_modelparallel.run.pipeline.executor import Pipeline
 from muster_modelparallel.run.pipeline.protocols import (
@@ -45,6 +47,7 @@ _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
 _FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
+MEASURED_STEPS = 20
 _waves = functools.lru_cache(maxsize=64)(in_waves)
 
 
@@ -67,10 +70,12 @@ class CutSteps:
         self._suspended = SuspendedCalls()
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
+        self._clock = StageClock(MEASURED_STEPS, mesh.device)
         self._current: Task | None = None
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
+        self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
         self.has_stray = False  # gradients without `model.backward`, on any rank
@@ -90,6 +95,7 @@ class CutSteps:
                 f"{name} was called after a step had failed amid its messages: {self._failed}",
                 "let the job end and resume from a checkpoint: the ranks are at different places",
             )
+        began = time.perf_counter()
         modes = (self._model.module.training, torch.is_grad_enabled())
         (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
@@ -128,6 +134,9 @@ class CutSteps:
                     "not always as often" if found.calls is None else f"{found.calls} times",
                 )  # fmt: skip
             self._habits[key] = found
+        is_measured = self.has_backward and self._clock.is_running
+        if is_measured and self._clock.end_step(time.perf_counter() - began):
+            self._stages.report(self._clock.times(), self._clock.steps)
         return [task.said.value for task in tasks]
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -224,7 +233,7 @@ class CutSteps:
         grad = torch.is_grad_enabled()
         if habit.backward and grad:
             schedule = self._stages.schedule(len(tasks))
-            self._run(schedule, by_number, frozenset(Kind), 0)
+            self._run(schedule, by_number, frozenset(Kind), 0, ends_step=True)
         else:
             schedule = self._schedule(len(tasks))
             self._run(schedule, by_number, _FORWARD, 0)
@@ -233,7 +242,7 @@ class CutSteps:
         if agreed.called:
             raise self._called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
-            self._run(schedule, by_number, _BACKWARD, 0)
+            self._run(schedule, by_number, _BACKWARD, 0, ends_step=True)
         return Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
@@ -255,11 +264,14 @@ class CutSteps:
         return prepared
 
     def _run(
-        self, schedule: Schedule, tasks: Mapping[int, Task], kinds: frozenset[Kind], first: int
-    ) -> None:
+        self, schedule: Schedule, tasks: Mapping[int, Task], kinds: frozenset[Kind], first: int,
+        ends_step: bool = False,
+    ) -> None:  # fmt: skip
+        """ends_step: no backward comes in this step after those of `kinds`."""
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
+        self._final = _last_backward(schedule, self._place) if ends_step else None
         call = self.begun(next(iter(tasks.values()))).model_call
         assert call is not None
         offload = self._session.offload
@@ -293,6 +305,15 @@ class CutSteps:
         if offload is None:
             return None
         return offload.saving((*self._model.module.parameters(), *received), loads_ahead=False)
+
+    def begin_backward(self, stage: int, number: int) -> None:
+        """Before each backward pass."""
+        self._model.begin_backward(stage, (stage, number) == self._final)
+
+    def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
+        """Around the work of a stage; evaluation is not measured."""
+        is_on = self._clock.is_running and torch.is_grad_enabled()
+        return self._clock.measuring(stage, backward) if is_on else nullcontext()
 
     def draw(self, number: int) -> Draw:
         return Draw(self._seed, self._steps, number)
@@ -419,3 +440,12 @@ class CutSteps:
             "time, but once in the steps before",
             "make it a step function of its own, or call the model as often in every step",
         )
+
+
+def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
+    """Its stage and microbatch, on the rank at that place."""
+    return next(
+        (stage, microbatch)
+        for kind, stage, microbatch in reversed(schedule.ranks[place])
+        if kind in (Kind.BACKWARD, Kind.INPUT_BACKWARD)
+    )

@@ -28,6 +28,12 @@ class Steps(Protocol):
     def saving(self, received: Tensors) -> AbstractContextManager[SavedTensors] | None:
         """Inside, what a forward pass saves leaves the device; None where it stays."""
 
+    def begin_backward(self, stage: int, number: int) -> None:
+        """Called before each backward pass."""
+
+    def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
+        """Around the work of a stage."""
+
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
 
@@ -62,7 +68,11 @@ class Work:
         run, task = self._run(microbatch), self._tasks[microbatch]
         assert task.model_call is not None and task.modes is not None
         try:
-            with task.modes.held(), self._saving(microbatch, received):
+            with (
+                task.modes.held(),
+                self._steps.measuring(self._stage, backward=False),
+                self._saving(microbatch, received),
+            ):
                 output = run.forward(task.model_call, self._steps.draw(microbatch), received)
         except Exception as error:
             add_note(error, f"in stage {self._stage}, microbatch {task.microbatch.index}")
@@ -80,6 +90,17 @@ class Work:
         roots, seeds = task.roots, task.seeds
         task.roots, task.seeds = [], []
         return roots, seeds
+
+    def backward(
+        self,
+        microbatch: int,
+        ends: Sequence[torch.Tensor],
+        seeds: Sequence[torch.Tensor | None],
+    ) -> None:
+        """As torch.autograd.backward."""
+        self._steps.begin_backward(self._stage, microbatch)
+        with self._steps.measuring(self._stage, backward=True):
+            torch.autograd.backward(ends, seeds)
 
     def done(self, microbatch: int) -> None:
         """Frees what the stage's forward kept."""

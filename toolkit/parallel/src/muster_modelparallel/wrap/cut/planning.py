@@ -102,7 +102,6 @@ def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tu
     machine = Machine()
     if not config.auto_partition:
         return _by_hand(session, module, found, machine)
-    wants_memory = {"memory_weight", "optimize"} & {*given}
     counts = _counts(batch) if alone and "microbatches" not in given else (config.microbatches,)
     return choose(
         found.profile,
@@ -111,8 +110,14 @@ def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tu
         pipelines=_degrees(session),
         microbatches=counts,
         makers=MAKERS if alone and "pipeline" not in given else _maker(config),
-        memory_weight=config.memory_weight if wants_memory else 0.0,
+        memory_weight=memory_weight(session),
     )
+
+
+def memory_weight(session: Session) -> float:
+    """What the job's parameters say of it; without a word of them seconds alone count."""
+    wants = {"memory_weight", "optimize"} & {*session.reading.given}
+    return session.config.memory_weight if wants else 0.0
 
 
 def _counts(batch: int) -> list[int]:

@@ -3,7 +3,7 @@ model as a whole again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.run.pipeline.clock import StageTimes
 from muster_modelparallel.run.pipeline.delivery import Delivery
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -21,6 +22,7 @@ from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding
 from muster_modelparallel.wrap.cut.partitioning import partition
 from muster_modelparallel.wrap.cut.planning import schedule_of
+from muster_modelparallel.wrap.cut.progress import report
 from muster_modelparallel.wrap.cut.tied import TiedParameters
 
 _BLOCK_BYTES = 64 << 20  # of states that are gathered
@@ -51,6 +53,11 @@ class Stages:
         """The rank of each stage, in the pipeline."""
         return self._there().rank_of
 
+    @property
+    def planned_step_s(self) -> float:
+        """Seconds of a step, as simulated."""
+        return 0.0 if self._plan is None else self._plan.step_s
+
     def partition(self, call: ModelCall) -> None:
         """Collective over the job. Gradients and the state of an optimizer that belong to what
         other ranks hold from here on are dropped."""
@@ -78,6 +85,12 @@ class Stages:
         """The order of work of a step that trains."""
         return schedule_of(self._session.config, self.rank_of, microbatches)
 
+    def report(self, times: StageTimes, steps: int) -> None:
+        """Says on the job's rank 0 what the stages took beside the plan. Collective."""
+        assert self._plan is not None
+        schedule = self.schedule(self._session.config.microbatches)
+        report(self._session, self._plan, schedule, times, steps)
+
     def begin_step(self) -> None:
         """Before the first microbatch."""
         if self._tied is not None:
@@ -100,6 +113,15 @@ class Stages:
     def parameters(self) -> Iterable[tuple[str, Any]]:
         """What this rank holds, by name; all of them before the partition."""
         return self._module.named_parameters() if self._holding is None else self._held
+
+    def tied(self) -> Set[str]:
+        """The parameters that several ranks hold: their gradients are complete after `end_step`."""
+        return frozenset() if self._holding is None else self._holding.tied.keys()
+
+    def others(self, stage: int) -> Set[str]:
+        """What this rank holds that is not of that stage, which is one of its own."""
+        mine = self._there().split.parameters[stage]
+        return {name for name, _ in self._held if name not in mine}
 
     def holds(self, parameter: str) -> bool:
         """Whether this rank does; all of them, before the partition."""

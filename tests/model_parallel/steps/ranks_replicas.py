@@ -1,0 +1,135 @@
+"""Checks of pipelines that are repeated, each run by all ranks of one job of two stages and two
+replicas: `ranks_replicas.py`."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import muster_modelparallel as smp
+from muster_modelparallel.run import session as sessions
+from tests.model_parallel.support.ranks import give
+
+WIDTH, MICROBATCHES, BATCH = 6, 4, 8
+TINY_MB = 60 / 2**20  # so that most parameters have a bucket of their own
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    said = {}
+    for check in CHECKS:
+        smp.init({"pipeline_parallel_degree": 2, "ddp": True, "microbatches": MICROBATCHES})
+        torch.manual_seed(5)
+        try:
+            check()
+            said[check.__name__] = ""
+        except Exception:
+            said[check.__name__] = traceback.format_exc()
+            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
+        smp.barrier()
+        sessions.shutdown()
+    give(said)
+
+
+@smp.step
+def train(model, x, y):
+    loss = functional.mse_loss(model(x), y)
+    model.backward(loss)
+    return loss
+
+
+class Tied(nn.Module):
+    """Both ends use one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.come = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.body = layers()
+        self.go = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.go.weight = self.come.weight
+
+    def forward(self, x):
+        return self.go(self.body(self.come(x)))
+
+
+def layers(count: int = 6) -> nn.Module:
+    return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)])
+
+
+def gradients(net: nn.Module, steps: int, whole: nn.Module | None = None, **arguments):
+    """By name, of what this rank holds, after steps that add up; `whole` does the same on the
+    batches of all replicas. And the model."""
+    torch.manual_seed(6)
+    sessions.current().model = sessions.current().cut_steps = None
+    model = smp.DistributedModel(net, bucket_cap_mb=TINY_MB, **arguments)
+    for _ in range(steps):
+        x, y = (torch.randn(BATCH * smp.dp_size(), WIDTH) for _ in range(2))
+        mine = slice(smp.dp_rank() * BATCH, (smp.dp_rank() + 1) * BATCH)
+        train(model, x[mine], y[mine])
+        if whole is not None:
+            functional.mse_loss(whole(x), y).backward()
+    return {name: one.grad for name, one in model.local_named_parameters()}, model
+
+
+def gradients_are_the_same_bits_with_and_without_overlap() -> None:
+    for net in (layers(), Tied()):
+        whole = copy.deepcopy(net)
+        plain, _ = gradients(copy.deepcopy(net), 4, whole, overlapping_allreduce=False)
+        wanted = {name: one.grad for name, one in whole.named_parameters()}
+        found, _ = gradients(net, 4)
+        assert found.keys() == plain.keys() and found
+        for name, grad in found.items():
+            assert torch.equal(grad, plain[name]), name
+            torch.testing.assert_close(grad, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def averaging_begins_while_the_last_backward_runs() -> None:
+    for overlaps in (True, False):
+        _, model = gradients(layers(), 2, overlapping_allreduce=overlaps)
+        reducer = model._reducer
+        first = next(iter(model.local_parameters()))  # the last one to get a gradient
+        started: list[int] = []
+        first.register_post_accumulate_grad_hook(lambda _: started.append(reducer.started))  # noqa: B023
+        x = torch.randn(BATCH, WIDTH)
+        train(model, x, x)
+        assert len(started) == MICROBATCHES and not any(started[:-1]), started
+        assert (started[-1] >= 2) is overlaps, started
+
+
+def averaging_begins_in_the_last_step_of_several_passes_alone() -> None:
+    _, model = gradients(layers(), 4, backward_passes_per_step=2)
+    reducer = model._reducer
+    started: list[int] = []
+    first = next(iter(model.local_parameters()))
+    first.register_post_accumulate_grad_hook(lambda _: started.append(reducer.started))
+    x = torch.randn(BATCH, WIDTH)
+    for _ in range(2):
+        train(model, x, x)
+    assert not any(started[:-1]) and started[-1] >= 2, started
+
+
+def gradients_of_tied_parameters_are_averaged_when_they_are_summed() -> None:
+    _, model = gradients(Tied(), 2)
+    reducer = model._reducer
+    started: list[int] = []
+    reducer.reduce, reduce = lambda: started.append(reducer.started), reducer.reduce
+    x = torch.randn(BATCH, WIDTH)
+    train(model, x, x)
+    reduce()
+    assert started == [len(reducer._buckets) - 1], (started, len(reducer._buckets))
+
+
+CHECKS = (
+    gradients_are_the_same_bits_with_and_without_overlap,
+    averaging_begins_while_the_last_backward_runs,
+    averaging_begins_in_the_last_step_of_several_passes_alone,
+    gradients_of_tied_parameters_are_averaged_when_they_are_summed,
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Pipelines that are repeated: two stages, two replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.model_parallel.support.ranks import results, run_ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+CHECKS = Path(__file__).with_name("ranks_replicas.py")
+LIMIT_S = 150  # no promise
+
+
+def test_replicas_of_a_pipeline() -> None:
+    """All checks of ranks_replicas.py, by name, in one job."""
+    found = results(run_ranks(CHECKS, 4, limit_s=LIMIT_S))
+    failures = [
+        f"{name} on rank {rank}:\n{words}"
+        for rank, said in enumerate(found)
+        for name, words in said.items()
+        if words
+    ]
+    assert found[0] and not failures, "\n".join(failures)
