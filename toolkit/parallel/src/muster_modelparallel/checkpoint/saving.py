@@ -51,15 +51,15 @@ def save_checkpoint(
     model_name, optimizer_name, content_name = (
         layout.partial_names(place.pp, place.tp) if partial else layout.full_names(tag)
     )
-    model_whole, optimizer_whole = (
-        None if one is None else _whole(one.state_dict, session, partial)
-        for one in (model, optimizer)
-    )
+    shares = optimizer is not None and optimizer.is_sharded
+    stages = not partial and session.topology.pipeline > 1
+    model_state = _state(model, partial, stages)
+    optimizer_state = _state(optimizer, partial, stages or shares)
     if sharing.is_first(lambda rank: not partial or session.topology.place(rank)[:2] == place[:2]):
-        if model is not None and model_whole is not None:
-            states[model_name] = model.local_state_dict if partial else model_whole
-        if optimizer is not None and optimizer_whole is not None:
-            states[optimizer_name] = optimizer.local_state_dict if partial else optimizer_whole
+        if model_state is not None:
+            states[model_name] = model_state
+        if optimizer_state is not None:
+            states[optimizer_name] = optimizer_state
     if sharing.is_first() and user_content is not None:
         states[content_name] = lambda: user_content
     target = layout.partial_folder(path, tag) if partial else os.path.join(path, tag)
@@ -132,14 +132,17 @@ def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save
     return _Save(token.strip(".")[:16], order), _Sharing(session.mesh.rank, ranks)
 
 
-def _whole(
-    state_dict: Callable[[], object], session: Session, partial: bool
-) -> Callable[[], object]:
-    """What gives the state of the whole model; where stages have to give it together, it is there
-    already."""
-    if partial or session.topology.pipeline == 1:
-        return state_dict
-    found = state_dict()
+def _state(
+    one: DistributedModel | DistributedOptimizer | None, partial: bool, together: bool
+) -> Callable[[], object] | None:
+    """What gives the state of a model or an optimizer; where ranks have to give it together, it is
+    there already."""
+    if one is None:
+        return None
+    give = one.local_state_dict if partial else one.state_dict
+    if not together:
+        return give
+    found = give()
     return lambda: found
 
 

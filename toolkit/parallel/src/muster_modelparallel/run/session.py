@@ -69,6 +69,10 @@ class OptimizerLike(Protocol):
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """What this rank holds, marked `_smp_is_partial`."""
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether replicas hold different states, so that all must give them together."""
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes either of the two."""
 
@@ -203,7 +207,6 @@ def refuse_unbuilt(config: Config) -> None:
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_degree": (1,),
     "sharded_data_parallel_degree": (1,),
-    "shard_optimizer_state": (False,),
     "fp16": (False,),
     "bf16": (False,),
     "fp16_params": (False,),

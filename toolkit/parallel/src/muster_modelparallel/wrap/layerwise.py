@@ -21,7 +21,10 @@ _Betas = tuple[float, float]
 
 
 class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
-    """What the two share: the checks, and the loop over parameters."""
+    """What the two share: the checks, and the loop over parameters.
+
+    `whole_norm`: of all gradients of a model, for the next step, where this optimizer updates a
+    part of it."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], set_grad_none: bool) -> None:
         for name in ("lr", "eps", "weight_decay"):
@@ -30,6 +33,7 @@ class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
         if not all(0 <= beta < 1 for beta in defaults["betas"]):
             raise SettingsError(f"betas={defaults['betas']} are not both from 0 to below 1")
         super().__init__(params, defaults)
+        self.whole_norm: Tensor | None = None
         self._set_to_none = set_grad_none
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -43,6 +47,7 @@ class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         scale = self._scale([p.grad for p in self._with_grad()])
+        self.whole_norm = None
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -55,6 +60,13 @@ class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
     def _with_grad(self) -> Iterable[Tensor]:
         for group in self.param_groups:
             yield from (each for each in group["params"] if each.grad is not None)
+
+    @staticmethod
+    def norm_of(grads: list[Tensor]) -> Tensor:
+        """Of all of them together."""
+        return torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(_wide(each)) for each in grads])
+        )
 
     def _scale(self, grads: list[Tensor]) -> float | Tensor:
         """What all gradients are multiplied by."""
@@ -103,9 +115,7 @@ class FusedLAMB(_Layerwise):
         most = self.defaults["max_grad_norm"]
         if not most or not grads:
             return 1.0
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(_wide(each)) for each in grads])
-        )
+        norm = self.norm_of(grads) if self.whole_norm is None else self.whole_norm
         return torch.clamp(most / (norm + 1e-6), max=1.0)
 
     def _update(

@@ -12,11 +12,14 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.cut.clipping import clip
+from muster_modelparallel.wrap.cut.clipping import clip, total_norm
 from muster_modelparallel.wrap.cut.stages import Stages
+from muster_modelparallel.wrap.layerwise import FusedLAMB
 from muster_modelparallel.wrap.loss_scale import make_loss_scale
 from muster_modelparallel.wrap.model import PARTIAL
+from muster_modelparallel.wrap.shares import OptimizerShares
 
+_REPLICAS = CommGroup.RDP_GROUP
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
 
@@ -48,6 +51,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         self._session = current()
         self._scale = make_loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         self._is_unscaled = False
+        self._shares: OptimizerShares | None = None
+        topology, mesh = self._session.topology, self._session.mesh
+        if self._session.config.shard_optimizer_state and topology.rdp_size > 1:
+            self._shares = OptimizerShares(mesh.group(GroupKind.RDP))
         self._session.optimizer = self
 
     def __getattr__(self, name: str) -> Any:
@@ -92,6 +99,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         self.optimizer.defaults = defaults
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each replica keeps the state of its own share of the parameters."""
+        return self._shares is not None
+
+    @property
     def loss_scale(self) -> float:
         """What `model.backward` multiplies gradients by; 1 without parameters of half precision."""
         return self._scale.value if self._is_scaling() else 1.0
@@ -101,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
         With a loss scale, gradients that are not finite on any rank make it do nothing on all
         ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
-        runs it for each microbatch, and for a closure with a loss scale.
+        runs it for each microbatch, and for a closure with a loss scale or a sharded state.
         """
         if self._session.microbatch is not None:
             raise StepError(
@@ -109,14 +121,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it after the step function, which runs once for each microbatch",
             )
         self._finish_gradients()
+        if closure is not None and self._shares is not None:
+            raise StepError(
+                "optimizer.step() has a closure and shard_optimizer_state", "drop one of them"
+            )
         if not self._is_scaling():
-            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            return self._update() if closure is None else self.optimizer.step(closure)
         if closure is not None:
             raise StepError("optimizer.step() has a closure and a loss scale", "drop one of them")
         self._unscale()
         self._is_unscaled = False
         if not self.overflow:
-            self.optimizer.step()
+            self._update()
         self._scale = self._scale.after(self.overflow)
         return None
 
@@ -150,8 +166,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole model, as the wrapped optimizer gives and takes it. With several
-        partitions it is collective over the pipeline, all of whose ranks get it."""
-        found = dict(self.optimizer.state_dict())
+        partitions it is collective over the pipeline, with a sharded state over the replicas; all
+        of them get it."""
+        found = self._of_all_replicas()
         if self._stages is not None and self._stages.is_partitioned:
             found = merged_states(allgather(found, CommGroup.PP_GROUP))
         if self._scale.rules is not None:
@@ -159,19 +176,23 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         return found
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: about a
-        sharded state, which there is none of yet."""
-        found = {**self.optimizer.state_dict(), PARTIAL: True}
+        """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: where
+        the state is sharded, with the shares of all replicas, which call it together."""
+        own = self._of_all_replicas() if gather_if_shard else self.optimizer.state_dict()
+        found = {**own, PARTIAL: True}
         if self._scale.rules is not None:
             found[_SCALE] = self._scale.saved()
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a full or a partial one. Raises as torch's."""
+        """Takes a full or a partial one; of a sharded state each replica its share. Raises as
+        torch's."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         saved = given.pop(_SCALE, None)
         if self._stages is not None and self._stages.is_partitioned:
             given["state"] = self._held(given["state"])
+        if self._shares is not None:
+            given["state"] = self._shared(given["state"])
         self.optimizer.load_state_dict(given)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
@@ -191,6 +212,38 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             for number, value in state.items()
             if number not in of or stages.holds(names[id(of[number])])
         }
+
+    def _shared(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Of a state by numbers of parameters, what is this replica's."""
+        assert self._shares is not None
+        of = dict(enumerate(self._parameters()))
+        self._shares.divide(of[number] for number in sorted(state) if number in of)
+        return {
+            number: value
+            for number, value in state.items()
+            if number not in of or self._shares.has(of[number])
+        }
+
+    def _of_all_replicas(self) -> dict[str, Any]:
+        """The state of what this rank holds. Collective over the replicas where it is sharded."""
+        found = dict(self.optimizer.state_dict())
+        return found if self._shares is None else merged_states(allgather(found, _REPLICAS))
+
+    def _update(self) -> Any:
+        """The wrapped optimizer's step, of this replica's share where the state is sharded."""
+        given = [one for one in self._parameters() if one.grad is not None]
+        if isinstance(self.optimizer, FusedLAMB) and given:  # it clips by the norm of all
+            self.optimizer.whole_norm = (
+                self.optimizer.norm_of([one.grad for one in given])
+                if self._stages is None
+                else total_norm(given, self._session, self._stages)
+            )
+        if self._shares is None:
+            return self.optimizer.step()
+        for one in self._shares.divide(given):
+            self.optimizer.state.pop(one, None)
+        with self._shares.updating(given):
+            return self.optimizer.step()
 
     def _finish_gradients(self) -> None:
         finish = getattr(self._session.model, "finish_gradients", None)

@@ -36,10 +36,10 @@ def require_same_model(named: Iterable[tuple[str, Any]], group: Any) -> None:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def broadcast_tensors(tensors: Sequence[Any], group: Any) -> None:
-    """Gives `tensors` the values of those of the group's first rank. Collective."""
-    source = dist.get_global_rank(group, 0)
-    is_source = dist.get_rank(group) == 0
+def broadcast_tensors(tensors: Sequence[Any], group: Any, place: int = 0) -> None:
+    """Gives `tensors` the values of those of the rank at that place of the group. Collective."""
+    source = dist.get_global_rank(group, place)
+    is_source = dist.get_rank(group) == place
     for chunk in _chunks([each for each in tensors if each.numel()]):
         flat = torch.cat([each.detach().reshape(-1) for each in chunk])
         # as bytes: not every backend knows every type

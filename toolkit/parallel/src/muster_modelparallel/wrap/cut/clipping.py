@@ -26,17 +26,21 @@ def clip(
     all of whose ranks come here: each counts once. Returns the norm that was, alike on all."""
     if stages is None:
         return torch.nn.utils.clip_grad_norm_(list(parameters), max_norm, norm_type)
-    names = {id(one): name for name, one in stages.module.named_parameters()}
     found = [one for one in parameters if one.grad is not None]
-    own = [one.grad for one in found if stages.speaks_for(names.get(id(one), ""))]
-    total = _norm(own, norm_type, session)
+    total = total_norm(found, session, stages, norm_type)
     factor = (max_norm / (total + _TINY)).clamp(max=1.0)
     for one in found:
         one.grad.mul_(factor.to(one.grad.device))
     return total
 
 
-def _norm(gradients: list[Any], norm_type: float, session: Session) -> torch.Tensor:
+def total_norm(
+    parameters: list[Any], session: Session, stages: Stages, norm_type: float = 2.0
+) -> torch.Tensor:
+    """The norm of the gradients of this rank's parameters and those of the other stages, all of
+    whose ranks come here: each counts once."""
+    names = {id(one): name for name, one in stages.module.named_parameters()}
+    gradients = [one.grad for one in parameters if stages.speaks_for(names.get(id(one), ""))]
     norm_type = float(norm_type)
     is_max = norm_type == float("inf")
     device = session.mesh.device
