@@ -137,7 +137,6 @@ def test_a_process_alone_is_every_rank_of_every_group():
 @pytest.mark.parametrize(
     "key",
     [
-        {"fp16": True}, {"bf16": True},
         {"random_seed": 1},
         {"delayed_parameter_initialization": True},
     ],

@@ -207,9 +207,6 @@ def refuse_unbuilt(config: Config) -> None:
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_degree": (1,),
     "sharded_data_parallel_degree": (1,),
-    "fp16": (False,),
-    "bf16": (False,),
-    "fp16_params": (False,),
     "delayed_parameter_initialization": (False,),
     "hybrid_shard_degree": (1, 0),
     "random_seed": (None,),

@@ -61,13 +61,6 @@ class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
         for group in self.param_groups:
             yield from (each for each in group["params"] if each.grad is not None)
 
-    @staticmethod
-    def norm_of(grads: list[Tensor]) -> Tensor:
-        """Of all of them together."""
-        return torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(_wide(each)) for each in grads])
-        )
-
     def _scale(self, grads: list[Tensor]) -> float | Tensor:
         """What all gradients are multiplied by."""
         return 1.0
@@ -115,7 +108,10 @@ class FusedLAMB(_Layerwise):
         most = self.defaults["max_grad_norm"]
         if not most or not grads:
             return 1.0
-        norm = self.norm_of(grads) if self.whole_norm is None else self.whole_norm
+        norm = self.whole_norm
+        if norm is None:
+            norms = [torch.linalg.vector_norm(_wide(each)) for each in grads]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
         return torch.clamp(most / (norm + 1e-6), max=1.0)
 
     def _update(

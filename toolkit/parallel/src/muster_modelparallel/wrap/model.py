@@ -19,6 +19,7 @@ from muster_modelparallel.wrap.cut.stages import Stages, load_local
 from muster_modelparallel.wrap.model_arguments import (
     check,
     check_numbers,
+    half_of,
     listed,
     make_group,
     scaled,
@@ -80,7 +81,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         session = current()
         check(session, module, trace_device, trace_execution_times)
         check_numbers(backward_passes_per_step, bucket_cap_mb)
-        self.module = module.to(session.mesh.device)
+        self.module = module.to(session.mesh.device, half_of(session.config))
         self.overlapping_allreduce = overlapping_allreduce
         if session.config.overlapping_allreduce is not None:
             self.overlapping_allreduce = session.config.overlapping_allreduce

@@ -12,6 +12,7 @@ from torch import nn
 from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.run.outputs import StepOutput
 from muster_modelparallel.run.session import Session
+from muster_modelparallel.settings.config import Config
 from muster_modelparallel.shape.topology import GroupKind
 
 
@@ -41,6 +42,13 @@ def scaled(tensor: Any, seed: Any, scale: float) -> Any:
         return seed * scale
     # for others torch says that they need a gradient
     return torch.ones_like(tensor) * scale if tensor.numel() == 1 else None
+
+
+def half_of(config: Config) -> torch.dtype | None:
+    """The type of the parameters of a model; None where it keeps its own."""
+    if config.bf16:
+        return torch.bfloat16
+    return torch.float16 if config.fp16 or config.fp16_params else None
 
 
 def check(session: Session, module: Any, trace_device: str, trace_times: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ from muster_modelparallel.wrap.cut.clipping import clip, total_norm
 from muster_modelparallel.wrap.cut.stages import Stages
 from muster_modelparallel.wrap.layerwise import FusedLAMB
 from muster_modelparallel.wrap.loss_scale import make_loss_scale
+from muster_modelparallel.wrap.masters import HALF, MasterWeights
 from muster_modelparallel.wrap.model import PARTIAL
+from muster_modelparallel.wrap.model_arguments import half_of
 from muster_modelparallel.wrap.shares import OptimizerShares
 
 _REPLICAS = CommGroup.RDP_GROUP
+_MASTERS = "master_weights"  # in a state: float32 values of parameters of half precision
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
 
@@ -52,8 +56,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         self._scale = make_loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         self._is_unscaled = False
         self._shares: OptimizerShares | None = None
-        topology, mesh = self._session.topology, self._session.mesh
-        if self._session.config.shard_optimizer_state and topology.rdp_size > 1:
+        topology, mesh, config = (
+            self._session.topology, self._session.mesh, self._session.config,
+        )  # fmt: skip
+        self._masters = MasterWeights() if half_of(config) else None
+        if config.shard_optimizer_state and topology.rdp_size > 1:
             self._shares = OptimizerShares(mesh.group(GroupKind.RDP))
         self._session.optimizer = self
 
@@ -113,7 +120,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
         With a loss scale, gradients that are not finite on any rank make it do nothing on all
         ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
-        runs it for each microbatch, and for a closure with a loss scale or a sharded state.
+        runs it for each microbatch, and for a closure with a loss scale, half precision or a
+        sharded state.
         """
         if self._session.microbatch is not None:
             raise StepError(
@@ -121,14 +129,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it after the step function, which runs once for each microbatch",
             )
         self._finish_gradients()
-        if closure is not None and self._shares is not None:
-            raise StepError(
-                "optimizer.step() has a closure and shard_optimizer_state", "drop one of them"
-            )
-        if not self._is_scaling():
-            return self._update() if closure is None else self.optimizer.step(closure)
+        for what, is_there in (
+            ("shard_optimizer_state", self._shares is not None),
+            ("half precision", self._masters is not None),
+            ("a loss scale", self._is_scaling()),
+        ):
+            if closure is not None and is_there:
+                raise StepError(f"optimizer.step() has a closure and {what}", "drop one of them")
         if closure is not None:
-            raise StepError("optimizer.step() has a closure and a loss scale", "drop one of them")
+            return self.optimizer.step(closure)
+        if not self._is_scaling() and self._masters is None:
+            return self._update()
         self._unscale()
         self._is_unscaled = False
         if not self.overflow:
@@ -148,17 +159,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             )
         self.optimizer.zero_grad(set_to_none)
         self._is_unscaled = False
+        if self._masters is not None:
+            self._masters.forget_gradients()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scales gradients down so that their norm over all parameters is at most max_norm, and
         says what it was; -1.0 where a loss scale is used and they overflow."""
         self._finish_gradients()
-        if self._is_scaling():
+        if self._is_scaling() or self._masters is not None:
             self._unscale()
             if self.overflow:
                 return -1.0
         given = self._parameters()
-        return float(clip(given, self._session, self._stages, max_norm, norm_type))
+        return float(clip(given, self._session, self._stages, max_norm, norm_type, self._gradient))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
@@ -171,29 +184,31 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         found = self._of_all_replicas()
         if self._stages is not None and self._stages.is_partitioned:
             found = merged_states(allgather(found, CommGroup.PP_GROUP))
-        if self._scale.rules is not None:
-            found[_SCALE] = self._scale.saved()
-        return found
+        return self._with_scale(found)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: where
         the state is sharded, with the shares of all replicas, which call it together."""
-        own = self._of_all_replicas() if gather_if_shard else self.optimizer.state_dict()
-        found = {**own, PARTIAL: True}
-        if self._scale.rules is not None:
-            found[_SCALE] = self._scale.saved()
-        return found
+        own = self._of_all_replicas() if gather_if_shard else self._own_state()
+        return self._with_scale({**own, PARTIAL: True})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a full or a partial one; of a sharded state each replica its share. Raises as
         torch's."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
-        saved = given.pop(_SCALE, None)
+        saved, masters = given.pop(_SCALE, None), given.pop(_MASTERS, {})
         if self._stages is not None and self._stages.is_partitioned:
-            given["state"] = self._held(given["state"])
+            given["state"], masters = self._held(given["state"]), self._held(masters)
         if self._shares is not None:
-            given["state"] = self._shared(given["state"])
-        self.optimizer.load_state_dict(given)
+            given["state"], masters = self._shared(given["state"]), self._shared(masters)
+        if self._masters is None:
+            self.optimizer.load_state_dict(given)
+        else:
+            parameters = list(self._parameters())
+            self._masters.load(parameters, masters)
+            of = [one for number, one in enumerate(parameters) if number in given["state"]]
+            with self._masters.in_place(of):  # or it would round the state
+                self.optimizer.load_state_dict(given)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
 
@@ -226,23 +241,41 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
     def _of_all_replicas(self) -> dict[str, Any]:
         """The state of what this rank holds. Collective over the replicas where it is sharded."""
-        found = dict(self.optimizer.state_dict())
+        found = self._own_state()
         return found if self._shares is None else merged_states(allgather(found, _REPLICAS))
+
+    def _own_state(self) -> dict[str, Any]:
+        """Of what this rank updates."""
+        found = dict(self.optimizer.state_dict())
+        if self._masters is not None:
+            found[_MASTERS] = self._masters.saved(self._parameters())
+        return found
+
+    def _with_scale(self, found: dict[str, Any]) -> dict[str, Any]:
+        if self._scale.rules is not None:
+            found[_SCALE] = self._scale.saved()
+        return found
+
+    def _gradient(self, parameter: Any) -> Any:
+        """What the parameter's update is made of."""
+        return parameter.grad if self._masters is None else self._masters.gradient(parameter)
 
     def _update(self) -> Any:
         """The wrapped optimizer's step, of this replica's share where the state is sharded."""
         given = [one for one in self._parameters() if one.grad is not None]
         if isinstance(self.optimizer, FusedLAMB) and given:  # it clips by the norm of all
-            self.optimizer.whole_norm = (
-                self.optimizer.norm_of([one.grad for one in given])
-                if self._stages is None
-                else total_norm(given, self._session, self._stages)
-            )
-        if self._shares is None:
-            return self.optimizer.step()
-        for one in self._shares.divide(given):
-            self.optimizer.state.pop(one, None)
-        with self._shares.updating(given):
+            gradients = [self._gradient(one) for one in given]
+            pairs = zip(given, gradients, strict=True)
+            self.optimizer.whole_norm = total_norm(pairs, self._session, self._stages)
+        with ExitStack() as stack:
+            mine = given
+            if self._shares is not None:
+                for one in self._shares.divide(given):
+                    self.optimizer.state.pop(one, None)
+                stack.enter_context(self._shares.updating(given))
+                mine = [one for one in given if self._shares.has(one)]
+            if self._masters is not None:
+                stack.enter_context(self._masters.in_place(mine))
             return self.optimizer.step()
 
     def _finish_gradients(self) -> None:
@@ -258,15 +291,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """Whether a scale was asked for and there is anything of half precision."""
         if self._scale.rules is None and self._scale.value == 1:
             return False
-        half = (torch.float16, torch.bfloat16)
-        return any(parameter.dtype in half for parameter in self._parameters())
+        return any(parameter.dtype in HALF for parameter in self._parameters())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _unscale(self) -> None:
-        """Divides gradients by the loss scale, once; all ranks agree on `overflow`."""
+        """Divides gradients by the loss scale, once; all ranks agree on `overflow`. Those of half
+        precision are float32 from then on, where there are master weights."""
         if self._is_unscaled:
             return
         self._is_unscaled = True
+        if not self._is_scaling():
+            assert self._masters is not None
+            self._masters.take_gradients(self._parameters(), 1.0)
+            return
         scale = self._scale.value
         found = torch.zeros(1, device=self._session.mesh.device)
         for parameter in self._parameters():
@@ -274,7 +311,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 grad = parameter.grad
                 values = grad._values() if grad.is_sparse else grad
                 found += (~torch.isfinite(values).all()).to(found)
-                values.mul_(1 / scale)
+                if self._masters is None:
+                    values.mul_(1 / scale)
+        if self._masters is not None:
+            self._masters.take_gradients(self._parameters(), 1 / scale)
         if self._session.mesh.size > 1:
             world = self._session.mesh.group(GroupKind.WORLD)
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
@@ -284,7 +324,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One state of an optimizer from those of the ranks of a pipeline."""
     made = dict(states[0])
-    made["state"] = {
-        number: value for state in reversed(states) for number, value in state["state"].items()
-    }
+    for name in ("state", _MASTERS):
+        if name in made:
+            made[name] = {
+                number: value for state in reversed(states) for number, value in state[name].items()
+            }
     return made

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,30 +22,38 @@ def clip(
     stages: Stages | None,
     max_norm: float,
     norm_type: float = 2.0,
+    gradient: Callable[[Any], Any] = attrgetter("grad"),
 ) -> Any:
     """As torch.nn.utils.clip_grad_norm_, of this rank's parameters and those of the other stages,
-    all of whose ranks come here: each counts once. Returns the norm that was, alike on all."""
-    if stages is None:
-        return torch.nn.utils.clip_grad_norm_(list(parameters), max_norm, norm_type)
-    found = [one for one in parameters if one.grad is not None]
+    all of whose ranks come here: each counts once. Returns the norm that was, alike on all.
+
+    gradient: of a parameter, what is scaled."""
+    found = [(one, gradient(one)) for one in parameters if gradient(one) is not None]
     total = total_norm(found, session, stages, norm_type)
     factor = (max_norm / (total + _TINY)).clamp(max=1.0)
-    for one in found:
-        one.grad.mul_(factor.to(one.grad.device))
+    for _, grad in found:
+        grad.mul_(factor.to(grad.device))
     return total
 
 
 def total_norm(
-    parameters: list[Any], session: Session, stages: Stages, norm_type: float = 2.0
+    found: Iterable[tuple[Any, Any]],
+    session: Session,
+    stages: Stages | None,
+    norm_type: float = 2.0,
 ) -> torch.Tensor:
-    """The norm of the gradients of this rank's parameters and those of the other stages, all of
-    whose ranks come here: each counts once."""
-    names = {id(one): name for name, one in stages.module.named_parameters()}
-    gradients = [one.grad for one in parameters if stages.speaks_for(names.get(id(one), ""))]
+    """The norm of the gradients of this rank's parameters, each with its own, and of those of the
+    other stages, all of whose ranks come here: each counts once."""
     norm_type = float(norm_type)
+    dtype = torch.promote_types(torch.float32, torch.get_default_dtype())
+    kind = {"device": session.mesh.device, "dtype": dtype}
+    if stages is None:
+        norms = [torch.linalg.vector_norm(grad, norm_type).to(**kind) for _, grad in found]
+        return torch.linalg.vector_norm(torch.stack(norms or [torch.zeros((), **kind)]), norm_type)
+    names = {id(one): name for name, one in stages.module.named_parameters()}
+    gradients = [grad for one, grad in found if stages.speaks_for(names.get(id(one), ""))]
     is_max = norm_type == float("inf")
-    device = session.mesh.device
-    total = torch.zeros((), device=device, dtype=torch.get_default_dtype())
+    total = torch.zeros((), **kind)
     if gradients:
         norms = [torch.linalg.vector_norm(one, norm_type).to(total) for one in gradients]
         stacked = torch.stack(norms)

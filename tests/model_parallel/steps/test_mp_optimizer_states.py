@@ -1,0 +1,47 @@
+"""What an optimizer keeps: its state divided among replicas, master weights of half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.model_parallel.support.ranks import results, run_ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+FOLDER = Path(__file__).parent
+LIMIT_S = 150  # no promise
+
+
+REPLICAS: dict[str, object] = {"ddp": True}
+STAGES: dict[str, object] = {"pipeline_parallel_degree": 2}
+BOTH = {**REPLICAS, **STAGES, "microbatches": 2}
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "parameters"),
+    [
+        pytest.param("ranks_sharded", 2, REPLICAS, id="state divided among replicas"),
+        pytest.param("ranks_sharded", 4, BOTH, id="state divided among replicas of a pipeline"),
+        pytest.param("ranks_half", 2, STAGES, id="half precision in stages"),
+        pytest.param(
+            "ranks_half", 4, {**BOTH, "shard_optimizer_state": True},
+            id="half precision, state divided among replicas of a pipeline",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_keeps(
+    tmp_path: Path, script: str, count: int, parameters: dict[str, object]
+) -> None:
+    """All checks of the script, by name, in one job."""
+    file = FOLDER / f"{script}.py"
+    found = results(
+        run_ranks(file, count, arguments=[tmp_path], parameters=parameters, limit_s=LIMIT_S)
+    )
+    failures = [
+        f"{name} on rank {rank}:\n{words}"
+        for rank, said in enumerate(found)
+        for name, words in said.items()
+        if words
+    ]
+    assert found[0] and not failures, "\n".join(failures)
