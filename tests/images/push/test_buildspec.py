@@ -90,8 +90,29 @@ class Project(NamedTuple):
         return [one["repositoryName"] for one in client.describe_repositories()["repositories"]]
 
 
+class Whole(NamedTuple):
+    """A build of all targets that went well: its project, its phases and what they left."""
+
+    project: Project
+    phases: tuple[Phase, ...]
+    calls: list[dict[str, Any]]
+    repositories: list[str]
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
+    with project_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    with project_in(tmp_path_factory.mktemp("whole")) as made:
+        return Whole(made, made.build(), made.calls(), made.repositories())
+
+
+@contextmanager
+def project_in(tmp_path: Path) -> Iterator[Project]:
     folder, recording = tmp_path / "source", tmp_path / "recording"
     check_out(folder, recording)
     programs = tmp_path / "bin"
@@ -140,7 +161,8 @@ def check_out(folder: Path, recording: Path) -> None:
 
 
 def stand_in(path: Path, program: str) -> None:
-    path.write_text(f"#!{sys.executable}\n{program}")
+    # without site-packages, which none of them needs: it is started fifty times in a build
+    path.write_text(f"#!{sys.executable} -IS\n{program}")
     path.chmod(0o755)
 
 
@@ -197,19 +219,18 @@ def of(calls: list[dict[str, Any]], *commands: str) -> list[list[str]]:
     return [call["docker"] for call in calls if call.get("docker", [""])[0] in commands]
 
 
-def target(words: list[str]) -> str:
+def target_of(words: list[str]) -> str:
     """`cpu-test` for the child that carries the tests of `cpu`."""
     found = re.findall(r"--build-arg=TESTED=(\S+)|--target=(\S+)", " ".join(words))
     return "-".join(sorted((one or other for one, other in found), key="test".__eq__))
 
 
-def test_every_image_is_built_tested_and_pushed_in_that_order(project: Project) -> None:
-    phases = project.build()
-    story = "\n".join(phase.said for phase in phases)
-    assert [(phase.name, phase.succeeded) for phase in phases] == [
+def test_every_image_is_built_tested_and_pushed_in_that_order(whole: Whole) -> None:
+    story = "\n".join(phase.said for phase in whole.phases)
+    assert [(phase.name, phase.succeeded) for phase in whole.phases] == [
         ("install", True), ("pre_build", True), ("build", True), ("post_build", True)
     ], story  # fmt: skip
-    calls = project.calls()
+    calls = whole.calls
     assert calls[0] == {"check": []}
     assert not [call for call in calls if "aws" in call]  # boto3 does it all
     done = [(words[0], words) for words in of(calls, "build", "run", "login", "tag", "push")]
@@ -218,34 +239,40 @@ def test_every_image_is_built_tested_and_pushed_in_that_order(project: Project) 
         "build", "run", "build", "run",  # their tests
         "login", "tag", "push", "login", "tag", "push",
     ], story  # fmt: skip
-    assert [target(words) for name, words in done if name == "build"] == [
+    assert [target_of(words) for name, words in done if name == "build"] == [
         "base", "cpu", "base-test", "cpu-test"
     ]  # fmt: skip
-    assert project.repositories() == ["muster"]
+    assert whole.repositories == ["muster"]
 
 
-def test_what_is_pushed_is_what_was_tested_and_its_manifest_is_kept(project: Project) -> None:
-    project.build(TARGETS="cpu")
-    calls = project.calls()
+def test_what_is_pushed_is_what_was_tested_and_its_manifest_is_kept(whole: Whole) -> None:
+    project, calls = whole.project, whole.calls
     address = project.environ["MUSTER_PUSH_REGISTRY"]
     head = ["git", "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(head, cwd=project.folder, capture_output=True, text=True, check=True)
-    (login,) = (call for call in calls if call.get("docker", [""])[0] == "login")
-    assert login["docker"] == ["login", "--username", "AWS", "--password-stdin", address]
-    assert login["stdin"] == "123456789012-auth-token"
-    assert login["config"] and not Path(login["config"]).exists()
-    ((_, image, name),) = of(calls, "tag")
-    assert of(calls, "push") == [["push", name]]
-    assert name.startswith(f"{address}/muster:")
-    assert name.endswith(commit.stdout.strip())
-    (built,) = (words for words in of(calls, "build") if target(words) == "cpu")
-    tags = [word.removeprefix("--tag=") for word in built if word.startswith("--tag=")]
-    assert tags == [f"muster:{name.rpartition(':')[2]}"]
-    assert image == f"sha256:{sha256(tags[0].encode()).hexdigest()}"
+    logins = [call for call in calls if call.get("docker", [""])[0] == "login"]
+    assert len(logins) == 2
+    for login in logins:
+        assert login["docker"] == ["login", "--username", "AWS", "--password-stdin", address]
+        assert login["stdin"] == "123456789012-auth-token"
+        assert login["config"] and not Path(login["config"]).exists()
+    pushed = {}
+    for target, (_, image, name), push in zip(
+        ("base", "cpu"), of(calls, "tag"), of(calls, "push"), strict=True
+    ):
+        assert push == ["push", name]
+        assert name.startswith(f"{address}/muster:")
+        assert name.endswith(commit.stdout.strip())
+        (built,) = (words for words in of(calls, "build") if target_of(words) == target)
+        tags = [word.removeprefix("--tag=") for word in built if word.startswith("--tag=")]
+        assert tags == [f"muster:{name.rpartition(':')[2]}"]
+        assert image == f"sha256:{sha256(tags[0].encode()).hexdigest()}"
+        pushed[target] = image
     kept = SPEC["artifacts"]["base-directory"]
-    told = json.loads((project.folder / kept / "cpu.json").read_text())
-    assert told["reference"].startswith(f"{ECR}/muster@sha256:")
-    assert (told["image_id"], told["git_sha"]) == (image, commit.stdout.strip())
+    for target, image in pushed.items():
+        told = json.loads((project.folder / kept / f"{target}.json").read_text())
+        assert told["reference"].startswith(f"{ECR}/muster@sha256:")
+        assert (told["image_id"], told["git_sha"]) == (image, commit.stdout.strip())
 
 
 # the first of two: the second would go well

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 
@@ -119,6 +118,8 @@ def tag(words: list[str]) -> int:
 
 
 def push(words: list[str]) -> int:
+    import urllib.request  # half of a start's time, and a build starts this some fifty times
+
     image = json.loads(place(words[1]).read_text())
     host, _, rest = words[1].partition("/")
     repository, _, name = rest.rpartition(":")
