@@ -56,8 +56,9 @@ soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; 
 docs: $(STAMP) ## the documents as a site in .cache/docs/site, its links checked; opens offline
 	@$(BIN)/python -m scripts.docs_site
 
-pictures: $(STAMP) ## record docs/pictures/failing-rank.svg anew, from a real run
+pictures: $(STAMP) ## record docs/pictures/failing-rank.svg and model-plan.svg anew, from real runs
 	@$(BIN)/python -m scripts.pictures
+	@$(BIN)/python -m scripts.plan_picture
 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON (ROWS="trivial parent", PARENT=REVISION)
 	@PARENT=$(PARENT) $(BIN)/python -m benchmarks.launcher $(ROWS)

@@ -124,11 +124,35 @@ def gradients_of_tied_parameters_are_averaged_when_they_are_summed() -> None:
     assert started == [len(reducer._buckets) - 1], (started, len(reducer._buckets))
 
 
+def with_two_stages_on_a_rank_the_first_ones_gradients_come_last() -> None:
+    sessions.shutdown()
+    smp.init({"pipeline_parallel_degree": 2, "ddp": True, "pipeline": "Interleaved1F1B",
+              "microbatches": MICROBATCHES})  # fmt: skip
+    net = layers()
+    whole = copy.deepcopy(net)
+    plain, _ = gradients(copy.deepcopy(net), 3, whole, overlapping_allreduce=False)
+    found, model = gradients(net, 3)
+    for name, grad in found.items():
+        assert torch.equal(grad, plain[name]), name
+        wanted = dict(whole.named_parameters())[name].grad
+        torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-6)
+    reducer = model._reducer
+    started: list[int] = []
+    first = next(iter(model.local_parameters()))
+    first.register_post_accumulate_grad_hook(lambda _: started.append(reducer.started))
+    x = torch.randn(BATCH, WIDTH)
+    train(model, x, x)
+    later = sum(name in model.stages.others(smp.pp_rank()) for name in found)
+    assert len(model.stages.rank_of) == 4 and later
+    assert not any(started[:-1]) and started[-1] >= later, (started, later)
+
+
 CHECKS = (
     gradients_are_the_same_bits_with_and_without_overlap,
     averaging_begins_while_the_last_backward_runs,
     averaging_begins_in_the_last_step_of_several_passes_alone,
     gradients_of_tied_parameters_are_averaged_when_they_are_summed,
+    with_two_stages_on_a_rank_the_first_ones_gradients_come_last,
 )
 
 if __name__ == "__main__":

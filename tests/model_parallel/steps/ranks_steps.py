@@ -706,6 +706,18 @@ def partitions_that_come_back_to_a_rank_train() -> None:
         torch.testing.assert_close(evaluate(model, x).concat(), whole(x))
 
 
+def two_stages_on_each_rank_come_by_in_turns() -> None:
+    begin_with(pipeline="Interleaved1F1B")
+    model, whole = wrapped(chain())
+    for _ in range(3):
+        x, y = batch()
+        found = trained(model, x, y).reduce_mean()
+        torch.testing.assert_close(found, train_whole(whole, x, y))
+    agree(model, whole)
+    assert model.stages.rank_of == (*range(smp.pp_size()),) * 2
+    assert model.stages.schedule(MICROBATCHES).name == "Interleaved1F1B"
+
+
 def partitions_in_no_order_are_refused() -> None:
     begin_with(auto_partition=False)
     net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(smp.pp_size() + 1)])
@@ -793,6 +805,7 @@ CHECKS = (
     a_partial_checkpoint_is_loaded_before_the_model_is_cut,
     the_partitions_of_the_script_are_kept,
     partitions_that_come_back_to_a_rank_train,
+    two_stages_on_each_rank_come_by_in_turns,
     partitions_in_no_order_are_refused,
     a_plan_is_written_and_read_again,
     the_plan_is_left_in_the_folder_of_the_run,

@@ -27,7 +27,7 @@ GOLDEN: dict[str, tuple[Fate, Any, Any, str, Any, str]] = {
     "microbatches": (YES, 1, 8, "8", 1.5, DEGREE),
     "active_microbatches": (YES, None, 2, "2", 0, DEGREE),
     "pipeline": (YES, "interleaved", "simple", "simple", "gpipe",
-                 "one of interleaved, simple, _only_forward"),
+                 "one of interleaved, simple, _only_forward, Interleaved1F1B"),
     "auto_partition": (YES, True, False, "False", 0, FLAG),
     "default_partition": (YES, 0, 0, "0", -1, SIZE),
     "optimize": (YES, "memory", "speed", "speed", "space", "one of speed, memory"),
@@ -349,3 +349,10 @@ def test_ranks_that_cannot_be_cut_into_groups_are_refused(
 )
 def test_degrees_that_fit_are_taken(config: Config, size: int) -> None:
     check_world(config, size)
+
+
+def test_stages_in_turns_need_microbatches_for_each_turn() -> None:
+    asked = {"pipeline": "Interleaved1F1B", "partitions": 4, "microbatches": 6}
+    with pytest.raises(SettingsError, match=r"microbatches 6 are no multiple of 4 .*use 8 "):
+        read_config({}, [], asked)
+    assert read_config({}, [], {**asked, "microbatches": 8}).config.pipeline == "Interleaved1F1B"

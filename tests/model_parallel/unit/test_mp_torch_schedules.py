@@ -9,7 +9,7 @@ from torch.distributed.pipelining import schedules
 
 from muster_modelparallel.errors import PlanError
 from muster_modelparallel.run.pipeline.torch_schedules import LOOPS, THERE_AND_BACK, torch_schedule
-from muster_modelparallel.shape.schedule import Schedule, gpipe, one_f_one_b
+from muster_modelparallel.shape.schedule import Schedule, gpipe, interleaved, one_f_one_b
 from muster_modelparallel.shape.simulate import StageCost, simulate
 
 pytestmark = pytest.mark.torch
@@ -35,6 +35,11 @@ def test_stages_lie_where_torch_puts_them_and_wait_less_than_1f1b(
 def test_interleaved_stages_wait_as_the_closed_form_says(p: int, m: int, chunks: int) -> None:
     found = bubble(torch_schedule("Interleaved1F1B", p, m, chunks))
     assert found == pytest.approx((p - 1) / (chunks * m + p - 1), abs=1e-9)
+
+
+@pytest.mark.parametrize(("p", "m", "chunks"), [(2, 2, 2), (2, 8, 3), (3, 6, 2), (4, 16, 2)])
+def test_stages_come_by_in_torchs_order(p: int, m: int, chunks: int) -> None:
+    assert interleaved(p, m, chunks).ranks == torch_schedule("Interleaved1F1B", p, m, chunks).ranks
 
 
 def test_what_torch_refuses_is_refused_with_its_reason() -> None:

@@ -91,3 +91,18 @@ def test_a_plan_of_a_large_head_is_the_best_there_is() -> None:
     plan, _ = choose(UNEVEN["gpt"], Machine(), 4, pipelines=[4], microbatches=[8])
     best = one_f_one_b(4, 8)
     assert plan.schedule == "1F1B" and len(plan.stages) == len(best.rank_of)
+
+
+def test_stages_come_by_in_turns_where_that_gains_more_than_the_noise() -> None:
+    for noise, gains in ((0.0, True), (0.1, False)):
+        profile = chain([1e-2] * 16, noise=noise)
+        plan, line = choose(
+            profile, Machine(), 4, pipelines=[4], microbatches=[16], tries_turns=True
+        )  # fmt: skip
+        assert plan.alternatives[-1].schedule == "Interleaved1F1B"
+        assert (plan.schedule == "Interleaved1F1B") is gains, plan.alternatives
+        assert len(plan.stages) == (8 if gains else 4)
+        assert line.step_s == plan.step_s
+    slow = Machine(latency_s=1e-2)  # twice as many relays
+    plan, _ = choose(profile, slow, 4, pipelines=[4], microbatches=[16], tries_turns=True)
+    assert plan.schedule == "1F1B"

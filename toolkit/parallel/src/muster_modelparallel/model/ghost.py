@@ -18,7 +18,7 @@ from torch import nn
 from muster_modelparallel.errors import SplitError, add_note
 from muster_modelparallel.model.follow import Forward, replaced_forwards
 from muster_modelparallel.model.nests import filled, leaves
-from muster_modelparallel.model.random import Draw, kept_random_state
+from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.split import Split
 from muster_modelparallel.model.walk import Origin, UnitCall
 
@@ -64,8 +64,9 @@ class GhostStage:
         """One forward pass of one microbatch, inside `installed`: on the last stage what the model
         returns, elsewhere a tuple of the tensors to pass on, as `split.sent` lists them.
 
-        Arguments that are not among `split.inputs` only need their shape. Raises SplitError where
-        the model does not do what it did when it was probed.
+        Arguments that are not among `split.inputs` only need their shape. torch's generators are
+        left at the streams of `draw`. Raises SplitError where the model does not do what it did
+        when it was probed.
         """
         split = self.split
         draw = draw or Draw()
@@ -75,9 +76,8 @@ class GhostStage:
         if torch.is_grad_enabled():
             self._passes[draw] = state
         try:
-            with kept_random_state():
-                draw.glue(0)
-                output = self.model(*args, **kwargs)
+            draw.glue(0)
+            output = self.model(*args, **kwargs)
         except _StageEndError:
             return tuple(state.box[source] for source in split.sent(self.stage))
         finally:
@@ -169,7 +169,7 @@ class _Pass:
     def run(self, index: int, real: Forward, args: Any, kwargs: Any) -> Any:
         """What the call returns on this stage; then the glue after it begins."""
         if self._split.stages[index] != self._stage:
-            output = self._stub(index, leaves([*args, *kwargs.values()]))
+            output = self._stub(index, args, kwargs)
         else:
             self._draw.unit(index)
             self._inside = True
@@ -201,8 +201,10 @@ class _Pass:
                 changes = source in self._split.cloned or written
                 self.box[source] = leaf.clone() if changes else leaf
 
-    def _stub(self, index: int, given: list[Any]) -> Any:
+    def _stub(self, index: int, args: Any, kwargs: Any) -> Any:
         call = self._split.calls[index]
+        needs = call.writes or any(leaf.argument >= 0 for leaf in call.returned)
+        given = leaves([*args, *kwargs.values()]) if needs else []
         for place in call.writes:
             source = Origin("value", index, len(call.returned) + place)
             if source in self.box:

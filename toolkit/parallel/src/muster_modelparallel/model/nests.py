@@ -27,48 +27,57 @@ def parts(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def put_together(value: Any, members: Sequence[Any]) -> Any:
+def members(value: Any) -> list[Any] | None:
+    """Those of `parts` without names: every microbatch is taken apart several times."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if isinstance(value, torch.Tensor) or not isinstance(value, Mapping):
+        return None
+    return [value[key] for key in value]
+
+
+def put_together(value: Any, new: Sequence[Any]) -> Any:
     """A container like `value` with other members, in the order of `parts`; `value` itself where
     they are the same ones."""
-    found = parts(value)
+    found = members(value)
     assert found is not None
-    if all(old is new for (_, old), new in zip(found, members, strict=True)):
+    if all(old is one for old, one in zip(found, new, strict=True)):
         return value
     if isinstance(value, Mapping):
-        return _mapping(value, members)
+        return _mapping(value, new)
     if isinstance(value, tuple):
-        return _tuple(value, members)
+        return _tuple(value, new)
     if isinstance(value, list):
         made = copy.copy(value)
-        made[:] = members
+        made[:] = new
         return made
-    return type(value)(members)
+    return type(value)(new)
 
 
 def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
     """The same with each tensor changed, in containers too."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    found = parts(value)
+    found = members(value)
     if found is None:
         return value
-    return put_together(value, [map_tensors(change, member) for _, member in found])
+    return put_together(value, [map_tensors(change, member) for member in found])
 
 
 def leaves(value: Any) -> list[Any]:
     """All values in the containers, in the order of `parts`; the value itself if it is none."""
-    found = parts(value)
+    found = members(value)
     if found is None:
         return [value]
-    return [leaf for _, member in found for leaf in leaves(member)]
+    return [leaf for member in found for leaf in leaves(member)]
 
 
 def filled(value: Any, new: Iterator[Any]) -> Any:
     """The same containers with the next ones of `new` in place of their leaves."""
-    found = parts(value)
+    found = members(value)
     if found is None:
         return next(new)
-    return put_together(value, [filled(member, new) for _, member in found])
+    return put_together(value, [filled(member, new) for member in found])
 
 
 def _mapping(value: Mapping[Any, Any], members: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from muster_modelparallel.errors import ModelParallelError, SplitError
 from muster_modelparallel.model.ghost import GhostStage
 from muster_modelparallel.model.hollow import hollow_parameters, is_hollow
 from muster_modelparallel.model.nests import filled, leaves
-from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split
 from muster_modelparallel.model.state import PassState
 from muster_modelparallel.model.trace import Meta, tensors
@@ -63,9 +63,10 @@ def prove(
     pristine = pristine or PassState.of(model)
     draw = Draw()
     try:
-        whole = _whole(model, split, args, kwargs, draw, gradients, pristine)
-        chain = _Chain(model, split, pristine, whole.prints)
-        found = chain.run(args, kwargs, draw)
+        with kept_random_state():
+            whole = _whole(model, split, args, kwargs, draw, gradients, pristine)
+            chain = _Chain(model, split, pristine, whole.prints)
+            found = chain.run(args, kwargs, draw)
         _compare(whole.outputs, [tensor.detach() for tensor in found], chain.differs)
         for name, value in whole.buffers.items():
             if not any(_same(value, other[name]) for other in chain.buffers):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from muster_modelparallel.errors import NotBuiltError, nearest
-from muster_modelparallel.settings.keys import KEYS, NAMES, Fate
+from muster_modelparallel.settings.keys import IN_TURNS, KEYS, NAMES, Fate
 from muster_modelparallel.settings.rules import (
     Problem,
     both_names,
@@ -117,7 +117,7 @@ def read_config(environ: Mapping[str, str], arguments: Sequence[str], given: obj
     known = {each.name for each in fields(Config)} - {"version"}
     values = {name: KEYS[name].typed(value) for name, value in sent.items() if name in known}
     config = Config(**values, version=2 if is_version_2(sent) else 1)
-    refuse(outside(sent, config.pipeline_parallel_degree, where))
+    refuse([*outside(sent, config.pipeline_parallel_degree, where), *_no_turns(config, where)])
     notes = (differs, _gives_way(launcher, script), *_notes(sent, environ), _idle(config))
     return Reading(config, sent, tuple(filter(None, notes)))
 
@@ -141,6 +141,15 @@ def check_world(config: Config, size: int) -> None:
             what = f"{name} {degree} does not divide the data-parallel size {replicas}"
             problems.append(Problem(PARAMETERS, what, f"use a divisor of {replicas}"))
     refuse(problems)
+
+
+def _no_turns(config: Config, where: str) -> list[Problem]:
+    """Stages that come by in turns, without as many microbatches for each turn."""
+    degree, count = config.pipeline_parallel_degree, config.microbatches
+    if config.pipeline != IN_TURNS or count % degree == 0:
+        return []
+    what = f"pipeline {IN_TURNS}: microbatches {count} are no multiple of {degree} partitions"
+    return [Problem(where, what, f"use {-(-count // degree) * degree} microbatches")]
 
 
 def _where(launcher: Source, script: Source) -> str:

@@ -128,11 +128,13 @@ _STATIC = "what comes when is fixed before the first step"
 _TENSORFLOW = "it is TensorFlow's"
 _FSDP = "torch's FSDP decides that itself"
 
+IN_TURNS = "Interleaved1F1B"  # torch's name; SMP does not have it
+
 _ROWS = (
     _degree("pipeline_parallel_degree", alias="partitions"),
     _degree("microbatches"),
     _degree("active_microbatches", None),  # pipeline_parallel_degree + 2
-    _word("pipeline", "interleaved", "interleaved", "simple", "_only_forward"),
+    _word("pipeline", "interleaved", "interleaved", "simple", "_only_forward", IN_TURNS),
     _flag("auto_partition", True),
     _size("default_partition", 0),
     _word("optimize", "memory", "speed", "memory"),

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from muster_modelparallel.errors import PlanError
 from muster_modelparallel.shape.costs import Machine, Ranges
-from muster_modelparallel.shape.partition import Cuts, partition
+from muster_modelparallel.shape.partition import MOST_NOISE, Cuts, partition
 from muster_modelparallel.shape.plan import Alternative, Plan, make_plan
-from muster_modelparallel.shape.schedule import Schedule, gpipe, one_f_one_b
+from muster_modelparallel.shape.schedule import Schedule, gpipe, interleaved, one_f_one_b
 from muster_modelparallel.shape.simulate import Timeline, simulate
 from muster_modelparallel.shape.units import ModelProfile
 
@@ -22,6 +22,10 @@ MAKERS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 """By name; each also takes how many microbatches are active at most."""
 
+IN_TURNS = "Interleaved1F1B"
+CHUNKS = 2
+"""The stages of each rank whose stages come by in turns."""
+
 
 def choose(
     profile: ModelProfile,
@@ -32,11 +36,13 @@ def choose(
     microbatches: Iterable[int] = (),
     makers: Mapping[str, Maker] = MAKERS,
     memory_weight: float = 0.0,
+    tries_turns: bool = False,
 ) -> tuple[Plan, Timeline]:
     """The plan that trains a batch soonest on all `ranks`, whose `alternatives` are all that were
     tried. Left out, `pipelines` are all that divide the ranks, `microbatches` 1, 2, 4 and 8 for
-    each rank of a pipeline. Each replica reads its own batch of the profile's size. Raises
-    PlanError if nothing is possible, with the first reason.
+    each rank of a pipeline. Each replica reads its own batch of the profile's size. tries_turns:
+    the best is also tried with CHUNKS stages on each rank, which must gain more than the noise.
+    Raises PlanError if nothing is possible, with the first reason.
     """
     degrees = list(pipelines) or [one for one in range(1, ranks + 1) if ranks % one == 0]
     counts = list(microbatches)
@@ -58,6 +64,15 @@ def choose(
     if not possible:
         raise PlanError(rows[0].problem)
     best = min(possible, key=lambda row: row.batch_s)
+    # with the best alone: schedules of twice as many stages take long to try
+    if tries_turns and best.pipeline > 1:
+        makers = {**makers, IN_TURNS: in_turns}
+        asked = Alternative(best.pipeline, best.replicas, best.microbatches, IN_TURNS)
+        turns = _tried(asked, profile, machine, in_turns, memory_weight)
+        rows.append(turns)
+        noise = min(profile.noise, MOST_NOISE)
+        if not turns.problem and turns.batch_s < (1 - noise) * best.batch_s:
+            best = turns
     schedule = makers[best.schedule](best.pipeline, best.microbatches)
     split = partition(profile, machine, schedule, memory_weight)
     timeline = evaluate(profile, machine, schedule, split.cuts)
@@ -73,6 +88,11 @@ def choose(
         alternatives=tuple(rows),
     )
     return plan, timeline
+
+
+def in_turns(ranks: int, microbatches: int) -> Schedule:
+    """The maker of that schedule."""
+    return interleaved(ranks, microbatches, CHUNKS)
 
 
 def evaluate(profile: ModelProfile, machine: Machine, schedule: Schedule, cuts: Cuts) -> Timeline:

@@ -1,4 +1,9 @@
-"""A plan made again from what its stages took when they ran."""
+"""A plan made again from what its stages took when they ran.
+
+Units were measured one by one on an idle machine before the first step. In a run they share caches,
+cores and memory with others, work on other data, and may lie on ranks of other speed; what was
+measured then is the sum of a stage alone, so all its units are taken to differ alike.
+"""
 
 from __future__ import annotations
 

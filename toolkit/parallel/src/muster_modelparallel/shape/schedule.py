@@ -1,7 +1,7 @@
 """In which order each rank works on stages and microbatches: schedules as tables of actions.
 
-GPipe, 1F1B and forward only are made here; any other, such as those of torch with several stages on
-a rank, is a table that is passed in. Names are those of torch.distributed.pipelining.
+GPipe, 1F1B, also with several stages on a rank, and forward only are made here; any other, such as
+those of torch, is a table that is passed in. Names are those of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -205,6 +205,33 @@ def one_f_one_b(ranks: int, microbatches: int, active: int | None = None) -> Sch
         return (*forward[:ahead], *(one for pair in pairs for one in pair), *rest)
 
     return Schedule("1F1B", microbatches, tuple(map(of, range(ranks))))
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
+    """1F1B with so many stages on each rank, which come by in turns: ranks wait 1/`chunks` as long.
+    Raises PlanError where the ranks do not divide the microbatches. Source: Narayanan et al. 2021,
+    Efficient Large-Scale Language Model Training on GPU Clusters, section 2.2."""
+    if ranks < 2 or microbatches % ranks:
+        what = f"{microbatches} microbatches are no multiple" if ranks > 1 else "there are no turns"
+        raise PlanError(f"Interleaved1F1B on {ranks} ranks: {what}")
+    count = microbatches * chunks
+
+    def nth(kind: Kind, rank: int, number: int) -> Action:
+        """Groups of as many microbatches as ranks go through all chunks before the next one."""
+        turn, place = divmod(number, ranks)
+        group, chunk = divmod(turn, chunks)
+        chunk = chunk if kind is Kind.FORWARD else chunks - 1 - chunk
+        return Action(kind, chunk * ranks + rank, group * ranks + place)
+
+    def of(rank: int) -> tuple[Action, ...]:
+        ahead = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank), count)
+        forward = [nth(Kind.FORWARD, rank, number) for number in range(count)]
+        backward = [nth(Kind.BACKWARD, rank, number) for number in range(count)]
+        pairs = zip(forward[ahead:], backward, strict=False)
+        rest = backward[count - ahead :]
+        return (*forward[:ahead], *(one for pair in pairs for one in pair), *rest)
+
+    return Schedule("Interleaved1F1B", microbatches, tuple(map(of, range(ranks))))
 
 
 def in_waves(rank_of: Sequence[int], microbatches: int) -> Schedule:

@@ -67,9 +67,8 @@ class GradientReducer:
         """Before a step: buckets for the parameters that need gradients now."""
         self._forget()
         late = self._late()
-        named = sorted(
-            self._named(), key=lambda one: one[0] not in late
-        )  # buckets begin at the end
+        # buckets begin with the last parameter
+        named = sorted(self._named(), key=lambda one: one[0] not in late)
         identity = (
             late, *((id(one), one.requires_grad, one.dtype, one.device) for _, one in named)
         )  # fmt: skip

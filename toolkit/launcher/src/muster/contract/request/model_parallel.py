@@ -37,7 +37,7 @@ _KNOWN = {
     **dict.fromkeys(("partitions", "pipeline_parallel_degree", "tensor_parallel_degree"), _DEGREE),
     **dict.fromkeys(("microbatches", "active_microbatches", "sharded_data_parallel_degree"),
                     _DEGREE),
-    "pipeline": _Kind("text", words=("interleaved", "simple", "_only_forward")),
+    "pipeline": _Kind("text", words=("interleaved", "simple", "_only_forward", "Interleaved1F1B")),
     "optimize": _Kind("text", words=("speed", "memory")),
     "placement_strategy": _Kind("text", words=_PLACES),
     "memory_weight": _Kind("number", 0, 1),

@@ -1,4 +1,8 @@
-"""How long the stages of a rank take, measured while it trains."""
+"""How long the stages of a rank take, measured while it trains.
+
+Medians, for a step may be slow for reasons that are none of the plan's: the first one runs its
+microbatches one after the other and partitions the model, and machines do other work now and then.
+"""
 
 from __future__ import annotations
 

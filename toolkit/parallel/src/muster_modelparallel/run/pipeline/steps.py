@@ -70,6 +70,7 @@ class CutSteps:
         self._suspended = SuspendedCalls()
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
+        self._draws: dict[int, Draw] = {}  # of this step
         self._clock = StageClock(MEASURED_STEPS, mesh.device)
         self._current: Task | None = None
         self._stack = ExitStack()
@@ -100,6 +101,7 @@ class CutSteps:
         (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
         self._steps, self._seed = self._steps + 1, header.seed
+        self._draws = {}
         tasks = [
             Task(
                 Microbatch(index, len(calls)),
@@ -316,7 +318,9 @@ class CutSteps:
         return self._clock.measuring(stage, backward) if is_on else nullcontext()
 
     def draw(self, number: int) -> Draw:
-        return Draw(self._seed, self._steps, number)
+        if number not in self._draws:
+            self._draws[number] = Draw(self._seed, self._steps, number)
+        return self._draws[number]
 
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output."""

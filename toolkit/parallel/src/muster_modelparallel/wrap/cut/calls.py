@@ -16,7 +16,7 @@ from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.follow import trace
 from muster_modelparallel.model.ghost import GhostStage
 from muster_modelparallel.model.hollow import hollow, hollow_parameters
-from muster_modelparallel.model.nests import leaves, parts
+from muster_modelparallel.model.nests import leaves, members
 from muster_modelparallel.model.probe import Probe
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split, split_of
@@ -219,10 +219,11 @@ def _kind(call: ModelCall) -> Hashable:
 
 
 def _structure(value: Any) -> Hashable:
-    found = parts(value)
+    found = members(value)
     if found is None:
         return None
-    return type(value), tuple((name, _structure(member)) for name, member in found)
+    names = tuple(value) if isinstance(value, Mapping) else ()
+    return type(value), names, tuple(map(_structure, found))
 
 
 def _likeness(leaf: Any) -> Hashable:

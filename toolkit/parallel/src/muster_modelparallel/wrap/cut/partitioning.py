@@ -35,6 +35,7 @@ from muster_modelparallel.wrap.cut.planning import (
     planned,
     say,
     schedule_of,
+    stages_of,
     table,
     timed,
     write_files,
@@ -69,9 +70,9 @@ def partition(session: Session, module: nn.Module, call: ModelCall) -> tuple[Pla
 
 
 def _followed(session: Session, module: nn.Module, call: ModelCall, timing: bool) -> Probe:
-    degree = session.config.pipeline_parallel_degree
+    config = session.config
     return probe(
-        module, call.args, call.kwargs, degree, session.config.microbatches, timing=timing
+        module, call.args, call.kwargs, stages_of(config), config.microbatches, timing=timing
     )  # fmt: skip
 
 

@@ -25,12 +25,20 @@ from muster_modelparallel.model.proof import prove
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.settings.config import Config
 from muster_modelparallel.shape.advice import advice
-from muster_modelparallel.shape.choose import MAKERS, Maker, choose, evaluate
+from muster_modelparallel.shape.choose import (
+    CHUNKS,
+    IN_TURNS,
+    MAKERS,
+    Maker,
+    choose,
+    evaluate,
+    in_turns,
+)
 from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.manual import manual
 from muster_modelparallel.shape.picture.page import page
 from muster_modelparallel.shape.plan import Plan, make_plan, write_whole
-from muster_modelparallel.shape.schedule import Schedule, in_waves
+from muster_modelparallel.shape.schedule import Schedule, in_waves, interleaved
 from muster_modelparallel.shape.simulate import Timeline
 from muster_modelparallel.wrap.partitions import get_partition
 
@@ -38,7 +46,7 @@ T = TypeVar("T")
 PLAN_FILE = "model-plan.json"
 MOST_STAGES = 64
 """Without a degree in the job's parameters, longer pipelines are not tried."""
-_SCHEDULES = {"interleaved": "1F1B", "simple": "GPipe"}
+_SCHEDULES = {"interleaved": "1F1B", IN_TURNS: "1F1B", "simple": "GPipe"}  # one stage on each rank
 
 
 def plan_and_end(
@@ -85,7 +93,8 @@ def _probed(
     session: Session, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Probe:
     """With units for the longest pipeline that the model can be cut into."""
-    degrees = _degrees(session)
+    per_rank = stages_of(session.config) // session.config.pipeline_parallel_degree
+    degrees = [per_rank * degree for degree in _degrees(session)]
     for parts in degrees:
         try:
             return probe(module, args, kwargs, parts, session.config.microbatches)
@@ -111,6 +120,7 @@ def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tu
         microbatches=counts,
         makers=MAKERS if alone and "pipeline" not in given else _maker(config),
         memory_weight=memory_weight(session),
+        tries_turns=alone and "pipeline" not in given,
     )
 
 
@@ -132,6 +142,8 @@ def _ranks(session: Session) -> int:
 
 def _maker(config: Config) -> dict[str, Maker]:
     """The schedule that the job's parameters ask for, by its name."""
+    if config.pipeline == IN_TURNS:
+        return {IN_TURNS: in_turns}
     name = _SCHEDULES[config.pipeline]
 
     def make(ranks: int, microbatches: int) -> Schedule:
@@ -143,9 +155,24 @@ def _maker(config: Config) -> dict[str, Maker]:
 @functools.lru_cache(maxsize=64)
 def schedule_of(config: Config, rank_of: tuple[int, ...], microbatches: int) -> Schedule:
     """The order of work for stages on those ranks, one on each or several."""
-    (make,) = _maker(config).values()
-    alone = list(rank_of) == list(range(len(rank_of)))
-    return make(len(rank_of), microbatches) if alone else in_waves(rank_of, microbatches)
+    ranks = len(set(rank_of))
+    chunks = len(rank_of) // ranks
+    if list(rank_of) != [*range(ranks)] * chunks:
+        return in_waves(rank_of, microbatches)
+    if chunks == 1:
+        make = MAKERS[_SCHEDULES[config.pipeline]]
+        return make(ranks, microbatches, config.active_microbatches)
+    # the script's own partitions may come back to a rank with any number of microbatches
+    divides = microbatches % ranks == 0
+    if config.pipeline == "simple" or not divides:
+        return in_waves(rank_of, microbatches)
+    return interleaved(ranks, microbatches, chunks)
+
+
+def stages_of(config: Config) -> int:
+    """How many the job's parameters ask for."""
+    chunks = CHUNKS if config.pipeline == IN_TURNS else 1
+    return chunks * config.pipeline_parallel_degree
 
 
 def _by_hand(

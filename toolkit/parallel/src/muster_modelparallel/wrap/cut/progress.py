@@ -20,6 +20,7 @@ MEASURED_FILE = "model-plan-measured.json"
 HEAVY = 1.2
 """A stage of more than this much of the mean is named."""
 LEAST_GAIN = 0.05
+"""Of a step; with less nobody would run a job again."""
 
 
 def report(session: Session, plan: Plan, schedule: Schedule, times: StageTimes, steps: int) -> None:
