@@ -43,6 +43,21 @@ def test_steps_of_a_model_that_is_cut() -> None:
     assert said[0] and not failures(said), failures(said)
 
 
+@pytest.mark.parametrize(
+    ("script", "parameters"),
+    [("ranks_half", {"pipeline_parallel_degree": 2}), ("ranks_sharded", {"ddp": True})],
+)
+def test_what_an_optimizer_keeps(
+    tmp_path: Path, script: str, parameters: dict[str, object]
+) -> None:
+    file = FOLDER / f"steps/{script}.py"
+    said = results(
+        run_ranks(RUNNER, 2, arguments=[file, tmp_path], parameters=parameters,
+                  limit_s=LIMIT_S, fresh=True)
+    )  # fmt: skip
+    assert said[0] and not failures(said), failures(said)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_data_parallelism(count: int) -> None:
     script = FOLDER / "ranks/ranks_data_parallel.py"

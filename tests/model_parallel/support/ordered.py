@@ -2,6 +2,7 @@
 
 What two ranks of one group send each other runs one after another, in the order in which it was
 asked for, whichever way it goes: a receive holds up the sends behind it until its message has come.
+The first call between two ranks of a group waits until the other has come there, too.
 Ranks that share a GPU, which NCCL refuses, can use it: tensors travel by way of the CPU.
 
     ordered.register()
@@ -74,7 +75,7 @@ class _OrderedWork(dist._Work):  # type: ignore[misc]  # a class of C++
 class _OrderedGroup(dist.ProcessGroup):  # type: ignore[misc]  # a class of C++
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._rank, self._size, self._group_name = rank, size, ""
+        self._rank, self._size, self._group_name, self._store = rank, size, "", store
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=LIMIT_S))
         # what goes between this rank and another, and what all do together: by number, -1 for all
         self._turns: dict[int, ThreadPoolExecutor] = {}
@@ -123,6 +124,10 @@ class _OrderedGroup(dist.ProcessGroup):  # type: ignore[misc]  # a class of C++
         act = partial(_carry, call, on_cpu, named, pairs, begun, writes)
         if peer not in self._turns:
             self._turns[peer] = ThreadPoolExecutor(1)
+            if peer >= 0:
+                self._store.set(f"{self._rank} meets {peer}", "")
+                limit = timedelta(seconds=LIMIT_S)
+                self._store.wait([f"{peer} meets {self._rank}"], limit)
         self._turns[peer].submit(work.run, act)
         return work
 

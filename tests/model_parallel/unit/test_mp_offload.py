@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.offload import Offload
 
 pytestmark = pytest.mark.torch
@@ -123,3 +124,26 @@ def test_an_expanded_tensor_stays() -> None:
         out = (x * row).sum()
     assert offload.offloaded_bytes == 0
     assert torch.equal(torch.autograd.grad(out, x)[0], torch.full((1, 8), 64.0))
+
+
+def test_a_tensor_that_was_changed_meanwhile_is_refused() -> None:
+    offload = Offload(CPU, horizon=1)
+    weight = torch.ones(8, requires_grad=True)
+    with offload.saving([weight], True):
+        out = (weight.exp() * weight).sum()
+    with torch.no_grad():
+        weight.mul_(100)
+    with pytest.raises(StepError, match=r"changed in place after the forward pass"):
+        out.backward()
+
+
+def test_a_graph_without_backward_is_freed() -> None:
+    offload = Offload(CPU, horizon=1, least_bytes=1024)
+    net = Net()
+    small = nn.Linear(32, 1)
+    with offload.saving([*net.parameters(), *small.parameters()], True):
+        out = small(net(torch.randn(64, 32))).sigmoid()  # which its own node saves
+    storage = weakref.ref(out.untyped_storage())
+    del out
+    gc.collect()
+    assert storage() is None

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from muster_modelparallel.errors import StepError
+
 LEAST_BYTES = 1 << 16
 """Smaller tensors stay: a copy would cost more than their memory is worth."""
 MOST_LEAVING = 3
@@ -33,7 +35,7 @@ class Offload:
         self.least_bytes = least_bytes
         self.offloaded_bytes = 0
         self.device = device
-        self._leaving: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self._leaving: deque[tuple[torch.Tensor, torch.cuda.Event, torch.cuda.Stream]] = deque()
         has_streams = device.type == "cuda"
         self.leaving = torch.cuda.Stream(device) if has_streams else None
         self.coming = torch.cuda.Stream(device) if has_streams else None
@@ -41,10 +43,15 @@ class Offload:
     def leave(self, tensor: torch.Tensor, left: torch.cuda.Event) -> None:
         """Keeps the tensor until it has been copied. Computing waits for the oldest of those that
         are being copied: without that it would take new memory, far ahead of the copies."""
-        self._leaving.append((tensor, left))
-        while len(self._leaving) > MOST_LEAVING:
-            _, oldest = self._leaving.popleft()
-            torch.cuda.current_stream(self.device).wait_event(oldest)
+        stream = torch.cuda.current_stream(self.device)
+        self._leaving.append((tensor.detach(), left, stream))
+        self.let_go(MOST_LEAVING)
+
+    def let_go(self, but: int = 0) -> None:
+        """Of the tensors that are being copied, but for so many."""
+        while len(self._leaving) > but:
+            _, oldest, stream = self._leaving.popleft()
+            stream.wait_event(oldest)
 
     @contextmanager
     def saving(self, staying: Iterable[torch.Tensor], loads_ahead: bool) -> Iterator[SavedTensors]:
@@ -76,9 +83,10 @@ class SavedTensors:
                 away.load()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """The tensor where it stays; what stands for it where it leaves."""
+        """The tensor with its version where it stays; what stands for it where it leaves."""
         if not self._leaves(tensor):
-            return tensor
+            # without its graph: an output that its own node holds would never be freed
+            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         # several operations may save one tensor; one that is gone may have had its memory
         key = (
             tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor._version,
@@ -90,9 +98,17 @@ class SavedTensors:
         return away
 
     def unpack(self, packed: Any) -> Any:
-        """The tensor; those that backward is likely to use next are on their way then."""
+        """The tensor; those that backward is likely to use next are on their way then. Raises
+        StepError for one that was changed meanwhile, of which torch's own check does not know."""
         if not isinstance(packed, _Away):
-            return packed
+            tensor, version = packed
+            if tensor._version != version:
+                raise StepError(
+                    f"a tensor of shape {tuple(tensor.shape)} that backward needs was changed in "
+                    f"place after the forward pass (version {tensor._version}, saved {version})",
+                    "make a new tensor: x = x * 2 in place of x *= 2",
+                )
+            return tensor
         found = packed.take()
         if self._loads_ahead:
             first = max(0, packed.place - self._offload.horizon)
@@ -121,6 +137,7 @@ class _Away:
         self._loaded: torch.Tensor | None = None  # on its way back, or there, and not used yet
         self._used: weakref.ref[torch.Tensor] | None = None
         self._event: Any = None
+        self._stream: Any = None  # whose memory it has when it is back
         stream = offload.leaving
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
         offload.offloaded_bytes += tensor.nbytes
@@ -138,11 +155,13 @@ class _Away:
         if self._loaded is not None or (self._used is not None and self._used() is not None):
             return
         stream = self._offload.coming
+        self._offload.let_go()
         self._loaded = torch.empty_like(self._host, device=self._offload.device)
         if stream is None:
             self._loaded.copy_(self._host)
             return
-        stream.wait_stream(torch.cuda.current_stream(self._offload.device))
+        self._stream = torch.cuda.current_stream(self._offload.device)
+        stream.wait_stream(self._stream)
         stream.wait_event(self._left)
         with torch.cuda.stream(stream):
             self._loaded.copy_(self._host, non_blocking=True)
@@ -157,9 +176,17 @@ class _Away:
         found, self._loaded = self._loaded, None
         assert found is not None
         if self._event is not None:
-            torch.cuda.current_stream(self._offload.device).wait_event(self._event)
+            stream = torch.cuda.current_stream(self._offload.device)
+            stream.wait_event(self._event)
+            if stream != self._stream:
+                found.record_stream(stream)
         self._used = weakref.ref(found)
         return found
+
+    def __del__(self) -> None:
+        """One that was loaded and never used: its memory is not given away amid the copy."""
+        if self._loaded is not None and self._event is not None:
+            self._stream.wait_event(self._event)
 
 
 def _storage(tensor: torch.Tensor) -> int:

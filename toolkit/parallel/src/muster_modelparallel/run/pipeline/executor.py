@@ -49,6 +49,7 @@ class Pipeline:
         self._device = device
         self._waits = waits or Waits()
         self._passes: dict[tuple[int, int], _Pass] = {}
+        self._connected: set[tuple[int, int]] = set()
 
     def run(
         self,
@@ -66,6 +67,7 @@ class Pipeline:
         so many actions away or fewer. Raises what a stage's work raises, SplitError where a
         stage passes on other tensors than its metas say, ExchangeError where another rank is gone.
         """
+        self._connect(schedule)
         one = _Run(self, schedule, works, kinds, first, gradients)
         actions = [action for action in schedule.ranks[self._place] if action.kind in kinds]
         near = iter(actions)
@@ -75,6 +77,25 @@ class Pipeline:
                     works[coming.stage].soon(first + coming.microbatch)
             one.do(action.kind, action.stage, action.microbatch)
         one.finish()
+
+    def _connect(self, schedule: Schedule) -> None:
+        """One message by each route, all in one order: with the first one between two ranks NCCL
+        waits for the other to come to that same group, and they begin with different ones."""
+        if self._onward is self._back:
+            return
+        for sender, receiver in sorted(schedule.routes, key=lambda one: (sorted(one), one)):
+            if (sender, receiver) in self._connected:
+                continue
+            self._connected.add((sender, receiver))
+            group = self.group(sender, receiver)
+            word = torch.zeros(1, device=self._device)
+            what = f"rank {self._ranks[self._place]} meets rank"
+            if self._place == sender:
+                with self._waits.waiting(f"{what} {self._ranks[receiver]}"):
+                    dist.send(word, self._ranks[receiver], group=group)
+            elif self._place == receiver:
+                with self._waits.waiting(f"{what} {self._ranks[sender]}"):
+                    dist.recv(word, self._ranks[sender], group=group)
 
     def group(self, sender: int, receiver: int) -> Any:
         """That of messages from one place to another."""

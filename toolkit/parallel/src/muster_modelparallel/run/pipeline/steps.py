@@ -17,14 +17,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.nests import filled, leaves, map_tensors
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.clock import StageClock
-from muster_modelparallel.run.pipeline.delivery import Delivery
+from muster_modelparallel.run.pipeline.exchange import Exchange
 from muster_modelparallel.run.pipeline.executor import Pipeline
 from muster_modelparallel.run.pipeline.protocols import (
     CutModel,
@@ -33,7 +32,7 @@ from muster_modelparallel.run.pipeline.protocols import (
     PreparedCall,
     Tensors,
 )
-from muster_modelparallel.run.pipeline.suspended import Ended, Modes, SuspendedCall, SuspendedCalls
+from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall, SuspendedCalls
 from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
 from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -58,15 +57,10 @@ class CutSteps:
         mesh = session.mesh
         group = mesh.group(GroupKind.PP)
         self._session = session
-        self._group = group
-        self._device = mesh.device
-        self._waits = Waits()
-        self._pipeline = Pipeline(group, mesh.device, self._waits, mesh.pipeline_back)
-        self._delivery = Delivery(group, mesh.device, self._waits)
-        ranks = dist.get_process_group_ranks(group)
-        self._place = ranks.index(mesh.rank)
-        self._me = f"rank {mesh.rank}"
-        self._others = ", ".join(f"rank {rank}" for rank in ranks if rank != mesh.rank)
+        waits = Waits()
+        self._pipeline = Pipeline(group, mesh.device, waits, mesh.pipeline_back)
+        self._exchange = Exchange(mesh, waits)
+        self._place = self._exchange.place
         self._suspended = SuspendedCalls()
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
@@ -98,7 +92,7 @@ class CutSteps:
             )
         began = time.perf_counter()
         modes = (self._model.module.training, torch.is_grad_enabled())
-        (args, kwargs), header = self._delivery.arguments(arguments, name, modes)
+        (args, kwargs), header = self._exchange.delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
         self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
@@ -369,9 +363,8 @@ class CutSteps:
                         "an output of the model was read after the step in which it was made",
                         "return it from the step function",
                     )
-                state = torch.get_rng_state()
-                task.call.ask(Want(place))
-                torch.set_rng_state(state)
+                with kept_random_state():
+                    task.call.ask(Want(place))
             assert output.tensor is not None
             return output.tensor
 
@@ -382,7 +375,8 @@ class CutSteps:
         wants; and what that was. Raises StepError where they do not do the same."""
         all_wanted: set[int] = set()
         while True:
-            agreed = self._said(tasks)
+            agreed = self._exchange.said(tasks, self._model.is_stray)
+            self.has_stray = agreed.stray
             if not agreed.wanted:
                 break
             all_wanted.update(agreed.wanted)
@@ -398,45 +392,12 @@ class CutSteps:
             )
         return agreed, all_wanted
 
-    def _said(self, tasks: Sequence[Task]) -> Agreed:
-        word = [0] * (4 + max(len(task.outputs) for task in tasks))
-        word[3] = self._model.is_stray
-        for task in tasks:
-            word[0] |= isinstance(task.said, Ended)
-            word[1] |= isinstance(task.said, ModelCall)
-            word[2] |= bool(task.roots)
-            if isinstance(task.said, Want):
-                word[4 + task.said.place] = 1
-        said = torch.tensor(word, device=self._device)
-        with self._waits.waiting(f"{self._me} waits for the others, {self._others}, in a step"):
-            dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
-        ended, called, backward, stray, *wanted = said.tolist()
-        self.has_stray = bool(stray)
-        places = tuple(place for place, flag in enumerate(wanted) if flag)
-        return Agreed(bool(ended), bool(called), bool(backward), places)
-
     def _deliver(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """From the last stage to all ranks."""
-        if not places:
-            return
         outputs = [
             task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
         ]
-        if self._place == self._last_place:
-            for one in outputs:
-                one.check()
-        tensors = [
-            torch.empty(one.meta.shape, dtype=one.meta.dtype, device=self._device)
-            if one.tensor is None
-            else one.tensor
-            for one in outputs
-        ]
-        with self._waits.waiting(f"{self._me} waits for outputs of the last stage"):
-            self._delivery.tensors(tensors, self._last_place)
-        for output, tensor in zip(outputs, tensors, strict=True):
-            if output.tensor is None:  # of a graph, as the real one: no leaf, which code may change
-                needs = output.meta.requires_grad
-                output.tensor = tensor.requires_grad_().clone() if needs else tensor
+        self._exchange.deliver(outputs, self._last_place)
 
     def _called_again(self, task: Task) -> StepError:
         return StepError(

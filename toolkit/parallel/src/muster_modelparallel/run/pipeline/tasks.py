@@ -45,6 +45,7 @@ class Agreed(NamedTuple):
     ended: bool
     called: bool
     backward: bool
+    stray: bool
     wanted: tuple[int, ...]
 
 
