@@ -122,4 +122,5 @@ def test_activations_that_leave_the_gpu_make_room_and_change_nothing(count: int)
         assert rank["leave"][0] == rank["stay"][0]
     said = results(ends)[0]
     print(said)
-    assert said["leave"][1] < 0.8 * said["stay"][1], said
+    most = 0.8 if count == 1 else 0.9  # of a stage the messages stay, and two microbatches
+    assert said["leave"][1] < most * said["stay"][1], said

@@ -120,7 +120,7 @@ def held(model: Any) -> dict[str, torch.Tensor]:
 def same(one: Any, other: Any) -> bool:
     """Of nests of dictionaries and lists with tensors."""
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return torch.equal(one.cpu(), other.cpu())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list):
