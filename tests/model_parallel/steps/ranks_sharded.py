@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import muster_modelparallel as smp
-from muster_modelparallel.errors import StepError
+from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.run import session as sessions
 from tests.model_parallel.support.ranks import give
 
@@ -184,6 +184,33 @@ def a_whole_state_is_loaded_by_shares() -> None:
     assert same(held(model), wanted)
 
 
+def a_share_is_loaded_by_the_replica_that_saved_it() -> None:
+    begin(True)
+    model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+    first = next(iter(model.local_parameters()))
+    first.requires_grad_(False)  # so that it gets its replica later than others
+    steps(model, optimizer, 1)
+    first.requires_grad_(True)
+    steps(model, optimizer)
+    whole = optimizer.state_dict()
+    share = copy.deepcopy(optimizer.local_state_dict(gather_if_shard=False))
+    begin(True)
+    model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+    if smp.pp_size() > 1:
+        return  # stages may be others
+    optimizer.load_state_dict(share)
+    assert same(optimizer.state_dict(), whole)
+    steps(model, optimizer, 1)
+    begin(False)
+    _, optimizer = wrapped(OPTIMIZERS["AdamW"])
+    try:
+        optimizer.load_state_dict(share)
+    except SettingsError as error:
+        assert "the share of one of 2 replicas" in str(error)
+    else:
+        raise AssertionError("not refused")
+
+
 def a_closure_is_refused() -> None:
     begin(True)
     _, optimizer = wrapped(OPTIMIZERS["SGD"])
@@ -216,6 +243,7 @@ CHECKS = (
     parameters_and_whole_states_are_the_bits_of_one_that_is_not_sharded,
     each_replica_keeps_its_share_of_the_state,
     a_whole_state_is_loaded_by_shares,
+    a_share_is_loaded_by_the_replica_that_saved_it,
     a_closure_is_refused,
     checkpoints_are_resumed_whether_sharded_or_not,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster_modelparallel.errors import StepError
+from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
@@ -24,6 +24,7 @@ from muster_modelparallel.wrap.shares import OptimizerShares
 
 _REPLICAS = CommGroup.RDP_GROUP
 _MASTERS = "master_weights"  # in a state: float32 values of parameters of half precision
+_SHARED_BY = "shared_by"  # in a state: of how many replicas it is one's share
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
 
@@ -190,13 +191,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: where
         the state is sharded, with the shares of all replicas, which call it together."""
         own = self._of_all_replicas() if gather_if_shard else self._own_state()
+        if self._shares is not None and not gather_if_shard:
+            own[_SHARED_BY] = self._shares.count
         return self._with_scale({**own, PARTIAL: True})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a full or a partial one; of a sharded state each replica its share. Raises as
-        torch's."""
+        """Takes a full or a partial one; of a sharded state each replica its share. A share that
+        was saved without being gathered is for the same replica of as many: all replicas load
+        theirs together. Raises as torch's, SettingsError for another number of replicas."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         saved, masters = given.pop(_SCALE, None), given.pop(_MASTERS, {})
+        self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
         if self._stages is not None and self._stages.is_partitioned:
             given["state"], masters = self._held(given["state"]), self._held(masters)
         if self._shares is not None:
@@ -228,11 +233,29 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             if number not in of or stages.holds(names[id(of[number])])
         }
 
+    def _adopt(self, state: Mapping[Any, Any], shared_by: int) -> None:
+        """Divides the parameters as they were where the state is one replica's share."""
+        count = 0 if self._shares is None else self._shares.count
+        if not shared_by:
+            return
+        if shared_by != count or self._shares is None:
+            now = f"has {count}" if count else "does not shard it"
+            raise SettingsError(
+                f"the optimizer's state is the share of one of {shared_by} replicas, and this job "
+                f"{now}",
+                "save it with local_state_dict(gather_if_shard=True)",
+            )
+        of = dict(enumerate(self._parameters()))
+        shares = allgather(sorted(number for number in state if number in of), _REPLICAS)
+        self._shares.adopt([[of[number] for number in share] for share in shares])
+
     def _shared(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
         """Of a state by numbers of parameters, what is this replica's."""
         assert self._shares is not None
         of = dict(enumerate(self._parameters()))
-        self._shares.divide(of[number] for number in sorted(state) if number in of)
+        self._shares.divide(
+            one for number, one in of.items() if one.requires_grad or number in state
+        )
         return {
             number: value
             for number, value in state.items()

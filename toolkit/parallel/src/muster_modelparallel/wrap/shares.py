@@ -32,6 +32,20 @@ class OptimizerShares:
             self._bytes[owner] += one.nbytes
         return [one for one in new if not self.has(one)]
 
+    @property
+    def count(self) -> int:
+        """Of the replicas."""
+        return len(self._bytes)
+
+    def adopt(self, shares: Sequence[Sequence[Any]]) -> None:
+        """The parameters of each replica, as they were divided in another job."""
+        for owner, parameters in enumerate(shares):
+            for one in parameters:
+                self._owners[one] = owner
+        for owner in range(self.count):
+            mine = [one.nbytes for one, place in self._owners.items() if place == owner]
+            self._bytes[owner] = sum(mine)
+
     def has(self, parameter: Any) -> bool:
         """Whether it is this replica's."""
         return bool(self._owners[parameter] == self._place)
