@@ -219,7 +219,8 @@ def test_a_function_that_calls_the_model_twice_runs_and_says_so_once() -> None:
 
 
 def test_results_do_not_depend_on_the_number_of_stages() -> None:
-    """With dropout, bit for bit."""
+    """With dropout, bit for bit, where cuts lie between blocks: those by FLOPs do, however busy the
+    machine is."""
     script = """
     from muster_modelparallel.run import session
     drop = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(6)])
@@ -242,7 +243,11 @@ def test_results_do_not_depend_on_the_number_of_stages() -> None:
                 BEGIN + script,
                 degree,
                 limit_s=LIMIT_S,
-                parameters={"pipeline_parallel_degree": degree, "microbatches": 4},
+                parameters={
+                    "pipeline_parallel_degree": degree,
+                    "microbatches": 4,
+                    "skip_tracing": True,
+                },
             )
         )[0]
         for degree in (2, 4)
