@@ -11,9 +11,9 @@ import pytest
 
 from tests.model_parallel.support.ranks import results, run_ranks, words_of
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("ranks_pipeline.py")
-LIMIT_S = 150  # no promise
+LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
 
 
 @pytest.mark.parametrize(

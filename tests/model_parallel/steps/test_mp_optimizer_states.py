@@ -8,9 +8,9 @@ import pytest
 
 from tests.model_parallel.support.ranks import results, run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 FOLDER = Path(__file__).parent
-LIMIT_S = 150  # no promise
+LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
 
 
 REPLICAS: dict[str, object] = {"ddp": True}

@@ -8,9 +8,9 @@ import pytest
 
 from tests.model_parallel.support.ranks import results, run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 CHECKS = Path(__file__).with_name("ranks_replicas.py")
-LIMIT_S = 150  # no promise
+LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
 
 
 def test_replicas_of_a_pipeline() -> None:
