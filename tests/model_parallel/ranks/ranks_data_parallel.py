@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import traceback
 from dataclasses import replace
 
 import torch
@@ -23,6 +22,7 @@ from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.grad_scaler import GradScaler
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
+from tests.model_parallel.support.checks import said_by
 from tests.model_parallel.support.ranks import give
 
 SHARE = 8  # examples of each rank
@@ -32,15 +32,7 @@ TINY_MB = 60 / 2**20  # so that most parameters have a bucket of their own
 def main(backend: str) -> None:
     sessions.init({"ddp": True, "ddp_dist_backend": backend})
     torch.set_num_threads(1)
-    said = {}
-    for check in CHECKS:
-        begin(microbatches=1)
-        try:
-            check()
-            said[check.__name__] = ""
-        except Exception:
-            said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
+    said = said_by(CHECKS, lambda: begin(microbatches=1))
     found = sessions.current().mesh.backend
     give({"backend": found, "said": said})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import traceback
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional
 import muster_modelparallel as smp
 from muster_modelparallel.errors import StepError
 from muster_modelparallel.run import session as sessions
+from tests.model_parallel.support.checks import said_by
 from tests.model_parallel.support.ranks import give
 
 WIDTH, BATCH, MICROBATCHES, STEPS = 8, 8, 2, 4
@@ -24,17 +24,7 @@ LR = 1e-3  # a step of a weight of 1 that half precision would lose
 
 def main() -> None:
     torch.set_num_threads(1)
-    said = {}
-    for check in CHECKS:
-        begin("bf16")
-        try:
-            check()
-            said[check.__name__] = ""
-        except Exception:
-            said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
-        sessions.shutdown()
-    give(said)
+    give(said_by(CHECKS, lambda: begin("bf16"), sessions.shutdown))
 
 
 def begin(kind: str) -> None:

@@ -4,8 +4,6 @@ replicas: `ranks_replicas.py`."""
 from __future__ import annotations
 
 import copy
-import sys
-import traceback
 
 import torch
 from torch import nn
@@ -13,7 +11,9 @@ from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.run import session as sessions
+from tests.model_parallel.support.checks import said_by
 from tests.model_parallel.support.ranks import give
+from tests.model_parallel.support.tied import Tied
 
 WIDTH, MICROBATCHES, BATCH = 6, 4, 8
 TINY_MB = 60 / 2**20  # so that most parameters have a bucket of their own
@@ -21,19 +21,17 @@ TINY_MB = 60 / 2**20  # so that most parameters have a bucket of their own
 
 def main() -> None:
     torch.set_num_threads(1)
-    said = {}
-    for check in CHECKS:
-        smp.init({"pipeline_parallel_degree": 2, "ddp": True, "microbatches": MICROBATCHES})
-        torch.manual_seed(5)
-        try:
-            check()
-            said[check.__name__] = ""
-        except Exception:
-            said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
-        smp.barrier()
-        sessions.shutdown()
-    give(said)
+    give(said_by(CHECKS, begin, end))
+
+
+def begin() -> None:
+    smp.init({"pipeline_parallel_degree": 2, "ddp": True, "microbatches": MICROBATCHES})
+    torch.manual_seed(5)
+
+
+def end() -> None:
+    smp.barrier()
+    sessions.shutdown()
 
 
 @smp.step
@@ -41,20 +39,6 @@ def train(model, x, y):
     loss = functional.mse_loss(model(x), y)
     model.backward(loss)
     return loss
-
-
-class Tied(nn.Module):
-    """Both ends use one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.come = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.body = layers()
-        self.go = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.go.weight = self.come.weight
-
-    def forward(self, x):
-        return self.go(self.body(self.come(x)))
 
 
 def layers(count: int = 6) -> nn.Module:
@@ -77,7 +61,7 @@ def gradients(net: nn.Module, steps: int, whole: nn.Module | None = None, **argu
 
 
 def gradients_are_the_same_bits_with_and_without_overlap() -> None:
-    for net in (layers(), Tied()):
+    for net in (layers(), Tied(WIDTH, layers())):
         whole = copy.deepcopy(net)
         plain, _ = gradients(copy.deepcopy(net), 4, whole, overlapping_allreduce=False)
         wanted = {name: one.grad for name, one in whole.named_parameters()}
@@ -114,7 +98,7 @@ def averaging_begins_in_the_last_step_of_several_passes_alone() -> None:
 
 
 def gradients_of_tied_parameters_are_averaged_when_they_are_summed() -> None:
-    _, model = gradients(Tied(), 2)
+    _, model = gradients(Tied(WIDTH, layers()), 2)
     reducer = model._reducer
     started: list[int] = []
     reducer.reduce, reduce = lambda: started.append(reducer.started), reducer.reduce

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.nn import functional
 import muster_modelparallel as smp
 from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.run import session as sessions
+from tests.model_parallel.support.checks import said_by
 from tests.model_parallel.support.ranks import give
 
 WIDTH, BATCH, LAYERS = 6, 8, 8
@@ -25,17 +25,7 @@ STEPS = 4
 
 def main() -> None:
     torch.set_num_threads(1)
-    said = {}
-    for check in CHECKS:
-        begin(False)
-        try:
-            check()
-            said[check.__name__] = ""
-        except Exception:
-            said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
-        sessions.shutdown()
-    give(said)
+    give(said_by(CHECKS, lambda: begin(False), sessions.shutdown))
 
 
 def begin(shards: bool) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import tempfile
-import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +19,9 @@ import muster_modelparallel as smp
 from muster_modelparallel.errors import ModelParallelError, StepError
 from muster_modelparallel.run import session as sessions
 from muster_modelparallel.run.offload import Offload
+from tests.model_parallel.support.checks import said_by
 from tests.model_parallel.support.ranks import give
+from tests.model_parallel.support.tied import Tied
 
 MICROBATCHES = 4
 WIDTH = 6
@@ -29,19 +29,17 @@ WIDTH = 6
 
 def main() -> None:
     torch.set_num_threads(1)
-    said = {}
-    for check in CHECKS:
-        smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
-        torch.manual_seed(5)
-        try:
-            check()
-            said[check.__name__] = ""
-        except Exception:
-            said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
-        smp.barrier()
-        sessions.shutdown()
-    give(said)
+    give(said_by(CHECKS, begin, end))
+
+
+def begin() -> None:
+    smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
+    torch.manual_seed(5)
+
+
+def end() -> None:
+    smp.barrier()
+    sessions.shutdown()
 
 
 def is_first() -> bool:
@@ -205,18 +203,7 @@ def shapes_may_change_from_step_to_step() -> None:
 
 
 def steps_add_up_their_gradients_also_of_tied_parameters() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.come = nn.Linear(WIDTH, WIDTH, bias=False)
-            self.body = chain()
-            self.go = nn.Linear(WIDTH, WIDTH, bias=False)
-            self.go.weight = self.come.weight
-
-        def forward(self, x):
-            return self.go(self.body(self.come(x)))
-
-    model, whole = wrapped(Tied())
+    model, whole = wrapped(Tied(WIDTH, chain()))
     for _ in range(3):
         x, y = batch()
         trained(model, x, y)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model_parallel.support.checks import failures
 from tests.model_parallel.support.ranks import results, run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -38,10 +39,4 @@ def test_what_an_optimizer_keeps(
     found = results(
         run_ranks(file, count, arguments=[tmp_path], parameters=parameters, limit_s=LIMIT_S)
     )
-    failures = [
-        f"{name} on rank {rank}:\n{words}"
-        for rank, said in enumerate(found)
-        for name, words in said.items()
-        if words
-    ]
-    assert found[0] and not failures, "\n".join(failures)
+    assert not failures(found), failures(found)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model_parallel.support.checks import failures
 from tests.model_parallel.support.ranks import results, run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -16,10 +17,4 @@ LIMIT_S = 240  # no promise: ranks that import torch beside other work take thei
 def test_replicas_of_a_pipeline() -> None:
     """All checks of ranks_replicas.py, by name, in one job."""
     found = results(run_ranks(CHECKS, 4, limit_s=LIMIT_S))
-    failures = [
-        f"{name} on rank {rank}:\n{words}"
-        for rank, said in enumerate(found)
-        for name, words in said.items()
-        if words
-    ]
-    assert found[0] and not failures, "\n".join(failures)
+    assert not failures(found), failures(found)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model_parallel.support.checks import failures
 from tests.model_parallel.support.ranks import RankEnd, results, run_ranks, words_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -22,13 +23,7 @@ def test_steps(backend: str, count: int) -> None:
     """All checks of ranks_steps.py, by name, in one job."""
     parameters = {"microbatches": 4, "ddp_dist_backend": ASKED[backend]}
     found = results(run_ranks(CHECKS, count, parameters=parameters, limit_s=LIMIT_S))
-    failures = [
-        f"{name} on rank {rank}:\n{words}"
-        for rank, said in enumerate(found)
-        for name, words in said.items()
-        if words
-    ]
-    assert found[0] and not failures, "\n".join(failures)
+    assert not failures(found), failures(found)
 
 
 BEGIN = """

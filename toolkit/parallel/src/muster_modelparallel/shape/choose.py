@@ -10,7 +10,7 @@ from muster_modelparallel.errors import PlanError
 from muster_modelparallel.shape.costs import Machine, Ranges
 from muster_modelparallel.shape.partition import MOST_NOISE, Cuts, partition
 from muster_modelparallel.shape.plan import Alternative, Plan, make_plan
-from muster_modelparallel.shape.schedule import Schedule, gpipe, interleaved, one_f_one_b
+from muster_modelparallel.shape.schedule import IN_TURNS, Schedule, gpipe, interleaved, one_f_one_b
 from muster_modelparallel.shape.simulate import Timeline, simulate
 from muster_modelparallel.shape.units import ModelProfile
 
@@ -22,7 +22,6 @@ MAKERS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 """By name; each also takes how many microbatches are active at most."""
 
-IN_TURNS = "Interleaved1F1B"
 CHUNKS = 2
 """The stages of each rank whose stages come by in turns."""
 

@@ -24,6 +24,11 @@ class Kind(str, Enum):
     WEIGHT_BACKWARD = "W"
 
 
+BACKWARD = frozenset((Kind.BACKWARD, Kind.INPUT_BACKWARD))
+"""The backwards that others wait for: one in each pass."""
+IN_TURNS = "Interleaved1F1B"
+
+
 class Action(NamedTuple):
     """`2F0` is the forward of microbatch 0 through stage 2."""
 
@@ -213,7 +218,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     Efficient Large-Scale Language Model Training on GPU Clusters, section 2.2."""
     if ranks < 2 or microbatches % ranks:
         what = f"{microbatches} microbatches are no multiple" if ranks > 1 else "there are no turns"
-        raise PlanError(f"Interleaved1F1B on {ranks} ranks: {what}")
+        raise PlanError(f"{IN_TURNS} on {ranks} ranks: {what}")
     count = microbatches * chunks
 
     def nth(kind: Kind, rank: int, number: int) -> Action:
@@ -231,7 +236,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         rest = backward[count - ahead :]
         return (*forward[:ahead], *(one for pair in pairs for one in pair), *rest)
 
-    return Schedule("Interleaved1F1B", microbatches, tuple(map(of, range(ranks))))
+    return Schedule(IN_TURNS, microbatches, tuple(map(of, range(ranks))))
 
 
 def in_waves(rank_of: Sequence[int], microbatches: int) -> Schedule:

@@ -52,7 +52,7 @@ class MasterWeights:
         halves = [(one, one.data, one.grad) for one in parameters if one.dtype in HALF]
         for one, half, grad in halves:
             one.data = self._value(one, half)
-            one.grad = None if grad is None else self._gradients.get(one, grad.float())
+            one.grad = None if grad is None else self.gradient(one).float()
         try:
             yield
         finally:

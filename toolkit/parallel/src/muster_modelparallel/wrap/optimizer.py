@@ -323,25 +323,30 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         if self._is_unscaled:
             return
         self._is_unscaled = True
-        if not self._is_scaling():
-            assert self._masters is not None
-            self._masters.take_gradients(self._parameters(), 1.0)
+        factor = 1 / self.loss_scale
+        if self._is_scaling():
+            self.overflow = self._overflows()
+        if self._masters is not None:
+            self._masters.take_gradients(self._parameters(), factor)
             return
-        scale = self._scale.value
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                _values(parameter.grad).mul_(factor)
+
+    def _overflows(self) -> bool:
+        """Whether any gradient on any rank is not finite."""
         found = torch.zeros(1, device=self._session.mesh.device)
         for parameter in self._parameters():
             if parameter.grad is not None:
-                grad = parameter.grad
-                values = grad._values() if grad.is_sparse else grad
-                found += (~torch.isfinite(values).all()).to(found)
-                if self._masters is None:
-                    values.mul_(1 / scale)
-        if self._masters is not None:
-            self._masters.take_gradients(self._parameters(), 1 / scale)
+                found += (~torch.isfinite(_values(parameter.grad)).all()).to(found)
         if self._session.mesh.size > 1:
             world = self._session.mesh.group(GroupKind.WORLD)
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
-        self.overflow = bool(found.item())
+        return bool(found.item())
+
+
+def _values(gradient: Any) -> Any:
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

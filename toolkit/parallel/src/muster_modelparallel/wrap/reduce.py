@@ -107,8 +107,9 @@ class GradientReducer:
         overlaps &= not any(one.requires_grad or one.grad is not None for _, one in self._rest)
         self._is_armed = is_last and overlaps and self._has_learned
         if self._is_armed:
+            settled = settled - self._late()
             for bucket in self._buckets:
-                bucket.begin(settled - self._late())
+                bucket.begin(settled)
             self._start()
 
     def reduce(self) -> None:

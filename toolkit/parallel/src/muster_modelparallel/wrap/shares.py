@@ -15,36 +15,31 @@ from muster_modelparallel.wrap.replicas import broadcast_tensors
 class OptimizerShares:
     """Whole parameters, so that any optimizer may be wrapped; the largest first, each to the
     replica that has the least. A parameter keeps its replica. All replicas see the same parameters
-    in the same order, and so divide them alike."""
+    in the same order, and so divide them alike. `count`: of the replicas."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         self._place = dist.get_rank(group)
-        self._bytes = [0] * dist.get_world_size(group)
+        self.count: int = dist.get_world_size(group)
         self._owners: dict[Any, int] = {}
 
     def divide(self, parameters: Iterable[Any]) -> list[Any]:
         """Gives those that are new to a replica. Returns what has become another's."""
         new = [one for one in parameters if one not in self._owners]
+        if not new:
+            return []
+        loads = [0] * self.count
+        for one, owner in self._owners.items():
+            loads[owner] += one.nbytes
         for one in sorted(new, key=lambda one: -one.nbytes):
-            owner = self._bytes.index(min(self._bytes))
-            self._owners[one] = owner
-            self._bytes[owner] += one.nbytes
+            owner = self._owners[one] = loads.index(min(loads))
+            loads[owner] += one.nbytes
         return [one for one in new if not self.has(one)]
-
-    @property
-    def count(self) -> int:
-        """Of the replicas."""
-        return len(self._bytes)
 
     def adopt(self, shares: Sequence[Sequence[Any]]) -> None:
         """The parameters of each replica, as they were divided in another job."""
         for owner, parameters in enumerate(shares):
-            for one in parameters:
-                self._owners[one] = owner
-        for owner in range(self.count):
-            mine = [one.nbytes for one, place in self._owners.items() if place == owner]
-            self._bytes[owner] = sum(mine)
+            self._owners.update(dict.fromkeys(parameters, owner))
 
     def has(self, parameter: Any) -> bool:
         """Whether it is this replica's."""
@@ -62,6 +57,6 @@ class OptimizerShares:
         finally:
             for one, grad in others:
                 one.grad = grad
-        for owner in range(len(self._bytes)):
+        for owner in range(self.count):
             mine = [one for one in parameters if self._owners[one] == owner]
             broadcast_tensors(mine, self._group, owner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,12 @@ from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run.pipeline.protocols import StageWork
 from muster_modelparallel.run.pipeline.waits import Waits
-from muster_modelparallel.shape.schedule import Kind, Message, Schedule
+from muster_modelparallel.shape.schedule import BACKWARD, Kind, Message, Schedule
 
 AHEAD = 1
 """Messages of one rank that are received before they are needed: one arrives while the one before
 is worked on. More cost memory, and time on machines whose cores are all at work (measured)."""
 _ALL = frozenset(Kind)
-_BACKWARD = frozenset((Kind.BACKWARD, Kind.INPUT_BACKWARD))
 
 
 class _Pass(NamedTuple):
@@ -70,10 +68,10 @@ class Pipeline:
         self._connect(schedule)
         one = _Run(self, schedule, works, kinds, first, gradients)
         actions = [action for action in schedule.ranks[self._place] if action.kind in kinds]
-        near = iter(actions)
         for at, action in enumerate(actions):
-            for coming in islice(near, horizon + 1 if at == 0 else 1):
-                if horizon and coming.kind in _BACKWARD:
+            new = at + horizon if at else 0  # those before have been told
+            for coming in actions[new : at + horizon + 1] if horizon else ():
+                if coming.kind in BACKWARD:
                     works[coming.stage].soon(first + coming.microbatch)
             one.do(action.kind, action.stage, action.microbatch)
         one.finish()

@@ -39,7 +39,7 @@ from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.run.pipeline.work import Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
-from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
+from muster_modelparallel.shape.schedule import BACKWARD, Kind, Schedule, in_waves
 from muster_modelparallel.shape.topology import GroupKind
 
 _log = logging.getLogger("muster_modelparallel")
@@ -412,5 +412,5 @@ def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
     return next(
         (stage, microbatch)
         for kind, stage, microbatch in reversed(schedule.ranks[place])
-        if kind in (Kind.BACKWARD, Kind.INPUT_BACKWARD)
+        if kind in BACKWARD
     )

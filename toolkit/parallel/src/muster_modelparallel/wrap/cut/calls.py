@@ -66,7 +66,7 @@ class CallStages:
 
 class Holding:
     """Which stages hold which parameters and buffers. `rank_of`: of each stage, in the pipeline;
-    `place`: this rank's."""
+    `place`: this rank's; `tied`: the parameters that several ranks hold, with their places."""
 
     def __init__(self, module: nn.Module, split: Split, rank_of: Sequence[int], place: int) -> None:
         self.split = split
@@ -83,6 +83,7 @@ class Holding:
             name: tuple(dict.fromkeys(rank_of[at] for at in stages if name in split.parameters[at]))
             for name, _ in module.named_parameters()
         }
+        self.tied = {name: held for name, held in self._holders.items() if len(held) > 1}
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The places of the ranks that hold a parameter, by its first name; the first one speaks
@@ -105,11 +106,6 @@ class Holding:
     def holds_buffer(self, name: str) -> bool:
         """Whether this rank's buffer counts."""
         return self.holder_of_buffer(name) == self.place
-
-    @property
-    def tied(self) -> dict[str, tuple[int, ...]]:
-        """The parameters that several ranks hold."""
-        return {name: ranks for name, ranks in self._holders.items() if len(ranks) > 1}
 
 
 class Calls:

@@ -45,19 +45,17 @@ def total_norm(
     """The norm of the gradients of this rank's parameters, each with its own, and of those of the
     other stages, all of whose ranks come here: each counts once."""
     norm_type = float(norm_type)
+    if stages is not None:
+        names = {id(one): name for name, one in stages.module.named_parameters()}
+        found = [pair for pair in found if stages.speaks_for(names.get(id(pair[0]), ""))]
     dtype = torch.promote_types(torch.float32, torch.get_default_dtype())
-    kind = {"device": session.mesh.device, "dtype": dtype}
+    zero = torch.zeros((), device=session.mesh.device, dtype=dtype)
+    norms = [torch.linalg.vector_norm(grad, norm_type).to(zero) for _, grad in found]
+    stacked = torch.stack(norms or [zero])
     if stages is None:
-        norms = [torch.linalg.vector_norm(grad, norm_type).to(**kind) for _, grad in found]
-        return torch.linalg.vector_norm(torch.stack(norms or [torch.zeros((), **kind)]), norm_type)
-    names = {id(one): name for name, one in stages.module.named_parameters()}
-    gradients = [grad for one, grad in found if stages.speaks_for(names.get(id(one), ""))]
+        return torch.linalg.vector_norm(stacked, norm_type)
     is_max = norm_type == float("inf")
-    total = torch.zeros((), **kind)
-    if gradients:
-        norms = [torch.linalg.vector_norm(one, norm_type).to(total) for one in gradients]
-        stacked = torch.stack(norms)
-        total = stacked.max() if is_max else (stacked**norm_type).sum()
+    total = stacked.max() if is_max else (stacked**norm_type).sum()
     op = dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM
     dist.all_reduce(total, op=op, group=session.mesh.group(GroupKind.PP))
     return total if is_max else total ** (1.0 / norm_type)

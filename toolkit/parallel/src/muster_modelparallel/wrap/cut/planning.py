@@ -27,7 +27,6 @@ from muster_modelparallel.settings.config import Config
 from muster_modelparallel.shape.advice import advice
 from muster_modelparallel.shape.choose import (
     CHUNKS,
-    IN_TURNS,
     MAKERS,
     Maker,
     choose,
@@ -38,7 +37,7 @@ from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.manual import manual
 from muster_modelparallel.shape.picture.page import page
 from muster_modelparallel.shape.plan import Plan, make_plan, write_whole
-from muster_modelparallel.shape.schedule import Schedule, in_waves, interleaved
+from muster_modelparallel.shape.schedule import IN_TURNS, Schedule, in_waves, interleaved
 from muster_modelparallel.shape.simulate import Timeline
 from muster_modelparallel.wrap.partitions import get_partition
 

@@ -1,0 +1,40 @@
+"""Checks that all ranks of one job run one after the other, and what each came to.
+
+In the script of the ranks: `give(said_by(CHECKS, begin, end))`; in the test: `failures(results)`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+def said_by(
+    checks: Iterable[Callable[[], None]],
+    begin: Callable[[], object],
+    end: Callable[[], object] = lambda: None,
+) -> dict[str, str]:
+    """By name, "" or the traceback of what a check raised. `begin` and `end` around each."""
+    said = {}
+    for check in checks:
+        begin()
+        try:
+            check()
+            said[check.__name__] = ""
+        except Exception:
+            said[check.__name__] = traceback.format_exc()
+            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
+        end()
+    return said
+
+
+def failures(ranks: Sequence[Mapping[str, str]]) -> str:
+    """What failed, by check and rank; "" where nothing did. Raises AssertionError without any."""
+    assert ranks and ranks[0]
+    return "\n".join(
+        f"{name} on rank {rank}:\n{words}"
+        for rank, said in enumerate(ranks)
+        for name, words in said.items()
+        if words
+    )
