@@ -16,6 +16,7 @@ import torch
 import muster_modelparallel as smp
 from muster_modelparallel.run import session as sessions
 from tests.model_parallel.parity.models import CASES, Case
+from tests.model_parallel.support.checks import over
 from tests.model_parallel.support.ranks import give
 
 
@@ -26,7 +27,7 @@ def main(dtype: str, steps: int, names: list[str]) -> None:
     for name in names:
         smp.init()
         found[name] = compared(CASES[name], steps)
-        sessions.shutdown()
+        over()
     give(found)
 
 

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.errors import StepError
-from muster_modelparallel.run import session as sessions
-from tests.model_parallel.support.checks import said_by
+from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 
 WIDTH, BATCH, MICROBATCHES, STEPS = 8, 8, 2, 4
@@ -24,11 +23,11 @@ LR = 1e-3  # a step of a weight of 1 that half precision would lose
 
 def main() -> None:
     torch.set_num_threads(1)
-    give(said_by(CHECKS, lambda: begin("bf16"), sessions.shutdown))
+    give(said_by(CHECKS, lambda: begin("bf16"), over))
 
 
 def begin(kind: str) -> None:
-    sessions.shutdown()
+    over()
     smp.init({kind: True, "microbatches": MICROBATCHES})
     torch.manual_seed(5)
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.run import session as sessions
-from tests.model_parallel.support.checks import said_by
+from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 from tests.model_parallel.support.tied import Tied
 
@@ -21,17 +21,12 @@ TINY_MB = 60 / 2**20  # so that most parameters have a bucket of their own
 
 def main() -> None:
     torch.set_num_threads(1)
-    give(said_by(CHECKS, begin, end))
+    give(said_by(CHECKS, begin, over))
 
 
 def begin() -> None:
     smp.init({"pipeline_parallel_degree": 2, "ddp": True, "microbatches": MICROBATCHES})
     torch.manual_seed(5)
-
-
-def end() -> None:
-    smp.barrier()
-    sessions.shutdown()
 
 
 @smp.step
@@ -109,7 +104,7 @@ def gradients_of_tied_parameters_are_averaged_when_they_are_summed() -> None:
 
 
 def with_two_stages_on_a_rank_the_first_ones_gradients_come_last() -> None:
-    sessions.shutdown()
+    over()
     smp.init({"pipeline_parallel_degree": 2, "ddp": True, "pipeline": "Interleaved1F1B",
               "microbatches": MICROBATCHES})  # fmt: skip
     net = layers()

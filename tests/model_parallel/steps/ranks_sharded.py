@@ -15,8 +15,7 @@ from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.errors import SettingsError, StepError
-from muster_modelparallel.run import session as sessions
-from tests.model_parallel.support.checks import said_by
+from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 
 WIDTH, BATCH, LAYERS = 6, 8, 8
@@ -25,11 +24,11 @@ STEPS = 4
 
 def main() -> None:
     torch.set_num_threads(1)
-    give(said_by(CHECKS, lambda: begin(False), sessions.shutdown))
+    give(said_by(CHECKS, lambda: begin(False), over))
 
 
 def begin(shards: bool) -> None:
-    sessions.shutdown()
+    over()
     smp.init({"shard_optimizer_state": shards})
     torch.manual_seed(5)
 

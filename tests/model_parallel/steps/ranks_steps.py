@@ -19,7 +19,7 @@ import muster_modelparallel as smp
 from muster_modelparallel.errors import ModelParallelError, StepError
 from muster_modelparallel.run import session as sessions
 from muster_modelparallel.run.offload import Offload
-from tests.model_parallel.support.checks import said_by
+from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 from tests.model_parallel.support.tied import Tied
 
@@ -29,17 +29,12 @@ WIDTH = 6
 
 def main() -> None:
     torch.set_num_threads(1)
-    give(said_by(CHECKS, begin, end))
+    give(said_by(CHECKS, begin, over))
 
 
 def begin() -> None:
     smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
     torch.manual_seed(5)
-
-
-def end() -> None:
-    smp.barrier()
-    sessions.shutdown()
 
 
 def is_first() -> bool:
@@ -642,8 +637,7 @@ def a_partial_checkpoint_is_loaded_before_the_model_is_cut() -> None:
     trained(model, x, y)
     optimizer.step()
     wanted = model.state_dict()
-    sessions.shutdown()
-    smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
+    begin_with()
     net = chain()
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
@@ -656,8 +650,8 @@ def a_partial_checkpoint_is_loaded_before_the_model_is_cut() -> None:
 
 
 def begin_with(**parameters: object) -> None:
-    """A session with more parameters."""
-    sessions.shutdown()
+    """A session with more parameters, once no rank is at work on the one before."""
+    over()
     degree = int(os.environ["WORLD_SIZE"])
     smp.init({"pipeline_parallel_degree": degree, **parameters})
 

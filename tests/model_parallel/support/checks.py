@@ -29,6 +29,17 @@ def said_by(
     return said
 
 
+def over() -> None:
+    """Ends the session, once no rank is at work on it: the collectives of one that is would fail
+    when another one hangs up."""
+    import muster_modelparallel as smp
+    from muster_modelparallel.run import session as sessions
+
+    if sessions.is_initialized():
+        smp.barrier()
+        sessions.shutdown()
+
+
 def failures(ranks: Sequence[Mapping[str, str]]) -> str:
     """What failed, by check and rank; "" where nothing did. Raises AssertionError without any."""
     assert ranks and ranks[0]

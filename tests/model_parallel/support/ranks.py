@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,9 +100,14 @@ def results(ends: Sequence[RankEnd]) -> list[Any]:
 def words_of(ends: Sequence[RankEnd]) -> str:
     """What the ranks said, for the message of a test that fails."""
     return "\n".join(
-        f"rank {end.rank} ended with {end.code}\n{end.out[-1000:]}\n{end.err[-3000:]}"
+        f"rank {end.rank} ended with {end.code}\n{end.out[-1000:]}\n{_once(end.err)[-6000:]}"
         for end in ends
     )
+
+
+def _once(words: str) -> str:
+    """torch's hook says [rank0]: before each line once more with every group that was the first."""
+    return re.sub(r"(\[rank\d+\]: )+", r"\1", words)
 
 
 def _words(

@@ -26,7 +26,7 @@ pipe = int(sys.argv[1])
 staleness = {{"inf": math.inf, "None": None, "0": 0, "2": 2}}[sys.argv[2]]
 parameter = torch.zeros(1000)
 with ParameterServer.connect(
-    [parameter], sgd(1.0), mode="async", staleness=staleness, timeout_s=60
+    [parameter], sgd(1.0), mode="async", staleness=staleness, timeout_s=90
 ) as server:
     for _ in range({STEPS}):
         server.push_pull([torch.ones(1000)])
@@ -73,7 +73,7 @@ def test_a_fast_worker_is_held_back_by_a_slow_one(
             sgd(1.0),
             mode="async",
             staleness=staleness,
-            timeout_s=60,
+            timeout_s=90,
             environ=made.environ(0),
         ) as server:
             for clock in range(STEPS):

@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 
 def train():
     weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = ServerOptimizer([weight], sgd(0.1), mode="async", timeout_s=60)
+    optimizer = ServerOptimizer([weight], sgd(0.1), mode="async", timeout_s=90)
     weight.grad = torch.ones(3)
     optimizer.step()
     return optimizer

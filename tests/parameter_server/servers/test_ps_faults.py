@@ -32,7 +32,7 @@ import sys, torch
 from muster_parameter_server import ParameterServer, sgd
 torch.set_num_threads(1)
 parameter = torch.zeros(1000)
-with ParameterServer.connect([parameter], sgd(0.1), timeout_s=60) as server:
+with ParameterServer.connect([parameter], sgd(0.1), timeout_s=90) as server:
     print("connected", flush=True)
     for line in sys.stdin:
         if line == "raise\\n":
@@ -114,7 +114,7 @@ FORKING = """
 import os, sys, torch
 from muster_parameter_server import ParameterServer, sgd
 parameter = torch.zeros(1000)
-with ParameterServer.connect([parameter], sgd(0.1), timeout_s=60) as server:
+with ParameterServer.connect([parameter], sgd(0.1), timeout_s=90) as server:
     if os.fork() == 0:
         sys.stdin.read()  # a data loader's process that outlives its parent
         os._exit(0)

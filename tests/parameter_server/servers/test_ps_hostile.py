@@ -92,7 +92,7 @@ def _job(made: Places, rank: int) -> object:
     from muster_parameter_server import ParameterServer, sgd
 
     with ParameterServer.connect(
-        [torch.zeros(100)], sgd(1.0), environ=made.environ(rank), timeout_s=60
+        [torch.zeros(100)], sgd(1.0), environ=made.environ(rank), timeout_s=90
     ) as server:
         return server.push_pull([torch.ones(100)])[0].sum().item()
 

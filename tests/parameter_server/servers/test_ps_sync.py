@@ -67,7 +67,7 @@ from muster_parameter_server import ServerOptimizer, adam, adamw, sgd
 name, rank = sys.argv[1], int(os.environ["RANK"])
 model = network(seed=rank)
 made = {"sgd": sgd(lr=0.1), "adam": adam(), "adamw": adamw()}[name]
-optimizer = ServerOptimizer(groups(model, name), made, timeout_s=60)
+optimizer = ServerOptimizer(groups(model, name), made, timeout_s=90)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
 for step in range(STEPS):
     optimizer.zero_grad()
