@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def begin() -> None:
-    smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"])})
+    begin_with()
     torch.manual_seed(5)
 
 

@@ -1,6 +1,6 @@
 """Checks that all ranks of one job run one after the other, and what each came to.
 
-In the script of the ranks: `give(said_by(CHECKS, begin, end))`; in the test: `failures(results)`.
+In the script of the ranks: `give(said_by(CHECKS, begin, over))`; in the test: `failures(results)`.
 """
 
 from __future__ import annotations

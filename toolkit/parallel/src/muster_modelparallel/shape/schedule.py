@@ -155,7 +155,7 @@ class Schedule:
             for kind, stage, microbatch in actions:
                 if kind is Kind.FORWARD and stage < last_stage:
                     message = Message(Kind.FORWARD, stage + 1, microbatch)
-                elif kind in (Kind.BACKWARD, Kind.INPUT_BACKWARD) and stage:
+                elif kind in BACKWARD and stage:
                     message = Message(Kind.BACKWARD, stage - 1, microbatch)
                 else:
                     continue
