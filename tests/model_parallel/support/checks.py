@@ -15,7 +15,8 @@ def said_by(
     begin: Callable[[], object],
     end: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
-    """By name, "" or the traceback of what a check raised. `begin` and `end` around each."""
+    """By name, "" or the traceback of what a check raised. `begin` and `end` around each. One that
+    raises is the last one: other ranks are in its midst, and wait for this one until it ends."""
     said = {}
     for check in checks:
         begin()
@@ -24,7 +25,8 @@ def said_by(
             said[check.__name__] = ""
         except Exception:
             said[check.__name__] = traceback.format_exc()
-            print(said[check.__name__], file=sys.stderr, flush=True)  # should the others hang now
+            print(said[check.__name__], file=sys.stderr, flush=True)
+            break
         end()
     return said
 

@@ -14,7 +14,7 @@ from muster_modelparallel.errors import CheckpointError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.wrap.model import PARTIAL
-from muster_modelparallel.wrap.optimizer import merged_states
+from muster_modelparallel.wrap.optimizer_state import merged_states
 
 _log = logging.getLogger("muster_modelparallel")
 

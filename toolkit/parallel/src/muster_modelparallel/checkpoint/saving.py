@@ -53,7 +53,8 @@ def save_checkpoint(
     )
     shares = optimizer is not None and optimizer.is_sharded
     stages = not partial and session.topology.pipeline > 1
-    model_state = _state(model, partial, stages)
+    cut = model is not None and model.sharding is not None
+    model_state = _state(model, partial, stages or cut)
     optimizer_state = _state(optimizer, partial, stages or shares)
     if sharing.is_first(lambda rank: not partial or session.topology.place(rank)[:2] == place[:2]):
         if model_state is not None:

@@ -15,7 +15,7 @@ class Split:
     """Calls with their stages, which never fall. By stage: `received`, the outputs of earlier units
     that come from the stage before, in this order; `inputs`, the leaves of the step's arguments
     that it needs; `parameters`, the names of those it holds. `tied`: names that several stages
-    hold, whose gradients are added up.
+    hold, whose gradients are added up; `loose`: names that are used outside of units.
     """
 
     calls: tuple[UnitCall, ...]
@@ -24,6 +24,7 @@ class Split:
     inputs: tuple[frozenset[int], ...]
     parameters: tuple[frozenset[str], ...]
     cloned: frozenset[Origin]
+    loose: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> int:
@@ -112,6 +113,7 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
     parts = max(stages) + 1
     last: dict[Origin, int] = {}
     inputs: list[set[int]] = [set() for _ in range(parts)]
+    loose: set[str] = set()
     parameters: list[set[str]] = [set() for _ in range(parts)]
     for call, stage in zip(graph.calls, stages, strict=True):
         parameters[stage] |= call.parameters
@@ -121,6 +123,7 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
                 inputs[stage].add(source.leaf)
             elif source.kind == "parameter":
                 parameters[stage].add(graph.names[source.leaf])
+                loose.add(graph.names[source.leaf])
             else:
                 last[source] = max(stage, last.get(source, 0))
     parameters[0] |= set(graph.names).difference(*parameters)
@@ -135,4 +138,5 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
         tuple(map(frozenset, inputs)),
         tuple(map(frozenset, parameters)),
         graph.cloned,
+        frozenset(loose),
     )

@@ -206,9 +206,7 @@ def refuse_unbuilt(config: Config) -> None:
 # the values with which nothing is to be done that is not done yet; the last one is what we propose
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_degree": (1,),
-    "sharded_data_parallel_degree": (1,),
     "delayed_parameter_initialization": (False,),
-    "hybrid_shard_degree": (1, 0),
     "random_seed": (None,),
 }
 

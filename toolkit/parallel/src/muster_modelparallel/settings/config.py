@@ -81,6 +81,11 @@ class Config:
         return self.pipeline_parallel_degree
 
     @property
+    def shard_degree(self) -> int:
+        """Replicas that have the parts of one set of parameters; 1: each has the whole."""
+        return max(self.sharded_data_parallel_degree, self.hybrid_shard_degree)
+
+    @property
     def placement(self) -> str:
         """The axes D, P and T from the slowest to the fastest, such as "DPT"."""
         words = {"cluster": "DPT", "spread": "TPD"}

@@ -23,8 +23,7 @@ _Betas = tuple[float, float]
 class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
     """What the two share: the checks, and the loop over parameters.
 
-    `whole_norm`: of all gradients of a model, for the next step, where this optimizer updates a
-    part of it."""
+    `whole_norm`: of all gradients of a model, where the next step updates a part of it."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], set_grad_none: bool) -> None:
         for name in ("lr", "eps", "weight_decay"):
@@ -47,7 +46,6 @@ class _Layerwise(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         scale = self._scale([p.grad for p in self._with_grad()])
-        self.whole_norm = None
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:

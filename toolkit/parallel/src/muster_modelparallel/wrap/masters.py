@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.wrap.shard.values import cut_like, is_cut, part
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 class MasterWeights:
     """Of the parameters of half precision that this process updates; made when they are first
-    updated. A parameter that the script changes meanwhile is taken as it is then."""
+    updated. A parameter that the script changes meanwhile is taken as it is then. The parts of
+    parameters that are cut over replicas are in float32 themselves."""
 
     def __init__(self) -> None:
         self._values: dict[Any, torch.Tensor] = {}
@@ -36,7 +38,7 @@ class MasterWeights:
             if one.grad is not None and one.dtype in HALF:
                 self._gradients[one] = one.grad.float().mul_(factor)
             elif one.grad is not None and factor != 1:
-                one.grad.mul_(factor)
+                part(one.grad).mul_(factor)
 
     def forget_gradients(self) -> None:
         """They belong to a step that is over."""
@@ -65,19 +67,30 @@ class MasterWeights:
     def saved(self, parameters: Iterable[Any]) -> dict[int, torch.Tensor]:
         """By number of the parameter."""
         return {
-            number: self._value(one, one.data)
+            number: one.detach() if is_cut(one) else self._value(one, one.data)
             for number, one in enumerate(parameters)
-            if one in self._values
+            if one in self._values or is_cut(one)
         }
 
     def load(self, parameters: Iterable[Any], saved: Mapping[int, torch.Tensor]) -> None:
         """What `saved` has given; the parameters are rounded from it."""
         for number, one in enumerate(parameters):
-            if number in saved and one.dtype in HALF:
+            if number in saved and is_cut(one):
+                one.detach().copy_(saved[number])
+            elif number in saved and one.dtype in HALF:
                 self._values[one] = saved[number].to(one.device, torch.float32, copy=True)
                 with torch.no_grad():
                     one.copy_(self._values[one])
                 self._versions[one] = one._version
+
+    def forget(self, parameter: Any) -> None:
+        """Another process updates it from now on."""
+        self._values.pop(parameter, None)
+
+    def move(self, before: Any, shard: Any) -> None:
+        """A parameter has been cut: its part keeps the value."""
+        if before in self._values:
+            shard.detach().copy_(cut_like(shard, self._values.pop(before)))
 
     def _value(self, one: Any, half: torch.Tensor) -> torch.Tensor:
         if one not in self._values or self._versions[one] != one._version:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from muster_modelparallel.wrap.model_arguments import (
 )
 from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
 from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
+from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.watch import BackwardWatch
 
 PARTIAL = "_smp_is_partial"  # marks the state of one partition
@@ -89,12 +92,17 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.broadcast_buffers = broadcast_buffers
         self._session = session
-        self._stages = Stages(session, self.module) if session.topology.pipeline > 1 else None
         self._watch = BackwardWatch(
-            self.local_parameters,
+            self.uncut_parameters,
             # the pipeline's backward passes come between those of the step function
-            (lambda: session.microbatch is None) if self._stages else None,
+            (lambda: session.microbatch is None) if session.topology.pipeline > 1 else None,
         )
+        self._sharding: Sharding | None = None
+        if session.config.shard_degree > 1:
+            self._sharding = Sharding(session, self.module, self._watch.see)
+        self._stages: Stages | None = None
+        if session.topology.pipeline > 1:
+            self._stages = Stages(session, self.module, self._sharding)
         self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._passes = 0  # whose gradients are not averaged over replicas yet
         self._expects_backward = False
@@ -103,6 +111,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         if session.topology.dp_size > 1:
             self._begin_replicas(bucket_cap_mb, gradient_as_bucket_view)
             self._watch.begin()  # the script might never call `backward`
+        if self._sharding is not None and self._stages is None:
+            self._sharding.cut(self._sharding.names, [(self.module, 0)])
         session.model = self
 
     @property
@@ -126,6 +136,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         """What this rank has of it; None with one partition."""
         return self._stages
 
+    @property
+    def sharding(self) -> Sharding | None:
+        """How its parameters are cut over replicas; None where each has them whole."""
+        return self._sharding
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's. With several partitions only a step function calls it, and it raises
         StepError elsewhere."""
@@ -147,11 +162,19 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._broadcast_buffers()
             if self._reducer is not None and torch.is_grad_enabled():
                 self._watch.look()
+        run: Callable[..., Any] = self.module
+        if self._sharding is not None:
+            run = partial(self._sharding.run, self.module)
         offload = self._session.offload
-        if offload is None or not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            output = run(*args, **kwargs)
+            if self._sharding is not None and self._session.microbatch is None:
+                self._sharding.rest()
+            return output
+        if offload is None:
+            return run(*args, **kwargs)
         with offload.saving(self.module.parameters(), loads_ahead=True):
-            return self.module(*args, **kwargs)
+            return run(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """As torch.autograd.backward of one tensor or several, with gradients scaled so that they
@@ -178,7 +201,10 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         if microbatch is None:
             self._begin_pass()
         ends_pass = index == count - 1 and self._is_due
-        with self._watch.backward(index) as is_last:
+        with ExitStack() as stack:
+            is_last = stack.enter_context(self._watch.backward(index))
+            if self._sharding is not None:
+                stack.enter_context(self._sharding.backward())
             if self._reducer is not None:
                 self._reducer.before_backward(is_last and ends_pass)
             torch.autograd.backward(outputs, seeds)
@@ -187,6 +213,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def begin_step(self, microbatches: int) -> None:
         """Called by a step function before its first microbatch."""
+        if self._sharding is not None:
+            self._sharding.rest()
         if self.partitioned:
             self._run_hooks()
         if self._stages is not None:
@@ -196,9 +224,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         # known on all ranks alike, even where one of them does not get to backward
         self._expects_backward = self.module.training and torch.is_grad_enabled()
 
-    def begin_backward(self, stage: int, ends_step: bool) -> None:
-        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
-        it is this rank's last one in the step."""
+    def begin_backward(self, stage: int, ends_stage: bool, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_stage: the stage may have
+        no other one in the step. ends_step: as far as one knows the rank has none."""
+        if self._sharding is not None:
+            self._sharding.begin_backward(stage, ends_stage)
         if self._reducer is not None and self._stages is not None:
             is_last = ends_step and self._is_due
             self._reducer.before_backward(
@@ -217,6 +247,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._stages.end_step(has_begun)
         if has_begun or self._expects_backward:
             self._end_pass()
+        if self._sharding is not None:
+            self._sharding.rest()
 
     def partition(self, call: Any) -> None:
         """Finds the stages by this call and moves parameters; then the hooks are called."""
@@ -253,7 +285,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             )
         self.finish_gradients()
         given = self.local_parameters()
-        return clip(given, self._session, self._stages, max_norm, norm_type)
+        return clip(given, self._session, self, max_norm, norm_type)
 
     def get_module(self) -> nn.Module:
         """The user's module."""
@@ -263,9 +295,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         """Those of the module, by its names."""
-        return self.module.named_parameters(  # type: ignore[no-any-return]
-            prefix, recurse, remove_duplicate
-        )
+        found = self.module.named_parameters(prefix, recurse, remove_duplicate)
+        return iter(found) if self._sharding is None else self._sharding.parts(found)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -312,15 +343,17 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model, by the module's names: a plain module of the same kind loads it. With
-        several partitions it is collective over the pipeline, all of whose ranks get it."""
-        found = self.module.state_dict(*args, **kwargs)
+        several partitions it is collective over the pipeline, all of whose ranks get it; with
+        parameters that are cut over replicas also over these."""
+        found = self._state(*args, **kwargs)
         if self._stages is None or not self._stages.is_partitioned:
             return found
         return type(found)(self._stages.whole(found))
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """What this rank holds, with `_smp_is_partial`: True."""
-        found = self.module.state_dict(*args, **kwargs)
+        """What this rank holds, with `_smp_is_partial`: True. Collective over the replicas where
+        parameters are cut over them: each gets the whole of them."""
+        found = self._state(*args, **kwargs)
         if self._stages is not None:
             found = type(found)(self._stages.local(found))
         found[PARTIAL] = True
@@ -335,6 +368,8 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         own = self.module.state_dict()
         if given and all(name.startswith(_PREFIX) and name not in own for name in given):
             given = {name.removeprefix(_PREFIX): value for name, value in given.items()}
+        if self._sharding is not None:
+            given, assign = self._sharding.loadable(given), False
         if self._stages is None or not self._stages.is_partitioned:
             return self.module.load_state_dict(given, strict=strict, assign=assign)
         wanted = self._stages.local(own) if state_dict.get(PARTIAL) else own
@@ -389,6 +424,10 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             "leave it out: gradients are averaged without it",
         )
 
+    def uncut_parameters(self) -> Iterator[Any]:
+        """Those of this rank's partition that are not cut over replicas."""
+        return (parameter for _, parameter in self._averaged())
+
     @property
     def _is_due(self) -> bool:
         """Whether gradients are averaged over replicas at the end of this pass."""
@@ -402,9 +441,18 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         broadcast_tensors([tensor for _, tensor in named], self._group)
         options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
         self._reducer = GradientReducer(
-            self.local_named_parameters, self._group, options,
+            self._averaged, self._group, options,
             frozenset if self._stages is None else self._stages.tied,
         )  # fmt: skip
+
+    def _averaged(self) -> Iterator[tuple[str, Any]]:
+        """What is averaged over replicas as a whole."""
+        named, sharding = self.local_named_parameters(), self._sharding
+        return ((name, one) for name, one in named if sharding is None or not sharding.has(name))
+
+    def _state(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.module.state_dict(*args, **kwargs)
+        return found if self._sharding is None else type(found)(self._sharding.whole(found))
 
     def _broadcast_buffers(self) -> None:
         if self._reducer is None or not self.broadcast_buffers or not self.module.training:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from muster_modelparallel.errors import SettingsError, StepError
+from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
@@ -20,11 +20,11 @@ from muster_modelparallel.wrap.loss_scale import make_loss_scale
 from muster_modelparallel.wrap.masters import HALF, MasterWeights
 from muster_modelparallel.wrap.model import PARTIAL
 from muster_modelparallel.wrap.model_arguments import half_of
-from muster_modelparallel.wrap.shares import OptimizerShares
+from muster_modelparallel.wrap.optimizer_state import OptimizerState, merged_states
+from muster_modelparallel.wrap.shard.sharding import Sharding
+from muster_modelparallel.wrap.shard.values import is_cut, part
+from muster_modelparallel.wrap.shares import OptimizerShares, without_gradients
 
-_REPLICAS = CommGroup.RDP_GROUP
-_MASTERS = "master_weights"  # in a state: float32 values of parameters of half precision
-_SHARED_BY = "shared_by"  # in a state: of how many replicas it is one's share
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
 
@@ -63,6 +63,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         self._masters = MasterWeights() if half_of(config) else None
         if config.shard_optimizer_state and topology.rdp_size > 1:
             self._shares = OptimizerShares(mesh.group(GroupKind.RDP))
+        self._global_grad_norm: float | None = None  # by this name scripts read it
+        self._states = OptimizerState(optimizer, self._session, self._masters, self._shares)
+        if self._sharding is not None:
+            self.cut(self._sharding)
         self._session.optimizer = self
 
     def __getattr__(self, name: str) -> Any:
@@ -108,8 +112,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each replica keeps the state of its own share of the parameters."""
-        return self._shares is not None
+        """Whether each replica keeps the state of its own share, or of its part of each
+        parameter."""
+        return self._shares is not None or self._sharding is not None
 
     @property
     def loss_scale(self) -> float:
@@ -133,6 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         for what, is_there in (
             ("shard_optimizer_state", self._shares is not None),
             ("half precision", self._masters is not None),
+            ("sharded parameters", self._sharding is not None),
             ("a loss scale", self._is_scaling()),
         ):
             if closure is not None and is_there:
@@ -140,10 +146,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         if closure is not None:
             return self.optimizer.step(closure)
         if not self._is_scaling() and self._masters is None:
+            self._clip_cut()
             return self._update()
         self._unscale()
         self._is_unscaled = False
         if not self.overflow:
+            self._clip_cut()
             self._update()
         self._scale = self._scale.after(self.overflow)
         return None
@@ -172,7 +180,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             if self.overflow:
                 return -1.0
         given = self._parameters()
-        return float(clip(given, self._session, self._stages, max_norm, norm_type, self._gradient))
+        return float(clip(given, self._session, self._model, max_norm, norm_type, self._gradient))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
@@ -182,17 +190,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """The state of the whole model, as the wrapped optimizer gives and takes it. With several
         partitions it is collective over the pipeline, with a sharded state over the replicas; all
         of them get it."""
-        found = self._of_all_replicas()
+        found = self._states.whole()
         if self._stages is not None and self._stages.is_partitioned:
             found = merged_states(allgather(found, CommGroup.PP_GROUP))
         return self._with_scale(found)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of what this rank holds, with `_smp_is_partial`: True. gather_if_shard: where
-        the state is sharded, with the shares of all replicas, which call it together."""
-        own = self._of_all_replicas() if gather_if_shard else self._own_state()
-        if self._shares is not None and not gather_if_shard:
-            own[_SHARED_BY] = self._shares.count
+        the state is sharded, that of all replicas together, which call it together."""
+        own = self._states.whole() if gather_if_shard else self._states.local()
         return self._with_scale({**own, PARTIAL: True})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -200,79 +206,40 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         was saved without being gathered is for the same replica of as many: all replicas load
         theirs together. Raises as torch's, SettingsError for another number of replicas."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
-        saved, masters = given.pop(_SCALE, None), given.pop(_MASTERS, {})
-        self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
-        if self._stages is not None and self._stages.is_partitioned:
-            given["state"], masters = self._held(given["state"]), self._held(masters)
-        if self._shares is not None:
-            given["state"], masters = self._shared(given["state"]), self._shared(masters)
-        if self._masters is None:
-            self.optimizer.load_state_dict(given)
-        else:
-            parameters = list(self._parameters())
-            self._masters.load(parameters, masters)
-            of = [one for number, one in enumerate(parameters) if number in given["state"]]
-            with self._masters.in_place(of):  # or it would round the state
-                self.optimizer.load_state_dict(given)
+        saved = given.pop(_SCALE, None)
+        self._states.load(given)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
 
+    def cut(self, sharding: Sharding) -> None:
+        """Called when parameters of the model have been cut over replicas."""
+        self._states.cut(sharding)
+
+    def leave(self, parameters: Iterable[Any]) -> None:
+        """Called when these have become other stages', with what is known of them."""
+        for one in parameters:
+            self.optimizer.state.pop(one, None)
+            if self._masters is not None:
+                self._masters.forget(one)
+
+    @property
+    def _model(self) -> Any:
+        return self._session.model
+
     @property
     def _stages(self) -> Stages | None:
-        return getattr(self._session.model, "stages", None)
+        return getattr(self._model, "stages", None)
 
-    def _held(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Of a state by numbers of parameters, what this rank holds."""
-        stages = self._stages
-        assert stages is not None
-        names = {id(one): name for name, one in stages.module.named_parameters()}
-        of = dict(enumerate(self._parameters()))
-        return {
-            number: value
-            for number, value in state.items()
-            if number not in of or stages.holds(names[id(of[number])])
-        }
+    @property
+    def _sharding(self) -> Sharding | None:
+        return self._states.sharding
 
-    def _adopt(self, state: Mapping[Any, Any], shared_by: int) -> None:
-        """Divides the parameters as they were where the state is one replica's share."""
-        count = 0 if self._shares is None else self._shares.count
-        if not shared_by:
-            return
-        if shared_by != count or self._shares is None:
-            now = f"has {count}" if count else "does not shard it"
-            raise SettingsError(
-                f"the optimizer's state is the share of one of {shared_by} replicas, and this job "
-                f"{now}",
-                "save it with local_state_dict(gather_if_shard=True)",
-            )
-        of = dict(enumerate(self._parameters()))
-        shares = allgather(sorted(number for number in state if number in of), _REPLICAS)
-        self._shares.adopt([[of[number] for number in share] for share in shares])
-
-    def _shared(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Of a state by numbers of parameters, what is this replica's."""
-        assert self._shares is not None
-        of = dict(enumerate(self._parameters()))
-        self._shares.divide(
-            one for number, one in of.items() if one.requires_grad or number in state
-        )
-        return {
-            number: value
-            for number, value in state.items()
-            if number not in of or self._shares.has(of[number])
-        }
-
-    def _of_all_replicas(self) -> dict[str, Any]:
-        """The state of what this rank holds. Collective over the replicas where it is sharded."""
-        found = self._own_state()
-        return found if self._shares is None else merged_states(allgather(found, _REPLICAS))
-
-    def _own_state(self) -> dict[str, Any]:
-        """Of what this rank updates."""
-        found = dict(self.optimizer.state_dict())
-        if self._masters is not None:
-            found[_MASTERS] = self._masters.saved(self._parameters())
-        return found
+    def _clip_cut(self) -> None:
+        """Key sdp_gradient_clipping."""
+        limit = self._session.config.sdp_gradient_clipping
+        if self._session.config.sharded_data_parallel_degree > 1 and limit > 0:
+            found = clip(self._parameters(), self._session, self._model, limit, 2, self._gradient)
+            self._global_grad_norm = float(found)
 
     def _with_scale(self, found: dict[str, Any]) -> dict[str, Any]:
         if self._scale.rules is not None:
@@ -286,11 +253,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     def _update(self) -> Any:
         """The wrapped optimizer's step, of this replica's share where the state is sharded."""
         given = [one for one in self._parameters() if one.grad is not None]
-        if isinstance(self.optimizer, FusedLAMB) and given:  # it clips by the norm of all
-            gradients = [self._gradient(one) for one in given]
-            pairs = zip(given, gradients, strict=True)
-            self.optimizer.whole_norm = total_norm(pairs, self._session, self._stages)
         with ExitStack() as stack:
+            if isinstance(self.optimizer, FusedLAMB) and given:  # it clips by the norm of all
+                pairs = [(one, self._gradient(one)) for one in given]
+                self.optimizer.whole_norm = total_norm(pairs, self._session, self._model)
+                stack.callback(setattr, self.optimizer, "whole_norm", None)
             mine = given
             if self._shares is not None:
                 for one in self._shares.divide(given):
@@ -299,6 +266,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 mine = [one for one in given if self._shares.has(one)]
             if self._masters is not None:
                 stack.enter_context(self._masters.in_place(mine))
+            # torch's loops over several tensors take none that are cut beside others
+            kinds = [[one for one in mine if is_cut(one) == cut] for cut in (True, False)]
+            if all(kinds):
+                with without_gradients(kinds[0]):
+                    self.optimizer.step()
+                stack.enter_context(without_gradients(kinds[1]))
             return self.optimizer.step()
 
     def _finish_gradients(self) -> None:
@@ -307,13 +280,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             finish()
 
     def _parameters(self) -> Iterator[Any]:
-        for group in self.param_groups:
-            yield from group["params"]
+        return self._states.parameters()
 
     def _is_scaling(self) -> bool:
         """Whether a scale was asked for and there is anything of half precision."""
         if self._scale.rules is None and self._scale.value == 1:
             return False
+        if self._sharding is not None and self._sharding.half is not None:
+            return True
         return any(parameter.dtype in HALF for parameter in self._parameters())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -331,14 +305,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             return
         for parameter in self._parameters():
             if parameter.grad is not None:
-                _values(parameter.grad).mul_(factor)
+                _values(part(parameter.grad)).mul_(factor)
 
     def _overflows(self) -> bool:
         """Whether any gradient on any rank is not finite."""
         found = torch.zeros(1, device=self._session.mesh.device)
         for parameter in self._parameters():
             if parameter.grad is not None:
-                found += (~torch.isfinite(_values(parameter.grad)).all()).to(found)
+                found += (~torch.isfinite(_values(part(parameter.grad))).all()).to(found)
         if self._session.mesh.size > 1:
             world = self._session.mesh.group(GroupKind.WORLD)
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
@@ -347,14 +321,3 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
 def _values(gradient: Any) -> Any:
     return gradient._values() if gradient.is_sparse else gradient
-
-
-def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of an optimizer from those of the ranks of a pipeline."""
-    made = dict(states[0])
-    for name in ("state", _MASTERS):
-        if name in made:
-            made[name] = {
-                number: value for state in reversed(states) for number, value in state[name].items()
-            }
-    return made

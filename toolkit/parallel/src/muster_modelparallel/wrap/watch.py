@@ -46,7 +46,7 @@ class BackwardWatch:
         if [*map(id, chosen)] != [*map(id, self._looked_at)]:
             for hook in self._hooks:
                 hook.remove()
-            self._hooks = [each.register_post_accumulate_grad_hook(self._see) for each in chosen]
+            self._hooks = [each.register_post_accumulate_grad_hook(self.see) for each in chosen]
             self._looked_at = chosen
 
     @contextmanager
@@ -64,6 +64,7 @@ class BackwardWatch:
         finally:
             self._is_ours = False
 
-    def _see(self, parameter: Any) -> None:
+    def see(self, _: object) -> None:
+        """A gradient came."""
         if not (self._is_ours if self._asked is None else self._asked()):
             self.is_stray = self.is_unaveraged = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
 from muster_modelparallel.model.walk import graph_of
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import Modes
+from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _MOST = 16  # kinds of calls that are remembered
 
@@ -37,10 +39,14 @@ class StageOfCall:
     receives: tuple[Meta, ...]
     sends: tuple[Meta, ...]
     ghost: GhostStage
+    sharding: Sharding | None = None
 
     def forward(self, call: ModelCall, draw: Draw, received: Sequence[torch.Tensor]) -> Any:
         """On the last stage what the model returns, elsewhere the tensors of `sends`."""
-        return self.ghost.run(call.args, call.kwargs, received, draw)
+        run = self.ghost.run
+        if self.sharding is not None:
+            run = partial(self.sharding.run, run)
+        return run(call.args, call.kwargs, received, draw)
 
     def forget(self, draw: Draw) -> None:
         """Backward of that microbatch is done."""
@@ -103,6 +109,14 @@ class Holding:
         """Whether this rank does."""
         return self.place in self._holders[parameter]
 
+    def tops(self, module: nn.Module) -> list[tuple[nn.Module, int]]:
+        """The units of this rank's stages, each with its stage."""
+        return [
+            (module.get_submodule(call.path), stage)
+            for call, stage in zip(self.split.calls, self.split.stages, strict=True)
+            if self.rank_of[stage] == self.place
+        ]
+
     def holds_buffer(self, name: str) -> bool:
         """Whether this rank's buffer counts."""
         return self.holder_of_buffer(name) == self.place
@@ -112,8 +126,16 @@ class Calls:
     """The stages of this rank for each kind of call: modes, structure, shapes, dtypes. A kind that
     is new is traced by its shapes alone."""
 
-    def __init__(self, module: nn.Module, found: Probe, holding: Holding, call: ModelCall) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        found: Probe,
+        holding: Holding,
+        call: ModelCall,
+        sharding: Sharding | None = None,
+    ) -> None:
         self._module = module
+        self._sharding = sharding
         self._holding = holding
         self._opened = found.graph.opened
         self._stage_of = {
@@ -143,6 +165,7 @@ class Calls:
         try:
             with (
                 kept_random_state(),
+                self._sharding.aside() if self._sharding else nullcontext(),
                 hollow_parameters(module),
                 Modes(call.grad, call.autocast).held(),
             ):
@@ -182,6 +205,7 @@ class Calls:
                 split.metas(stage),
                 split.metas(stage + 1) if stage + 1 < split.parts else (),
                 GhostStage(self._module, split, stage),
+                self._sharding,
             )
             for stage in mine
         }

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.cut.stages import Stages
+from muster_modelparallel.wrap.shard.values import part
 
 _TINY = 1e-6  # as torch has it
 
@@ -19,7 +20,7 @@ _TINY = 1e-6  # as torch has it
 def clip(
     parameters: Iterable[Any],
     session: Session,
-    stages: Stages | None,
+    model: Any,
     max_norm: float,
     norm_type: float = 2.0,
     gradient: Callable[[Any], Any] = attrgetter("grad"),
@@ -29,33 +30,47 @@ def clip(
 
     gradient: of a parameter, what is scaled."""
     found = [(one, gradient(one)) for one in parameters if gradient(one) is not None]
-    total = total_norm(found, session, stages, norm_type)
+    total = total_norm(found, session, model, norm_type)
     factor = (max_norm / (total + _TINY)).clamp(max=1.0)
     for _, grad in found:
-        grad.mul_(factor.to(grad.device))
+        part(grad).mul_(factor.to(grad.device))
     return total
 
 
 def total_norm(
     found: Iterable[tuple[Any, Any]],
     session: Session,
-    stages: Stages | None,
+    model: Any,
     norm_type: float = 2.0,
 ) -> torch.Tensor:
-    """The norm of the gradients of this rank's parameters, each with its own, and of those of the
-    other stages, all of whose ranks come here: each counts once."""
+    """The norm of the gradients of this rank's parameters, each with its own, of those of the other
+    stages, and of the other parts of those that are cut; all of whose ranks come here: each counts
+    once. `model`: the DistributedModel."""
     norm_type = float(norm_type)
+    stages, sharding = getattr(model, "stages", None), getattr(model, "sharding", None)
     if stages is not None:
         names = {id(one): name for name, one in stages.module.named_parameters()}
         found = [pair for pair in found if stages.speaks_for(names.get(id(pair[0]), ""))]
     dtype = torch.promote_types(torch.float32, torch.get_default_dtype())
     zero = torch.zeros((), device=session.mesh.device, dtype=dtype)
-    norms = [torch.linalg.vector_norm(grad, norm_type).to(zero) for _, grad in found]
-    stacked = torch.stack(norms or [zero])
-    if stages is None:
-        return torch.linalg.vector_norm(stacked, norm_type)
+    gradients = [grad for _, grad in found]
     is_max = norm_type == float("inf")
-    total = stacked.max() if is_max else (stacked**norm_type).sum()
-    op = dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM
-    dist.all_reduce(total, op=op, group=session.mesh.group(GroupKind.PP))
+
+    def together(some: Iterable[Any]) -> torch.Tensor:
+        norms = [torch.linalg.vector_norm(part(grad), norm_type).to(zero) for grad in some]
+        stacked = torch.stack(norms or [zero])
+        return stacked.max() if is_max else (stacked**norm_type).sum()
+
+    def over(group: Any, total: torch.Tensor) -> torch.Tensor:
+        op = dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM
+        dist.all_reduce(total, op=op, group=group)
+        return total
+
+    total = together(grad for grad in gradients if not isinstance(grad, DTensor))
+    if sharding is not None:
+        cut = together(grad for grad in gradients if isinstance(grad, DTensor))
+        cut = over(sharding.group, cut)
+        total = torch.maximum(total, cut) if is_max else total + cut
+    if stages is not None:
+        total = over(session.mesh.group(GroupKind.PP), total)
     return total if is_max else total ** (1.0 / norm_type)

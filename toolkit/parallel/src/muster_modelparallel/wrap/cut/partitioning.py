@@ -40,11 +40,14 @@ from muster_modelparallel.wrap.cut.planning import (
     timed,
     write_files,
 )
+from muster_modelparallel.wrap.shard.sharding import Sharding
 
 T = TypeVar("T")
 
 
-def partition(session: Session, module: nn.Module, call: ModelCall) -> tuple[Plan, Holding, Calls]:
+def partition(
+    session: Session, module: nn.Module, call: ModelCall, sharding: Sharding | None
+) -> tuple[Plan, Holding, Calls]:
     """Collective over all ranks of the job. Raises SplitError and PlanError on all of them."""
     topology, rank = session.topology, session.mesh.rank
     with Modes(call.grad, call.autocast).held():
@@ -58,7 +61,7 @@ def partition(session: Session, module: nn.Module, call: ModelCall) -> tuple[Pla
     plan = replace(plan, proof=proof)
     rank_of = [stage.rank for stage in plan.stages]
     holding = Holding(module, split, rank_of, topology.pp_rank(rank))
-    calls = Calls(module, found, holding, call)
+    calls = Calls(module, found, holding, call, sharding)
     _phase(session, "", lambda: _leave_files(session, plan), only_first=True)
     move(module, holding)
     if rank == 0:

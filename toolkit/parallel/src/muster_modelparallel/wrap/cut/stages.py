@@ -24,6 +24,7 @@ from muster_modelparallel.wrap.cut.partitioning import partition
 from muster_modelparallel.wrap.cut.planning import schedule_of
 from muster_modelparallel.wrap.cut.progress import report
 from muster_modelparallel.wrap.cut.tied import TiedParameters
+from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _BLOCK_BYTES = 64 << 20  # of states that are gathered
 
@@ -31,9 +32,12 @@ _BLOCK_BYTES = 64 << 20  # of states that are gathered
 class Stages:
     """Of a model whose pipeline has several ranks. Nothing is moved before `partition`."""
 
-    def __init__(self, session: Session, module: nn.Module) -> None:
+    def __init__(
+        self, session: Session, module: nn.Module, sharding: Sharding | None = None
+    ) -> None:
         self._session = session
         self._module = self.module = module
+        self._sharding = sharding
         self._group = session.mesh.group(GroupKind.PP)
         self._waits = Waits()
         self._plan: Plan | None = None
@@ -63,18 +67,24 @@ class Stages:
         other ranks hold from here on are dropped."""
         self._session.is_tracing = True
         try:
-            self._plan, holding, self._calls = partition(self._session, self._module, call)
+            self._plan, holding, self._calls = partition(
+                self._session, self._module, call, self._sharding
+            )
         finally:
             self._session.is_tracing = False
         self._holding = holding
+        TiedParameters(self._module, holding, self._group, self._waits).share()
+        if self._sharding is not None:
+            names = [name for name, _ in self._module.named_parameters() if holding.holds(name)]
+            self._sharding.cut(names, holding.tops(self._module), holding.split.loose)
         for name, parameter in self._module.named_parameters():
             (self._held if holding.holds(name) else self._ghosts).append((name, parameter))
         self._tied = TiedParameters(self._module, holding, self._group, self._waits)
-        self._tied.share()
         optimizer: Any = self._session.optimizer
         if optimizer is not None:
-            for _, parameter in self._ghosts:
-                optimizer.state.pop(parameter, None)
+            if self._sharding is not None:
+                optimizer.cut(self._sharding)
+            optimizer.leave(parameter for _, parameter in self._ghosts)
 
     def prepare(self, call: ModelCall) -> CallStages:
         """This rank's stages for that kind of call."""

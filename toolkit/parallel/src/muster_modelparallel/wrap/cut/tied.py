@@ -11,6 +11,7 @@ from torch import nn
 
 from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.wrap.cut.calls import Holding
+from muster_modelparallel.wrap.shard.values import part
 
 
 class TiedParameters:
@@ -52,9 +53,11 @@ class TiedParameters:
         """All get the sum of what the step has added, the same bits."""
         before, self._before = self._before or [None] * len(self._held), []
         for (parameter, places), earlier in zip(self._held, before, strict=True):
-            if has_backward:
+            if has_backward and parameter.requires_grad:
                 mine = parameter.grad
-                added = torch.zeros_like(parameter) if mine is None else mine.contiguous()
+                if mine is None:
+                    mine = parameter.grad = torch.zeros_like(parameter)
+                added = part(mine).contiguous()
                 if self._place == places[0]:
                     for place in places[1:]:
                         added = added + self._received(added, place)
@@ -62,7 +65,7 @@ class TiedParameters:
                 else:
                     self._send(added, places[:1])
                     added = self._received(added, places[0])
-                parameter.grad = added
+                part(mine).copy_(added)
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
 

@@ -1,0 +1,176 @@
+"""The state of a wrapped optimizer: of what this rank updates, of all that hold a part of it, and
+back to where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.run.session import Session
+from muster_modelparallel.wrap.masters import MasterWeights
+from muster_modelparallel.wrap.shard.sharding import Sharding
+from muster_modelparallel.wrap.shard.values import as_part, cut_like, is_cut, part, whole
+from muster_modelparallel.wrap.shares import OptimizerShares
+
+_REPLICAS = CommGroup.RDP_GROUP
+_MASTERS = "master_weights"  # float32 values of parameters of half precision
+_SHARED_BY = "shared_by"  # of how many replicas it is one's share
+_PART = "part_of"  # which part it is, of how many
+
+State = Mapping[Any, Any]
+"""By number of the parameter."""
+
+
+class OptimizerState(NamedTuple):
+    """Of `optimizer`, whose parameters may have master weights, and be divided among replicas."""
+
+    optimizer: torch.optim.Optimizer
+    session: Session
+    masters: MasterWeights | None
+    shares: OptimizerShares | None
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the model's parameters are cut over replicas."""
+        return getattr(self.session.model, "sharding", None)
+
+    def parameters(self) -> Iterator[Any]:
+        """All, in the order of their numbers."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def cut(self, sharding: Sharding) -> None:
+        """In place of parameters that have been cut it updates their parts."""
+        sharding.adopt(self.optimizer)
+        if self.masters is not None:
+            for before, shard in sharding.successors.items():
+                self.masters.move(before, shard)
+
+    def local(self) -> dict[str, Any]:
+        """Of what this rank updates, for `load` on the same rank of as many."""
+        found = self._own()
+        if self.shares is not None:
+            found[_SHARED_BY] = self.shares.count
+        if self.sharding is not None:
+            found[_PART] = self.sharding.place
+            found = part(found)
+        return found
+
+    def whole(self) -> dict[str, Any]:
+        """Of what this rank's stage holds. Collective over the replicas where it is divided."""
+        found = self._own()
+        if self.sharding is not None:
+            return whole(found)  # type: ignore[no-any-return]
+        return found if self.shares is None else merged_states(allgather(found, _REPLICAS))
+
+    def load(self, given: dict[str, Any]) -> None:
+        """What `local`, `whole` or the states of all stages together have given; of a whole state
+        this rank's share and parts. Raises as torch's, SettingsError for the part of another rank
+        or number of replicas."""
+        masters = given.pop(_MASTERS, {})
+        self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
+        is_part = self._is_part(given.pop(_PART, None))
+        for select in (self._held, self._shared, self._as_parts if is_part else self._cut):
+            given["state"], masters = select(given["state"]), select(masters)
+        if self.masters is None:
+            self.optimizer.load_state_dict(given)
+            return
+        parameters = list(self.parameters())
+        self.masters.load(parameters, masters)
+        of = [one for number, one in enumerate(parameters) if number in given["state"]]
+        with self.masters.in_place(of):  # or it would round the state
+            self.optimizer.load_state_dict(given)
+
+    def _own(self) -> dict[str, Any]:
+        found = dict(self.optimizer.state_dict())
+        if self.masters is not None:
+            found[_MASTERS] = self.masters.saved(self.parameters())
+        return found
+
+    def _of(self) -> dict[Any, Any]:
+        return dict(enumerate(self.parameters()))
+
+    def _held(self, state: State) -> State:
+        """What this rank's stages hold."""
+        model: Any = self.session.model
+        stages = getattr(model, "stages", None)
+        if stages is None or not stages.is_partitioned:
+            return state
+        names = {id(one): name for name, one in model.named_parameters()}
+        of = self._of()
+        return {
+            number: value
+            for number, value in state.items()
+            if number not in of or stages.holds(names[id(of[number])])
+        }
+
+    def _adopt(self, state: State, shared_by: int) -> None:
+        """Divides the parameters as they were where the state is one replica's share."""
+        count = 0 if self.shares is None else self.shares.count
+        if not shared_by:
+            return
+        if shared_by != count or self.shares is None:
+            now = f"has {count}" if count else "does not shard it"
+            raise SettingsError(
+                f"the optimizer's state is the share of one of {shared_by} replicas, and this job "
+                f"{now}",
+                "save it with local_state_dict(gather_if_shard=True)",
+            )
+        of = self._of()
+        shares = allgather(sorted(number for number in state if number in of), _REPLICAS)
+        self.shares.adopt([[of[number] for number in share] for share in shares])
+
+    def _shared(self, state: State) -> State:
+        """What is this replica's."""
+        if self.shares is None:
+            return state
+        of = self._of()
+        self.shares.divide(
+            one for number, one in of.items() if one.requires_grad or number in state
+        )
+        return {
+            number: value
+            for number, value in state.items()
+            if number not in of or self.shares.has(of[number])
+        }
+
+    def _is_part(self, place: Sequence[int] | None) -> bool:
+        here = None if self.sharding is None else self.sharding.place
+        if place is not None and (here is None or tuple(place) != here):
+            now = "has them whole" if here is None else f"is at {here[0]} of {here[1]}"
+            raise SettingsError(
+                f"the optimizer's state is of part {place[0]} of {place[1]} of its parameters, and "
+                f"this rank {now}",
+                "save it with local_state_dict(gather_if_shard=True)",
+            )
+        return place is not None
+
+    def _cut(self, state: State) -> State:
+        """Of whole values this rank's parts."""
+        of = self._of()
+        return {
+            number: cut_like(of[number], value) if is_cut(of.get(number)) else value
+            for number, value in state.items()
+        }
+
+    def _as_parts(self, state: State) -> State:
+        of = self._of()
+        return {
+            number: as_part(of[number], value) if is_cut(of.get(number)) else value
+            for number, value in state.items()
+        }
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of an optimizer from those of the ranks of a pipeline."""
+    made = dict(states[0])
+    for name in ("state", _MASTERS):
+        if name in made:
+            made[name] = {
+                number: value for state in reversed(states) for number, value in state[name].items()
+            }
+    return made

@@ -1,0 +1,97 @@
+"""Which parameters are cut over replicas, and which modules are gathered and let go as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_MOST_OF_ALL = 2  # a unit has at most one of so many parts of what is cut
+
+
+class ShardUnit(NamedTuple):
+    """A module whose parameters are whole while it is at work. `stage`: what its top was said to
+    belong to."""
+
+    module: nn.Module
+    stage: int
+    elements: int
+
+
+def cut_names(named: Mapping[str, torch.Tensor], threshold: int) -> frozenset[str]:
+    """The names of the parameters to cut: those of at least `threshold` elements. Not those of
+    another dtype than most elements have, nor without a dimension or with gaps in memory, which
+    fully_shard does not take."""
+    elements: Counter[torch.dtype] = Counter()
+    for one in named.values():
+        elements[one.dtype] += one.numel()
+    dtype = max(elements, key=lambda one: (elements[one], str(one)), default=None)
+    return frozenset(
+        name
+        for name, one in named.items()
+        if one.numel() >= max(1, threshold)
+        and one.dim()
+        and one.dtype == dtype
+        and one.is_contiguous()
+    )
+
+
+def shard_units(
+    module: nn.Module,
+    tops: Iterable[tuple[nn.Module, int]],
+    cut: Set[torch.Tensor],
+    most: int,
+) -> list[ShardUnit]:
+    """The largest modules in the `tops`, or they themselves, that have at most `most` elements of
+    the parameters `cut`, and at most half of all of them; a smaller one where there is no other.
+
+    A parameter that other modules have too (tied ones), or that belongs to a module which is larger
+    than that, is in none.
+    """
+    found: list[ShardUnit] = []
+    taken: set[torch.Tensor] = set()
+    chains = _chains(module, cut)
+    most = min(most, sum(one.numel() for one in cut) // _MOST_OF_ALL)
+
+    def walk(here: nn.Module, stage: int) -> None:
+        mine = [one for one in here.parameters() if one in cut and one not in taken]
+        if not mine:
+            return
+        size = sum(one.numel() for one in mine)
+        is_least = not any(one in cut for child in here.children() for one in child.parameters())
+        is_alone = all(here in chains[one] for one in mine)
+        if is_alone and _is_called(here) and (size <= most or is_least):
+            found.append(ShardUnit(here, stage, size))
+            taken.update(mine)
+            return
+        for child in here.children():
+            walk(child, stage)
+
+    for top, stage in tops:
+        walk(top, stage)
+    return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Lists and dictionaries of modules are not."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _chains(module: nn.Module, cut: Set[torch.Tensor]) -> dict[torch.Tensor, set[nn.Module]]:
+    """For each parameter the modules around it, by whichever of its names."""
+    found: dict[torch.Tensor, set[nn.Module]] = {}
+    for name, one in module.named_parameters(remove_duplicate=False):
+        if one in cut:
+            chain = set(_around(module, name))
+            found[one] = found[one] & chain if one in found else chain
+    return found
+
+
+def _around(module: nn.Module, name: str) -> Iterator[nn.Module]:
+    here: Any = module
+    for word in name.split("."):
+        yield here
+        here = getattr(here, word)

@@ -1,0 +1,62 @@
+"""Values of parameters that are cut: this rank's part, and the whole. Each function goes into the
+dictionaries and lists that a state is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def is_cut(value: Any) -> bool:
+    """Whether this rank has a part of it."""
+    return isinstance(value, DTensor)
+
+
+def part(value: Any) -> Any:
+    """What this rank has of tensors: all of those that are not cut. The same memory."""
+    return _each(value, lambda one: one.to_local() if is_cut(one) else one)
+
+
+def whole(value: Any) -> Any:
+    """Of tensors that are cut copies of all of them. Collective."""
+    return _each(value, lambda one: one.detach().full_tensor() if is_cut(one) else one)
+
+
+def cut_like(shard: DTensor, value: Any) -> Any:
+    """This rank's parts of whole values, which all ranks have. What has another shape than the
+    parameter stays as it is."""
+
+    def cut(one: torch.Tensor) -> torch.Tensor:
+        if is_cut(one) or one.shape != shard.shape:
+            return one
+        here = one.detach().to(shard.device)
+        return distribute_tensor(here, shard.device_mesh, shard.placements, src_data_rank=None)
+
+    return _each(value, cut)
+
+
+def as_part(shard: DTensor, value: Any) -> Any:
+    """What `part` has given, cut again. What has another shape than the part stays as it is."""
+
+    def joined(one: torch.Tensor) -> torch.Tensor:
+        if one.shape != shard.to_local().shape:
+            return one
+        return DTensor.from_local(
+            one.detach().to(shard.device), shard.device_mesh, shard.placements,
+            shape=shard.shape, stride=shard.stride(),
+        )  # fmt: skip
+
+    return _each(value, joined)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _each(one, change) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_each(one, change) for one in value]
+    return value
