@@ -107,11 +107,13 @@ def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> 
     begun.check_nothing_left()
 
 
-def test_a_degree_that_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
-    begun = run(asked(TORCH, sharded_data_parallel_degree=2))
+def test_what_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
+    begun = run(asked(TORCH, delayed_parameter_initialization=True))
     result = begun.wait(JOB_S)
     assert result.code == 1
-    assert "sharded_data_parallel_degree is 2, which comes with a later release" in result.err
+    assert (
+        "delayed_parameter_initialization is True, which comes with a later release" in result.err
+    )
     assert not losses(result.out)
     begun.check_nothing_left()
 
@@ -126,6 +128,15 @@ def test_two_pipelines_over_two_hosts_learn_what_two_whole_models_learn(
     folder = begun.base("algo-1") / "output" / "data"
     assert len(json.loads((folder / "model-plan.json").read_text())["stages"]) == 2
     assert ElementTree.parse(folder / "model-plan.html").getroot().tag.endswith("html")
+
+
+def test_parameters_cut_over_two_hosts_learn_what_whole_ones_learn(run: Run, whole: str) -> None:
+    cut = asked(
+        TORCH, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=100,
+        sdp_gradient_clipping=0,
+    )  # fmt: skip
+    out = ended_well(run(cut, steps=50), JOB_S).out
+    assert float(losses(out)[50]) == pytest.approx(float(losses(whole)[50]), abs=0.02)
 
 
 def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint(run: Run, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.wrap.grad_scaler import GradScaler
 from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 
@@ -474,6 +476,200 @@ def fail(*_: Any) -> None:
     raise ValueError("on purpose")
 
 
+@smp.step
+def train_scaled(model, words, scaler):
+    model.backward(scaler.scale(loss_of(model(words), words)))
+
+
+def an_infinity_of_one_rank_skips_the_step_on_all() -> None:
+    begin()
+    model, optimizer = wrapped("SGD")
+    scaler = GradScaler(init_scale=1024.0)
+    given = batches(3)
+    for number, one in enumerate(given):
+        optimizer.zero_grad()
+        train_scaled(model, mine(one), scaler)
+        before = [part(one).clone() for one in model.local_parameters()]
+        if number == 1 and smp.rank() == 0:
+            part(next(iter(model.local_parameters())).grad).view(-1)[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        after = [part(one) for one in model.local_parameters()]
+        assert same(before, after) == (number == 1)
+        assert scaler.get_scale() == (512.0 if number else 1024.0)
+    assert_close(model.state_dict(), alone("SGD", [given[0], given[2]]))
+
+
+def part(one: torch.Tensor) -> torch.Tensor:
+    return one.detach().to_local() if isinstance(one, DTensor) else one.detach()
+
+
+def groups_that_are_added_later_are_updated_too() -> None:
+    begin()
+    module = Net()
+    first, *others = module.parameters()
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD([first], lr=0.05, momentum=0.9))
+    optimizer.add_param_group({"params": others})
+    steps(model, optimizer, batches(STEPS))
+    assert_close(model.state_dict(), alone("SGD", batches(STEPS)))
+
+
+def optimizers_may_be_wrapped_first_and_be_several() -> None:
+    begin()
+    module = Net()
+    groups = [[], []]
+    for number, one in enumerate(module.parameters()):
+        groups[number % 2].append(one)
+    both = [
+        smp.DistributedOptimizer(torch.optim.SGD(group, lr=0.05, momentum=0.9)) for group in groups
+    ]
+    model = smp.DistributedModel(module)
+    for one in batches(STEPS):
+        for optimizer in both:
+            optimizer.zero_grad()
+        train(model, mine(one))
+        for optimizer in both:
+            optimizer.step()
+    assert_close(model.state_dict(), alone("SGD", batches(STEPS)))
+
+
+@smp.step
+def train_some(model, words, is_used):
+    loss = loss_of(model(words), words)
+    if is_used.all():
+        model.backward(loss)
+    return loss
+
+
+def a_microbatch_may_have_no_backward() -> None:
+    if smp.pp_size() == 1:
+        return  # each backward is collective
+    begin()
+    model, optimizer = wrapped("SGD")
+    given = batches(3)
+    for turn, one in enumerate(given):
+        optimizer.zero_grad()
+        is_used = torch.ones(BATCH, dtype=torch.bool)
+        if turn:
+            is_used[BATCH // 2 :] = False  # those of the last microbatch
+        train_some(model, mine(one), is_used)
+        optimizer.step()
+    torch.manual_seed(5)
+    module = Net()
+    other = OPTIMIZERS["SGD"](module.parameters())
+    for turn, one in enumerate(given):
+        other.zero_grad()
+        for words in one.chunk(smp.dp_size()):
+            used = words.chunk(MICROBATCHES)[: 1 if turn else MICROBATCHES]
+            for each in used:
+                (loss_of(module(each), each) / MICROBATCHES / smp.dp_size()).backward()
+        other.step()
+    assert_close(model.state_dict(), module)
+
+
+def a_model_that_is_cut_keeps_its_type() -> None:
+    begin()
+    model, optimizer = wrapped()
+    steps(model, optimizer, batches(1))
+    assert model.to("cpu") is model and model.float() is model
+    for change in (model.half, model.double):
+        try:
+            change()
+        except StepError as error:
+            assert "before DistributedModel" in str(error)
+        else:
+            raise AssertionError("not refused")
+
+
+def what_is_frozen_may_be_trained_later() -> None:
+    for kind in ({}, {"bf16": True}):
+        begin(**kind)
+        module = Net()
+        module.requires_grad_(False)
+        module.go.requires_grad_(True)
+        model = smp.DistributedModel(module)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+        steps(model, optimizer, batches(1))
+        before = copy.deepcopy(model.state_dict())
+        for one in model.parameters():
+            one.requires_grad_(True)
+        steps(model, optimizer, batches(2))
+        after = model.state_dict()
+        for name in before:
+            assert name == "scale" or not torch.equal(before[name], after[name]), name
+
+
+def a_look_without_inference_tensors_comes_first() -> None:
+    begin()
+    model, optimizer = wrapped()
+    if smp.pp_size() == 1:
+        with torch.inference_mode():
+            model(mine(batches(1)[0]))
+    steps(model, optimizer, batches(STEPS))
+    assert_close(model.state_dict(), alone("AdamW", batches(STEPS)))
+
+
+def a_copy_of_the_module_is_refused() -> None:
+    if smp.pp_size() > 1:
+        return  # a rank may have no unit
+    begin()
+    model, _ = wrapped()
+    try:
+        copy.deepcopy(model.module)
+    except AssertionError as error:
+        assert "deepcopy" in str(error)
+    else:
+        raise AssertionError("not refused")
+
+
+def calls_of_a_step(**parameters: Any) -> tuple[int, int]:
+    """All-gathers and reduce-scatters, when the step function is known."""
+    begin(**parameters)
+    model, optimizer = wrapped("SGD")
+    first, second = batches(2)
+    steps(model, optimizer, [first])
+    counts = [0, 0]
+    before = [dist.all_gather_single, dist.reduce_scatter_single]
+
+    def counting(at: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[at] += 1
+            return before[at](*args, **kwargs)
+
+        return call
+
+    dist.all_gather_single, dist.reduce_scatter_single = counting(0), counting(1)
+    try:
+        train(model, mine(second))
+    finally:
+        dist.all_gather_single, dist.reduce_scatter_single = before
+    return counts[0], counts[1]
+
+
+def in_a_pipeline_microbatches_cost_no_more_messages() -> None:
+    gathers, scatters = calls_of_a_step()
+    again = calls_of_a_step(microbatches=2 * MICROBATCHES)
+    if smp.pp_size() > 1:
+        assert gathers == scatters and again == (gathers, scatters), (gathers, scatters, again)
+    else:
+        assert again == (2 * gathers, 2 * scatters), (gathers, scatters, again)
+
+
+def a_smaller_bucket_makes_more_groups() -> None:
+    large = calls_of_a_step()
+    small = calls_of_a_step(sdp_reduce_bucket_size=WIDTH * WIDTH)
+    assert small[0] > large[0] and small[1] > large[1], (large, small)
+
+
+def smaller_parameters_than_the_threshold_stay_whole() -> None:
+    begin(sdp_param_persistence_threshold=10**6)
+    model, optimizer = wrapped()
+    steps(model, optimizer, batches(STEPS))
+    assert not any(isinstance(one, DTensor) for one in model.parameters())
+    assert_close(model.state_dict(), alone("AdamW", batches(STEPS)))
+
+
 CHECKS = [
     a_step_is_that_of_one_process,
     each_replica_has_its_part,
@@ -492,6 +688,17 @@ CHECKS = [
     a_step_may_call_the_model_twice,
     as_one_process_without_a_step_function,
     a_pass_that_fails_leaves_nothing_behind,
+    an_infinity_of_one_rank_skips_the_step_on_all,
+    groups_that_are_added_later_are_updated_too,
+    optimizers_may_be_wrapped_first_and_be_several,
+    a_microbatch_may_have_no_backward,
+    a_model_that_is_cut_keeps_its_type,
+    what_is_frozen_may_be_trained_later,
+    a_look_without_inference_tensors_comes_first,
+    a_copy_of_the_module_is_refused,
+    in_a_pipeline_microbatches_cost_no_more_messages,
+    a_smaller_bucket_makes_more_groups,
+    smaller_parameters_than_the_threshold_stay_whole,
     gradients_that_are_not_the_models_are_refused,  # the pipeline is not usable afterwards
 ]
 

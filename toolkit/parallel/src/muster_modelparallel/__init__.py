@@ -26,7 +26,7 @@ from muster_modelparallel.version import __version__
 
 if TYPE_CHECKING:
     from muster_modelparallel.checkpoint.resuming import resume_from_checkpoint
-    from muster_modelparallel.checkpoint.saving import save_checkpoint
+    from muster_modelparallel.checkpoint.saving import save_checkpoint, wait_for_checkpoint
     from muster_modelparallel.checkpoint.single import load, save
     from muster_modelparallel.errors import (
         CheckpointError,
@@ -183,6 +183,7 @@ __all__ = [
     "tp_register",
     "tp_register_with_module",
     "tp_size",
+    "wait_for_checkpoint",
 ]
 
 _HOMES: Mapping[str, tuple[str, ...]] = {
@@ -259,7 +260,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
         "tp_register",
         "tp_register_with_module",
     ),
-    "checkpoint.saving": ("save_checkpoint",),
+    "checkpoint.saving": ("save_checkpoint", "wait_for_checkpoint"),
     "checkpoint.resuming": ("resume_from_checkpoint",),
     "checkpoint.single": (
         "load",

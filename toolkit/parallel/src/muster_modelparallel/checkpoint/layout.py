@@ -2,6 +2,7 @@
 
     path/
       TAG_partial/             model_P_T.pt  optimizer_P_T.pt  user_content.pt  manifest.json
+                               or, in pieces (muster's own), the files of torch's DCP and rest.pt
       TAG                      a full checkpoint: the state of the model
       optimizer_TAG            beside it, muster's own: the state of the optimizer
       user_content_TAG
@@ -44,6 +45,9 @@ _MANIFEST_BYTES = 64 << 20
 PIECE_BYTES = 64 << 20  # a disk that takes longer for them than ranks wait for each other is stuck
 
 Wrote = Callable[[], None]
+
+
+ANY_DEGREES = (0, 0)  # pipeline and tensor of a checkpoint in pieces
 
 
 class Manifest(NamedTuple):

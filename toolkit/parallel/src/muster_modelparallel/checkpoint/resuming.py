@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from muster_modelparallel.checkpoint import layout
+from muster_modelparallel.checkpoint import layout, pieces, piecewise
 from muster_modelparallel.checkpoint.files import load_object, load_user_content
 from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
@@ -31,7 +31,8 @@ def resume_from_checkpoint(
     """Loads a checkpoint into the DistributedModel and the DistributedOptimizer of this process,
     and returns what was saved as `user_content`, {} if nothing was. All ranks call it alike.
 
-    `tag`: None for the newest one. `partial=False`: a file with the state of a whole model, also
+    `tag`: None for the newest one. Checkpoints in pieces are for any degrees, as full ones are.
+    `partial=False`: a file with the state of a whole model, also
     one that a plain PyTorch script saved. `strict`: a name too many or too few is an error.
     `translate_function` is given the state of a full checkpoint first.
     `load_sharded_optimizer_state` matters where the optimizer is sharded.
@@ -39,6 +40,7 @@ def resume_from_checkpoint(
     with other degrees. Source: SDK documentation, "APIs for Saving and Loading".
     """
     session, path = current(), os.fspath(path)
+    piecewise.end(session)
     what = f"cannot resume from {path}"
     if session.model is None:
         raise CheckpointError(
@@ -46,6 +48,8 @@ def resume_from_checkpoint(
             "wrap the model and the optimizer first",
         )
     agreed = _agreed(path, None if tag is None else layout.checked_tag(tag), partial, what)
+    if partial and _is_in_pieces(path, agreed):
+        return _load_pieces(session, layout.find(path, agreed), load_optimizer, strict, what)
     read: list[_Read] = []
     own: list[Any] = []
 
@@ -111,6 +115,25 @@ def _names_here(session: Session, path: str, tag: str) -> tuple[str, str, str]:
             )
     place = topology.place(session.mesh.rank)
     return layout.partial_names(place.pp, place.tp)
+
+
+def _is_in_pieces(path: str, tag: str) -> bool:
+    manifest = layout.read_manifest(path, tag)
+    return manifest is not None and manifest[2:4] == layout.ANY_DEGREES
+
+
+def _load_pieces(
+    session: Session, folder: str, load_optimizer: bool, strict: bool, what: str
+) -> Any:
+    """Loads model and optimizer, and returns the script's own values."""
+    model: Any = session.model
+    optimizer: Any = session.optimizer if load_optimizer else None
+    room: list[pieces.Room] = []
+    together(lambda: room.append(pieces.room_for(folder, model, optimizer, strict)), what)
+    pieces.read(room[0], piecewise.group_of(session))
+    together(lambda: pieces.put(room[0], model, optimizer, strict), what)
+    content = os.path.join(folder, layout.USER_CONTENT)
+    return load_user_content(content) if os.path.exists(content) else {}
 
 
 class _Read(NamedTuple):

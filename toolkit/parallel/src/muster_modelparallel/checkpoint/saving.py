@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from muster_modelparallel.checkpoint import layout
+from muster_modelparallel.checkpoint import layout, piecewise
 from muster_modelparallel.checkpoint.files import save_object
 from muster_modelparallel.checkpoint.together import at_length, together
 from muster_modelparallel.errors import CheckpointError
@@ -29,6 +29,9 @@ def save_checkpoint(
     user_content: Any = None,
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
+    *,
+    in_pieces: bool = False,
+    in_background: bool = False,
 ) -> None:
     """Saves a checkpoint in the documented layout (`layout.py`). All ranks call it alike.
 
@@ -36,7 +39,13 @@ def save_checkpoint(
     cut short, the checkpoint before is still there and can be resumed from. `partial=False`: one
     file with the state of the whole model, under the names of the user's own module, and none of
     what is left out. `translate_if_full` matters where layers were replaced, which this release
-    does not do. Raises CheckpointError on all ranks when any of them could not write, and
+    does not do.
+
+    `in_pieces`, muster's own: each rank writes what it has, and a job of any degrees may resume;
+    the hosts share the folder. `in_background`: such a save returns once values are copied. It is
+    over when the next one begins, `wait_for_checkpoint` returns or the script ends.
+
+    Raises CheckpointError on all ranks when any of them could not write, and
     ExchangeError when one gets no further for MODELPARALLEL_OBJECTS_TIMEOUT_S: a save that takes
     longer than that because there is much to write is none.
     """
@@ -44,7 +53,14 @@ def save_checkpoint(
     kept = num_kept_partial_checkpoints
     if kept is not None and kept < 1:
         raise CheckpointError("num_kept_partial_checkpoints must be at least 1, or None for all")
-    save, sharing = _begin(session, path, (tag, partial))
+    if in_background and not in_pieces:
+        raise CheckpointError("in_background is for checkpoints in pieces", "add in_pieces=True")
+    piecewise.end(session)
+    save, sharing = _begin(session, path, (tag, "in pieces" if in_pieces else partial))
+    if in_pieces:
+        target = _Target(path, tag, save, sharing, kept)
+        _save_in_pieces(session, target, model, optimizer, user_content, in_background)
+        return
     what = f"checkpoint {tag} could not be written"
     place = session.topology.place(session.mesh.rank)
     states: dict[str, Callable[[], object]] = {}
@@ -85,6 +101,48 @@ def save_checkpoint(
         together(lambda: layout.remove_oldest(path, kept) if sharing.is_first() else None, what)
 
 
+def wait_for_checkpoint() -> None:
+    """Returns when a save `in_background` is over and `newest` names it; at once without one. All
+    ranks call it. Raises CheckpointError on all where it failed on any."""
+    piecewise.end(current())
+
+
+class _Target(NamedTuple):
+    """Where a checkpoint in pieces goes; `kept`: how many of them stay."""
+
+    path: str
+    tag: str
+    save: _Save
+    sharing: _Sharing
+    kept: int | None
+
+
+def _save_in_pieces(
+    session: Session,
+    target: _Target,
+    model: DistributedModel | None,
+    optimizer: DistributedOptimizer | None,
+    user_content: Any,
+    in_background: bool,
+) -> None:
+    path, tag, save, sharing, kept = target
+    if len(sharing.ranks) < session.mesh.size:
+        raise CheckpointError(
+            f"the hosts do not share {path}, and the pieces of a checkpoint lie together",
+            "give all hosts one folder, or leave out in_pieces",
+        )
+    place = layout.partial_folder(path, tag)
+
+    def put(files: Mapping[str, int]) -> None:
+        manifest = layout.Manifest(save.name, save.order, *layout.ANY_DEGREES, files)
+        layout.finish_partial(place, manifest)
+        layout.write_newest(path, tag)
+        if kept is not None:
+            layout.remove_oldest(path, kept)
+
+    piecewise.begin(session, place, model, optimizer, user_content, in_background, put)
+
+
 class _Save(NamedTuple):
     """What tells this save from all others, alike on all ranks."""
 
@@ -103,12 +161,12 @@ class _Sharing(NamedTuple):
         return self.rank == next(rank for rank in self.ranks if among(rank))
 
 
-def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save, _Sharing]:
+def _begin(session: Session, path: str, called: tuple[str, object]) -> tuple[_Save, _Sharing]:
     """Hosts may share the folder or have one each: rank 0 leaves a file there, and who sees it
     shares. Those of one host that do not share with rank 0 share with each other."""
     name = f".{secrets.token_hex(8)}.tmp"
 
-    def leave() -> tuple[str, int, tuple[str, bool]]:
+    def leave() -> tuple[str, int, tuple[str, object]]:
         os.makedirs(path, exist_ok=True)
         if session.mesh.rank == 0:
             layout.write_file(os.path.join(path, name), lambda to: None)
@@ -124,8 +182,7 @@ def _begin(session: Session, path: str, called: tuple[str, bool]) -> tuple[_Save
     for rank, (_, _, other) in enumerate(said):
         if other != first:
             raise CheckpointError(
-                f"save_checkpoint: rank 0 saves {first} and rank {rank} saves {other} "
-                "(tag, partial)",
+                f"save_checkpoint: rank 0 saves {first} and rank {rank} saves {other} (tag, kind)",
                 "call it with the same tag on all ranks",
             )
     mine = hosts[session.mesh.rank]

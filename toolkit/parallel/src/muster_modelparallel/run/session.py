@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from muster_modelparallel.errors import (
     ModelParallelError,
@@ -63,6 +64,12 @@ class ModelLike(Protocol):
 class OptimizerLike(Protocol):
     """What the rest of the package needs of a wrapped optimizer."""
 
+    def cut(self, sharding: Any) -> None:
+        """Called when parameters of the model have been cut over replicas."""
+
+    def leave(self, parameters: Iterable[Any]) -> None:
+        """Called when these have become other stages', with what is known of them."""
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole model."""
 
@@ -85,16 +92,26 @@ class Microbatch:
     count: int
 
 
+class Saving(NamedTuple):
+    """A checkpoint that is being written into `folder`, and what to say where that fails."""
+
+    what: str
+    folder: str
+    done: Future[None]
+
+
 @dataclass(slots=True)
 class Session:
     """What holds between `init` and the end of the process.
 
     `model`, `optimizer` and `microbatch` are set by those who own them: the wrappers and `step`.
+    `optimizers`: all that were wrapped, `optimizer` the last one.
     `translate_functions` are pairs (to the other format, from it) that full checkpoints go through.
     `plan`: the model is planned in place of being trained; `topology` is then that of this process
     alone, `config` that of the job. `plan_in`: the file of a plan to cut the model by, "" for none.
     `cut_steps`: what runs the steps of a model of several stages, once there is one. `offload`:
-    where activations go between the passes, None where they stay.
+    where activations go between the passes, None where they stay. `saving`: the save in pieces
+    that was begun last; its ranks meet in `pieces_group`.
     """
 
     config: Config
@@ -110,6 +127,14 @@ class Session:
     cut_steps: CutSteps | None = None
     offload: Offload | None = None
     translate_functions: list[Any] = field(default_factory=list)
+    optimizers: list[OptimizerLike] = field(default_factory=list)
+    saving: Saving | None = None
+    pieces_group: Any = None
+
+    def cut_optimizers(self, sharding: Any) -> None:
+        """All that there are take the parts of parameters that have been cut."""
+        for one in self.optimizers:
+            one.cut(sharding)
 
 
 class _Holder:
@@ -174,6 +199,12 @@ def init(config: Mapping[str, object] | None = None) -> None:
     made = meshes.make(point, topology, found.ddp_dist_backend, own.objects_timeout_s)
     session = Session(found, topology, made, reading, plan=plan, plan_in=own.plan_in)
     if found.offload_activations or found.sm_activation_offloading:
+        if made.device.type == "cuda" and found.shard_degree > 1:
+            raise NotBuiltError(
+                "offloaded activations beside parameters that are cut over replicas come with a "
+                "later release of muster",
+                "leave out offload_activations, or sharded_data_parallel_degree",
+            )
         if made.device.type == "cuda":
             session.offload = Offload(made.device, found.activation_loading_horizon)
         elif me.rank == 0:

@@ -113,6 +113,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._watch.begin()  # the script might never call `backward`
         if self._sharding is not None and self._stages is None:
             self._sharding.cut(self._sharding.names, [(self.module, 0)])
+            session.cut_optimizers(self._sharding)
         session.model = self
 
     @property
@@ -162,16 +163,13 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             self._broadcast_buffers()
             if self._reducer is not None and torch.is_grad_enabled():
                 self._watch.look()
+            if self._sharding is not None:
+                self._sharding.begin_step()
         run: Callable[..., Any] = self.module
         if self._sharding is not None:
             run = partial(self._sharding.run, self.module)
         offload = self._session.offload
-        if not torch.is_grad_enabled():
-            output = run(*args, **kwargs)
-            if self._sharding is not None and self._session.microbatch is None:
-                self._sharding.rest()
-            return output
-        if offload is None:
+        if offload is None or not torch.is_grad_enabled():
             return run(*args, **kwargs)
         with offload.saving(self.module.parameters(), loads_ahead=True):
             return run(*args, **kwargs)
@@ -214,7 +212,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
     def begin_step(self, microbatches: int) -> None:
         """Called by a step function before its first microbatch."""
         if self._sharding is not None:
-            self._sharding.rest()
+            self._sharding.begin_step()
         if self.partitioned:
             self._run_hooks()
         if self._stages is not None:
@@ -224,11 +222,11 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         # known on all ranks alike, even where one of them does not get to backward
         self._expects_backward = self.module.training and torch.is_grad_enabled()
 
-    def begin_backward(self, stage: int, ends_stage: bool, ends_step: bool) -> None:
-        """Called before each backward pass of a stage of this rank. ends_stage: the stage may have
-        no other one in the step. ends_step: as far as one knows the rank has none."""
+    def begin_backward(self, stage: int, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
+        it is this rank's last one in the step."""
         if self._sharding is not None:
-            self._sharding.begin_backward(stage, ends_stage)
+            self._sharding.begin_backward()
         if self._reducer is not None and self._stages is not None:
             is_last = ends_step and self._is_due
             self._reducer.before_backward(
@@ -244,11 +242,12 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         has_begun = self._watch.has_begun
         if self._stages is not None and steps is not None:
             has_begun = steps.has_backward
+        if self._sharding is not None:
+            self._sharding.end_step(has_begun or self._expects_backward)
+        if self._stages is not None:
             self._stages.end_step(has_begun)
         if has_begun or self._expects_backward:
             self._end_pass()
-        if self._sharding is not None:
-            self._sharding.rest()
 
     def partition(self, call: Any) -> None:
         """Finds the stages by this call and moves parameters; then the hooks are called."""
@@ -359,6 +358,14 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         found[PARTIAL] = True
         return found
 
+    def held_state(self) -> dict[str, Any]:
+        """As `local_state_dict` without its mark, of parameters that are cut over replicas parts
+        that know of their whole. Not collective."""
+        found = self.module.state_dict()
+        if self._sharding is not None:
+            found = self._sharding.computed(found)
+        return dict(found if self._stages is None else self._stages.held(found))
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -369,6 +376,7 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         if given and all(name.startswith(_PREFIX) and name not in own for name in given):
             given = {name.removeprefix(_PREFIX): value for name, value in given.items()}
         if self._sharding is not None:
+            self._sharding.rest()
             given, assign = self._sharding.loadable(given), False
         if self._stages is None or not self._stages.is_partitioned:
             return self.module.load_state_dict(given, strict=strict, assign=assign)
@@ -423,6 +431,22 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
             "DistributedModel.register_comm_hook comes with a later release of muster",
             "leave it out: gradients are averaged without it",
         )
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """What `to`, `half`, `float` and such are made of. Raises StepError where parameters that
+        are cut would get another type or device."""
+        if self._sharding is not None:
+            for one in self.local_parameters():
+                there = torch.empty(0, dtype=one.dtype, device=one.device)
+                made = fn(there)
+                if (made.dtype, made.device) != (there.dtype, there.device):
+                    raise StepError(
+                        f"a model whose parameters are cut over replicas was to become {made.dtype}"
+                        f" on {made.device}",
+                        "do so before DistributedModel, or use the parameters fp16 or bf16",
+                    )
+            return self
+        return super()._apply(fn, recurse)
 
     def uncut_parameters(self) -> Iterator[Any]:
         """Those of this rank's partition that are not cut over replicas."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from muster_modelparallel.wrap.model_arguments import half_of
 from muster_modelparallel.wrap.optimizer_state import OptimizerState, merged_states
 from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.shard.values import is_cut, part
-from muster_modelparallel.wrap.shares import OptimizerShares, without_gradients
+from muster_modelparallel.wrap.shares import OptimizerShares
 
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 
@@ -68,6 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         if self._sharding is not None:
             self.cut(self._sharding)
         self._session.optimizer = self
+        self._session.optimizers.append(self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # while it is copied there is none yet
@@ -135,6 +136,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it after the step function, which runs once for each microbatch",
             )
         self._finish_gradients()
+        if self._sharding is not None:
+            self._sharding.rest()
         for what, is_there in (
             ("shard_optimizer_state", self._shares is not None),
             ("half precision", self._masters is not None),
@@ -179,12 +182,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             self._unscale()
             if self.overflow:
                 return -1.0
-        given = self._parameters()
-        return float(clip(given, self._session, self._model, max_norm, norm_type, self._gradient))
+        given = self.parameters()
+        return float(clip(given, self._session, self.model, max_norm, norm_type, self._gradient))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
         self.optimizer.add_param_group(param_group)
+        if self._sharding is not None:
+            self.cut(self._sharding)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole model, as the wrapped optimizer gives and takes it. With several
@@ -200,6 +205,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         the state is sharded, that of all replicas together, which call it together."""
         own = self._states.whole() if gather_if_shard else self._states.local()
         return self._with_scale({**own, PARTIAL: True})
+
+    def held_state(self) -> dict[str, Any]:
+        """As `local_state_dict`, of parameters that are cut over replicas parts that know of their
+        whole. Not collective."""
+        return self._with_scale(self._states.held())
+
+    def parameters(self) -> Iterator[Any]:
+        """All, in the order of their numbers."""
+        return self._states.parameters()
+
+    def held_parameters(self) -> Iterator[Any]:
+        """Those of this rank's partition."""
+        return self._states.held_parameters()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a full or a partial one; of a sharded state each replica its share. A share that
@@ -223,12 +241,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 self._masters.forget(one)
 
     @property
-    def _model(self) -> Any:
+    def model(self) -> Any:
+        """The wrapped model of this process, None before it is wrapped."""
         return self._session.model
 
     @property
     def _stages(self) -> Stages | None:
-        return getattr(self._model, "stages", None)
+        return getattr(self.model, "stages", None)
 
     @property
     def _sharding(self) -> Sharding | None:
@@ -238,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """Key sdp_gradient_clipping."""
         limit = self._session.config.sdp_gradient_clipping
         if self._session.config.sharded_data_parallel_degree > 1 and limit > 0:
-            found = clip(self._parameters(), self._session, self._model, limit, 2, self._gradient)
+            found = clip(self.parameters(), self._session, self.model, limit, 2, self._gradient)
             self._global_grad_norm = float(found)
 
     def _with_scale(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -252,11 +271,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
     def _update(self) -> Any:
         """The wrapped optimizer's step, of this replica's share where the state is sharded."""
-        given = [one for one in self._parameters() if one.grad is not None]
+        given = [one for one in self.parameters() if one.grad is not None]
         with ExitStack() as stack:
             if isinstance(self.optimizer, FusedLAMB) and given:  # it clips by the norm of all
                 pairs = [(one, self._gradient(one)) for one in given]
-                self.optimizer.whole_norm = total_norm(pairs, self._session, self._model)
+                self.optimizer.whole_norm = total_norm(pairs, self._session, self.model)
                 stack.callback(setattr, self.optimizer, "whole_norm", None)
             mine = given
             if self._shares is not None:
@@ -266,12 +285,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 mine = [one for one in given if self._shares.has(one)]
             if self._masters is not None:
                 stack.enter_context(self._masters.in_place(mine))
-            # torch's loops over several tensors take none that are cut beside others
-            kinds = [[one for one in mine if is_cut(one) == cut] for cut in (True, False)]
-            if all(kinds):
-                with without_gradients(kinds[0]):
-                    self.optimizer.step()
-                stack.enter_context(without_gradients(kinds[1]))
+            if self._sharding is not None:
+                stack.enter_context(_one_kind_each(self.optimizer))
             return self.optimizer.step()
 
     def _finish_gradients(self) -> None:
@@ -279,16 +294,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         if finish is not None:
             finish()
 
-    def _parameters(self) -> Iterator[Any]:
-        return self._states.parameters()
-
     def _is_scaling(self) -> bool:
         """Whether a scale was asked for and there is anything of half precision."""
         if self._scale.rules is None and self._scale.value == 1:
             return False
         if self._sharding is not None and self._sharding.half is not None:
             return True
-        return any(parameter.dtype in HALF for parameter in self._parameters())
+        return any(parameter.dtype in HALF for parameter in self.parameters())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _unscale(self) -> None:
@@ -301,22 +313,41 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         if self._is_scaling():
             self.overflow = self._overflows()
         if self._masters is not None:
-            self._masters.take_gradients(self._parameters(), factor)
+            self._masters.take_gradients(self.parameters(), factor)
             return
-        for parameter in self._parameters():
+        for parameter in self.parameters():
             if parameter.grad is not None:
                 _values(part(parameter.grad)).mul_(factor)
 
     def _overflows(self) -> bool:
         """Whether any gradient on any rank is not finite."""
         found = torch.zeros(1, device=self._session.mesh.device)
-        for parameter in self._parameters():
+        for parameter in self.parameters():
             if parameter.grad is not None:
                 found += (~torch.isfinite(_values(part(parameter.grad))).all()).to(found)
         if self._session.mesh.size > 1:
             world = self._session.mesh.group(GroupKind.WORLD)
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world)
         return bool(found.item())
+
+
+@contextmanager
+def _one_kind_each(optimizer: Any) -> Iterator[None]:
+    """Inside, no group has parameters that are cut beside others: torch's loops over several
+    tensors take no such lists."""
+    before, made, parts = optimizer.param_groups, [], []
+    for group in before:
+        kinds = [[one for one in group["params"] if is_cut(one) == kind] for kind in (True, False)]
+        some = [{**group, "params": kind} for kind in kinds if kind] or [group]
+        made += some
+        parts.append(some[0])
+    optimizer.param_groups = made
+    try:
+        yield
+    finally:
+        optimizer.param_groups = before
+        for group, one in zip(before, parts, strict=True):  # some keep counts in them
+            group.update({name: value for name, value in one.items() if name != "params"})
 
 
 def _values(gradient: Any) -> Any:

@@ -17,7 +17,7 @@ from muster_modelparallel.wrap.shard.values import as_part, cut_like, is_cut, pa
 from muster_modelparallel.wrap.shares import OptimizerShares
 
 _REPLICAS = CommGroup.RDP_GROUP
-_MASTERS = "master_weights"  # float32 values of parameters of half precision
+MASTERS = "master_weights"  # float32 values of parameters of half precision
 _SHARED_BY = "shared_by"  # of how many replicas it is one's share
 _PART = "part_of"  # which part it is, of how many
 
@@ -43,6 +43,14 @@ class OptimizerState(NamedTuple):
         for group in self.optimizer.param_groups:
             yield from group["params"]
 
+    def held_parameters(self) -> Iterator[Any]:
+        """Those that this rank's stages have."""
+        model: Any = self.session.model
+        stages = getattr(model, "stages", None)
+        if stages is None or not stages.is_partitioned:
+            return self.parameters()
+        return model.local_parameters()  # type: ignore[no-any-return]
+
     def cut(self, sharding: Sharding) -> None:
         """In place of parameters that have been cut it updates their parts."""
         sharding.adopt(self.optimizer)
@@ -52,7 +60,7 @@ class OptimizerState(NamedTuple):
 
     def local(self) -> dict[str, Any]:
         """Of what this rank updates, for `load` on the same rank of as many."""
-        found = self._own()
+        found = self.held()
         if self.shares is not None:
             found[_SHARED_BY] = self.shares.count
         if self.sharding is not None:
@@ -62,7 +70,7 @@ class OptimizerState(NamedTuple):
 
     def whole(self) -> dict[str, Any]:
         """Of what this rank's stage holds. Collective over the replicas where it is divided."""
-        found = self._own()
+        found = self.held()
         if self.sharding is not None:
             return whole(found)  # type: ignore[no-any-return]
         return found if self.shares is None else merged_states(allgather(found, _REPLICAS))
@@ -71,7 +79,7 @@ class OptimizerState(NamedTuple):
         """What `local`, `whole` or the states of all stages together have given; of a whole state
         this rank's share and parts. Raises as torch's, SettingsError for the part of another rank
         or number of replicas."""
-        masters = given.pop(_MASTERS, {})
+        masters = given.pop(MASTERS, {})
         self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
         is_part = self._is_part(given.pop(_PART, None))
         for select in (self._held, self._shared, self._as_parts if is_part else self._cut):
@@ -85,10 +93,11 @@ class OptimizerState(NamedTuple):
         with self.masters.in_place(of):  # or it would round the state
             self.optimizer.load_state_dict(given)
 
-    def _own(self) -> dict[str, Any]:
+    def held(self) -> dict[str, Any]:
+        """Of what this rank updates, parameters that are cut as parts that know of their whole."""
         found = dict(self.optimizer.state_dict())
         if self.masters is not None:
-            found[_MASTERS] = self.masters.saved(self.parameters())
+            found[MASTERS] = self.masters.saved(self.parameters())
         return found
 
     def _of(self) -> dict[Any, Any]:
@@ -96,16 +105,11 @@ class OptimizerState(NamedTuple):
 
     def _held(self, state: State) -> State:
         """What this rank's stages hold."""
-        model: Any = self.session.model
-        stages = getattr(model, "stages", None)
-        if stages is None or not stages.is_partitioned:
-            return state
-        names = {id(one): name for name, one in model.named_parameters()}
-        of = self._of()
+        held, of = {id(one) for one in self.held_parameters()}, self._of()
         return {
             number: value
             for number, value in state.items()
-            if number not in of or stages.holds(names[id(of[number])])
+            if number not in of or id(of[number]) in held
         }
 
     def _adopt(self, state: State, shared_by: int) -> None:
@@ -168,7 +172,7 @@ class OptimizerState(NamedTuple):
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One state of an optimizer from those of the ranks of a pipeline."""
     made = dict(states[0])
-    for name in ("state", _MASTERS):
+    for name in ("state", MASTERS):
         if name in made:
             made[name] = {
                 number: value for state in reversed(states) for number, value in state[name].items()

@@ -49,21 +49,14 @@ class OptimizerShares:
     def updating(self, parameters: Sequence[Any]) -> Iterator[None]:
         """Inside, of these parameters only this replica's have gradients; then all replicas have
         what the others have made of theirs. Collective."""
-        with without_gradients(one for one in parameters if not self.has(one)):
+        others = [(one, one.grad) for one in parameters if not self.has(one)]
+        for one, _ in others:
+            one.grad = None
+        try:
             yield
+        finally:
+            for one, grad in others:
+                one.grad = grad
         for owner in range(self.count):
             mine = [one for one in parameters if self._owners[one] == owner]
             broadcast_tensors(mine, self._group, owner)
-
-
-@contextmanager
-def without_gradients(parameters: Iterable[Any]) -> Iterator[None]:
-    """Inside, these have none."""
-    others = [(one, one.grad) for one in parameters]
-    for one, _ in others:
-        one.grad = None
-    try:
-        yield
-    finally:
-        for one, grad in others:
-            one.grad = grad

@@ -106,9 +106,9 @@ class CutModel(Protocol):
     def is_stray(self) -> bool:
         """Whether gradients came without its `backward` in this step."""
 
-    def begin_backward(self, stage: int, ends_stage: bool, ends_step: bool) -> None:
-        """Called before each backward pass of a stage of this rank. ends_stage: the stage may have
-        no other one in the step. ends_step: as far as one knows the rank has none."""
+    def begin_backward(self, stage: int, ends_step: bool) -> None:
+        """Called before each backward pass of a stage of this rank. ends_step: as far as one knows
+        it is this rank's last one in the step."""
 
     def partition(self, call: ModelCall) -> None:
         """Finds the stages by this call; every rank of the job comes here at its first step that

@@ -70,8 +70,7 @@ class CutSteps:
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
-        # by stage of this rank the microbatch of its last backward, the latest first
-        self._last: dict[int, int] | None = None
+        self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
         self.has_stray = False  # gradients without `model.backward`, on any rank
@@ -268,7 +267,7 @@ class CutSteps:
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
-        self._last = _last_backwards(schedule, self._place) if ends_step else None
+        self._final = _last_backward(schedule, self._place) if ends_step else None
         call = self.begun(next(iter(tasks.values()))).model_call
         assert call is not None
         offload = self._session.offload
@@ -305,10 +304,7 @@ class CutSteps:
 
     def begin_backward(self, stage: int, number: int) -> None:
         """Before each backward pass."""
-        last = self._last
-        ends_stage = last is None or last[stage] == number
-        ends_step = last is not None and ends_stage and stage == next(iter(last))
-        self._model.begin_backward(stage, ends_stage, ends_step)
+        self._model.begin_backward(stage, (stage, number) == self._final)
 
     def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
         """Around the work of a stage; evaluation is not measured."""
@@ -411,10 +407,10 @@ class CutSteps:
         )
 
 
-def _last_backwards(schedule: Schedule, place: int) -> dict[int, int]:
-    """For each stage of the rank at that place the microbatch, the latest first."""
-    found: dict[int, int] = {}
-    for kind, stage, microbatch in reversed(schedule.ranks[place]):
-        if kind in BACKWARD:
-            found.setdefault(stage, microbatch)
-    return found
+def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
+    """Its stage and microbatch, on the rank at that place."""
+    return next(
+        (stage, microbatch)
+        for kind, stage, microbatch in reversed(schedule.ranks[place])
+        if kind in BACKWARD
+    )

@@ -57,7 +57,8 @@ def total_norm(
     is_max = norm_type == float("inf")
 
     def together(some: Iterable[Any]) -> torch.Tensor:
-        norms = [torch.linalg.vector_norm(part(grad), norm_type).to(zero) for grad in some]
+        held = [one for one in map(part, some) if one.numel()]
+        norms = [torch.linalg.vector_norm(one, norm_type).to(zero) for one in held]
         stacked = torch.stack(norms or [zero])
         return stacked.max() if is_max else (stacked**norm_type).sum()
 

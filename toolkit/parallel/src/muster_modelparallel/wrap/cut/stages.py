@@ -80,10 +80,9 @@ class Stages:
         for name, parameter in self._module.named_parameters():
             (self._held if holding.holds(name) else self._ghosts).append((name, parameter))
         self._tied = TiedParameters(self._module, holding, self._group, self._waits)
-        optimizer: Any = self._session.optimizer
-        if optimizer is not None:
-            if self._sharding is not None:
-                optimizer.cut(self._sharding)
+        if self._sharding is not None:
+            self._session.cut_optimizers(self._sharding)
+        for optimizer in self._session.optimizers:
             optimizer.leave(parameter for _, parameter in self._ghosts)
 
     def prepare(self, call: ModelCall) -> CallStages:
@@ -174,8 +173,14 @@ class Stages:
                     f"rank {dist.get_rank()} gathers a state_dict, which all ranks of a pipeline "
                     f"call, and waits for rank {self._rank(place)}"
                 ):
-                    delivery.tensors([made[name].detach() for name in block], place)
+                    for name in block:  # whole values of parts wait in the host's memory
+                        made[name] = made[name].detach().to(self._session.mesh.device)
+                    delivery.tensors([made[name] for name in block], place)
         return made
+
+    def held(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What this rank holds of it; all, before the partition."""
+        return state if self._holding is None else self.local(state)
 
     def local(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """What this rank holds of it; whatever is no tensor is on all."""

@@ -3,14 +3,15 @@ the module that owns it is at work.
 
 torch's `fully_shard` does it. It hangs on forward hooks, which would also see a unit of another
 stage that is a stub here; so it is given modules of our own, which stand around the `forward` of
-the user's. These keep their class and their hooks.
+the user's (gathered.py).
 """
 
 from __future__ import annotations
 
-import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from muster_modelparallel.model.hollow import hollow
+from muster_modelparallel.errors import add_note
 from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.model_arguments import half_of
+from muster_modelparallel.wrap.shard import gathered
+from muster_modelparallel.wrap.shard.gathered import Gathered, Root
 from muster_modelparallel.wrap.shard.units import cut_names, shard_units
 from muster_modelparallel.wrap.shard.values import cut_like, whole
 
+_log = logging.getLogger("muster_modelparallel")
 Tops = Iterable[tuple[nn.Module, int]]
+_OUTSIDE = (
+    "a parameter that is cut over replicas was used outside of the module that owns it: call that "
+    "module, or raise sdp_param_persistence_threshold above its number of elements"
+)
 
 
 class Sharding:
@@ -37,7 +45,7 @@ class Sharding:
     Made before the model is, collectively; `cut` does it, once this rank's part is known. With one
     stage gradients are reduced in each backward pass and parameters are gathered for each use, so
     that memory is least. In a pipeline both come once a step: parameters stay whole from their
-    first use in it on, and gradients of microbatches add up before they are reduced.
+    first use in it on, and gradients add up until `end_step`.
 
     `see` is called with each gradient of an output, before backward goes into the model.
     """
@@ -49,13 +57,21 @@ class Sharding:
         self._see = see
         self._mesh = _mesh(session, session.config.shard_degree)
         self._half = half_of(session.config)
+        threshold = session.config.sdp_param_persistence_threshold
         self._names = cut_names(
-            dict(module.named_parameters()), session.config.sdp_param_persistence_threshold
+            dict(module.named_parameters()), threshold, session.config.shard_degree
         )
-        self._shards: dict[str, DTensor] = {}
+        if not self._names and session.mesh.rank == 0:
+            _log.warning(
+                "no parameter of the model has sdp_param_persistence_threshold = %d elements: "
+                "nothing is cut over replicas", threshold,
+            )  # fmt: skip
         self.successors: dict[torch.Tensor, DTensor] = {}  # of parameters that have been cut
-        self._units: list[tuple[_Gathered, int]] = []
+        self._shards: dict[str, DTensor] = {}
+        self._places: list[tuple[nn.Module, str, str]] = []  # module and name in it, by first name
+        self._units: list[Gathered] = []
         self._root: Any = None
+        self._needing: list[bool] = []
 
     @property
     def group(self) -> Any:
@@ -72,37 +88,39 @@ class Sharding:
         """What is computed in, where the parts are of full precision; None where in their own."""
         return self._half
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the parameters that are cut, on whichever rank."""
+        return self._names
+
+    def has(self, name: str) -> bool:
+        """Whether the parameter is one of those that are cut."""
+        return name in self._names
+
     def cut(self, held: Iterable[str], tops: Tops, loose: Set[str] = frozenset()) -> None:
         """Of the parameters of these names each replica keeps its part. Collective over the DP
         group. The modules `tops` are, with all in them, at work on one stage alone. `loose`: names
         of parameters that are used outside of the modules that own them."""
         before = dict(self._module.named_parameters())
         names = [name for name in held if name in self._names]
-        cut = {before[name] for name in names}
-        for one in cut:
-            if self._half is not None:
-                one.data = one.data.float()  # a rank's part is what the optimizer updates
-        ignored = set(before.values()) - cut
-        options = {"mesh": self._mesh, "mp_policy": self._policy()}
-        # in a pipeline other microbatches come soon, and gathering for each costs more
-        options["reshard_after_forward"] = not self._is_cut_in_stages
+        self._places = [
+            (self._module.get_submodule(path), own, first)
+            for path, own, first in _places(self._module, names)
+        ]
+        bound = {before[name] for name in names if name not in loose}
         most = self._config.sdp_reduce_bucket_size
-        bound = cut - {before[name] for name in loose}
-        for unit in shard_units(self._module, tops, bound, most):
-            around = _Gathered(unit.module)
-            fully_shard(around, ignored_params=ignored, **options)
-            self._units.append((around, unit.stage))
-        after = dict(self._module.named_parameters())
-        ignored |= {after[name] for name in names if after[name] is not before[name]}
-        self._root = _Root(self._module, [unit for unit, _ in self._units])
-        fully_shard(
-            self._root, ignored_params=ignored, **{**options, "reshard_after_forward": False}
-        )
-        after = dict(self._module.named_parameters())
-        self._shards = {name: after[name] for name in names}
-        for name, shard in self._shards.items():
-            self.successors[before[name]] = shard
-            before[name].data, before[name].grad = hollow(before[name]), None
+        for module, stage in shard_units(self._module, tops, bound, most):
+            self._units.append(Gathered(module, stage))
+            mine = {one for one in module.parameters() if one in bound}
+            # in a pipeline other microbatches come soon, and gathering for each costs more
+            self._shard(self._units[-1], mine, not self._is_cut_in_stages)
+        left = {one for name in names if not self._is_done(one := before[name])}
+        self._root = Root(self._module, self._units)
+        self._shard(self._root, left, reshard=False)
+        self._shards = {name: self.successors[before[name]] for name in names}
+        with torch.no_grad():  # or a unit that is called by itself were a root of its own for ever
+            self._root(lambda: None)
+        self.rest()
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """In place of parameters that were cut it updates their parts, with their part of its
@@ -113,15 +131,6 @@ class Sharding:
             if before in optimizer.state:
                 optimizer.state[shard] = cut_like(shard, optimizer.state.pop(before))
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Of the parameters that are cut, on whichever rank."""
-        return self._names
-
-    def has(self, name: str) -> bool:
-        """Whether the parameter is one of those that are cut."""
-        return name in self._names
-
     def parts(self, named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Parameters by name, of those that are cut this rank's part, even while they are whole."""
         return ((name, self._shards.get(name, one)) for name, one in named)
@@ -129,12 +138,16 @@ class Sharding:
     def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state dictionary of the module with whole parameters, in the type that is computed in.
         Collective over the ranks of a whole."""
-        made: dict[str, Any] = whole(dict(state))
-        if self._half is not None:
-            for name, value in state.items():
-                if isinstance(value, DTensor):
-                    made[name] = made[name].to(self._half)
+        made: dict[str, Any] = whole(self.computed(state))
         return made
+
+    def computed(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state dictionary of the module with this rank's parts in that type."""
+        half = self._half
+        return {
+            name: value.to(half) if half is not None and isinstance(value, DTensor) else value
+            for name, value in state.items()
+        }
 
     def loadable(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Of whole values this rank's parts, for the module to load."""
@@ -142,7 +155,7 @@ class Sharding:
         every = self._module.named_parameters(remove_duplicate=False)
         shards = {name: self._shards.get(first[id(one)]) for name, one in every}
         return {
-            name: value if shards.get(name) is None else cut_like(shards[name], value)
+            name: value if (shard := shards.get(name)) is None else cut_like(shard, value)
             for name, value in state.items()
         }
 
@@ -150,66 +163,130 @@ class Sharding:
         """A forward pass of the module, or of a stage of it."""
         if self._root is None:
             return function(*args, **kwargs)
-        with self._to_its_end():
-            output = self._root(function, *args, **kwargs)
+        with ExitStack() as stack:
+            stack.enter_context(self._to_its_end())
+            if torch.is_inference_mode_enabled():  # its tensors could never need a gradient again
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+            output = self._root(partial(function, *args, **kwargs))
         for leaf in leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._see)
         return output
 
-    def begin_backward(self, stage: int, is_last: bool) -> None:
-        """Before a backward pass of a stage in a pipeline. is_last: reduces gradients, and then
-        parameters are cut again."""
-        for unit, of in [*self._units, (self._root, stage)]:
-            if of == stage:
-                unit.set_requires_gradient_sync(is_last, recurse=False)
-                unit.set_reshard_after_backward(is_last, recurse=False)
+    def begin_step(self) -> None:
+        """Before a step or a pass by itself."""
+        self.rest()
+        needing = [one.requires_grad for one in self._shards.values()]
+        if needing != self._needing and self._root is not None:
+            self._needing = needing
+            gathered.refresh_dtypes(self._modules())
+
+    def begin_backward(self) -> None:
+        """Before a backward pass of a stage in a pipeline: its gradients wait for `end_step`."""
+        for module in self._modules():
+            if module is self._root or module.has_run:
+                self._reduces(module, False)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward pass."""
+        """Around a backward pass with one stage."""
         with self._to_its_end():
             yield
 
+    def end_step(self, has_backward: bool) -> None:
+        """Gradients that wait are reduced; whatever is whole is cut again. has_backward: whether
+        any replica has gradients; alike on all."""
+        if has_backward and self._is_cut_in_stages and self._root is not None:
+            self._settle()
+            for module in self._modules():
+                self._reduces(module, True)
+            # the end of a backward pass is where gradients are reduced, also those of others
+            token = torch.ones((), requires_grad=True)
+            self._root(lambda: token * 1).backward()
+        self.rest()
+
     def rest(self) -> None:
         """Whatever is whole is cut again."""
-        for unit, _ in self._units:
-            unit.reshard()
-        if self._root is not None:
-            self._root.reshard()
+        for module in self._modules():
+            module.reshard()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, the parameters have their whole shapes and no values, and nothing is gathered."""
-        self.rest()
         made = {
-            id(one): nn.Parameter(self._hollow(one), one.requires_grad)
-            for one in self._shards.values()
+            name: nn.Parameter(self._hollow(one), one.requires_grad)
+            for name, one in self._shards.items()
         }
-        places = [
-            (module, name, one)
-            for module in self._module.modules()
-            for name, one in module._parameters.items()
-            if id(one) in made
-        ]
+        before = [getattr(module, own) for module, own, _ in self._places]
         try:
-            for module, name, one in places:
-                module._parameters[name] = made[id(one)]
-            for unit, _ in self._units:
+            for module, own, name in self._places if self._shards else ():
+                gathered.set_parameter(module, own, made[name])
+            for unit in self._units:
                 unit.is_aside = True
             yield
         finally:
-            for unit, _ in self._units:
+            for unit in self._units:
                 unit.is_aside = False
-            for module, name, one in places:
-                module._parameters[name] = one
+            for (module, own, _), one in zip(self._places, before, strict=True):
+                gathered.set_parameter(module, own, one)
+
+    def _shard(self, around: nn.Module, mine: set[torch.Tensor], reshard: bool) -> None:
+        """Cuts these parameters, which are in a module and no other one."""
+        wide = torch.float32
+        before = {
+            (module, own): one
+            for module, own, name in self._places
+            if (one := getattr(module, own)) in mine
+        }
+        for one in mine:
+            if self._half is not None:
+                one.data = one.data.to(wide)  # a rank's part is what the optimizer updates
+        policy = MixedPrecisionPolicy(
+            self._half, None if self._half is None else wide, cast_forward_inputs=False
+        )
+        fully_shard(
+            around, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard,
+            ignored_params=set(self._module.parameters()) - mine,
+        )  # fmt: skip
+        for (module, own), one in before.items():
+            shard = self.successors[one] = getattr(module, own)
+            shard.__dict__.update(one.__dict__)
+            one.data, one.grad = one.data.new_empty(0), None  # whoever uses it is told
+
+    def _is_done(self, one: torch.Tensor) -> bool:
+        return one in self.successors
+
+    def _modules(self) -> list[Any]:
+        """In one order on all replicas."""
+        return [] if self._root is None else [*self._units, self._root]
+
+    def _reduces(self, module: Any, is_last: bool) -> None:
+        module.set_requires_gradient_sync(is_last, recurse=False)
+        module.set_reshard_after_backward(is_last, recurse=False)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _settle(self) -> None:
+        """What any replica has a gradient of, all have: they reduce the same tensors."""
+        found = gathered.unreduced(self._modules())
+        if not found:
+            return
+        anywhere = torch.tensor([float(has) for _, has in found], device=found[0][0].device)
+        for at in range(self._mesh.ndim):
+            dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._mesh.get_group(at))
+        for (one, has), needed in zip(found, anywhere.tolist(), strict=True):
+            if needed and not has:
+                one.grad = torch.zeros_like(one)
 
     @contextmanager
     def _to_its_end(self) -> Iterator[None]:
         """A pass that is broken off leaves nothing behind."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and "torch.Tensor and DTensor" in str(error):
+                add_note(error, _OUTSIDE)
+            gathered.forget_gradients(self._modules())
             self._root.reset_iter_state()
             raise
 
@@ -217,42 +294,16 @@ class Sharding:
         one = torch.zeros((), dtype=self._half or shard.dtype, device=shard.device)
         return one.expand(shard.shape)
 
-    def _policy(self) -> MixedPrecisionPolicy:
-        """Inputs come as they do without sharding. Half precision is added up in full."""
-        if self._half is None:
-            return MixedPrecisionPolicy(cast_forward_inputs=False)
-        return MixedPrecisionPolicy(self._half, torch.float32, cast_forward_inputs=False)
 
-
-class _Gathered(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """Stands around the forward of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.is_aside = False
-        real = self._real = module.forward
-
-        @functools.wraps(real)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return real(*args, **kwargs) if self.is_aside else self(*args, **kwargs)
-
-        module.__dict__["forward"] = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._real(*args, **kwargs)
-
-
-class _Root(nn.Module):  # type: ignore[misc]
-    """Stands around whole passes. Owns what no unit has."""
-
-    def __init__(self, module: nn.Module, units: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.module = module
-        self.units = nn.ModuleList(units)
-
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+def _places(module: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """All names of parameters, which are given by their first: the module's path, the name there,
+    the first name."""
+    first = {id(one): name for name, one in module.named_parameters()}
+    wanted = set(names)
+    for name, one in module.named_parameters(remove_duplicate=False):
+        if first[id(one)] in wanted:
+            path, _, own = name.rpartition(".")
+            yield path, own, first[id(one)]
 
 
 def _mesh(session: Session, degree: int) -> DeviceMesh:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 _MOST_OF_ALL = 2  # a unit has at most one of so many parts of what is cut
+# these use the parameters of modules in them without calling those
+_CLOSED = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.RNNBase,
+)
 
 
-class ShardUnit(NamedTuple):
-    """A module whose parameters are whole while it is at work. `stage`: what its top was said to
-    belong to."""
-
-    module: nn.Module
-    stage: int
-    elements: int
-
-
-def cut_names(named: Mapping[str, torch.Tensor], threshold: int) -> frozenset[str]:
-    """The names of the parameters to cut: those of at least `threshold` elements. Not those of
-    another dtype than most elements have, nor without a dimension or with gaps in memory, which
-    fully_shard does not take."""
+def cut_names(named: Mapping[str, torch.Tensor], threshold: int, degree: int) -> frozenset[str]:
+    """The names of the parameters to cut: those of at least `threshold` elements whose first
+    dimension has something for each of `degree` ranks. Not those of another dtype than most
+    elements have, nor with gaps in memory, which fully_shard does not take, nor with hooks, which
+    would not be called."""
     elements: Counter[torch.dtype] = Counter()
     for one in named.values():
         elements[one.dtype] += one.numel()
@@ -34,8 +33,11 @@ def cut_names(named: Mapping[str, torch.Tensor], threshold: int) -> frozenset[st
         for name, one in named.items()
         if one.numel() >= max(1, threshold)
         and one.dim()
+        and one.shape[0] >= degree
         and one.dtype == dtype
         and one.is_contiguous()
+        and not one._backward_hooks
+        and not one._post_accumulate_grad_hooks
     )
 
 
@@ -44,14 +46,15 @@ def shard_units(
     tops: Iterable[tuple[nn.Module, int]],
     cut: Set[torch.Tensor],
     most: int,
-) -> list[ShardUnit]:
+) -> list[tuple[nn.Module, int]]:
     """The largest modules in the `tops`, or they themselves, that have at most `most` elements of
     the parameters `cut`, and at most half of all of them; a smaller one where there is no other.
+    Each with the number that its top was given with.
 
     A parameter that other modules have too (tied ones), or that belongs to a module which is larger
     than that, is in none.
     """
-    found: list[ShardUnit] = []
+    found: list[tuple[nn.Module, int]] = []
     taken: set[torch.Tensor] = set()
     chains = _chains(module, cut)
     most = min(most, sum(one.numel() for one in cut) // _MOST_OF_ALL)
@@ -61,13 +64,13 @@ def shard_units(
         if not mine:
             return
         size = sum(one.numel() for one in mine)
-        is_least = not any(one in cut for child in here.children() for one in child.parameters())
-        is_alone = all(here in chains[one] for one in mine)
-        if is_alone and _is_called(here) and (size <= most or is_least):
-            found.append(ShardUnit(here, stage, size))
+        inner = [one for child in here.children() for one in child.parameters() if one in cut]
+        fits = size <= most or not inner or isinstance(here, _CLOSED)
+        if fits and _is_gathered(here) and all(here in chains[one] for one in mine):
+            found.append((here, stage))
             taken.update(mine)
             return
-        for child in here.children():
+        for child in () if isinstance(here, _CLOSED) else here.children():
             walk(child, stage)
 
     for top, stage in tops:
@@ -75,9 +78,10 @@ def shard_units(
     return found
 
 
-def _is_called(module: nn.Module) -> bool:
-    """Lists and dictionaries of modules are not."""
-    return type(module).forward is not nn.Module.forward
+def _is_gathered(module: nn.Module) -> bool:
+    """Whether it is called, which lists and dictionaries of modules are not, and no hook needs its
+    parameters before that."""
+    return type(module).forward is not nn.Module.forward and not module._forward_pre_hooks
 
 
 def _chains(module: nn.Module, cut: Set[torch.Tensor]) -> dict[torch.Tensor, set[nn.Module]]:

@@ -3,7 +3,7 @@ dictionaries and lists that a state is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ def part(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Of tensors that are cut copies of all of them. Collective."""
-    return _each(value, lambda one: one.detach().full_tensor() if is_cut(one) else one)
+    """Of tensors that are cut copies of all of them, in the host's memory. Collective."""
+    return _each(value, lambda one: one.detach().full_tensor().cpu() if is_cut(one) else one)
 
 
 def cut_like(shard: DTensor, value: Any) -> Any:
@@ -50,6 +50,13 @@ def as_part(shard: DTensor, value: Any) -> Any:
         )  # fmt: skip
 
     return _each(value, joined)
+
+
+def empty_like(one: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Room for a value of that parameter: this rank's part, where it is cut and has that shape."""
+    if is_cut(one) and one.shape == torch.Size(shape):
+        return torch.empty_like(one.detach(), dtype=dtype)
+    return torch.empty(torch.Size(shape), dtype=dtype, device=one.device)
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,0 +1,106 @@
+"""Saves in pieces: begun, perhaps written while training goes on, and put in their place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from muster_modelparallel.checkpoint import layout, pieces
+from muster_modelparallel.checkpoint.files import save_object
+from muster_modelparallel.checkpoint.together import at_length, together
+from muster_modelparallel.errors import CheckpointError
+from muster_modelparallel.run.session import Saving, Session
+from muster_modelparallel.wrap.model import DistributedModel
+from muster_modelparallel.wrap.optimizer import DistributedOptimizer
+
+_POLL_S = 0.5
+_LONGEST = timedelta(hours=6)  # that a rank writes longer than another one; a dead one is seen
+
+
+def begin(
+    session: Session,
+    place: str,
+    model: DistributedModel | None,
+    optimizer: DistributedOptimizer | None,
+    user_content: Any,
+    in_background: bool,
+    finish: Callable[[Mapping[str, int]], None],
+) -> None:
+    """Begins to write into the folder that is to become `place`, which all ranks see. `finish` is
+    called on rank 0 with the files, by name their bytes, when all ranks have written; in a thread
+    of its own. Collective; returns when that is over or, `in_background`, at once."""
+    what = f"checkpoint {os.path.basename(place)} could not be written"
+    folder = place + layout.INCOMPLETE
+    is_first = session.mesh.rank == 0
+
+    def prepare() -> None:
+        layout.begin(place)
+        if user_content is not None:
+            save_object(user_content, os.path.join(folder, layout.USER_CONTENT))
+
+    together(lambda: prepare() if is_first else None, what)
+    written = pieces.save(folder, model, optimizer, group_of(session), in_background)
+    done: Future[None] = Future()
+
+    def settle(one: Future[Any]) -> None:
+        try:
+            one.result()
+            if is_first:
+                finish({entry.name: entry.stat().st_size for entry in os.scandir(folder)})
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    written.add_done_callback(settle)
+    session.saving = Saving(what, folder, done)
+    if not in_background:
+        end(session)
+
+
+def end(session: Session) -> None:
+    """Waits until the save that was begun last is over. Collective. Raises CheckpointError on all
+    ranks where it failed on any, or got no further for MODELPARALLEL_OBJECTS_TIMEOUT_S."""
+    saving, session.saving = session.saving, None
+    if saving is None:
+        return
+    limit_s = session.mesh.objects_timeout_s
+
+    def wait(get_further: Callable[[], None]) -> None:
+        size, since = -1, time.monotonic()
+        while True:
+            try:
+                saving.done.result(_POLL_S)
+                return
+            except NotYetError:
+                if saving.done.done():
+                    raise
+            found = _bytes_in(saving.folder)
+            if found != size:
+                size, since = found, time.monotonic()
+                get_further()
+            elif time.monotonic() - since > limit_s:
+                raise CheckpointError(f"nothing was written to {saving.folder} for {limit_s:g} s")
+
+    at_length(wait, saving.what)
+
+
+def group_of(session: Session) -> Any:
+    """All ranks on their CPUs, for pieces alone: they may be written while others are at work.
+    Collective when it is made."""
+    if session.pieces_group is None:
+        session.pieces_group = dist.new_group(backend="gloo", timeout=_LONGEST)
+    return session.pieces_group
+
+
+def _bytes_in(folder: str) -> int:
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(folder))
+    except OSError:  # it has just been put in its place
+        return -2
