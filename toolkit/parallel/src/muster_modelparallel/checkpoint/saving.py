@@ -58,8 +58,8 @@ def save_checkpoint(
     piecewise.end(session)
     save, sharing = _begin(session, path, (tag, "in pieces" if in_pieces else partial))
     if in_pieces:
-        target = _Target(path, tag, save, sharing, kept)
-        _save_in_pieces(session, target, model, optimizer, user_content, in_background)
+        into = _Target(path, tag, save, sharing, kept)
+        _save_in_pieces(session, into, model, optimizer, user_content, in_background)
         return
     what = f"checkpoint {tag} could not be written"
     place = session.topology.place(session.mesh.rank)
