@@ -39,6 +39,13 @@ SPECS = {
     "pipeline": Spec(_GPT, {"torch, equal blocks, gloo": 1.10, "torch, equal blocks, muster": 1.0}),
     "deepspeed": Spec(f"{_GPT}, with SGD, gloo", {"DeepSpeed": 1.1}),
     "ddp": Spec("the same GPT whole, 2 replicas", {"DDP": 0.97}),
+    "sharded": Spec(
+        "the same with parameters cut over 2 replicas, and AdamW",
+        {"fully_shard, gloo": 0.97, "fully_shard, muster": 0.97},
+    ),
+    "checkpoint": Spec(
+        "call that saves 100 MB of 2 ranks in pieces, in the background", {"at once": 4.0}
+    ),
     "alone": Spec("step of 20 ms, one rank, one microbatch", {"plain loop": 0.97}, ranks=1),
     "microbatch": Spec(
         "microbatch of next to no work, 2 stages, muster", {}, steps=8, most_more_ms=0.3

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
@@ -26,6 +28,7 @@ from muster_modelparallel.run import session as sessions
 from muster_modelparallel.run.pipeline.executor import Pipeline
 from muster_modelparallel.shape.schedule import one_f_one_b
 from muster_modelparallel.shape.topology import GroupKind
+from tests.model_parallel.support.ranks import RESULT
 
 VOCABULARY, WIDTH, HEADS, BLOCKS, TOKENS, BATCH, MICROBATCHES = 8000, 128, 4, 12, 64, 32, 8
 ROUNDS = int(os.environ.get("ROUNDS", "15"))
@@ -205,6 +208,71 @@ def row_ddp() -> Ways:
     return {"DDP": plain, "ours": whole}
 
 
+def row_sharded() -> Ways:
+    """Every way with AdamW."""
+    begin(
+        ddp=True, microbatches=1, sharded_data_parallel_degree=2, sdp_gradient_clipping=0,
+        sdp_param_persistence_threshold=1000,
+    )  # fmt: skip
+    net, ids = GPT(), data()
+    groups = {
+        "fully_shard, gloo": dist.new_group([0, 1], backend="gloo"),
+        "fully_shard, muster": dist.new_group([0, 1]),
+    }
+    ways = {name: by_hand(copy.deepcopy(net), ids, group) for name, group in groups.items()}
+    step = ours(net, ids, ids)
+    model: Any = sessions.current().model
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+
+    def whole() -> None:
+        optimizer.zero_grad()
+        step()
+        optimizer.step()
+
+    return {**ways, "ours": whole}
+
+
+def by_hand(net: GPT, ids: torch.Tensor, group: Any) -> Callable[[], None]:
+    """What a user of fully_shard writes."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for one in (net.embedding, *net.blocks, net.head):
+        fully_shard(one, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(ids, ids).backward()
+        optimizer.step()
+
+    return step
+
+
+def row_checkpoint() -> Ways:
+    """The call alone, of 100 MB: what goes on behind it is waited for without being timed."""
+    begin(ddp=True, microbatches=1, sharded_data_parallel_degree=2)
+    net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)])
+    step = ours(nn.Sequential(net, Mean()), torch.randn(8, 1024))
+    model: Any = sessions.current().model
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    step()
+    optimizer.step()
+    folder = smp.allgather(os.path.dirname(os.environ[RESULT]), smp.WORLD)[0]  # is removed
+
+    def save(in_background: bool) -> Callable[[], None]:
+        smp.save_checkpoint(
+            folder, "one", True, model, optimizer, in_pieces=True, in_background=in_background
+        )
+        return smp.wait_for_checkpoint
+
+    return {"at once": lambda: save(False), "ours": lambda: save(True)}
+
+
+class Mean(nn.Module):  # type: ignore[misc]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
 class Wide(nn.Module):  # type: ignore[misc]
     """As long as a step of 20 ms."""
 
@@ -319,7 +387,9 @@ def row_simulated() -> Ways:
 
 
 ROWS: Mapping[str, Callable[..., Ways]] = {
-    "pipeline": row_pipeline, "deepspeed": row_deepspeed, "ddp": row_ddp, "alone": row_alone,
+    "pipeline": row_pipeline, "deepspeed": row_deepspeed, "ddp": row_ddp, "sharded": row_sharded,
+    "checkpoint": row_checkpoint,
+    "alone": row_alone,
     "microbatch": row_microbatch, "relay": row_relay, "simulated": row_simulated,
 }  # fmt: skip
 
@@ -332,11 +402,13 @@ def main(row: str, *arguments: str) -> None:
             if dist.get_world_size() > 1:
                 dist.barrier()
             began = time.perf_counter()
-            step()
+            end = step()
             if dist.get_world_size() > 1:
                 dist.barrier()
             if turn >= 3:
                 times[name].append(time.perf_counter() - began)
+            if callable(end):
+                end()
     model: Any = sessions.current().model
     if row == "simulated":
         times["simulated"] = [model.stages.planned_step_s] * ROUNDS

@@ -316,15 +316,22 @@ with torch.no_grad():
     while sys.argv[2] == "save":
         number += 1
         model.module.weight.fill_(number)
-        smp.save_checkpoint(sys.argv[1], "one", model=model, user_content={"step": number})
+        smp.save_checkpoint(sys.argv[1], "one", model=model, user_content={"step": number}, **how)
 """
 
 
 @pytest.mark.promise("F70")
-def test_killed_at_any_moment_the_next_one_resumes_from_a_whole_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"in_pieces": True}, {"in_pieces": True, "in_background": True}],
+    ids=["partial", "in pieces", "in the background"],
+)
+def test_killed_at_any_moment_the_next_one_resumes_from_a_whole_checkpoint(
+    tmp_path: Path, how: dict[str, bool]
+) -> None:
     """Twelve times in the same folder, under the same tag."""
     moments = random.Random(5)
-    words = [sys.executable, "-c", SAVES_FOR_EVER, str(tmp_path)]
+    words = [sys.executable, "-c", f"how = {how!r}\n{SAVES_FOR_EVER}", str(tmp_path)]
     for _ in range(12):
         with subprocess.Popen(
             [*words, "save"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from muster_modelparallel.errors import NotBuiltError, StepError
+from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.outputs import StepOutput
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
@@ -30,6 +30,7 @@ from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
 from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
 from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.watch import BackwardWatch
+from muster_modelparallel.wrap.whole_layers import WholeLayers
 
 PARTIAL = "_smp_is_partial"  # marks the state of one partition
 _PREFIX = "module."
@@ -37,7 +38,7 @@ _NO_AVERAGE = "gradients came from loss.backward() or autograd, so they are not 
 _USE_OURS = "call model.backward(loss) in place of loss.backward()"
 
 
-class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped here
+class DistributedModel(WholeLayers):
     """A module at work on all ranks, of which a process has one.
 
     Parameters and buffers are the first replica's from the start, and on this rank's device.
@@ -389,48 +390,6 @@ class DistributedModel(nn.Module):  # type: ignore[misc]  # torch is untyped her
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle
-
-    def distributed_modules(self) -> Iterator[nn.Module]:
-        """Modules cut over ranks by tensor parallelism: none."""
-        return iter(())
-
-    def is_distributed_parameter(self, param: Any) -> bool:
-        """Whether it is cut over ranks by tensor parallelism."""
-        return False
-
-    def is_distributed_buffer(self, buf: Any) -> bool:
-        """Whether it is cut over ranks by tensor parallelism."""
-        return False
-
-    def is_scaled_batch_parameter(self, param: Any) -> bool:
-        """Whether it works on the batch of all its tensor-parallel ranks."""
-        return False
-
-    def is_scaled_batch_buffer(self, buf: Any) -> bool:
-        """Whether it works on the batch of all its tensor-parallel ranks."""
-        return False
-
-    def default_reducer_named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """Parameters averaged over the DP group: all."""
-        return self.named_parameters()
-
-    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """Parameters averaged over the RDP group: none."""
-        return iter(())
-
-    def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises NotBuiltError."""
-        raise NotBuiltError(
-            "DistributedModel.join comes with a later release of muster",
-            "give all ranks the same number of batches, with drop_last=True",
-        )
-
-    def register_comm_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises NotBuiltError."""
-        raise NotBuiltError(
-            "DistributedModel.register_comm_hook comes with a later release of muster",
-            "leave it out: gradients are averaged without it",
-        )
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """What `to`, `half`, `float` and such are made of. Raises StepError where parameters that
