@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from muster_modelparallel.checkpoint.files import load_object, save_object
 from muster_modelparallel.errors import CheckpointError
+from muster_modelparallel.model.nests import map_tensors
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.wrap.model import PARTIAL, DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
@@ -46,11 +47,11 @@ def save(
         tensors |= state
         if dist.get_rank() == 0:
             save_object(rest, os.path.join(folder, _REST))
-    writer = dcp.FileSystemWriter(folder)
-    if in_background:
-        found: Future[Any] = dcp.async_save(tensors, storage_writer=writer, process_group=group)
-        return found
+    if in_background:  # torch's async_save copies parts of tensors twice
+        with torch.no_grad():
+            tensors = map_tensors(lambda one: one.detach().to("cpu", copy=True), tensors)
     thread = ThreadPoolExecutor(1)  # that a disk which hangs holds up nobody else
+    writer = dcp.FileSystemWriter(folder)
     return thread.submit(dcp.save, tensors, storage_writer=writer, process_group=group)
 
 
