@@ -136,7 +136,7 @@ def batch_of(ids: torch.Tensor, size: int, step: int) -> torch.Tensor:
 
 def save(model: nn.Module, accuracy: float, seconds: float) -> None:
     """The whole model, by one rank, and what each rank measured."""
-    state = model.state_dict() if smp.dp_rank() == 0 else None
+    state = model.state_dict()  # of which every rank may have a part
     if smp.rank() == 0:
         torch.save(state, Path(os.environ.get("SM_MODEL_DIR", "."), "model.pt"))
         print(f"accuracy={accuracy:.4f}", flush=True)
