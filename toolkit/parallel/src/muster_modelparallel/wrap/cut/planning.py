@@ -39,6 +39,7 @@ from muster_modelparallel.shape.picture.page import page
 from muster_modelparallel.shape.plan import Plan, make_plan, write_whole
 from muster_modelparallel.shape.schedule import IN_TURNS, Schedule, in_waves, interleaved
 from muster_modelparallel.shape.simulate import Timeline
+from muster_modelparallel.wrap.model_arguments import half_of
 from muster_modelparallel.wrap.partitions import get_partition
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tu
     """`batch`: the length of the microbatch that was probed, 0 if it has none. What the job's
     parameters leave open is chosen where the model is only planned."""
     config, given, alone = session.config, session.reading.given, session.plan is not None
-    machine = Machine()
+    machine = Machine(copies=copies_held(config, _ranks(session)))
     if not config.auto_partition:
         return _by_hand(session, module, found, machine)
     counts = _counts(batch) if alone and "microbatches" not in given else (config.microbatches,)
@@ -121,6 +122,18 @@ def planned(session: Session, module: nn.Module, found: Probe, batch: int) -> tu
         memory_weight=memory_weight(session),
         tries_turns=alone and "pipeline" not in given,
     )
+
+
+def copies_held(config: Config, ranks: int) -> float:
+    """How many bytes a rank of a pipeline holds during a step for each byte of its parameters, with
+    Adam: these, gradients, two states and, beside half precision, master weights. What replicas
+    divide among them counts by its part; what is cut is also whole then, with its gradients."""
+    is_half = half_of(config) is not None
+    states, wide = (6.0, 2.0) if is_half else (2.0, 1.0)  # masters among the states
+    if config.shard_degree > 1:
+        return 1 + wide + 4 * wide / config.shard_degree
+    replicas = max(1, ranks // config.pipeline_parallel_degree)
+    return 2 + states / (replicas if config.shard_optimizer_state else 1)
 
 
 def memory_weight(session: Session) -> float:
