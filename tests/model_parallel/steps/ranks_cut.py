@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import muster_modelparallel as smp
-from muster_modelparallel.errors import StepError
+from muster_modelparallel.errors import CheckpointError, StepError
 from muster_modelparallel.wrap.grad_scaler import GradScaler
 from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
@@ -245,6 +246,52 @@ def checkpoints_go_from_one_that_cuts_to_one_that_does_not_and_back() -> None:
             assert found == {"steps": 2}
             steps(model, optimizer, given[2:4])
             assert_close(model.state_dict(), wanted)
+
+
+def a_save_in_the_background_has_the_values_of_its_begin() -> None:
+    begin()
+    model, optimizer = wrapped()
+    given = batches(STEPS)
+    steps(model, optimizer, given[:2])
+    wanted = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for tag in ("first", "second"):  # the second one waits for the first
+        smp.save_checkpoint(
+            sys.argv[1], tag, True, model, optimizer, in_pieces=True, in_background=True
+        )
+    steps(model, optimizer, given[2:])
+    smp.wait_for_checkpoint()
+    for tag in ("first", None):
+        smp.resume_from_checkpoint(sys.argv[1], tag)
+        assert same(dict(model.state_dict()), dict(wanted[0]))
+        assert same(optimizer.state_dict(), wanted[1])
+
+
+def a_rank_that_cannot_write_is_an_error_on_all() -> None:
+    begin()
+    model, optimizer = wrapped()
+    steps(model, optimizer, batches(1))
+    write = dcp.FileSystemWriter.write_data
+
+    def fails(self: Any, *given: Any) -> Any:
+        raise OSError("no space is left")
+
+    for in_background in (False, True):
+        if smp.rank() == smp.size() - 1:
+            dcp.FileSystemWriter.write_data = fails
+        try:
+            smp.save_checkpoint(
+                sys.argv[1], "bad", True, model, optimizer, in_pieces=True,
+                in_background=in_background,
+            )  # fmt: skip
+            smp.wait_for_checkpoint()
+        except CheckpointError as error:
+            assert "no space is left" in str(error), error
+        else:
+            raise AssertionError("no error")
+        finally:
+            dcp.FileSystemWriter.write_data = write
+    smp.save_checkpoint(sys.argv[1], "good", True, model, optimizer, in_pieces=True)
+    smp.resume_from_checkpoint(sys.argv[1])
 
 
 def parts_of_states_are_for_the_rank_that_saved_them() -> None:
@@ -676,6 +723,8 @@ CHECKS = [
     whole_states_are_those_of_a_job_that_cuts_nothing,
     states_go_from_one_that_cuts_to_one_that_does_not_and_back,
     checkpoints_go_from_one_that_cuts_to_one_that_does_not_and_back,
+    a_save_in_the_background_has_the_values_of_its_begin,
+    a_rank_that_cannot_write_is_an_error_on_all,
     parts_of_states_are_for_the_rank_that_saved_them,
     norms_are_those_of_all_parts,
     each_step_is_clipped_by_the_key,

@@ -212,7 +212,22 @@ def a_closure_is_refused() -> None:
         raise AssertionError("not refused")
 
 
+def what_a_script_writes_past_autograd_counts() -> None:
+    model = smp.DistributedModel(net())
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=LR))
+    for x, y in batches(1, TYPES["bf16"]):
+        train(model, mine(x), mine(y))
+    optimizer.step()
+    for one in model.local_parameters():
+        one.data.fill_(0.25)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert all(bool((one == 0.25).all()) for one in model.local_parameters())
+
+
 CHECKS = (
+    what_a_script_writes_past_autograd_counts,
     a_model_trains_as_with_master_weights_of_one_process,
     steps_that_rounding_would_lose_add_up,
     an_overflow_of_one_stage_skips_the_step_of_all,

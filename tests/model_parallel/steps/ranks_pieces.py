@@ -34,6 +34,7 @@ def main() -> None:
             if not is_before:  # the partition is known, and the optimizer has a state
                 train(model, optimizer, 1)
             assert smp.resume_from_checkpoint(folder, tag) == {"step": 2}
+            assert next(model.module[1].modules()).marks == {"resumed": 7}
             if is_before:
                 optimizer.zero_grad()  # so that the model is cut by now
                 step(model, *batch(0))
@@ -49,9 +50,27 @@ def begin() -> tuple[Any, Any]:
     ends = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
     ends[1].weight = ends[0].weight
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
+    blocks[0] = Counting(blocks[0])
     module = nn.Sequential(ends[0], *blocks, nn.BatchNorm1d(WIDTH), ends[1])
     model = smp.DistributedModel(module)
     return model, smp.DistributedOptimizer(torch.optim.AdamW(module.parameters(), lr=0.01))
+
+
+class Counting(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.marks = module, {"resumed": 0}
+
+    def forward(self, x):
+        return self.module(x)
+
+    def get_extra_state(self):
+        return {"resumed": 7}
+
+    def set_extra_state(self, state):
+        self.marks = state
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:

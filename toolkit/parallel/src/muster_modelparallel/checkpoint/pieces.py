@@ -8,51 +8,88 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from muster_modelparallel.checkpoint.files import load_object, save_object
 from muster_modelparallel.errors import CheckpointError
-from muster_modelparallel.model.nests import map_tensors
-from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.model.nests import leaves, map_tensors
 from muster_modelparallel.wrap.model import PARTIAL, DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 from muster_modelparallel.wrap.optimizer_state import MASTERS
 from muster_modelparallel.wrap.shard.values import empty_like
 
 _MODEL, _OPTIMIZER, _MASTERS = "model.", "optimizer.", "master_weights."
-_REST = "rest.pt"  # of the optimizer: groups, loss scale, states that are no tensors
+_REST = "rest.pt"  # what are no tensors: of the model its extra states, of the optimizer its groups
 
 
-def save(
-    folder: str,
-    model: DistributedModel | None,
-    optimizer: DistributedOptimizer | None,
-    group: Any,
-    in_background: bool,
-) -> Future[Any]:
-    """Done when all ranks have written into the folder: when it returns or, `in_background`,
-    later; values are copied before. Collective; `group`: of all ranks, for CPU tensors alone."""
+class Pieces(NamedTuple):
+    """What a rank has: tensors by key, and what are none."""
+
+    tensors: dict[str, Any]
+    rest: dict[str, Any]
+
+
+def pieces_of(
+    model: DistributedModel | None, optimizer: DistributedOptimizer | None, as_copies: bool
+) -> Pieces:
+    """This rank's; `as_copies`: in the host's memory. Not collective. Raises CheckpointError for a
+    state of the optimizer with tensors within other values."""
     tensors: dict[str, Any] = {}
-    if model is not None:
-        tensors |= {_MODEL + name: one for name, one in model.held_state().items()}
+    rest: dict[str, Any] = {}
+    for name, one in ({} if model is None else model.held_state()).items():
+        if isinstance(one, torch.Tensor):
+            tensors[_MODEL + name] = one
+        else:
+            rest.setdefault("model", {})[name] = one
     if optimizer is not None:
-        state, rest = _parted(optimizer)
+        state, rest["optimizer"] = _parted(optimizer)
         tensors |= state
-        if dist.get_rank() == 0:
-            save_object(rest, os.path.join(folder, _REST))
-    if in_background:  # torch's async_save copies parts of tensors twice
+    if as_copies:  # torch's async_save copies parts of tensors twice
         with torch.no_grad():
             tensors = map_tensors(lambda one: one.detach().to("cpu", copy=True), tensors)
-    thread = ThreadPoolExecutor(1)  # that a disk which hangs holds up nobody else
-    writer = dcp.FileSystemWriter(folder)
-    return thread.submit(dcp.save, tensors, storage_writer=writer, process_group=group)
+    return Pieces(tensors, rest)
+
+
+def save_rest(folder: str, every: Sequence[Mapping[str, Any]]) -> None:
+    """What are no tensors, of all ranks."""
+    made: dict[str, Any] = {"model": {}}
+    for rest in reversed(every):
+        made["model"].update(rest.get("model", {}))
+    if "optimizer" in every[0]:
+        states = [rest["optimizer"]["state"] for rest in reversed(every)]
+        merged = {number: one for each in states for number, one in each.items()}
+        made["optimizer"] = {**every[0]["optimizer"], "state": merged}
+    save_object(made, os.path.join(folder, _REST))
+
+
+def save(folder: str, tensors: Mapping[str, Any], group: Any, device: torch.device) -> Future[None]:
+    """Done when all ranks have written; of a thread that nobody waits for at exit. `group`: of all
+    ranks, for CPU tensors alone. What it raises is a CheckpointError."""
+    done: Future[None] = Future()
+
+    def write() -> None:
+        try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # of this thread: copies go by its stream
+            dcp.save(
+                dict(tensors), storage_writer=dcp.FileSystemWriter(folder), process_group=group
+            )
+        except BaseException as error:  # DCP's is no Exception
+            problem = CheckpointError(f"torch's distributed checkpoint: {error}")
+            problem.__cause__ = error
+            done.set_exception(problem)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=write, name="checkpoint", daemon=True).start()
+    return done
 
 
 class Room(NamedTuple):
@@ -60,6 +97,7 @@ class Room(NamedTuple):
 
     folder: str
     reader: dcp.FileSystemReader
+    rest: dict[str, Any]
     tensors: dict[str, Any]
 
 
@@ -69,15 +107,17 @@ def room_for(
     """Raises CheckpointError for a checkpoint of another model, or that cannot be read."""
     reader = _Reader(folder)
     saved = reader.read_metadata().state_dict_metadata
+    rest = load_object(os.path.join(folder, _REST))
     tensors: dict[str, Any] = {}
     for name, value in model.held_state().items():
         if isinstance(value, torch.Tensor) and _MODEL + name in saved:
             tensors[_MODEL + name] = empty_like(value, value.shape, value.dtype)
-    known = {_MODEL + name for name in model.module.state_dict()}
-    unknown = [key for key in saved if key.startswith(_MODEL) and key not in known]
+    known = set(model.module.state_dict())
+    names = [key.removeprefix(_MODEL) for key in saved if key.startswith(_MODEL)]
+    unknown = [name for name in (*names, *rest["model"]) if name not in known]
     if strict and unknown:
         raise CheckpointError(
-            f"{folder} has {unknown[0].removeprefix(_MODEL)}, which the model has not",
+            f"{folder} has {unknown[0]}, which the model has not",
             "is it a checkpoint of the same model?",
         )
     if optimizer is not None:
@@ -89,12 +129,15 @@ def room_for(
                 f"{folder} has {key} of shape {found}, and here it has {tuple(tensor.shape)}",
                 "is it a checkpoint of the same model?",
             )
-    return Room(folder, reader, tensors)
+    return Room(folder, reader, rest, tensors)
 
 
 def read(room: Room, group: Any) -> None:
-    """Fills it. Collective, as `save`."""
-    dcp.load(room.tensors, storage_reader=room.reader, process_group=group)
+    """Fills it. Collective, as `save`. Raises CheckpointError."""
+    try:
+        dcp.load(room.tensors, storage_reader=room.reader, process_group=group)
+    except dcp.CheckpointException as error:  # it is no Exception
+        raise CheckpointError(f"{room.folder} cannot be read: {error}") from error
 
 
 def put(
@@ -105,10 +148,11 @@ def put(
     own = {
         key.removeprefix(_MODEL): one for key, one in room.tensors.items() if key.startswith(_MODEL)
     }
-    model.load_state_dict({**own, PARTIAL: True}, strict)
-    rest = os.path.join(room.folder, _REST)
-    if optimizer is not None and os.path.exists(rest):
-        optimizer.load_state_dict(_joined(load_object(rest), room.tensors, _names(optimizer)))
+    extra = {name: one for name, one in room.rest["model"].items() if name in model.held_state()}
+    model.load_state_dict({**own, **extra, PARTIAL: True}, strict)
+    if optimizer is not None and "optimizer" in room.rest:
+        state = _joined(room.rest["optimizer"], room.tensors, _names(optimizer))
+        optimizer.load_state_dict(state)
 
 
 def _names(optimizer: DistributedOptimizer) -> dict[Any, str]:
@@ -122,7 +166,7 @@ def _names(optimizer: DistributedOptimizer) -> dict[Any, str]:
 
 
 def _parted(optimizer: DistributedOptimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors of this rank's state, and what is none of all ranks. Collective."""
+    """The tensors of this rank's state, and what are none."""
     found, names = optimizer.held_state(), _names(optimizer)
     tensors = {_MASTERS + names[at]: one for at, one in found.pop(MASTERS, {}).items()}
     plain: dict[Any, dict[str, Any]] = {}
@@ -130,27 +174,36 @@ def _parted(optimizer: DistributedOptimizer) -> tuple[dict[str, Any], dict[str, 
         for key, value in values.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{_OPTIMIZER}{names[number]}.{key}"] = value
+            elif any(isinstance(leaf, torch.Tensor) for leaf in leaves(value)):
+                raise CheckpointError(
+                    f"the optimizer keeps {key}, a {type(value).__name__} with tensors, for "
+                    f"{names[number]}, which are not saved in pieces",
+                    "leave out in_pieces",
+                )
             else:
                 plain.setdefault(number, {})[key] = value
-    every = allgather(plain, CommGroup.WORLD)
-    found["state"] = {number: one for each in reversed(every) for number, one in each.items()}
-    return tensors, found
+    return tensors, {**found, "state": plain}
 
 
 def _room(saved: Mapping[str, Any], optimizer: DistributedOptimizer) -> dict[str, Any]:
     """For the tensors of the state of what this rank updates."""
     of = dict(zip(_names(optimizer).values(), optimizer.parameters(), strict=True))
-    held = {id(one) for one in optimizer.held_parameters()}
-    made: dict[str, Any] = {}
-    for key, meta in saved.items():
-        is_master, name = key.startswith(_MASTERS), ""
-        if is_master:
+    wanted: dict[str, torch.Tensor] = {}
+    for key in saved:
+        if key.startswith(_MASTERS):
             name = key.removeprefix(_MASTERS)
         elif key.startswith(_OPTIMIZER):
             name = key.removeprefix(_OPTIMIZER).rpartition(".")[0]
-        if name in of and id(of[name]) in held and isinstance(meta, TensorStorageMetadata):
-            made[key] = empty_like(of[name], meta.size, meta.properties.dtype)
-    return made
+        else:
+            continue
+        if name in of and isinstance(saved[key], TensorStorageMetadata):
+            wanted[key] = of[name]
+    mine = {id(one) for one in optimizer.updated(dict.fromkeys(wanted.values()))}
+    return {
+        key: empty_like(one, saved[key].size, saved[key].properties.dtype)
+        for key, one in wanted.items()
+        if id(one) in mine
+    }
 
 
 def _joined(

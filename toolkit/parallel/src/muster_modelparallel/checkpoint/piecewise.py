@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotYetError
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +23,7 @@ from muster_modelparallel.run.session import Saving, Session
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 
+_log = logging.getLogger("muster_modelparallel")
 _POLL_S = 0.5
 _LONGEST = timedelta(hours=6)  # that a rank writes longer than another one; a dead one is seen
 
@@ -45,22 +49,40 @@ def begin(
         if user_content is not None:
             save_object(user_content, os.path.join(folder, layout.USER_CONTENT))
 
-    together(lambda: prepare() if is_first else None, what)
-    written = pieces.save(folder, model, optimizer, group_of(session), in_background)
-    done: Future[None] = Future()
+    mine: list[pieces.Pieces] = []
 
-    def settle(one: Future[Any]) -> None:
+    def gather() -> dict[str, Any]:
+        if is_first:
+            prepare()
+        mine.append(pieces.pieces_of(model, optimizer, in_background))
+        return mine[0].rest
+
+    every = together(gather, what)
+    together(lambda: pieces.save_rest(folder, every) if is_first else None, what)
+    group, device = group_of(session), session.mesh.device
+    saving = Saving(what, folder, pieces.save(folder, mine[0].tensors, group, device), Future())
+
+    def settle(written: Future[None]) -> None:
+        if saving.done.cancelled():  # it was given up
+            return
         try:
-            one.result()
+            written.result()
             if is_first:
-                finish({entry.name: entry.stat().st_size for entry in os.scandir(folder)})
-            done.set_result(None)
+                finish({name: _bytes_of(os.path.join(folder, name)) for name in os.listdir(folder)})
         except BaseException as error:
-            done.set_exception(error)
+            _log.error("%s: %s", what, error)
+            with suppress(InvalidStateError):  # it was given up meanwhile
+                saving.done.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                saving.done.set_result(None)
 
-    written.add_done_callback(settle)
-    session.saving = Saving(what, folder, done)
-    if not in_background:
+    saving.written.add_done_callback(settle)
+    session.saving = saving
+    if in_background:
+        atexit.unregister(_end_at_exit)
+        atexit.register(_end_at_exit, session)
+    else:
         end(session)
 
 
@@ -71,24 +93,38 @@ def end(session: Session) -> None:
     if saving is None:
         return
     limit_s = session.mesh.objects_timeout_s
+    try:
+        at_length(lambda get_further: _wait(saving, limit_s, get_further), saving.what)
+    except BaseException:
+        saving.done.cancel()  # whatever comes of it is not put in its place
+        session.pieces_group = None  # its ranks may be at different places
+        raise
 
-    def wait(get_further: Callable[[], None]) -> None:
-        size, since = -1, time.monotonic()
-        while True:
-            try:
-                saving.done.result(_POLL_S)
-                return
-            except NotYetError:
-                if saving.done.done():
-                    raise
-            found = _bytes_in(saving.folder)
-            if found != size:
-                size, since = found, time.monotonic()
-                get_further()
-            elif time.monotonic() - since > limit_s:
-                raise CheckpointError(f"nothing was written to {saving.folder} for {limit_s:g} s")
 
-    at_length(wait, saving.what)
+def _end_at_exit(session: Session) -> None:
+    """Its thread would end with Python."""
+    saving, session.saving = session.saving, None
+    if saving is not None:
+        with suppress(Exception):  # it has been said
+            _wait(saving, session.mesh.objects_timeout_s, lambda: None)
+
+
+def _wait(saving: Saving, limit_s: float, get_further: Callable[[], None]) -> None:
+    """Raises what the save did, CheckpointError where nothing is written for so long."""
+    size, since = -1, time.monotonic()
+    while True:
+        try:
+            saving.done.result(_POLL_S)
+            return
+        except NotYetError:
+            if saving.done.done():
+                raise
+        found = _bytes_in(saving.folder)
+        if found != size:
+            size, since = found, time.monotonic()
+            get_further()
+        elif time.monotonic() - since > limit_s:
+            raise CheckpointError(f"nothing was written to {saving.folder} for {limit_s:g} s")
 
 
 def group_of(session: Session) -> Any:
@@ -104,3 +140,8 @@ def _bytes_in(folder: str) -> int:
         return sum(entry.stat().st_size for entry in os.scandir(folder))
     except OSError:  # it has just been put in its place
         return -2
+
+
+def _bytes_of(file: str) -> int:
+    with open(file, "rb") as opened:  # a file system of several hosts looks again then
+        return os.fstat(opened.fileno()).st_size

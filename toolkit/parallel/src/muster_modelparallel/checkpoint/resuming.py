@@ -129,8 +129,12 @@ def _load_pieces(
     model: Any = session.model
     optimizer: Any = session.optimizer if load_optimizer else None
     room: list[pieces.Room] = []
+    group = piecewise.group_of(session)
     together(lambda: room.append(pieces.room_for(folder, model, optimizer, strict)), what)
-    pieces.read(room[0], piecewise.group_of(session))
+    if load_optimizer and optimizer is None and "optimizer" in room[0].rest:
+        _log.warning("the state of the optimizer in %s was not loaded: there is no "
+                     "DistributedOptimizer yet", folder)  # fmt: skip
+    together(lambda: pieces.read(room[0], group), what)
     together(lambda: pieces.put(room[0], model, optimizer, strict), what)
     content = os.path.join(folder, layout.USER_CONTENT)
     return load_user_content(content) if os.path.exists(content) else {}

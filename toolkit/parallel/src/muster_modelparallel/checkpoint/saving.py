@@ -49,12 +49,14 @@ def save_checkpoint(
     ExchangeError when one gets no further for MODELPARALLEL_OBJECTS_TIMEOUT_S: a save that takes
     longer than that because there is much to write is none.
     """
-    session, tag, path = current(), layout.checked_tag(tag), os.fspath(path)
+    session, tag, path = current(), layout.checked_tag(tag), os.path.abspath(path)
     kept = num_kept_partial_checkpoints
     if kept is not None and kept < 1:
         raise CheckpointError("num_kept_partial_checkpoints must be at least 1, or None for all")
     if in_background and not in_pieces:
         raise CheckpointError("in_background is for checkpoints in pieces", "add in_pieces=True")
+    if in_pieces and not partial:
+        raise CheckpointError("a checkpoint in pieces is no full one", "leave out partial=False")
     piecewise.end(session)
     save, sharing = _begin(session, path, (tag, "in pieces" if in_pieces else partial))
     if in_pieces:

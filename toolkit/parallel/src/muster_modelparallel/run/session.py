@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -93,10 +94,12 @@ class Microbatch:
 
 
 class Saving(NamedTuple):
-    """A checkpoint that is being written into `folder`, and what to say where that fails."""
+    """A checkpoint that is being written into `folder`, and what to say where that fails.
+    `written`: by all ranks; `done`: it is in its place."""
 
     what: str
     folder: str
+    written: Future[None]
     done: Future[None]
 
 
@@ -219,8 +222,12 @@ def shutdown() -> None:
     """Forgets the session and ends the groups that `init` has made; without one, nothing. Not
     needed at the end of a script."""
     session, _Holder.session = _Holder.session, None
-    if session is not None:
-        session.mesh.close()
+    if session is None:
+        return
+    if session.saving is not None:
+        with suppress(Exception):  # it has been said
+            session.saving.done.result(session.mesh.objects_timeout_s)
+    session.mesh.close()
 
 
 def refuse_unbuilt(config: Config) -> None:

@@ -17,12 +17,11 @@ HALF = (torch.float16, torch.bfloat16)
 
 class MasterWeights:
     """Of the parameters of half precision that this process updates; made when they are first
-    updated. A parameter that the script changes meanwhile is taken as it is then. The parts of
+    updated. What a script changes meanwhile is taken as it is then. The parts of
     parameters that are cut over replicas are in float32 themselves."""
 
     def __init__(self) -> None:
         self._values: dict[Any, torch.Tensor] = {}
-        self._versions: dict[Any, int] = {}
         self._gradients: dict[Any, torch.Tensor] = {}
 
     def take_gradients(self, parameters: Iterable[Any], factor: float) -> None:
@@ -62,7 +61,6 @@ class MasterWeights:
                 self._values[one] = one.data
                 half.copy_(one.data)
                 one.data, one.grad = half, grad
-                self._versions[one] = one._version
 
     def saved(self, parameters: Iterable[Any]) -> dict[int, torch.Tensor]:
         """By number of the parameter."""
@@ -81,7 +79,6 @@ class MasterWeights:
                 self._values[one] = saved[number].to(one.device, torch.float32, copy=True)
                 with torch.no_grad():
                     one.copy_(self._values[one])
-                self._versions[one] = one._version
 
     def forget(self, parameter: Any) -> None:
         """Another process updates it from now on."""
@@ -92,7 +89,16 @@ class MasterWeights:
         if before in self._values:
             shard.detach().copy_(cut_like(shard, self._values.pop(before)))
 
+    @staticmethod
+    def restore(parameters: Iterable[Any], saved: Mapping[int, torch.Tensor]) -> None:
+        """A job without half precision goes on from what `saved` has given."""
+        for number, one in enumerate(parameters):
+            if number in saved and one.dtype not in HALF:
+                one.detach().copy_(saved[number])
+
     def _value(self, one: Any, half: torch.Tensor) -> torch.Tensor:
-        if one not in self._values or self._versions[one] != one._version:
+        """What the script has changed meanwhile is taken as it is."""
+        if one not in self._values:
             return half.float()
-        return self._values[one]
+        known = self._values[one]
+        return torch.where(half == known.to(half.dtype), known, half.float())

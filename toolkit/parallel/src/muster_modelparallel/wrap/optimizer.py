@@ -215,9 +215,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """All, in the order of their numbers."""
         return self._states.parameters()
 
-    def held_parameters(self) -> Iterator[Any]:
-        """Those of this rank's partition."""
-        return self._states.held_parameters()
+    def updated(self, parameters: Iterable[Any]) -> list[Any]:
+        """Of these, which have a state, those that this rank updates."""
+        return self._states.updated(parameters)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a full or a partial one; of a sharded state each replica its share. A share that

@@ -3,7 +3,7 @@ back to where it belongs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +51,16 @@ class OptimizerState(NamedTuple):
             return self.parameters()
         return model.local_parameters()  # type: ignore[no-any-return]
 
+    def updated(self, parameters: Iterable[Any]) -> list[Any]:
+        """Of these, which have a state, those that this rank updates."""
+        held = {id(one) for one in self.held_parameters()}
+        found = [one for one in parameters if id(one) in held]
+        if self.shares is not None:
+            some = set(found)
+            self.shares.divide(one for one in self.parameters() if one.requires_grad or one in some)
+            found = [one for one in found if self.shares.has(one)]
+        return found
+
     def cut(self, sharding: Sharding) -> None:
         """In place of parameters that have been cut it updates their parts."""
         sharding.adopt(self.optimizer)
@@ -84,10 +94,11 @@ class OptimizerState(NamedTuple):
         is_part = self._is_part(given.pop(_PART, None))
         for select in (self._held, self._shared, self._as_parts if is_part else self._cut):
             given["state"], masters = select(given["state"]), select(masters)
+        parameters = list(self.parameters())
         if self.masters is None:
+            MasterWeights.restore(parameters, masters)
             self.optimizer.load_state_dict(given)
             return
-        parameters = list(self.parameters())
         self.masters.load(parameters, masters)
         of = [one for number, one in enumerate(parameters) if number in given["state"]]
         with self.masters.in_place(of):  # or it would round the state

@@ -53,10 +53,11 @@ def as_part(shard: DTensor, value: Any) -> Any:
 
 
 def empty_like(one: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Room for a value of that parameter: this rank's part, where it is cut and has that shape."""
+    """Room for a value of that parameter: this rank's part, where it is cut and has that shape;
+    else all of it, in the host's memory."""
     if is_cut(one) and one.shape == torch.Size(shape):
         return torch.empty_like(one.detach(), dtype=dtype)
-    return torch.empty(torch.Size(shape), dtype=dtype, device=one.device)
+    return torch.empty(torch.Size(shape), dtype=dtype)
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
