@@ -94,7 +94,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = train_step(model, batch[:, :-1], batch[:, 1:])
         optimizer.step()
-        if step % 50 == 0:
+        if step % options.report_every == 0:
             if smp.rank() == 0:
                 print(f"step={step}/{options.steps} loss={loss.reduce_mean():.4f}", flush=True)
             if checkpoints:
@@ -115,6 +115,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=32, help="over all data-parallel ranks")
+    parser.add_argument("--report-every", type=int, default=50, help="steps; and between saves")
     parser.add_argument("--fail-step", type=int, help="rank 1 raises before this step")
     return parser.parse_known_args()[0]
 

@@ -18,6 +18,7 @@ from tests.support.venvs import CHECKOUT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 JOB_S = 300.0
+FEW, MORE = 10, 20  # steps
 SCRIPT = CHECKOUT / "examples" / "modelparallel" / "train.py"
 PARAMETERS = {"microbatches": 4, "ddp": True}
 BY_ITS_NAME = "smp"
@@ -46,6 +47,7 @@ def running(folder: Path) -> Iterator[Run]:
         def command(distribution: str, *options: str, **hyperparameters: object) -> LocalRun:
             if distribution == BY_ITS_NAME:
                 hyperparameters["mp_parameters"] = json.dumps(PARAMETERS)
+            hyperparameters["report-every"] = FEW
             words = [f"--hyperparameter={key}={value}" for key, value in hyperparameters.items()]
             argv = [
                 str(SCRIPT), "--hosts", "2", "--distribution", distribution,
@@ -82,18 +84,18 @@ def test_the_example_learns_what_its_page_says(whole: str) -> None:
 
 
 def test_mpirun_and_torchrun_train_the_same_model(run: Run, whole: str) -> None:
-    by_mpirun = losses(ended_well(run(UNDER_MPIRUN, steps=50), JOB_S).out)
-    assert by_mpirun == {50: losses(whole)[50]}
+    by_mpirun = losses(ended_well(run(UNDER_MPIRUN, steps=FEW), JOB_S).out)
+    assert by_mpirun == {FEW: losses(whole)[FEW]}
 
 
 def test_a_job_that_goes_on_from_its_checkpoint_takes_the_steps_that_it_would_have_taken(
     run: Run, whole: str, tmp_path: Path
 ) -> None:
     kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
-    first = run(BY_ITS_NAME, "--checkpoint", kept, steps=50, checkpoints=folder)
-    assert losses(ended_well(first, JOB_S).out) == {50: losses(whole)[50]}
-    second = run(BY_ITS_NAME, "--checkpoint", kept, steps=100, checkpoints=folder)
-    assert losses(ended_well(second, JOB_S).out) == {100: losses(whole)[100]}
+    first = run(BY_ITS_NAME, "--checkpoint", kept, steps=FEW, checkpoints=folder)
+    assert losses(ended_well(first, JOB_S).out) == {FEW: losses(whole)[FEW]}
+    second = run(BY_ITS_NAME, "--checkpoint", kept, steps=MORE, checkpoints=folder)
+    assert losses(ended_well(second, JOB_S).out) == {MORE: losses(whole)[MORE]}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +123,9 @@ def test_what_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -
 def test_two_pipelines_over_two_hosts_learn_what_two_whole_models_learn(
     run: Run, whole: str
 ) -> None:
-    begun = run(CUT, "--processes-per-host", "2", steps=50)
+    begun = run(CUT, "--processes-per-host", "2", steps=FEW)
     out = ended_well(begun, JOB_S).out
-    assert float(losses(out)[50]) == pytest.approx(float(losses(whole)[50]), abs=0.02)
+    assert float(losses(out)[FEW]) == pytest.approx(float(losses(whole)[FEW]), abs=0.02)
     assert out.count("pipeline 2 x data 2") == 1 and "proved: 1 outputs" in out, out
     folder = begun.base("algo-1") / "output" / "data"
     assert len(json.loads((folder / "model-plan.json").read_text())["stages"]) == 2
@@ -135,19 +137,19 @@ def test_parameters_cut_over_two_hosts_learn_what_whole_ones_learn(run: Run, who
         TORCH, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=100,
         sdp_gradient_clipping=0,
     )  # fmt: skip
-    out = ended_well(run(cut, steps=50), JOB_S).out
-    assert float(losses(out)[50]) == pytest.approx(float(losses(whole)[50]), abs=0.02)
+    out = ended_well(run(cut, steps=FEW), JOB_S).out
+    assert float(losses(out)[FEW]) == pytest.approx(float(losses(whole)[FEW]), abs=0.02)
 
 
 def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint(run: Run, tmp_path: Path) -> None:
     kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
     cut = asked(MPI, partitions=2)
-    ended_well(run(cut, "--checkpoint", kept, steps=50, checkpoints=folder), JOB_S)
-    second = run(cut, "--checkpoint", kept, steps=100, checkpoints=folder)
+    ended_well(run(cut, "--checkpoint", kept, steps=FEW, checkpoints=folder), JOB_S)
+    second = run(cut, "--checkpoint", kept, steps=MORE, checkpoints=folder)
     found = losses(ended_well(second, JOB_S).out)
-    at_once = losses(ended_well(run(cut, steps=100), JOB_S).out)
-    assert list(found) == [100]
-    assert float(found[100]) == pytest.approx(float(at_once[100]), abs=0.02)
+    at_once = losses(ended_well(run(cut, steps=MORE), JOB_S).out)
+    assert list(found) == [MORE]
+    assert float(found[MORE]) == pytest.approx(float(at_once[MORE]), abs=0.02)
 
 
 def test_the_model_of_a_script_is_planned_for_a_job_that_this_machine_cannot_run(

@@ -114,7 +114,7 @@ class Sharding:
             mine = {one for one in module.parameters() if one in bound}
             # in a pipeline other microbatches come soon, and gathering for each costs more
             self._shard(self._units[-1], mine, not self._is_cut_in_stages)
-        left = {one for name in names if not self._is_done(one := before[name])}
+        left = {before[name] for name in names} - self.successors.keys()
         self._root = Root(self._module, self._units)
         self._shard(self._root, left, reshard=False)
         self._shards = {name: self.successors[before[name]] for name in names}
@@ -253,9 +253,6 @@ class Sharding:
             shard = self.successors[one] = getattr(module, own)
             shard.__dict__.update(one.__dict__)
             one.data, one.grad = one.data.new_empty(0), None  # whoever uses it is told
-
-    def _is_done(self, one: torch.Tensor) -> bool:
-        return one in self.successors
 
     def _modules(self) -> list[Any]:
         """In one order on all replicas."""
