@@ -148,8 +148,7 @@ def put(
     own = {
         key.removeprefix(_MODEL): one for key, one in room.tensors.items() if key.startswith(_MODEL)
     }
-    extra = {name: one for name, one in room.rest["model"].items() if name in model.held_state()}
-    model.load_state_dict({**own, **extra, PARTIAL: True}, strict)
+    model.load_state_dict({**own, **room.rest["model"], PARTIAL: True}, strict)
     if optimizer is not None and "optimizer" in room.rest:
         state = _joined(room.rest["optimizer"], room.tensors, _names(optimizer))
         optimizer.load_state_dict(state)

@@ -203,7 +203,7 @@ class DistributedModel(WholeLayers):
         with ExitStack() as stack:
             is_last = stack.enter_context(self._watch.backward(index))
             if self._sharding is not None:
-                stack.enter_context(self._sharding.backward())
+                stack.enter_context(self._sharding.to_its_end())
             if self._reducer is not None:
                 self._reducer.before_backward(is_last and ends_pass)
             torch.autograd.backward(outputs, seeds)

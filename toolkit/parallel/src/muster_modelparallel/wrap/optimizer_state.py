@@ -3,7 +3,7 @@ back to where it belongs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,9 +91,9 @@ class OptimizerState(NamedTuple):
         or number of replicas."""
         masters = given.pop(MASTERS, {})
         self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
-        is_part = self._is_part(given.pop(_PART, None))
-        for select in (self._held, self._shared, self._as_parts if is_part else self._cut):
-            given["state"], masters = select(given["state"]), select(masters)
+        change = as_part if self._is_part(given.pop(_PART, None)) else cut_like
+        given["state"] = self._here(self._mine(given["state"]), change)
+        masters = self._here(self._mine(masters), change)
         parameters = list(self.parameters())
         if self.masters is None:
             MasterWeights.restore(parameters, masters)
@@ -114,13 +114,14 @@ class OptimizerState(NamedTuple):
     def _of(self) -> dict[Any, Any]:
         return dict(enumerate(self.parameters()))
 
-    def _held(self, state: State) -> State:
-        """What this rank's stages hold."""
-        held, of = {id(one) for one in self.held_parameters()}, self._of()
+    def _mine(self, state: State) -> State:
+        """What this rank updates."""
+        of = self._of()
+        mine = {id(one) for one in self.updated(of[number] for number in state if number in of)}
         return {
             number: value
             for number, value in state.items()
-            if number not in of or id(of[number]) in held
+            if number not in of or id(of[number]) in mine
         }
 
     def _adopt(self, state: State, shared_by: int) -> None:
@@ -139,20 +140,6 @@ class OptimizerState(NamedTuple):
         shares = allgather(sorted(number for number in state if number in of), _REPLICAS)
         self.shares.adopt([[of[number] for number in share] for share in shares])
 
-    def _shared(self, state: State) -> State:
-        """What is this replica's."""
-        if self.shares is None:
-            return state
-        of = self._of()
-        self.shares.divide(
-            one for number, one in of.items() if one.requires_grad or number in state
-        )
-        return {
-            number: value
-            for number, value in state.items()
-            if number not in of or self.shares.has(of[number])
-        }
-
     def _is_part(self, place: Sequence[int] | None) -> bool:
         here = None if self.sharding is None else self.sharding.place
         if place is not None and (here is None or tuple(place) != here):
@@ -164,18 +151,11 @@ class OptimizerState(NamedTuple):
             )
         return place is not None
 
-    def _cut(self, state: State) -> State:
-        """Of whole values this rank's parts."""
+    def _here(self, state: State, change: Callable[[Any, Any], Any]) -> dict[Any, Any]:
+        """With the values of parameters that are cut as `change` gives them."""
         of = self._of()
         return {
-            number: cut_like(of[number], value) if is_cut(of.get(number)) else value
-            for number, value in state.items()
-        }
-
-    def _as_parts(self, state: State) -> State:
-        of = self._of()
-        return {
-            number: as_part(of[number], value) if is_cut(of.get(number)) else value
+            number: change(of[number], value) if is_cut(of.get(number)) else value
             for number, value in state.items()
         }
 

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,10 +42,10 @@ class StageOfCall:
 
     def forward(self, call: ModelCall, draw: Draw, received: Sequence[torch.Tensor]) -> Any:
         """On the last stage what the model returns, elsewhere the tensors of `sends`."""
-        run = self.ghost.run
-        if self.sharding is not None:
-            run = partial(self.sharding.run, run)
-        return run(call.args, call.kwargs, received, draw)
+        given = (call.args, call.kwargs, received, draw)
+        if self.sharding is None:
+            return self.ghost.run(*given)
+        return self.sharding.run(self.ghost.run, *given)
 
     def forget(self, draw: Draw) -> None:
         """Backward of that microbatch is done."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.shard.values import part
+from muster_modelparallel.wrap.shard.values import is_cut, part
 
 _TINY = 1e-6  # as torch has it
 
@@ -67,9 +66,9 @@ def total_norm(
         dist.all_reduce(total, op=op, group=group)
         return total
 
-    total = together(grad for grad in gradients if not isinstance(grad, DTensor))
+    total = together(grad for grad in gradients if not is_cut(grad))
     if sharding is not None:
-        cut = together(grad for grad in gradients if isinstance(grad, DTensor))
+        cut = together(grad for grad in gradients if is_cut(grad))
         cut = over(sharding.group, cut)
         total = torch.maximum(total, cut) if is_max else total + cut
     if stages is not None:

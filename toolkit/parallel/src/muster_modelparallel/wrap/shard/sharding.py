@@ -67,8 +67,8 @@ class Sharding:
                 "nothing is cut over replicas", threshold,
             )  # fmt: skip
         self.successors: dict[torch.Tensor, DTensor] = {}  # of parameters that have been cut
-        self._shards: dict[str, DTensor] = {}
-        self._places: list[tuple[nn.Module, str, str]] = []  # module and name in it, by first name
+        self._shards: dict[str, DTensor] = {}  # by all names
+        self._places: dict[str, tuple[nn.Module, str]] = {}  # by all names: module, name in it
         self._units: list[Gathered] = []
         self._root: Any = None
         self._needing: list[bool] = []
@@ -103,10 +103,13 @@ class Sharding:
         of parameters that are used outside of the modules that own them."""
         before = dict(self._module.named_parameters())
         names = [name for name in held if name in self._names]
-        self._places = [
-            (self._module.get_submodule(path), own, first)
-            for path, own, first in _places(self._module, names)
-        ]
+        cut = {before[name] for name in names}
+        self._places = {
+            name: (self._module.get_submodule(path), own)
+            for name, one in self._module.named_parameters(remove_duplicate=False)
+            for path, _, own in [name.rpartition(".")]
+            if one in cut
+        }
         bound = {before[name] for name in names if name not in loose}
         most = self._config.sdp_reduce_bucket_size
         for module, stage in shard_units(self._module, tops, bound, most):
@@ -114,10 +117,10 @@ class Sharding:
             mine = {one for one in module.parameters() if one in bound}
             # in a pipeline other microbatches come soon, and gathering for each costs more
             self._shard(self._units[-1], mine, not self._is_cut_in_stages)
-        left = {before[name] for name in names} - self.successors.keys()
+        left = cut - self.successors.keys()
         self._root = Root(self._module, self._units)
         self._shard(self._root, left, reshard=False)
-        self._shards = {name: self.successors[before[name]] for name in names}
+        self._shards = {name: getattr(*place) for name, place in self._places.items()}
         with torch.no_grad():  # or a unit that is called by itself were a root of its own for ever
             self._root(lambda: None)
         self.rest()
@@ -151,11 +154,8 @@ class Sharding:
 
     def loadable(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Of whole values this rank's parts, for the module to load."""
-        first = {id(one): name for name, one in self._module.named_parameters()}
-        every = self._module.named_parameters(remove_duplicate=False)
-        shards = {name: self._shards.get(first[id(one)]) for name, one in every}
         return {
-            name: value if (shard := shards.get(name)) is None else cut_like(shard, value)
+            name: value if (shard := self._shards.get(name)) is None else cut_like(shard, value)
             for name, value in state.items()
         }
 
@@ -164,7 +164,7 @@ class Sharding:
         if self._root is None:
             return function(*args, **kwargs)
         with ExitStack() as stack:
-            stack.enter_context(self._to_its_end())
+            stack.enter_context(self.to_its_end())
             if torch.is_inference_mode_enabled():  # its tensors could never need a gradient again
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
@@ -189,10 +189,16 @@ class Sharding:
                 self._reduces(module, False)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Around a backward pass with one stage."""
-        with self._to_its_end():
+    def to_its_end(self) -> Iterator[None]:
+        """Around a pass: one that is broken off leaves nothing behind."""
+        try:
             yield
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and "torch.Tensor and DTensor" in str(error):
+                add_note(error, _OUTSIDE)
+            gathered.forget_gradients(self._modules())
+            self._root.reset_iter_state()
+            raise
 
     def end_step(self, has_backward: bool) -> None:
         """Gradients that wait are reduced; whatever is whole is cut again. has_backward: whether
@@ -215,30 +221,25 @@ class Sharding:
     def aside(self) -> Iterator[None]:
         """Inside, the parameters have their whole shapes and no values, and nothing is gathered."""
         made = {
-            name: nn.Parameter(self._hollow(one), one.requires_grad)
-            for name, one in self._shards.items()
+            one: nn.Parameter(self._hollow(one), one.requires_grad) for one in self._shards.values()
         }
-        before = [getattr(module, own) for module, own, _ in self._places]
+        before = {name: getattr(*place) for name, place in self._places.items()}
         try:
-            for module, own, name in self._places if self._shards else ():
-                gathered.set_parameter(module, own, made[name])
+            for name, one in self._shards.items():
+                gathered.set_parameter(*self._places[name], made[one])
             for unit in self._units:
                 unit.is_aside = True
             yield
         finally:
             for unit in self._units:
                 unit.is_aside = False
-            for (module, own, _), one in zip(self._places, before, strict=True):
-                gathered.set_parameter(module, own, one)
+            for name, one in before.items():
+                gathered.set_parameter(*self._places[name], one)
 
     def _shard(self, around: nn.Module, mine: set[torch.Tensor], reshard: bool) -> None:
         """Cuts these parameters, which are in a module and no other one."""
         wide = torch.float32
-        before = {
-            (module, own): one
-            for module, own, name in self._places
-            if (one := getattr(module, own)) in mine
-        }
+        before = {place: one for place in self._places.values() if (one := getattr(*place)) in mine}
         for one in mine:
             if self._half is not None:
                 one.data = one.data.to(wide)  # a rank's part is what the optimizer updates
@@ -249,8 +250,8 @@ class Sharding:
             around, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard,
             ignored_params=set(self._module.parameters()) - mine,
         )  # fmt: skip
-        for (module, own), one in before.items():
-            shard = self.successors[one] = getattr(module, own)
+        for place, one in before.items():
+            shard = self.successors[one] = getattr(*place)
             shard.__dict__.update(one.__dict__)
             one.data, one.grad = one.data.new_empty(0), None  # whoever uses it is told
 
@@ -275,32 +276,9 @@ class Sharding:
             if needed and not has:
                 one.grad = torch.zeros_like(one)
 
-    @contextmanager
-    def _to_its_end(self) -> Iterator[None]:
-        """A pass that is broken off leaves nothing behind."""
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, RuntimeError) and "torch.Tensor and DTensor" in str(error):
-                add_note(error, _OUTSIDE)
-            gathered.forget_gradients(self._modules())
-            self._root.reset_iter_state()
-            raise
-
     def _hollow(self, shard: DTensor) -> torch.Tensor:
         one = torch.zeros((), dtype=self._half or shard.dtype, device=shard.device)
         return one.expand(shard.shape)
-
-
-def _places(module: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """All names of parameters, which are given by their first: the module's path, the name there,
-    the first name."""
-    first = {id(one): name for name, one in module.named_parameters()}
-    wanted = set(names)
-    for name, one in module.named_parameters(remove_duplicate=False):
-        if first[id(one)] in wanted:
-            path, _, own = name.rpartition(".")
-            yield path, own, first[id(one)]
 
 
 def _mesh(session: Session, degree: int) -> DeviceMesh:
