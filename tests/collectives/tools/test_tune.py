@@ -51,6 +51,10 @@ def test_a_file_changes_the_way_and_a_variable_comes_before_it(tmp_path: Path) -
     assert ways(tmp_path, *sizes)[0] == [ONE_SHOT, ONE_SHOT, DIRECT]
     write(str(file_of(tmp_path)), {"one_shot_bytes": 4096, "direct_bytes": 1 << 62})
     assert ways(tmp_path, *sizes)[0] == [ONE_SHOT, STAGED, STAGED]
+    small = {"one_shot_bytes": 1 << 19, "chunk_bytes": 1 << 16}  # a chunk may be less than one shot
+    write(str(file_of(tmp_path)), small)
+    assert ways(tmp_path, str(1 << 18), str((1 << 18) + 64))[0] == [ONE_SHOT, STAGED]
+    write(str(file_of(tmp_path)), {"one_shot_bytes": 4096, "direct_bytes": 1 << 62})
     more = {"COLLECTIVES_ONE_SHOT_BYTES": "8K", "COLLECTIVES_DIRECT_BYTES": "0"}
     assert ways(tmp_path, *sizes, more=more)[0] == [ONE_SHOT, ONE_SHOT, DIRECT]
 

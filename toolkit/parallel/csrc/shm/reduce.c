@@ -115,7 +115,7 @@ static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t cou
 int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op,
                     int root) {
   size_t bytes = count * mc_dtype_bytes(dtype);
-  if (bytes <= c->tuning.chunk_bytes && bytes * c->locals <= c->tuning.one_shot_bytes)
+  if (bytes <= c->tuning.slot_bytes && bytes * c->locals <= c->tuning.one_shot_bytes)
     return one_shot(c, in, out, count, dtype, op, root);
   if (root != ALL && c->locals == 2) return to_one(c, in, out, count, dtype, op, root);
   return staged(c, in, out, count, dtype, op, root);
