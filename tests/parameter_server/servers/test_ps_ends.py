@@ -23,6 +23,7 @@ from tests.parameter_server.support.servers import (
     servers_fixture,
     together,
 )
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
@@ -128,6 +129,37 @@ def test_a_signal_after_all_goodbyes_is_no_failure(servers: Maker) -> None:
         wait_until(lambda: not made.listens(), END_S)
         made.servers[0].send_signal(signal.SIGTERM)
         assert made.codes() == [0]
+
+
+SIGNALLED = """
+import os, signal, sys, threading
+from muster_parameter_server.server import main
+
+def at_the_start_of_a_thread(frame, event, argument):
+    if event == "call" and frame.f_code is threading.Thread.start.__code__:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.setprofile(at_the_start_of_a_thread)
+sys.exit(main(os.environ))
+"""
+
+
+def test_a_signal_while_a_peer_gets_its_thread_stops_the_server(
+    servers: Maker, tmp_path: Path
+) -> None:
+    script = tmp_path / "signalled.py"
+    script.write_text(SIGNALLED)
+    made, place = servers(0, workers=1), ("127.0.0.1", free_ports(1)[0])
+    address = f"{place[0]}:{place[1]}"
+    server = made.start(
+        [sys.executable, str(script)],
+        PARAMETER_SERVER_ADDRESSES=address, PARAMETER_SERVER_INDEX="0",
+    )  # fmt: skip
+    made.addresses.append(place)
+    wait_until(made.listens, END_S)  # who asks is the peer
+    ended = made.ended(server)
+    assert (ended.code, "was stopped by SIGTERM" in ended.output) == (143, True), ended.output
 
 
 def _processor_s(made: Servers) -> float:

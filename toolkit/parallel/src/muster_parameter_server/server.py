@@ -41,14 +41,6 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.1
 
 
-class _SignalledError(Exception):
-    """A signal asked this process to end; raised in the main thread only."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 class Server:
     """One server; `run` returns its exit code."""
 
@@ -60,20 +52,26 @@ class Server:
         self._locked = threading.Lock()  # of `_pending` and `_strangers`
         self._threads: list[threading.Thread] = []
         self._strangers = 0
+        self._signal: int | None = None  # that asked this process to end
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal: it is noted, never raised into what it interrupted."""
+        self._signal = self._signal or number
+        self._wake()
 
     def run(self) -> int:
         """Raises ServerLostError when it cannot listen."""
         listeners = listen(self._settings.address)
         try:
             self._accept_until_end(listeners)
-            code = 0
-        except _SignalledError as stopped:
-            name = signal.Signals(stopped.number).name
-            self._room.fail(ServerLostError(f"{self._room.me} was stopped by {name}"))
-            code = self.code_when(stopped.number)
         finally:
             for listener in listeners:
                 listener.close()
+        code = 0
+        if self._signal is not None and not self._room.finished and self._room.failure is None:
+            name = signal.Signals(self._signal).name
+            self._room.fail(ServerLostError(f"{self._room.me} was stopped by {name}"))
+            code = 128 + self._signal
         self._linger()
         self._ended.close()
         self._end.close()
@@ -82,16 +80,12 @@ class Server:
             _say(f"{self._room.me}: {type(failure).__name__}: {failure}")
         return code or int(failure is not None)
 
-    def code_when(self, number: int) -> int:
-        """The exit code when a signal comes: 0 if all workers had said goodbye already."""
-        return 0 if self._room.finished and self._room.failure is None else 128 + number
-
     def _accept_until_end(self, listeners: list[socket.socket]) -> None:
         limit = time.monotonic() + JOIN_LIMIT_S
         with selectors.DefaultSelector() as selector:
             for sock in (*listeners, self._ended):
                 selector.register(sock, selectors.EVENT_READ)
-            while not self._room.finished and self._room.failure is None:
+            while not (self._signal or self._room.finished or self._room.failure is not None):
                 for key, _ in selector.select(1.0):
                     if key.fileobj is not self._ended and isinstance(key.fileobj, socket.socket):
                         self._accept(key.fileobj)
@@ -165,23 +159,14 @@ def main(environ: Mapping[str, str]) -> int:
         return _UNUSABLE
     # one thread for each worker computes; more would only take turns
     torch.set_num_threads(1)
+    server = Server(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
-    server = None
+        signal.signal(number, server.stop)
     try:
-        server = Server(settings)
         return server.run()
-    except _SignalledError as stopped:
-        return 128 + stopped.number if server is None else server.code_when(stopped.number)
     except ParameterServerError as error:
         _say(f"server {settings.number}: {error}")
         return 1
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    for again in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(again, signal.SIG_IGN)  # the end has begun
-    raise _SignalledError(number)
 
 
 def _say(text: str) -> None:
