@@ -189,6 +189,12 @@ def measure(root: Path, paths: Sequence[str]) -> tuple[dict[str, float], list[st
             uses.setdefault(unit(path), set()).update(others)
             found += one.words
             notes += [f"word {word!r} x{count}: {path}" for word, count in one.words.items()]
+    tests = Counter(
+        Path(path).name for path in paths if re.search(r"^tests/.*/test_\w+\.py$", path)
+    )
+    same_tests = [name for name, count in tests.items() if count > 1]
+    figures["test modules of one name"] = len(same_tests)  # pytest cannot collect them together
+    notes += [f"test module of one name: {name}" for name in same_tests]
     rings = circles(uses)
     figures["circles between files"] = len(rings)
     notes += [f"circle: {' '.join(ring)}" for ring in rings]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launcher.support.local.local_runs import PROCESS, Start
 
-# in place of muster_modelparallel: test_model_parallel_jobs.py has the real one
+# in place of muster_modelparallel: tests/frameworks has the real one
 SCRIPT = """\
 import json, os, sys
 names = ("MODELPARALLEL_RANKS", "SM_HP_MP_PARAMETERS", "SM_HP_LR")
