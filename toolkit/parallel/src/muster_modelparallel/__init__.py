@@ -84,14 +84,13 @@ if TYPE_CHECKING:
         checkpoint_sequential,
         set_activation_checkpointing,
     )
+    from muster_modelparallel.wrap.creation import delay_param_initialization, model_creation
     from muster_modelparallel.wrap.grad_scaler import GradScaler
     from muster_modelparallel.wrap.layerwise import FusedLAMB, FusedNovoGrad
     from muster_modelparallel.wrap.model import DistributedModel
     from muster_modelparallel.wrap.optimizer import DistributedOptimizer
     from muster_modelparallel.wrap.partitions import (
-        delay_param_initialization,
         get_partition,
-        model_creation,
         partition,
         set_partition,
         set_tensor_parallelism,
@@ -238,10 +237,9 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     ),
     "wrap.model": ("DistributedModel",),
     "wrap.optimizer": ("DistributedOptimizer",),
+    "wrap.creation": ("delay_param_initialization", "model_creation"),
     "wrap.partitions": (
-        "delay_param_initialization",
         "get_partition",
-        "model_creation",
         "partition",
         "set_partition",
         "set_tensor_parallelism",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from muster_modelparallel.errors import ModelParallelError, SplitError
+from muster_modelparallel.model.delayed import Delayed
 from muster_modelparallel.model.ghost import GhostStage
 from muster_modelparallel.model.hollow import hollow_parameters, is_hollow
 from muster_modelparallel.model.nests import filled, leaves
@@ -48,22 +49,28 @@ def prove(
     kwargs: Mapping[str, Any],
     gradients: bool = False,
     pristine: PassState | None = None,
+    delayed: Delayed | None = None,
 ) -> Proof:
     """Compares a split with the model: runs one microbatch through the whole model and through the
     chain of stages, two passes in all, with the same random numbers, and compares what they return
     bit for bit. `pristine`: the model's state before anything ran on it, now if None. Parameters,
     buffers, gradients and random numbers are what they were. Hollow parameters prove nothing, and
-    the Proof says so.
+    the Proof says so. Those of `delayed` are made for each operation that uses them and given back;
+    then outputs are compared, and no gradients.
 
     Each stage sees only what its rank would have: zeros for the parameters and arguments that it
     does not need. Raises SplitError that names the first unit that differs.
     """
-    if any(map(is_hollow, model.parameters())):
+    is_delayed = delayed is not None and any(map(delayed.has, model.parameters()))
+    if not is_delayed and any(map(is_hollow, model.parameters())):
         return Proof(why_not="the model is there by the shapes of its parameters alone")
     pristine = pristine or PassState.of(model)
-    draw = Draw()
+    draw, gradients = Draw(), gradients and not is_delayed
     try:
-        with kept_random_state():
+        with kept_random_state(), ExitStack() as stack:
+            if delayed is not None and is_delayed:
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(delayed.in_use())
             whole = _whole(model, split, args, kwargs, draw, gradients, pristine)
             chain = _Chain(model, split, pristine, whole.prints)
             found = chain.run(args, kwargs, draw)

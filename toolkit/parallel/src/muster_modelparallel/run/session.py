@@ -27,6 +27,7 @@ from muster_modelparallel.settings.config import Config, Reading, check_world, r
 from muster_modelparallel.shape.topology import Topology
 
 if TYPE_CHECKING:
+    from muster_modelparallel.model.delayed import Delayed
     from muster_modelparallel.run.job_store import JobStore
     from muster_modelparallel.run.mesh import Mesh
     from muster_modelparallel.run.offload import Offload
@@ -114,7 +115,8 @@ class Session:
     alone, `config` that of the job. `plan_in`: the file of a plan to cut the model by, "" for none.
     `cut_steps`: what runs the steps of a model of several stages, once there is one. `offload`:
     where activations go between the passes, None where they stay. `saving`: the save in pieces
-    that was begun last; its ranks meet in `pieces_group`.
+    that was begun last; its ranks meet in `pieces_group`. `delayed`: the parameters that have no
+    memory yet; None where all have theirs.
     """
 
     config: Config
@@ -133,6 +135,11 @@ class Session:
     optimizers: list[OptimizerLike] = field(default_factory=list)
     saving: Saving | None = None
     pieces_group: Any = None
+    delayed: Delayed | None = None
+
+    def has_delayed(self, parameters: Iterable[Any]) -> bool:
+        """Whether any of them has no memory yet."""
+        return self.delayed is not None and any(map(self.delayed.has, parameters))
 
     def cut_optimizers(self, sharding: Any) -> None:
         """All that there are take the parts of parameters that have been cut."""
@@ -244,8 +251,6 @@ def refuse_unbuilt(config: Config) -> None:
 # the values with which nothing is to be done that is not done yet; the last one is what we propose
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_degree": (1,),
-    "delayed_parameter_initialization": (False,),
-    "random_seed": (None,),
 }
 
 

@@ -16,6 +16,7 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.outputs import StepOutput
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.creation import make_parameters, recording
 from muster_modelparallel.wrap.cut.clipping import clip
 from muster_modelparallel.wrap.cut.stages import Stages, load_local
 from muster_modelparallel.wrap.model_arguments import (
@@ -85,7 +86,8 @@ class DistributedModel(WholeLayers):
         session = current()
         check(session, module, trace_device, trace_execution_times)
         check_numbers(backward_passes_per_step, bucket_cap_mb)
-        self.module = module.to(session.mesh.device, half_of(session.config))
+        with recording(session):
+            self.module = module.to(session.mesh.device, half_of(session.config))
         self.overlapping_allreduce = overlapping_allreduce
         if session.config.overlapping_allreduce is not None:
             self.overlapping_allreduce = session.config.overlapping_allreduce
@@ -115,6 +117,8 @@ class DistributedModel(WholeLayers):
         if self._sharding is not None and self._stages is None:
             self._sharding.cut(self._sharding.names, [(self.module, 0)])
             session.cut_optimizers(self._sharding)
+            make_parameters(session, self.module.parameters())  # what was not cut
+            session.delayed = None
         session.model = self
 
     @property
@@ -362,7 +366,7 @@ class DistributedModel(WholeLayers):
     def held_state(self) -> dict[str, Any]:
         """As `local_state_dict` without its mark, of parameters that are cut over replicas parts
         that know of their whole. Not collective."""
-        found = self.module.state_dict()
+        found = self._made(self.module.state_dict())
         if self._sharding is not None:
             found = self._sharding.computed(found)
         return dict(found if self._stages is None else self._stages.held(found))
@@ -380,7 +384,8 @@ class DistributedModel(WholeLayers):
             self._sharding.rest()
             given, assign = self._sharding.loadable(given), False
         if self._stages is None or not self._stages.is_partitioned:
-            return self.module.load_state_dict(given, strict=strict, assign=assign)
+            with recording(self._session):
+                return self.module.load_state_dict(given, strict=strict, assign=assign)
         wanted = self._stages.local(own) if state_dict.get(PARTIAL) else own
         return load_local(self.module, self._stages.local(own), wanted, given, strict)
 
@@ -421,7 +426,9 @@ class DistributedModel(WholeLayers):
         named = [*self.named_parameters(), *self.named_buffers()]
         require_same_model(named, mesh.objects(GroupKind.DP))
         self._group = make_group(self._session)
-        broadcast_tensors([tensor for _, tensor in named], self._group)
+        delayed = self._session.delayed
+        there = [one for _, one in named if delayed is None or not delayed.has(one)]
+        broadcast_tensors(there, self._group)
         options = ReduceOptions(self.overlapping_allreduce, bucket_cap_mb, as_view)
         self._reducer = GradientReducer(
             self._averaged, self._group, options,
@@ -434,8 +441,13 @@ class DistributedModel(WholeLayers):
         return ((name, one) for name, one in named if sharding is None or not sharding.has(name))
 
     def _state(self, *args: Any, **kwargs: Any) -> Any:
-        found = self.module.state_dict(*args, **kwargs)
+        found = self._made(self.module.state_dict(*args, **kwargs))
         return found if self._sharding is None else type(found)(self._sharding.whole(found))
+
+    def _made(self, state: dict[str, Any]) -> dict[str, Any]:
+        """With their values for parameters that have no memory yet."""
+        delayed = self._session.delayed
+        return state if delayed is None else delayed.values(state)
 
     def _broadcast_buffers(self) -> None:
         if self._reducer is None or not self.broadcast_buffers or not self.module.training:

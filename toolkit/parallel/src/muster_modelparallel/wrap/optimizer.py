@@ -13,6 +13,7 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.creation import recording
 from muster_modelparallel.wrap.cut.clipping import clip, total_norm
 from muster_modelparallel.wrap.cut.stages import Stages
 from muster_modelparallel.wrap.layerwise import FusedLAMB
@@ -225,7 +226,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         theirs together. Raises as torch's, SettingsError for another number of replicas."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         saved = given.pop(_SCALE, None)
-        self._states.load(given)
+        with recording(self._session):
+            self._states.load(given)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
 

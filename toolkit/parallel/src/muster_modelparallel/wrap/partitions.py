@@ -1,4 +1,4 @@
-"""What a script says of modules while it makes them: their stage, tensor parallelism, their dtype.
+"""What a script says of modules while it makes them: their stage, and tensor parallelism.
 
 Source: the public documentation. With one stage and tensors that are not cut, stages are checked
 and recorded, and tensor parallelism has nothing to do.
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from muster_modelparallel.errors import NotBuiltError, SettingsError
@@ -62,7 +61,7 @@ def tensor_parallelism(enabled: bool = True, **tensor_parallel_config: Any) -> I
 
     With a group of one there is nothing to cut. Raises NotBuiltError where there is.
     """
-    _check_whole(enabled, "tensor_parallelism")
+    check_whole(enabled, "tensor_parallelism")
     yield
 
 
@@ -70,42 +69,7 @@ def set_tensor_parallelism(
     module: nn.Module, enabled: bool = True, **tensor_parallel_config: Any
 ) -> None:
     """`tensor_parallelism` for the modules in one that exists already. Raises NotBuiltError."""
-    _check_whole(enabled, "set_tensor_parallelism")
-
-
-@contextmanager
-def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Parameters get their memory and their values when their stage is known.
-
-    With one stage it is known at once, and so are they. Raises NotStartedError before `init`.
-    """
-    current()
-    yield
-
-
-@contextmanager
-def model_creation(
-    tensor_parallelism: bool = False,
-    dtype: torch.dtype | None = None,
-    **tensor_parallel_config: Any,
-) -> Iterator[None]:
-    """The other two contexts at once. dtype: of the floating-point parameters that are created
-    inside; None leaves torch's default.
-
-    Raises NotBuiltError for tensor parallelism over more than one rank, SettingsError for a dtype
-    that parameters cannot have.
-    """
-    _check_whole(tensor_parallelism, "model_creation")
-    before = torch.get_default_dtype()
-    if dtype is not None and not dtype.is_floating_point:
-        raise SettingsError(
-            f"model_creation was given dtype={dtype}", "parameters are of a floating-point dtype"
-        )
-    torch.set_default_dtype(before if dtype is None else dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    check_whole(enabled, "set_tensor_parallelism")
 
 
 def _check_stage(index: int, name: str) -> None:
@@ -117,7 +81,8 @@ def _check_stage(index: int, name: str) -> None:
         )
 
 
-def _check_whole(enabled: bool, name: str) -> None:
+def check_whole(enabled: bool, name: str) -> None:
+    """Raises NotBuiltError where tensors are to be cut over more than one rank."""
     degree = current().config.tensor_parallel_degree
     if enabled and degree > 1:
         raise NotBuiltError(

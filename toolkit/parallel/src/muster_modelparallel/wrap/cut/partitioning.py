@@ -56,7 +56,10 @@ def partition(
         plan: Plan = from_json(Plan, json.loads(text), "the plan of rank 0")
         split = _phase(session, "", lambda: _split(found, plan))
         proof = _phase(
-            session, "proof", lambda: str(_proof(module, split, call, found)), only_first=True
+            session,
+            "proof",
+            lambda: str(_proof(session, module, split, call, found)),
+            only_first=True,
         )
     plan = replace(plan, proof=proof)
     rank_of = [stage.rank for stage in plan.stages]
@@ -75,7 +78,8 @@ def partition(
 def _followed(session: Session, module: nn.Module, call: ModelCall, timing: bool) -> Probe:
     config = session.config
     return probe(
-        module, call.args, call.kwargs, stages_of(config), config.microbatches, timing=timing
+        module, call.args, call.kwargs, stages_of(config), config.microbatches, timing=timing,
+        hollow=session.has_delayed(module.parameters()),
     )  # fmt: skip
 
 
@@ -107,8 +111,12 @@ def _split(found: Probe, plan: Plan) -> Split:
 
 
 # It needs the whole model, and so comes before parameters are moved.
-def _proof(module: nn.Module, split: Split, call: ModelCall, found: Probe) -> object:
-    return prove(module, split, call.args, call.kwargs, module.training, found.state)
+def _proof(
+    session: Session, module: nn.Module, split: Split, call: ModelCall, found: Probe
+) -> object:
+    return prove(
+        module, split, call.args, call.kwargs, module.training, found.state, session.delayed
+    )  # fmt: skip
 
 
 def _leave_files(session: Session, plan: Plan) -> str:

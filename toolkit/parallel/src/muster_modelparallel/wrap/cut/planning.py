@@ -97,7 +97,10 @@ def _probed(
     degrees = [per_rank * degree for degree in _degrees(session)]
     for parts in degrees:
         try:
-            return probe(module, args, kwargs, parts, session.config.microbatches)
+            return probe(
+                module, args, kwargs, parts, session.config.microbatches,
+                hollow=session.has_delayed(module.parameters()),
+            )  # fmt: skip
         except SplitError:
             if parts == degrees[-1]:
                 raise

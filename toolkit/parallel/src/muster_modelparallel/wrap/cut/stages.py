@@ -19,6 +19,7 @@ from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.plan import Plan
 from muster_modelparallel.shape.schedule import Schedule
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.creation import make_parameters
 from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding
 from muster_modelparallel.wrap.cut.partitioning import partition
 from muster_modelparallel.wrap.cut.planning import schedule_of
@@ -72,12 +73,15 @@ class Stages:
             )
         finally:
             self._session.is_tracing = False
+        named = list(self._module.named_parameters())
         self._holding = holding
+        make_parameters(self._session, (one for name, one in named if holding.holds(name)))
+        self._session.delayed = None
         TiedParameters(self._module, holding, self._group, self._waits).share()
         if self._sharding is not None:
-            names = [name for name, _ in self._module.named_parameters() if holding.holds(name)]
+            names = [name for name, _ in named if holding.holds(name)]
             self._sharding.cut(names, holding.tops(self._module), holding.split.loose)
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in self._module.named_parameters():  # some have been cut
             (self._held if holding.holds(name) else self._ghosts).append((name, parameter))
         self._tied = TiedParameters(self._module, holding, self._group, self._waits)
         if self._sharding is not None:

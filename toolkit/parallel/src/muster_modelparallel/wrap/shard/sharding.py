@@ -25,6 +25,7 @@ from muster_modelparallel.errors import add_note
 from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.shape.topology import GroupKind
+from muster_modelparallel.wrap.creation import make_parameters
 from muster_modelparallel.wrap.model_arguments import half_of
 from muster_modelparallel.wrap.shard import gathered
 from muster_modelparallel.wrap.shard.gathered import Gathered, Root
@@ -52,14 +53,17 @@ class Sharding:
 
     def __init__(self, session: Session, module: nn.Module, see: Callable[[object], None]) -> None:
         self._module = module
-        self._config = session.config
+        self._session = session
         self._is_cut_in_stages = session.topology.pipeline > 1
         self._see = see
         self._mesh = _mesh(session, session.config.shard_degree)
         self._half = half_of(session.config)
         threshold = session.config.sdp_param_persistence_threshold
         self._names = cut_names(
-            dict(module.named_parameters()), threshold, session.config.shard_degree
+            dict(module.named_parameters()),
+            threshold,
+            session.config.shard_degree,
+            torch.Tensor.is_contiguous if session.delayed is None else session.delayed.is_dense,
         )
         if not self._names and session.mesh.rank == 0:
             _log.warning(
@@ -111,7 +115,7 @@ class Sharding:
             if one in cut
         }
         bound = {before[name] for name in names if name not in loose}
-        most = self._config.sdp_reduce_bucket_size
+        most = self._session.config.sdp_reduce_bucket_size
         for module, stage in shard_units(self._module, tops, bound, most):
             self._units.append(Gathered(module, stage))
             mine = {one for one in module.parameters() if one in bound}
@@ -240,7 +244,9 @@ class Sharding:
         """Cuts these parameters, which are in a module and no other one."""
         wide = torch.float32
         before = {place: one for place in self._places.values() if (one := getattr(*place)) in mine}
-        for one in mine:
+        in_order = [one for one in self._module.parameters() if one in mine]
+        make_parameters(self._session, in_order)
+        for one in in_order:
             if self._half is not None:
                 one.data = one.data.to(wide)  # a rank's part is what the optimizer updates
         policy = MixedPrecisionPolicy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -19,7 +19,12 @@ _CLOSED = (
 )
 
 
-def cut_names(named: Mapping[str, torch.Tensor], threshold: int, degree: int) -> frozenset[str]:
+def cut_names(
+    named: Mapping[str, torch.Tensor],
+    threshold: int,
+    degree: int,
+    is_dense: Callable[[torch.Tensor], bool] = torch.Tensor.is_contiguous,
+) -> frozenset[str]:
     """The names of the parameters to cut: those of at least `threshold` elements whose first
     dimension has something for each of `degree` ranks. Not those of another dtype than most
     elements have, nor with gaps in memory, which fully_shard does not take, nor with hooks, which
@@ -35,7 +40,7 @@ def cut_names(named: Mapping[str, torch.Tensor], threshold: int, degree: int) ->
         and one.dim()
         and one.shape[0] >= degree
         and one.dtype == dtype
-        and one.is_contiguous()
+        and is_dense(one)
         and not one._backward_hooks
         and not one._post_accumulate_grad_hooks
     )
