@@ -199,7 +199,23 @@ def the_cut_is_proved_with_values_that_are_made_for_it() -> None:
     assert plan["proof"] == "proved: 1 outputs bit-equal", plan["proof"]
 
 
-WITH_STAGES = (the_cut_is_proved_with_values_that_are_made_for_it,)
+def random_seed_decides_what_steps_draw() -> None:
+    def loss(seed: int, generator: int) -> torch.Tensor:
+        over()
+        smp.init({"random_seed": seed})
+        torch.manual_seed(5)
+        model, _ = wrapped(delays=False)
+        torch.manual_seed(generator)
+        return train(model, torch.arange(BATCH * 4).view(BATCH, 4)).reduce_mean()
+
+    one, same, other = loss(1, 7), loss(1, 8), loss(2, 7)
+    assert torch.equal(one, same) and not torch.equal(one, other), (one, same, other)
+
+
+WITH_STAGES = (
+    the_cut_is_proved_with_values_that_are_made_for_it,
+    random_seed_decides_what_steps_draw,
+)
 CHECKS = (
     losses_and_parameters_are_the_bits_of_a_model_that_was_made_at_once,
     what_other_ranks_hold_never_gets_memory,

@@ -1,5 +1,5 @@
-"""What replicas divide among them: the state of an optimizer, the parameters themselves; and the
-master weights of half precision."""
+"""What replicas and stages divide among them: the state of an optimizer, parameters and when these
+get their memory; and the master weights of half precision."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LIMIT_S = 240  # no promise: ranks that import torch beside other work take thei
 REPLICAS: dict[str, object] = {"ddp": True}
 # what a stage has is compared with what it had in another session, so it is not cut by measurement
 STAGES: dict[str, object] = {"pipeline_parallel_degree": 2, "skip_tracing": True}
+CUT = {**REPLICAS, "sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 100}
 BOTH = {**REPLICAS, **STAGES, "microbatches": 2, "optimize": "speed"}
 
 
@@ -34,6 +35,19 @@ BOTH = {**REPLICAS, **STAGES, "microbatches": 2, "optimize": "speed"}
         pytest.param("ranks_cut", 2, REPLICAS, id="parameters cut over replicas"),
         pytest.param("ranks_cut", 4, REPLICAS, id="parameters cut over half of the replicas"),
         pytest.param("ranks_cut", 4, BOTH, id="parameters cut over replicas of a pipeline"),
+        pytest.param("ranks_delayed", 2, CUT, id="memory that comes when parameters are cut"),
+        pytest.param(
+            "ranks_delayed", 4, {**BOTH, "bf16": True, "shard_optimizer_state": True},
+            id="memory that comes when stages are known",
+        ),
+        pytest.param(
+            "ranks_delayed", 2, STAGES, marks=pytest.mark.long,
+            id="memory that comes when stages are known, one replica",
+        ),
+        pytest.param(
+            "ranks_delayed", 4, {**BOTH, **CUT}, marks=pytest.mark.long,
+            id="memory that comes when stages are known, whose parameters are cut",
+        ),
         pytest.param(
             "ranks_cut", 4, {**BOTH, "pipeline": "Interleaved1F1B"}, marks=pytest.mark.long,
             id="parameters cut over replicas of a pipeline whose stages come in turns",

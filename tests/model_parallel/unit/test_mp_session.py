@@ -134,22 +134,12 @@ def test_a_process_alone_is_every_rank_of_every_group():
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "key",
-    [
-        {"random_seed": 1},
-        {"delayed_parameter_initialization": True},
-    ],
-)  # fmt: skip
-def test_a_value_whose_work_is_not_built_is_refused_by_name(key):
-    from tests.model_parallel.support.alone import alone
+def test_a_value_whose_work_is_not_built_is_refused_by_name():
+    from muster_modelparallel.run.session import refuse_unbuilt
 
-    name = next(iter(key))
-    with pytest.raises(NotBuiltError) as caught, alone(**key):
-        pass
-    assert f"{name} is {key[name]!r}, which comes with a later release of muster" in str(
-        caught.value
-    )
+    expected = "tensor_parallel_degree is 2, which comes with a later release of muster"
+    with pytest.raises(NotBuiltError, match=expected):
+        refuse_unbuilt(Config(tensor_parallel_degree=2))
 
 
 @pytest.mark.torch
