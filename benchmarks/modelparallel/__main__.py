@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.modelparallel import memory
 from benchmarks.report import Beginning, report
 from benchmarks.table import Bound, Row
 from tests.model_parallel.support.ranks import run_ranks, words_of
@@ -61,8 +62,13 @@ SPECS = {
 }
 
 
+MEMORY = {"memory": memory.stages, "plan": memory.plan}
+
+
 def measured(name: str) -> Row:
     """Raises AssertionError where a rank does not end well."""
+    if name in MEMORY:
+        return MEMORY[name]()
     spec = SPECS[name]
     env = {"PYTHONPATH": str(deepspeed_packages())} if name == "deepspeed" else {}
     row, _, size = name.partition("-")
@@ -97,7 +103,7 @@ def main(names: list[str]) -> int:
     began = Beginning.now()
     rows: list[Row] = []
     broken: dict[str, str] = {}
-    for name in names or SPECS:
+    for name in names or (*SPECS, *MEMORY):
         try:
             rows.append(measured(name))
         except Exception as error:
