@@ -17,6 +17,14 @@ def planned():
     return plan, one_f_one_b(2, 4)
 
 
+def test_ranks_that_slow_each_other_lengthen_the_step_and_keep_the_cuts() -> None:
+    alone, _ = choose(chain([1e-2] * 8), Machine(), 2, pipelines=[2], microbatches=[4])
+    profile = chain([1e-2] * 8).slower(1.5)
+    together, _ = choose(profile, Machine(), 2, pipelines=[2], microbatches=[4])
+    assert together.cuts == alone.cuts
+    assert together.step_s / alone.step_s == pytest.approx(1.5, rel=0.02)
+
+
 def test_times_as_planned_change_nothing() -> None:
     plan, schedule = planned()
     seconds = planned_seconds(plan, 4)

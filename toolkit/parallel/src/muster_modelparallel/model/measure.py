@@ -22,11 +22,13 @@ _MOST_PASSES = 20
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds forward and backward by call; units of one kind have the same. `noise`: by how much
-    the passes of one kind differ from its best, relative, in the median over kinds."""
+    """The least seconds forward and backward by call; units of one kind have the same. `noise`: by
+    how much the passes of one kind differ from its best, relative, in the median over kinds.
+    `usual_s`: what all calls of a pass take together, in the median over passes."""
 
     seconds: tuple[tuple[float, float], ...]
     noise: float
+    usual_s: float
 
 
 def measured(
@@ -65,7 +67,12 @@ def measured(
         statistics.median(times[1:] or times) / sum(best[name]) - 1
         for name, times in totals.items()
     ]
-    return Times(tuple(best[name] for name in names), max(0.0, statistics.median(spread or [0.0])))
+    usual = {name: statistics.median(times[1:] or times) for name, times in totals.items()}
+    return Times(
+        tuple(best[name] for name in names),
+        max(0.0, statistics.median(spread or [0.0])),
+        sum(usual[name] for name in names),
+    )
 
 
 def _kind(call: UnitCall, kinds: Mapping[str, str]) -> str:

@@ -100,6 +100,20 @@ def probe(
     return Probe(profile, seen, graph, state)
 
 
+def usual_s(
+    model: nn.Module, found: Probe, args: Sequence[Any], kwargs: Mapping[str, Any], budget_s: float
+) -> float:
+    """What the units take now in a pass of that microbatch, forward and backward: for ranks that
+    measure at the same time, to know how much they slow each other. Nothing changes."""
+    try:
+        with kept_random_state():
+            found.state.renew()
+            times = measured(model, found.graph, found.trace.kinds, args, kwargs, budget_s)
+            return times.usual_s
+    finally:
+        found.state.restore()
+
+
 def _all(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in model.named_parameters())
 

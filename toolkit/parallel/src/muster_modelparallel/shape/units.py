@@ -6,7 +6,7 @@ the calls. A pipeline of stages is a cut of that order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from muster_modelparallel.shape.encoding import from_json, to_json
@@ -149,6 +149,14 @@ class ModelProfile:
         """Seconds of one microbatch, measured or by FLOPs."""
         one = self.units[unit]
         return one.backward_s if self.costs == "measured" else 2 * one.flops / self.flops_per_s
+
+    def slower(self, factor: float) -> ModelProfile:
+        """With all seconds that were measured so many times as long."""
+        units = (
+            replace(one, forward_s=factor * one.forward_s, backward_s=factor * one.backward_s)
+            for one in self.units
+        )
+        return replace(self, units=tuple(units))
 
     def to_json(self) -> dict[str, object]:
         """As dictionaries, lists and scalars."""

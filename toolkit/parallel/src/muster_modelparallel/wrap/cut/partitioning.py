@@ -18,7 +18,7 @@ from torch import nn
 
 from muster_modelparallel.errors import ModelParallelError, PlanError
 from muster_modelparallel.model.nests import leaves
-from muster_modelparallel.model.probe import Probe, probe
+from muster_modelparallel.model.probe import Probe, probe, usual_s
 from muster_modelparallel.model.proof import prove
 from muster_modelparallel.model.split import Split
 from muster_modelparallel.run.objects import CommGroup, allgather
@@ -43,6 +43,8 @@ from muster_modelparallel.wrap.cut.planning import (
 from muster_modelparallel.wrap.shard.sharding import Sharding
 
 T = TypeVar("T")
+TOGETHER_S = 2.0
+"""For how long all ranks measure at the same time."""
 
 
 def partition(
@@ -52,7 +54,15 @@ def partition(
     topology, rank = session.topology, session.mesh.rank
     with Modes(call.grad, call.autocast).held():
         found = _phase(session, "probe", lambda: _followed(session, module, call, timing=False))
-        text = _phase(session, "plan", lambda: _plan(session, module, call), only_first=True)
+        is_timed = not session.config.skip_tracing and not session.has_delayed(module.parameters())
+        together_s = (
+            _phase(session, "", lambda: usual_s(module, found, call.args, call.kwargs, TOGETHER_S))
+            if is_timed
+            else 0.0
+        )
+        text = _phase(
+            session, "plan", lambda: _plan(session, module, call, together_s), only_first=True
+        )
         plan: Plan = from_json(Plan, json.loads(text), "the plan of rank 0")
         split = _phase(session, "", lambda: _split(found, plan))
         proof = _phase(
@@ -83,8 +93,9 @@ def _followed(session: Session, module: nn.Module, call: ModelCall, timing: bool
     )  # fmt: skip
 
 
-def _plan(session: Session, module: nn.Module, call: ModelCall) -> str:
-    """As JSON: from the file that is named, else by measurement."""
+def _plan(session: Session, module: nn.Module, call: ModelCall, together_s: float) -> str:
+    """As JSON: from the file that is named, else by measurement. `together_s`: seconds of a pass
+    while all ranks are at work, 0 if they are not known."""
     config = session.config
     file = session.plan_in or (config.partition_file if config.load_partition else None)
     if file:
@@ -98,6 +109,9 @@ def _plan(session: Session, module: nn.Module, call: ModelCall) -> str:
             )
     else:
         found = _followed(session, module, call, timing=not config.skip_tracing)
+        alone_s = sum(unit.forward_s + unit.backward_s for unit in found.profile.units)
+        if together_s > alone_s > 0:  # which unit takes how long shows in quiet alone
+            found = replace(found, profile=found.profile.slower(together_s / alone_s))
         tensors = [one for one in leaves([call.args, call.kwargs]) if isinstance(one, torch.Tensor)]
         batch = next((len(one) for one in tensors if one.dim()), 0)
         plan, _ = planned(session, module, found, batch)
