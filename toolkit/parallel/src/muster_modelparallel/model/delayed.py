@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from muster_modelparallel.model.operators import OperatorMode
 from muster_modelparallel.model.tape import Absent, Random, Tape
 
 LEAST_BYTES = 16 << 10
@@ -111,12 +112,7 @@ class Delayed:
         return tree_map_only(torch.Tensor, self.value, nest)
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """What would keep torch.compile out of it imports all of torch._dynamo: three seconds."""
-        return False
-
+class _Recording(OperatorMode):
     def __init__(self, delayed: Delayed) -> None:
         super().__init__()
         self._delayed = delayed
@@ -204,12 +200,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped h
         return random
 
 
-class _Using(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """What would keep torch.compile out of it imports all of torch._dynamo: three seconds."""
-        return False
-
+class _Using(OperatorMode):
     def __init__(self, delayed: Delayed) -> None:
         super().__init__()
         self._delayed = delayed

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from muster_modelparallel.model.hollow import answered_by_shape
 from muster_modelparallel.model.nests import filled, leaves
+from muster_modelparallel.model.operators import OperatorMode
 from muster_modelparallel.model.trace import (
     Enter,
     Event,
@@ -85,13 +85,8 @@ def trace(
     )
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+class _Recorder(OperatorMode):
     """Sees every operator; modules tell it when they begin and end."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """What would keep torch.compile out of it imports all of torch._dynamo: three seconds."""
-        return False
 
     def __init__(self, hollow: bool) -> None:
         super().__init__()
