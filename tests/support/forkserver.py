@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-START_S = 120.0  # to import torch on a machine that others keep busy
+START_S = 300.0  # to compile and import an SDK on a machine that others keep busy
 
 
 class ForkServer:
@@ -37,6 +37,7 @@ class ForkServer:
         self, environ: Mapping[str, str], *modules: str, python: str = sys.executable
     ) -> None:
         self._ends: dict[int, int] = {}
+        self._heard = b""
         self._process = subprocess.Popen(
             [python, __file__, *modules], env=environ, cwd=CHECKOUT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -72,14 +73,24 @@ class ForkServer:
                 return None
         return self._ends[pid]
 
+    def close(self) -> None:
+        """Ends the server, not what was forked."""
+        for file in (self._process.stdin, self._process.stdout):
+            assert file
+            file.close()
+        self._process.wait(START_S)
+
     def _said(self, limit_s: float) -> dict[str, Any] | None:
         """One line of the server, None when none comes in time."""
         assert self._process.stdout
-        file = self._process.stdout
-        if not file.peek(0) and not select.select([file], [], [], limit_s)[0]:  # type: ignore[attr-defined]
-            return None
-        line = file.readline()
-        assert line, f"the fork server ended with {self._process.wait()}"
+        number, end = self._process.stdout.fileno(), time.monotonic() + limit_s
+        while b"\n" not in self._heard:
+            if not select.select([number], [], [], max(0.0, end - time.monotonic()))[0]:
+                return None
+            some = os.read(number, 65536)
+            assert some, f"the fork server ended with {self._process.wait()}"
+            self._heard += some
+        line, _, self._heard = self._heard.partition(b"\n")
         said: dict[str, Any] = json.loads(line)
         if "ended" in said:
             self._ends[said["ended"]] = said["code"]
