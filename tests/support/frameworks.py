@@ -47,8 +47,8 @@ HOROVOD = Source(
     },
 )
 
-# DeepSpeed loads an operator on CPUs, for sums in inference: compiled at installation or else at the
-# start of every job. Two minutes of a processor, so it goes without, but where tests try harder.
+# On CPUs DeepSpeed loads an operator for sums in inference: compiled when it is installed, or else
+# as every job starts. That takes two minutes of a processor: only where tests try harder.
 _ON_CPUS = {
     "DS_ACCELERATOR": "cpu",
     "DS_BUILD_OPS": "0",
