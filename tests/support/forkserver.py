@@ -24,6 +24,12 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# what ranks of torch import, most of it lazily: torch._dynamo comes with the first optimizer
+TORCH = (
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+)
 START_S = 300.0  # to compile and import an SDK on a machine that others keep busy
 
 

@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Union
 
-from tests.support.forkserver import Forked, ForkServer
+from tests.support.forkserver import TORCH, Forked, ForkServer
 from tests.support.ports import free_port
 
 __all__ = [
@@ -47,8 +47,6 @@ GROUP_S = 120.0  # deadline of the groups of the ranks: a hang is an error that 
 LIMIT_S = 400.0  # no promise: eight ranks that import torch beside other work take their time
 TEST_S = 600  # what pytest has to give to the test that starts them
 KILL_S = 10.0
-# before ranks are forked: torch, and what its parallel trainings import
-IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 Process = Union[Forked, "subprocess.Popen[bytes]"]
@@ -168,7 +166,7 @@ def _environ() -> dict[str, str]:
 
 @functools.cache
 def _server(path: str) -> ForkServer:
-    return ForkServer({**_environ(), "PYTHONPATH": path}, *IMPORTED)
+    return ForkServer({**_environ(), "PYTHONPATH": path}, *TORCH)
 
 
 def _start(

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from tests.support.forkserver import Forked, ForkServer
+from tests.support.forkserver import TORCH, Forked, ForkServer
 from tests.support.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -159,9 +159,7 @@ def _environ(
 
 @functools.cache
 def _server(path: str) -> ForkServer:
-    # the second is what the first backward with gradients imports
-    modules = ("torch.distributed", "torch.fx.experimental.symbolic_shapes")
-    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *modules)
+    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *TORCH)
 
 
 def _start(
