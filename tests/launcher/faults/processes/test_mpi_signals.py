@@ -197,13 +197,13 @@ def test_ranks_may_end_apart(mpi: MakeMpi) -> None:
 @pytest.mark.promise("F33")
 def test_a_job_that_does_nothing_ends_within_three_seconds(mpi: MakeMpi) -> None:
     times: list[float] = []
-    while not times or (min(times) >= 3 and len(times) < 3):  # other load only adds
+    while not times or (min(times) >= within(3) and len(times) < 3):  # other load only adds
         job = mpi("print('ran')\n")
         began = time.monotonic()
         results = job.run(20)
         times.append(time.monotonic() - began)
         assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n" * 2)] * 2
-    assert min(times) < 3, times
+    assert min(times) < within(3), times
 
 
 @pytest.mark.promise("F17")
