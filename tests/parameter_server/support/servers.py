@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 KEY = "5a" * 32
 END_S = 90.0  # two busy cores start Python and torch several times
@@ -75,7 +75,7 @@ class Inside(Places):
     def codes(self) -> list[int | None]:
         """The exit codes of all servers, once they have ended."""
         for thread in self._threads:
-            thread.join(END_S)
+            thread.join(within(END_S))
         return self._codes
 
     def _run(self, number: int, server: Any) -> None:
@@ -116,7 +116,7 @@ class Servers(Places):
     def ended(self, process: subprocess.Popen[bytes], within_s: float = END_S) -> Ended:
         """How it ended and what it said; fails the test when it does not."""
         try:
-            code = process.wait(within_s)
+            code = process.wait(within(within_s))
         except subprocess.TimeoutExpired:
             pytest.fail(f"{process.args!r} still runs after {within_s} s: {self.output(process)}")
         return Ended(code, self.output(process))
@@ -142,7 +142,7 @@ def connect(made: Places, rank: int, **more: Any) -> Any:
 
     from muster_parameter_server import ParameterServer, sgd
 
-    given: dict[str, Any] = {"timeout_s": END_S, "environ": made.environ(rank), **more}
+    given: dict[str, Any] = {"timeout_s": within(END_S), "environ": made.environ(rank), **more}
     tensors = given.pop("tensors", [torch.zeros(1000)])
     return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
 
@@ -160,7 +160,7 @@ def together(*acts: Callable[[], object], within_s: float = END_S) -> list[objec
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(acts))]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + within_s
+    end = time.monotonic() + within(within_s)
     for number, thread in enumerate(threads):
         thread.join(max(0.0, end - time.monotonic()))
         assert not thread.is_alive(), f"worker {number} still runs after {within_s} s"
