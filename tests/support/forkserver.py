@@ -57,8 +57,8 @@ class ForkServer:
         err: Path | None = None,
         folder: Path = CHECKOUT,
     ) -> Forked:
-        """`python argv` in a session and a working folder of its own, without input. `err` None:
-        both streams are one."""
+        """`python argv`, a script or `-m MODULE`, in a session and a working folder of its own,
+        without input. `err` None: both streams are one."""
         streams = {"out": str(out), "err": err and str(err)}
         asked = {"argv": list(argv), "environ": dict(environ), "folder": str(folder), **streams}
         assert self._process.stdin
@@ -68,7 +68,7 @@ class ForkServer:
         while (said := self._said(end - time.monotonic())) is not None:
             if "started" in said:
                 self._ends.pop(said["started"], None)  # of an earlier process of that number
-                return Forked(self, said["started"])
+                return Forked(self, said["started"], argv)
         raise AssertionError(f"no process was forked within {START_S:g} s")
 
     def code(self, pid: int, limit_s: float) -> int | None:
@@ -106,11 +106,24 @@ class ForkServer:
 class Forked:
     """A process of the server, with what tests use of Popen."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self._server, self.pid = server, pid
+    stdin = None
+
+    def __init__(self, server: ForkServer, pid: int, args: Sequence[str]) -> None:
+        self._server, self.pid, self.args = server, pid, [sys.executable, *args]
         self.returncode: int | None = None
 
-    def wait(self, limit_s: float) -> int:
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self._server.code(self.pid, 0) is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, limit_s: float = START_S) -> int:
         """The exit code. Raises subprocess.TimeoutExpired."""
         self.returncode = self._server.code(self.pid, limit_s)
         if self.returncode is None:
@@ -179,7 +192,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[:] = argv
-    sys.path[0] = str(Path(argv[0]).parent)
+    sys.path[0] = folder if argv[0] == "-m" else str(Path(argv[0]).parent)
     return argv
 
 
@@ -190,4 +203,8 @@ if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
     if script := serve(to_tests):
-        runpy.run_path(script[0], run_name="__main__")
+        if script[0] == "-m":
+            sys.argv[:2] = [script[1]]
+            runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script[0], run_name="__main__")

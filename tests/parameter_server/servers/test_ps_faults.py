@@ -297,8 +297,8 @@ def test_a_taken_port_and_missing_variables_are_said(servers: Maker) -> None:
     made = servers(1, workers=1)
     wait_until(made.listens, END_S)
     module = made.servers[0].args
-    second = made.start(module, PARAMETER_SERVER_INDEX="0")  # type: ignore[arg-type]
-    lost = made.start(module, PARAMETER_SERVER_INDEX="7")  # type: ignore[arg-type]
+    second = made.start(module, PARAMETER_SERVER_INDEX="0")
+    lost = made.start(module, PARAMETER_SERVER_INDEX="7")
     ended = made.ended(second)
     assert ended.code == 1 and "cannot listen on 127.0.0.1" in ended.output
     ended = made.ended(lost)
