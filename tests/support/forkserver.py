@@ -10,6 +10,7 @@ and what an interpreter reads when it starts: its hash seed, PYTHONPATH and othe
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -202,6 +203,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # what modules say when they are imported
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.freeze()  # no fork has to look at, and so to copy, what was imported
     if script := serve(to_tests):
         if script[0] == "-m":
             sys.argv[:2] = [script[1]]
