@@ -15,10 +15,11 @@ hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
 
 
 def pytest_configure() -> None:
-    """A shell has its background jobs ignore SIGINT, nohup has them ignore SIGHUP, and all their
-    children with them; tests send both to processes that they start."""
+    """A shell has its background jobs ignore SIGINT and SIGQUIT, nohup has them ignore SIGHUP, and
+    all their children with them; tests send these to processes that they start."""
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
         (signal.SIGHUP, signal.SIG_DFL),
     ):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.venvs import CACHE, CHECKOUT, build_wheel, locked_environment, wheel_environment
+from tests.support.venvs import (
+    CACHE,
+    CHECKOUT,
+    build_wheel,
+    compile_modules,
+    locked_environment,
+    wheel_environment,
+)
 
 INCUMBENT = "sagemaker-training 5.1.4"
 TORCHX = "torchx"
@@ -58,19 +65,28 @@ class Size(NamedTuple):
 
 def software() -> Software:
     """Makes what is not there yet. Raises UnavailableError when a peer cannot be had."""
-    locks = CHECKOUT / "constraints"
     return Software(
         launcher_of(CHECKOUT, "bench-muster"),
-        locked_environment("incumbent", locks / "incumbent.txt") / "bin",
-        locked_environment("torchx", locks / "torchx.txt") / "bin",
+        _peer("incumbent"),
+        _peer("torchx"),
         Path(sys.prefix) / "bin",
     )
+
+
+def _peer(name: str) -> Path:
+    return _compiled(locked_environment(name, CHECKOUT / "constraints" / f"{name}.txt"))
+
+
+def _compiled(environment: Path) -> Path:
+    """Its executables; as after pip, none pays for compiling its modules at a start."""
+    compile_modules(environment)
+    return environment / "bin"
 
 
 def launcher_of(checkout: Path, name: str) -> Path:
     """The executables of the launcher's wheel of a checkout, in the environment `.cache/NAME`."""
     wheel = build_wheel(checkout / "toolkit" / "launcher", CACHE / f"{name}-wheel")
-    return wheel_environment(name, wheel) / "bin"
+    return _compiled(wheel_environment(name, wheel))
 
 
 def installed_size(bin_folder: Path, distribution: str) -> Size:

@@ -10,6 +10,7 @@ and what an interpreter reads when it starts: its hash seed, PYTHONPATH and othe
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -24,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-START_S = 120.0  # to import torch on a machine that others keep busy
+# what ranks of torch import, most of it lazily: torch._dynamo comes with the first optimizer
+TORCH = (
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+)
+START_S = 300.0  # to compile and import an SDK on a machine that others keep busy
 
 
 class ForkServer:
@@ -37,6 +44,7 @@ class ForkServer:
         self, environ: Mapping[str, str], *modules: str, python: str = sys.executable
     ) -> None:
         self._ends: dict[int, int] = {}
+        self._heard = b""
         self._process = subprocess.Popen(
             [python, __file__, *modules], env=environ, cwd=CHECKOUT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -50,8 +58,8 @@ class ForkServer:
         err: Path | None = None,
         folder: Path = CHECKOUT,
     ) -> Forked:
-        """`python argv` in a session and a working folder of its own, without input. `err` None:
-        both streams are one."""
+        """`python argv`, a script or `-m MODULE`, in a session and a working folder of its own,
+        without input. `err` None: both streams are one."""
         streams = {"out": str(out), "err": err and str(err)}
         asked = {"argv": list(argv), "environ": dict(environ), "folder": str(folder), **streams}
         assert self._process.stdin
@@ -61,7 +69,7 @@ class ForkServer:
         while (said := self._said(end - time.monotonic())) is not None:
             if "started" in said:
                 self._ends.pop(said["started"], None)  # of an earlier process of that number
-                return Forked(self, said["started"])
+                return Forked(self, said["started"], argv)
         raise AssertionError(f"no process was forked within {START_S:g} s")
 
     def code(self, pid: int, limit_s: float) -> int | None:
@@ -72,14 +80,24 @@ class ForkServer:
                 return None
         return self._ends[pid]
 
+    def close(self) -> None:
+        """Ends the server, not what was forked."""
+        for file in (self._process.stdin, self._process.stdout):
+            assert file
+            file.close()
+        self._process.wait(START_S)
+
     def _said(self, limit_s: float) -> dict[str, Any] | None:
         """One line of the server, None when none comes in time."""
         assert self._process.stdout
-        file = self._process.stdout
-        if not file.peek(0) and not select.select([file], [], [], limit_s)[0]:  # type: ignore[attr-defined]
-            return None
-        line = file.readline()
-        assert line, f"the fork server ended with {self._process.wait()}"
+        number, end = self._process.stdout.fileno(), time.monotonic() + limit_s
+        while b"\n" not in self._heard:
+            if not select.select([number], [], [], max(0.0, end - time.monotonic()))[0]:
+                return None
+            some = os.read(number, 65536)
+            assert some, f"the fork server ended with {self._process.wait()}"
+            self._heard += some
+        line, _, self._heard = self._heard.partition(b"\n")
         said: dict[str, Any] = json.loads(line)
         if "ended" in said:
             self._ends[said["ended"]] = said["code"]
@@ -89,11 +107,24 @@ class ForkServer:
 class Forked:
     """A process of the server, with what tests use of Popen."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self._server, self.pid = server, pid
+    stdin = None
+
+    def __init__(self, server: ForkServer, pid: int, args: Sequence[str]) -> None:
+        self._server, self.pid, self.args = server, pid, [sys.executable, *args]
         self.returncode: int | None = None
 
-    def wait(self, limit_s: float) -> int:
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self._server.code(self.pid, 0) is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, limit_s: float = START_S) -> int:
         """The exit code. Raises subprocess.TimeoutExpired."""
         self.returncode = self._server.code(self.pid, limit_s)
         if self.returncode is None:
@@ -162,7 +193,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[:] = argv
-    sys.path[0] = str(Path(argv[0]).parent)
+    sys.path[0] = folder if argv[0] == "-m" else str(Path(argv[0]).parent)
     return argv
 
 
@@ -172,5 +203,10 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # what modules say when they are imported
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.freeze()  # no fork has to look at, and so to copy, what was imported
     if script := serve(to_tests):
-        runpy.run_path(script[0], run_name="__main__")
+        if script[0] == "-m":
+            sys.argv[:2] = [script[1]]
+            runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script[0], run_name="__main__")

@@ -363,3 +363,15 @@ comm.Barrier()
 say("up", rank)
 """
 WAITS = BEGIN + "if rank == 0:\n    time.sleep(600)\ncomm.Barrier()\n"
+
+
+def in_turns(items: Sequence[pytest.Item]) -> None:
+    """A test of both releases that has cases of its own has each of these under one of them; all
+    under both in test-long."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and "open_mpi" in callspec.params:
+            release = callspec.indices["open_mpi"]
+            cases = [at for name, at in callspec.indices.items() if name != "open_mpi"]
+            if cases and (release + max(cases)) % 2:  # arguments of one case have one place
+                item.add_marker(pytest.mark.long)

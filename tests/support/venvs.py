@@ -30,10 +30,12 @@ class UnavailableError(Exception):
 
 
 class Source(NamedTuple):
-    """A package that is compiled in an environment with what is there; `environ`: how."""
+    """A package that is compiled in an environment with what is there; `environ`: how. `added`:
+    what its installed files are to say besides, by their paths below site-packages."""
 
     requirement: str
     environ: Mapping[str, str]
+    added: Mapping[str, str] = _NOTHING
 
 
 class _Install(NamedTuple):
@@ -41,6 +43,7 @@ class _Install(NamedTuple):
 
     arguments: Sequence[str]
     environ: Mapping[str, str] = _NOTHING
+    added: Mapping[str, str] = _NOTHING
 
 
 def locked_environment(
@@ -61,7 +64,7 @@ def locked_environment(
         content += repr(source).encode()
         # without a cache: what it is compiled with is no part of the key of uv's
         how = [*_AS_IT_IS, "--no-cache", "--no-binary", ":all:", source.requirement]
-        installs.append(_Install(how, source.environ))
+        installs.append(_Install(how, source.environ, source.added))
     return _made(name, hashlib.sha256(content + sys.version.encode()).hexdigest(), *installs)
 
 
@@ -69,6 +72,12 @@ def wheel_environment(name: str, wheel: Path) -> Path:
     """The environment `.cache/<name>` with one wheel and nothing else. Raises UnavailableError."""
     stamp = hashlib.sha256(wheel.read_bytes() + sys.version.encode()).hexdigest()
     return _made(name, stamp, _Install(["--no-deps", str(wheel)]))
+
+
+def compile_modules(place: Path) -> None:
+    """All of an environment's, where starts are measured; else those that are imported are kept by
+    their first import, and the rest is half a minute's work for nobody."""
+    _run([str(place / "bin" / "python"), "-m", "compileall", "-q", str(place / "lib")], check=False)
 
 
 def build_wheel(project: Path, folder: Path) -> Path:
@@ -92,13 +101,14 @@ def _made(name: str, stamp: str, *installs: _Install) -> Path:
         _run([_uv(), "venv", "--python", sys.executable, str(place)])
         python = str(place / "bin" / "python")
         path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
-        for arguments, environ in installs:
+        for arguments, environ, added in installs:
             _run(
                 [_uv(), "pip", "install", "--python", python, *arguments],
                 environ={"PATH": path, **environ},
             )
-        # as pip does: a peer must not pay for compiling its modules at every start
-        _run([python, "-m", "compileall", "-q", str(place / "lib")], check=False)
+            for module, text in added.items():
+                (file,) = place.glob(f"lib/*/site-packages/{module}")
+                file.write_text(file.read_text() + text)
         mark.write_text(stamp)
     return place
 

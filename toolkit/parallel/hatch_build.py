@@ -5,7 +5,7 @@ torch's CPU tensors go to gloo.
 | MUSTER_CC, CC | the compiler, such as `python -m ziglang cc`; else cc, gcc, clang |
 | MUSTER_TARGET | `-target`, such as `aarch64-linux-gnu.2.17`; the wheel's platform follows |
 | MUSTER_PLATFORM | the wheel's platform tag, such as `manylinux_2_17_x86_64` |
-| MUSTER_CORE | `required`: no compiler is an error; `skip`: do not compile |
+| MUSTER_CORE | `required`: no compiler is an error; `skip`: none; `keep`: an editable one stays |
 | MUSTER_CFLAGS | more flags, after ours |
 | MUSTER_JOBS | compilers at a time; else as many as processors |
 
@@ -37,7 +37,7 @@ COMPILING = (
 )  # fmt: skip
 LINKING = ("-shared", "-pthread", "-Wl,-z,defs")
 _COMPILE_S = 900
-_MODES = ("", "required", "skip")
+_MODES = ("", "required", "skip", "keep")
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -48,11 +48,13 @@ class CustomBuildHook(BuildHookInterface[Any]):
         csrc = root / "csrc"
         mode = os.environ.get("MUSTER_CORE", "")
         if mode not in _MODES:
-            raise RuntimeError(f"MUSTER_CORE={mode!r} is not known\n  Fix: required or skip")
+            raise RuntimeError(f"MUSTER_CORE={mode!r} is not known\n  Fix: required, skip or keep")
         target = root / "src" / NATIVE
         if mode == "skip" or not csrc.is_dir():
             self._note("without the compiled core: MUSTER_CORE=skip" if mode else "no csrc here")
             _forget(target)
+            return
+        if mode == "keep" and version == "editable" and target.is_file():
             return
         compiler = compiler_of(os.environ)
         if not compiler:

@@ -24,6 +24,7 @@ from tests.collectives.core.test_nodes import TUNED, assert_alike
 from tests.collectives.faults.fault_worker import LONG_S, SHORT_S
 from tests.collectives.faults.test_faults import SLACK_S
 from tests.collectives.support.jobs import clean, job
+from tests.support.waiting import within
 
 MBIT_PER_S = 200
 SLOWER_MBIT_PER_S = 50
@@ -112,7 +113,7 @@ def test_a_call_that_is_too_slow_ends_at_its_deadline_though_its_data_moves(slow
         said = clean(started.ends())
     for each in said:
         assert each["kind"] == "CollectiveTimeout", each
-        assert SHORT_S * 0.9 <= each["took_s"] < SHORT_S + TOLD_S, each
+        assert SHORT_S * 0.9 <= each["took_s"] < SHORT_S + within(TOLD_S), each
 
 
 def test_signal_handlers_run_while_data_moves(slow: None) -> None:
@@ -131,7 +132,7 @@ def test_signal_handlers_run_while_data_moves(slow: None) -> None:
         started.strike(1, signal.SIGTERM)
         said = clean(started.ends())[1]
     assert len(said["handled"]) == 1, said
-    assert said["handled"][0] - struck < HANDLED_S, said
+    assert said["handled"][0] - struck < within(HANDLED_S), said
     assert said["ended"] - said["handled"][0] > HANDLED_S, "the signal came too late to tell"
 
 
@@ -167,7 +168,7 @@ def test_a_cut_link_is_a_timeout_that_names_those_behind_it_on_both_sides(slow: 
     for rank, others in ((0, {2}), (1, {2}), (2, {0, 1})):
         each = said[rank]
         assert each["kind"] == "CollectiveTimeout", each
-        assert each["took_s"] < SHORT_S + SLACK_S, each
+        assert each["took_s"] < SHORT_S + within(SLACK_S), each
         assert set(each["ranks"]) <= others and each["ranks"], each
 
 
@@ -185,4 +186,4 @@ def test_a_host_that_falls_silent_amid_data_is_told_long_before_the_deadline(slo
     for rank, each in enumerate(said):
         assert each["kind"] == "PeerError", each
         assert each["ranks"] == [1 - rank], each
-        assert each["failed_at"] - cut < SILENT_S + SLACK_S < LONG_S, each
+        assert each["failed_at"] - cut < SILENT_S + within(SLACK_S) < LONG_S, each

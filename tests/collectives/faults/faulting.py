@@ -102,7 +102,7 @@ def workshop(core: Path, folder: Path) -> Iterator[Workshop]:
     }
     path = os.pathsep.join([str(CHECKOUT), str(SOURCES), environ.get("PYTHONPATH", "")])
     environ |= {
-        "PYTHONPATH": path.rstrip(os.pathsep), "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": path.rstrip(os.pathsep),
         "OMP_NUM_THREADS": "1", "COLLECTIVES_CORE": str(core),
         "XDG_CONFIG_HOME": str(folder / "config"),
     }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from tests.collectives.faults.fault_worker import SHORT_S, WARM
 from tests.collectives.support.jobs import End, job
+from tests.support.waiting import within
 
 DEATH_S = 5.0  # what F41 promises; how fast it is, benchmarks measure
 SLACK_S = 5.0  # "the process ends within its timeout + 5 s" (F40)
@@ -30,7 +31,7 @@ def test_survivors_of_a_killed_rank_are_told_its_name(nodes: str, victim: int) -
         ends = started.ends(of=others)
         for end in ends:
             said = told(end, "PeerError", victim)
-            assert said["failed_at"] - began < DEATH_S, said
+            assert said["failed_at"] - began < within(DEATH_S), said
         assert started.processes[victim].wait(10) == -signal.SIGKILL
 
 
@@ -45,7 +46,7 @@ def test_a_rank_killed_inside_a_large_sum_is_an_error_and_no_partial_success(nod
         started.strike(victim, signal.SIGKILL)
         for end in started.ends(of=others):
             said = told(end, "PeerError", victim)
-            assert said["failed_at"] - began < DEATH_S, said
+            assert said["failed_at"] - began < within(DEATH_S), said
             assert "all_reduce sum of 8388608 float32" in said["text"]
 
 
@@ -120,7 +121,7 @@ def told(end: End, kind: str, guilty: int) -> dict[str, Any]:
     assert f"rank {guilty}" in said["text"], said
     assert said["group"] == "world"
     assert said["again"] == kind, "a later call has another reason"
-    assert said["again_s"] < 1.0, "a later call of a broken group does not fail at once"
+    assert said["again_s"] < within(1.0), "a later call of a broken group does not fail at once"
     return said
 
 
@@ -129,4 +130,4 @@ def in_time(said: Sequence[dict[str, Any]]) -> None:
     began = min(each["failed_at"] - each["took_s"] for each in said)
     for each in said:
         assert each["failed_at"] - began >= SHORT_S * 0.9, said
-        assert each["took_s"] < SHORT_S + SLACK_S, said
+        assert each["took_s"] < SHORT_S + within(SLACK_S), said

@@ -11,6 +11,7 @@ import pytest
 from tests.collectives.faults.mismatch_worker import CASES
 from tests.collectives.faults.test_faults import NODES, names
 from tests.collectives.support.jobs import clean, job
+from tests.support.waiting import within
 
 # A signal waits 50 ms in the core, never for the end of the call. The rank looks at the clock as it
 # handles it: what comes after is the machine's.
@@ -64,10 +65,17 @@ def test_an_abort_ends_the_call_of_every_rank_and_a_new_group_works(nodes: str) 
         assert each["descriptors"] <= 0, f"{each['descriptors']} descriptors are left"
 
 
+# each two of scenario, nodes and victim in one job; all three together in test-long
+IDLE = [
+    pytest.param(scenario, nodes, victim, marks=[] if (s + n) % 3 == victim else pytest.mark.long)
+    for s, scenario in enumerate(("aborts_idle", "aborts_early", "aborts_receives"))
+    for n, nodes in enumerate(("aaa", "abb", "aab", "abc"))
+    for victim in range(3)
+]
+
+
 @pytest.mark.promise("F44")
-@pytest.mark.parametrize("scenario", ["aborts_idle", "aborts_early", "aborts_receives"])
-@pytest.mark.parametrize("nodes", ["aaa", "abb", "aab", "abc"])
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(("scenario", "nodes", "victim"), IDLE)
 def test_an_abort_of_a_rank_in_no_call_is_heard_by_all_ranks_of_all_nodes(
     scenario: str, nodes: str, victim: int
 ) -> None:
@@ -79,7 +87,7 @@ def test_an_abort_of_a_rank_in_no_call_is_heard_by_all_ranks_of_all_nodes(
     for each in told:
         assert each["kind"] == "AbortedError", each
         assert each["again"] == "AbortedError"
-        assert each["failed_at"] - aborted["aborted_at"] < HEARD_S, each
+        assert each["failed_at"] - aborted["aborted_at"] < within(HEARD_S), each
 
 
 @pytest.mark.promise("F44")
@@ -137,7 +145,7 @@ def test_control_c_ends_a_rank_that_waits_for_another_and_the_others_learn_of_it
         ends += started.ends(of=[2])
     kinds = [end.said["kind"] for end in ends]
     assert kinds == ["AbortedError", "KeyboardInterrupt", "AbortedError"], ends
-    assert ends[1].said["at_s"] - began < HANDLED_S
+    assert ends[1].said["at_s"] - began < within(HANDLED_S)
     assert ends[1].said["again"] == "AbortedError", "the group goes on after half a call"
 
 
@@ -154,6 +162,6 @@ def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(nodes: st
     assert all(each["right"] for each in said), said
     assert [len(each["handler"]) for each in said] == [0, 1, 0], said
     told = said[1]["handler"][0]
-    assert told["at_s"] - began < HANDLED_S
+    assert told["at_s"] - began < within(HANDLED_S)
     assert (told["kind"], told["group"]) == ("UsageError", "world"), told
     assert "group 'world', rank 1 of 3: a signal handler" in told["text"], told

@@ -1,17 +1,21 @@
 """Ranks of a torch job: the same script in several processes, many checks in one start.
 
+They are forks of a process that has imported torch (tests/support/forkserver.py).
+
 In the test: `run_checks(script, 2, folder)` starts the ranks and says for each check how it ended.
 In the script: `if __name__ == "__main__": main(CHECKS)`; each check takes a `World`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
+from tests.support.forkserver import TORCH, Forked, ForkServer
 from tests.support.ports import free_port
 
 __all__ = [
@@ -42,6 +47,9 @@ GROUP_S = 120.0  # deadline of the groups of the ranks: a hang is an error that 
 LIMIT_S = 400.0  # no promise: eight ranks that import torch beside other work take their time
 TEST_S = 600  # what pytest has to give to the test that starts them
 KILL_S = 10.0
+
+
+Process = Union[Forked, "subprocess.Popen[bytes]"]
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,14 @@ def run_checks(
     backend: str = "muster",
     only: Sequence[str] = (),
     limit_s: float = LIMIT_S,
+    fresh: bool = False,
 ) -> Job:
-    """All checks of `script` in one job; `folder` takes what they say."""
+    """All checks of `script` in one job; `folder` takes what they say. `fresh`: each rank is an
+    interpreter of its own in place of a fork."""
     folder.mkdir(parents=True, exist_ok=True)
     more = {"CHECKS_FOLDER": str(folder), "CHECKS_BACKEND": backend, "CHECKS_ONLY": ",".join(only)}
-    ranks = run_script([str(script)], size, environ={**more, **(environ or {})}, limit_s=limit_s)
+    given = {**more, **(environ or {})}
+    ranks = run_script([str(script)], size, environ=given, limit_s=limit_s, fresh=fresh)
     failures: dict[str, list[str]] = {}
     names: list[str] = []
     for rank, ended in enumerate(ranks):
@@ -118,53 +129,73 @@ def run_script(
     environ: Mapping[str, str] | None = None,
     environ_of: Sequence[Mapping[str, str]] = (),
     limit_s: float = LIMIT_S,
+    fresh: bool = True,
 ) -> list[Ended]:
     """`python argv` as `size` ranks on this host; `environ_of[rank]` is for one of them. Nothing of
     them is left afterwards."""
-    base = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    if importlib.util.find_spec("muster_collectives") is None:
-        base["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *_paths(base)])
-    base["PYTHONPATH"] = os.pathsep.join([*_paths(base), str(CHECKOUT)])
-    base |= {
-        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-        "COLLECTIVES_TIMEOUT_S": str(GROUP_S),
-    }  # fmt: skip
-    base |= dict(environ or {})
-    started = [
-        subprocess.Popen(
-            [sys.executable, *argv],
-            env={
-                **base,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                **(environ_of[rank] if environ_of else {}),
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    try:
-        return _collect(started, time.monotonic() + limit_s)
-    finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(KILL_S)
-
-
-def _collect(started: Sequence[subprocess.Popen[str]], end: float) -> list[Ended]:
-    found = []
-    for process in started:
+    base = {**_environ(), "MASTER_PORT": str(free_port()), **(environ or {})}
+    base |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    with tempfile.TemporaryDirectory(prefix="torch-ranks-") as name:
+        folder = Path(name)
+        started: list[Process] = []
         try:
-            out, err = process.communicate(timeout=max(0.1, end - time.monotonic()))
+            for rank in range(size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                own |= environ_of[rank] if environ_of else {}
+                started.append(_start(argv, {**base, **own}, folder, rank, fresh))
+            late = _wait(started, time.monotonic() + limit_s)
+        finally:
+            for process in started:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(KILL_S)
+        return [_ended(rank, process, folder, rank in late) for rank, process in enumerate(started)]
+
+
+def _environ() -> dict[str, str]:
+    """What all ranks of all jobs are given."""
+    base = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    paths = _paths(base)
+    if importlib.util.find_spec("muster_collectives") is None:
+        paths = [str(SOURCES), *paths]
+    return base | {
+        "PYTHONPATH": os.pathsep.join([*paths, str(CHECKOUT)]), "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLLECTIVES_TIMEOUT_S": str(GROUP_S),
+    }  # fmt: skip
+
+
+@functools.cache
+def _server(path: str) -> ForkServer:
+    return ForkServer({**_environ(), "PYTHONPATH": path}, *TORCH)
+
+
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], folder: Path, rank: int, fresh: bool
+) -> Process:
+    out, err = folder / f"out-{rank}", folder / f"err-{rank}"
+    if not fresh:
+        return _server(environ["PYTHONPATH"]).start(argv, environ, out, err)
+    with out.open("wb") as says, err.open("wb") as complains:
+        return subprocess.Popen(
+            [sys.executable, *argv], env=environ, stdin=subprocess.DEVNULL,
+            stdout=says, stderr=complains, start_new_session=True,
+        )  # fmt: skip
+
+
+def _wait(started: Sequence[Process], end: float) -> set[int]:
+    """The ranks that had not ended in time."""
+    late = set()
+    for rank, process in enumerate(started):
+        try:
+            process.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate(timeout=KILL_S)
-            err += "\n(killed: it did not end in time)"
-        found.append(Ended(process.returncode, out, err))
-    return found
+            late.add(rank)
+    return late
+
+
+def _ended(rank: int, process: Process, folder: Path, late: bool) -> Ended:
+    out, err = ((folder / f"{name}-{rank}").read_text(errors="replace") for name in ("out", "err"))
+    return Ended(process.wait(KILL_S), out, err + "\n(killed: it did not end in time)" * late)
 
 
 def _paths(environ: Mapping[str, str]) -> list[str]:

@@ -97,6 +97,19 @@ def test_a_core_that_an_editable_install_has_left_is_never_packed(project: Path)
     assert CORE not in files and not left.exists()
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_an_editable_install_keeps_a_core_that_is_there_where_that_is_asked_for(
+    project: Path,
+) -> None:
+    core = project / "src" / CORE
+    for there in (False, True):
+        build(project, {"MUSTER_CORE": "keep"}, "wheel:editable")
+        assert (core.read_bytes() == b"old") is there
+        core.write_bytes(b"old")
+    build(project, {}, "wheel:editable")
+    assert core.read_bytes() != b"old"
+
+
 def test_the_sdist_carries_the_sources_of_the_core(project: Path) -> None:
     import tarfile
 

@@ -11,9 +11,14 @@ from tests.launcher.support.containers import Make, container_jobs
 from tests.launcher.support.fixtures import cluster
 from tests.launcher.support.local.local_runs import start
 from tests.launcher.support.peers.attacked_leader import LeaderUnderAttack
-from tests.support.mpi import mpi, open_mpi
+from tests.support.mpi import in_turns, mpi, open_mpi
 
 __all__ = ["attacked", "cluster", "containers", "mpi", "open_mpi", "start"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    in_turns(items)
 
 
 @pytest.fixture

@@ -6,18 +6,20 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.model_parallel.support.ranks import give, results, run_ranks, words_of
+from tests.model_parallel.support.ranks import give, results, run_ranks, start_alone, words_of
+from tests.support.waiting import wait_until
 
 __all__ = ["give"]
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 PARAMETERS = {"microbatches": 2, "ddp": True}
+START_S = 120.0  # no promise
 
 
 def trains(folder: str, first: int, last: int, mode: str, act: str) -> list[float]:
@@ -317,6 +319,7 @@ with torch.no_grad():
         number += 1
         model.module.weight.fill_(number)
         smp.save_checkpoint(sys.argv[1], "one", model=model, user_content={"step": number}, **how)
+        print("saved", number, flush=True)
 """
 
 
@@ -329,22 +332,34 @@ with torch.no_grad():
 def test_killed_at_any_moment_the_next_one_resumes_from_a_whole_checkpoint(
     tmp_path: Path, how: dict[str, bool]
 ) -> None:
-    """Eight times in the same folder, under the same tag."""
+    """Eight times in the same folder, under the same tag; what is in the background comes to the
+    disk before the next save begins."""
     moments = random.Random(5)
-    words = [sys.executable, "-c", f"how = {how!r}\n{SAVES_FOR_EVER}", str(tmp_path)]
-    for _ in range(8):
-        with subprocess.Popen(
-            [*words, "save"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as saver:
-            assert saver.stdout is not None and saver.stderr is not None
-            said = saver.stdout.readline()
-            assert said.startswith("resumed"), saver.stderr.read()
-            end = time.monotonic() + moments.uniform(0.02, 0.25)
-            while time.monotonic() < end and saver.poll() is None:
-                time.sleep(0.001)
-            saver.send_signal(signal.SIGKILL)
-    done = subprocess.run([*words, "end"], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout.split()[1]) > 8
+    script, folder = f"how = {how!r}\n{SAVES_FOR_EVER}", tmp_path / "checkpoints"
+    for life in range(8):
+        own = tmp_path / f"life-{life}"
+        own.mkdir()
+        saver, out, err = start_alone(script, [folder, "save"], own)
+        try:
+            wait_until(partial(_has_saved, out, 2), START_S, partial(_text, err))
+            with suppress(subprocess.TimeoutExpired):
+                saver.wait(moments.uniform(0.0, 0.2))
+                pytest.fail(f"it ended by itself: {_text(err)}")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(saver.pid, signal.SIGKILL)
+            saver.wait(START_S)
+    (end,) = run_ranks(script, 1, arguments=[folder, "end"])
+    assert end.code == 0, words_of([end])
+    assert int(end.out.split()[1]) >= 8
+
+
+def _has_saved(out: Path, times: int) -> bool:
+    return _text(out).count("saved") >= times
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def test_save_and_load_keep_a_part_for_each_place(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.model_parallel.support.ranks import results, run_ranks, words_of
+from tests.support.waiting import within
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -336,7 +337,7 @@ def test_a_receive_that_is_late_says_who_waited_for_whom():
     assert "rank 1 waited 2.0 s for rank 0 in recv_from(src_rank=0, rank_type=" in text
     assert "rank 0 was last in barrier(group=CommGroup.WORLD)" in text
     assert "MODELPARALLEL_OBJECTS_TIMEOUT_S" in text
-    assert 1.9 < took_s < 5
+    assert 1.9 < took_s < within(5)
 
 
 @pytest.mark.promise("F69")
@@ -347,7 +348,7 @@ def test_a_killed_rank_ends_the_wait_for_it():
         text, took_s = end.result
         assert f"rank {end.rank} lost rank 0 after" in text
         assert "the output of rank 0 says why it ended" in text
-        assert took_s < 5
+        assert took_s < within(5)
 
 
 @pytest.mark.promise("F69")
@@ -355,4 +356,4 @@ def test_a_collective_names_the_rank_that_has_not_come():
     ends = run_ranks(waiting, 3, arguments=["gather"], limit_s=LIMIT_S)
     for text, took_s in results(ends)[1:]:
         assert "lost rank 0 after" in text and "allgather(group=CommGroup.WORLD)" in text
-        assert took_s < 5
+        assert took_s < within(5)

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from tests.support.forkserver import Forked, ForkServer
+from tests.support.forkserver import TORCH, Forked, ForkServer
 from tests.support.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -91,6 +91,16 @@ def run_ranks(
         return ends
 
 
+def start_alone(
+    script: str | Path | Callable[..., object], arguments: Sequence[object], folder: Path
+) -> tuple[Process, Path, Path]:
+    """A rank that is the only one, and the files that take its streams, once it has begun.
+    `folder` is for its files and exists; whoever starts it ends it."""
+    words = _words(script, arguments, folder)
+    rank = _start(words, folder, 0, _environ(1, None, {}), False)
+    return rank, folder / "out-0", folder / "err-0"
+
+
 def results(ends: Sequence[RankEnd]) -> list[Any]:
     """Each rank's result. Raises AssertionError where a rank ended otherwise than well."""
     assert all(end.code == 0 for end in ends), words_of(ends)
@@ -149,9 +159,7 @@ def _environ(
 
 @functools.cache
 def _server(path: str) -> ForkServer:
-    # the second is what the first backward with gradients imports
-    modules = ("torch.distributed", "torch.fx.experimental.symbolic_shapes")
-    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *modules)
+    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *TORCH)
 
 
 def _start(

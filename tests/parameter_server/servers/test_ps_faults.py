@@ -20,7 +20,7 @@ from tests.parameter_server.support.servers import (
     servers_fixture,
     together,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 pytestmark = pytest.mark.torch
 __all__ = ["servers_fixture"]
@@ -92,7 +92,7 @@ def test_a_killed_worker_is_named_on_all_others_at_once(servers: Maker, tmp_path
         assert isinstance(result, tuple), result
         message, when = result
         assert "rank 2 was lost at step 1" in message
-        assert when - killed[0] < NOTICED_S
+        assert when - killed[0] < within(NOTICED_S)
     assert made.codes() == [1, 1]
     assert "rank 2 was lost" in made.output(made.servers[0])
 
@@ -148,7 +148,7 @@ def test_a_worker_killed_while_it_waits_is_missed_although_its_child_lives(
 
     when, idle, _ = together(waiting, lambda: connect(made, 1), killer)
     assert isinstance(when, float), when
-    assert when - killed[0] < NOTICED_S
+    assert when - killed[0] < within(NOTICED_S)
     assert made.codes() == [1]
     with pytest.raises(WorkerLostError, match="rank 2"):  # told, although the server is gone
         idle.push_pull([None])  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def test_a_lost_server_is_named_by_its_address(
         assert isinstance(result, tuple), result
         message, when = result
         assert f"server 1 at {host}:{port}" in message and words in message
-        assert when - hit[0] < NOTICED_S
+        assert when - hit[0] < within(NOTICED_S)
     assert made.codes() == [1, code]
 
 
@@ -297,8 +297,8 @@ def test_a_taken_port_and_missing_variables_are_said(servers: Maker) -> None:
     made = servers(1, workers=1)
     wait_until(made.listens, END_S)
     module = made.servers[0].args
-    second = made.start(module, PARAMETER_SERVER_INDEX="0")  # type: ignore[arg-type]
-    lost = made.start(module, PARAMETER_SERVER_INDEX="7")  # type: ignore[arg-type]
+    second = made.start(module, PARAMETER_SERVER_INDEX="0")
+    lost = made.start(module, PARAMETER_SERVER_INDEX="7")
     ended = made.ended(second)
     assert ended.code == 1 and "cannot listen on 127.0.0.1" in ended.output
     ended = made.ended(lost)

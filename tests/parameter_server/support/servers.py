@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
@@ -10,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import pytest
 
+from tests.support.forkserver import Forked, ForkServer
 from tests.support.ports import free_ports
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 KEY = "5a" * 32
 END_S = 90.0  # two busy cores start Python and torch several times
@@ -75,24 +77,40 @@ class Inside(Places):
     def codes(self) -> list[int | None]:
         """The exit codes of all servers, once they have ended."""
         for thread in self._threads:
-            thread.join(END_S)
+            thread.join(within(END_S))
         return self._codes
 
     def _run(self, number: int, server: Any) -> None:
         self._codes[number] = server.run()
 
 
+Process = Union[Forked, "subprocess.Popen[bytes]"]
+
+
+@functools.cache
+def _torch() -> ForkServer:
+    return ForkServer({**os.environ, "OMP_NUM_THREADS": "1"}, "torch")
+
+
 class Servers(Places):
-    """Server processes."""
+    """Server processes: forks of one that has imported torch."""
 
     def __init__(self, folder: Path, servers: int, workers: int, key: str = KEY) -> None:
         super().__init__(servers, workers, key)
         self._folder = folder
-        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
-        module = [sys.executable, "-m", "muster_parameter_server"]
-        self.servers = [
-            self.start(module, PARAMETER_SERVER_INDEX=str(number)) for number in range(servers)
-        ]
+        self._running: list[tuple[Process, Path]] = []
+        self.servers = [self._serve(number) for number in range(servers)]
+
+    def _serve(self, number: int) -> Forked:
+        log = self._folder / f"process-{len(self._running)}.log"
+        log.touch()
+        environ = self._environ(PARAMETER_SERVER_INDEX=str(number))
+        process = _torch().start(["-m", "muster_parameter_server"], environ, log)
+        self._running.append((process, log))
+        return process
+
+    def _environ(self, **more: str) -> dict[str, str]:
+        return {**os.environ, **self.variables, "OMP_NUM_THREADS": "1", **more}
 
     def start(
         self, argv: Sequence[str], inherited: Sequence[int] = (), **more: str
@@ -101,8 +119,7 @@ class Servers(Places):
         with log.open("wb") as output:
             process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **self.variables, "OMP_NUM_THREADS": "1", **more},
-                pass_fds=inherited,
+                env=self._environ(**more), pass_fds=inherited,
             )  # fmt: skip
         self._running.append((process, log))
         return process
@@ -110,18 +127,18 @@ class Servers(Places):
     def worker(self, script: Path, rank: int, *arguments: str) -> subprocess.Popen[bytes]:
         return self.start([sys.executable, str(script), *arguments], RANK=str(rank))
 
-    def output(self, process: subprocess.Popen[bytes]) -> str:
+    def output(self, process: Process) -> str:
         return next(log for one, log in self._running if one is process).read_text()
 
-    def ended(self, process: subprocess.Popen[bytes], within_s: float = END_S) -> Ended:
+    def ended(self, process: Process, within_s: float = END_S) -> Ended:
         """How it ended and what it said; fails the test when it does not."""
         try:
-            code = process.wait(within_s)
+            code = process.wait(within(within_s))
         except subprocess.TimeoutExpired:
             pytest.fail(f"{process.args!r} still runs after {within_s} s: {self.output(process)}")
         return Ended(code, self.output(process))
 
-    def until_said(self, process: subprocess.Popen[bytes], text: str) -> None:
+    def until_said(self, process: Process, text: str) -> None:
         wait_until(lambda: text in self.output(process), END_S, lambda: self.output(process))
 
     def codes(self) -> list[int]:
@@ -142,7 +159,7 @@ def connect(made: Places, rank: int, **more: Any) -> Any:
 
     from muster_parameter_server import ParameterServer, sgd
 
-    given: dict[str, Any] = {"timeout_s": END_S, "environ": made.environ(rank), **more}
+    given: dict[str, Any] = {"timeout_s": within(END_S), "environ": made.environ(rank), **more}
     tensors = given.pop("tensors", [torch.zeros(1000)])
     return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
 
@@ -160,7 +177,7 @@ def together(*acts: Callable[[], object], within_s: float = END_S) -> list[objec
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(acts))]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + within_s
+    end = time.monotonic() + within(within_s)
     for number, thread in enumerate(threads):
         thread.join(max(0.0, end - time.monotonic()))
         assert not thread.is_alive(), f"worker {number} still runs after {within_s} s"

@@ -57,10 +57,11 @@ def test_a_source_is_compiled_in_the_environment_and_anew_for_other_settings(
     (project / "backend.py").write_text(BACKEND)
     (project / "pyproject.toml").write_text(PROJECT)
     for how in ("one way", "another"):
-        source = venvs.Source(str(project), {"HOW": how})
+        source = venvs.Source(str(project), {"HOW": how}, {"compiled.py": "; MORE = 1"})
         place = venvs.locked_environment("compiled", lock, source=source)
         (module,) = place.glob("lib/*/site-packages/compiled.py")
-        assert module.read_text() == f"HOW = {how!r}; PYTHON = {str(place / 'bin/python')!r}"
+        python = str(place / "bin/python")
+        assert module.read_text() == f"HOW = {how!r}; PYTHON = {python!r}; MORE = 1"
 
 
 def test_what_cannot_be_installed_is_refused_with_the_installers_words(tmp_path: Path) -> None:

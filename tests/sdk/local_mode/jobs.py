@@ -159,7 +159,7 @@ def _server(client: Client) -> ForkServer:
 def _environ(client: Client) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     path = os.pathsep.join(map(str, (client.packages, CLIENTS)))
-    return {**kept, **DUMMY, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, **DUMMY, "PYTHONPATH": path}
 
 
 def _hosts(engine: Engine, mark: str, root: Path) -> Iterator[Host]:

@@ -25,14 +25,14 @@ COVERING = {
     "v2-PyTorch-pytorchddp-1",
     "v2-PyTorch-torch_distributed-2",
     "v2-PyTorch-smdistributed.dataparallel-2",
-    "v2-PyTorch-smdistributed.modelparallel-2",
+    "v2-PyTorch-smdistributed.modelparallel-1",
     "v3-Torchrun-1",
     "v3-Torchrun-smp-1",
     "v3-MPI-1",
     "v3-image-command-1",
     "v3-command-train-2",
     "v3-Muster-torch_distributed-1",
-    "v3-Muster-mpi-2",
+    "v3-Muster-mpi-1",
     "v3-Muster-smp-2",
 }
 

@@ -40,7 +40,7 @@ def test_on_a_gpu(tmp_path: Path, script: Path, ranks: int) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("no GPU here: streams, events and NCCL are proved on one")
-    job = run_checks(script, ranks, tmp_path)
+    job = run_checks(script, ranks, tmp_path, fresh=True)
     for name in ("start", *names_of(script), "stop"):
         job.require(name)
 

@@ -17,7 +17,7 @@ import pytest
 from tests.launcher.support.cluster import Result
 from tests.launcher.support.records import WAIT_SHOWN, ended, keep_record
 from tests.support.mpi import BEGIN, WAITS, MakeMpi, MpiCluster, wait_ranks
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 GRACE = {"MUSTER_STOP_GRACE_S": "20"}
 MOMENT = "time.sleep(0.3); "  # until the others have said what they say
@@ -169,7 +169,7 @@ def test_mpi_abort_is_the_abort_of_its_rank_and_of_no_other(mpi: MakeMpi, others
     wait_ranks(job, "up", 4)
     began = time.monotonic()
     results = job.wait(20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     assert {result.code for result in results.values()} == {7}
     assert lines_of(results) == {
         "UserScriptError: exit(7) without an error message (algo-2 rank 2, exit code 7)"
@@ -197,13 +197,13 @@ def test_ranks_may_end_apart(mpi: MakeMpi) -> None:
 @pytest.mark.promise("F33")
 def test_a_job_that_does_nothing_ends_within_three_seconds(mpi: MakeMpi) -> None:
     times: list[float] = []
-    while not times or (min(times) >= 3 and len(times) < 3):  # other load only adds
+    while not times or (min(times) >= within(3) and len(times) < 3):  # other load only adds
         job = mpi("print('ran')\n")
         began = time.monotonic()
         results = job.run(20)
         times.append(time.monotonic() - began)
         assert [(r.code, r.out) for r in results.values()] == [(0, "ran\n" * 2)] * 2
-    assert min(times) < 3, times
+    assert min(times) < within(3), times
 
 
 @pytest.mark.promise("F17")
@@ -214,7 +214,7 @@ def test_a_killed_mpirun_is_the_failure_and_takes_its_tree_along(mpi: MakeMpi) -
     os.kill(job.launcher(), signal.SIGKILL)
     began = time.monotonic()
     results = job.wait(20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     assert {result.code for result in results.values()} == {137}
     (line,) = lines_of(results)
     assert "the launcher mpirun was killed by SIGKILL while its ranks ran (on algo-1)" in line

@@ -81,7 +81,6 @@ def test_a_launcher_that_is_killed_ends_the_job_and_its_ranks(cluster: Make) -> 
 
 
 @pytest.mark.promise("F67")
-@pytest.mark.long
 def test_a_job_whose_shim_is_stopped_says_so_and_ends_when_told(cluster: Make) -> None:
     script = "import os, time\nprint('ready', os.getpid(), flush=True)\ntime.sleep(600)\n"
     job = cluster(script, hosts=1)

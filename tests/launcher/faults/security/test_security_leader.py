@@ -31,7 +31,7 @@ from tests.launcher.support.peers.attackers import (
     until_gone,
 )
 from tests.support.effort import chance, fuzz_s
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 GROWTH_KIB = 2 << 10  # of the leader's memory, whoever comes
 WARM_SHOTS = 500
@@ -63,12 +63,12 @@ def test_garbage_of_every_kind_harms_nobody(attacked: LeaderUnderAttack) -> None
     stayed.extend(Attacker(attacked) for _ in range(2 * PENDING_LIMIT))  # all of them say nothing
     over = time.monotonic()
     until_gone(stayed, lambda _lasted: None)
-    assert time.monotonic() - over < LEFT_S
+    assert time.monotonic() - over < within(LEFT_S)
     grown = leader.resident_kib() - before
     print(f"{shots} shots in {time.monotonic() - began:.0f} s, {grown} KiB more memory")
     assert shots > 50 * FUZZ_S
     assert grown < GROWTH_KIB
-    assert 0 < joined_s < JOIN_S
+    assert 0 < joined_s < within(JOIN_S)
     attacked.settle(descriptors + 1)
     _, most, limit = leader.stats()
     assert most == limit == PENDING_LIMIT  # they did crowd the door, and no more got in
@@ -84,7 +84,7 @@ def test_ten_thousand_connections_leave_no_trace(attacked: LeaderUnderAttack) ->
     for burst in range(20):
         _burst(attacked, source, 500)
         if burst == 10:
-            assert attacked.late_host_joins_within_s(3) < JOIN_S
+            assert attacked.late_host_joins_within_s(3) < within(JOIN_S)
     taken = time.monotonic() - began
     grown = leader.resident_kib() - before
     print(f"10,000 connections in {taken:.1f} s, {grown} KiB more memory")
@@ -108,11 +108,11 @@ def test_a_flood_that_stays_is_let_go_and_a_true_host_comes_through(
 ) -> None:
     """Connections that never close from their side: the door is always crowded."""
     made = [Attacker(attacked) for _ in range(10 * PENDING_LIMIT)]
-    assert attacked.late_host_joins_within_s(4) < JOIN_S
+    assert attacked.late_host_joins_within_s(4) < within(JOIN_S)
     made += [Attacker(attacked) for _ in range(PENDING_LIMIT)]
     lasted: list[float] = []
     until_gone(made, lasted.append)
-    assert max(lasted) < LEFT_S
+    assert max(lasted) < within(LEFT_S)
 
 
 @pytest.mark.promise("S03")
@@ -130,7 +130,7 @@ def test_whoever_does_not_prove_itself_is_gone_after_five_seconds(
     for attacker in others.values():
         attacker.sock.settimeout(0)
     others["slow"] = slow
-    while len(gone) < 3 and time.monotonic() < began + 2 * LEFT_S:
+    while len(gone) < 3 and time.monotonic() < began + 2 * within(LEFT_S):
         for name, attacker in others.items():
             if name not in gone and _hung_up(attacker):
                 gone[name] = time.monotonic() - attacker.began_s
@@ -144,7 +144,7 @@ def test_whoever_does_not_prove_itself_is_gone_after_five_seconds(
     assert sent > 50
     assert set(gone) == {"silent", "half", "slow"}
     for name, lasted in gone.items():
-        assert HANDSHAKE_S - 0.5 < lasted < LEFT_S, (name, lasted)
+        assert HANDSHAKE_S - 0.5 < lasted < within(LEFT_S), (name, lasted)
     assert not attacked.leader.stats()[0]
 
 
@@ -250,7 +250,7 @@ def test_a_leader_short_of_descriptors_neither_spins_nor_loses_its_hosts(
     wait_until(lambda: time.monotonic() > began + 2, 5)
     assert leader.descriptors() <= limit
     assert leader.cpu_s() - cpu_s < 1, "it spins"
-    assert attacked.late_host_joins_within_s(3) < 2 * JOIN_S  # attackers make room for it
+    assert attacked.late_host_joins_within_s(3) < 2 * within(JOIN_S)  # attackers make room for it
     assert len(leader.of("warned")) == 1
     until_gone(flood, lambda _lasted: None)
 

@@ -26,7 +26,7 @@ from tests.launcher.support.events import events_in
 from tests.launcher.support.fixtures import checked
 from tests.launcher.support.invariants import Declared, Left, check_job
 from tests.support.traces import OURS, Trace, describe
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 WAIT_S = 60.0
 LEFT_S = 5.0  # how long the last process of a killed run may take to vanish
@@ -138,7 +138,7 @@ class LocalRun:
 
     def wait(self, limit_s: float = WAIT_S) -> Result:
         """The result, once `muster local` has ended by itself."""
-        code = self.process.wait(limit_s)
+        code = self.process.wait(within(limit_s))
         return Result(code, self.out, self.err, self.folder)
 
     def wait_ready(self, hosts: int) -> None:
