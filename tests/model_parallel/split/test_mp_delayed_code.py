@@ -135,8 +135,7 @@ def test_parameters_that_share_memory_share_what_is_made() -> None:
     with delayed.recording():
         one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         other.weight.data = one.weight.data
-    delayed.make(one.weight)
-    delayed.make(other.weight)
+    delayed.make(one.weight, other.weight)
     assert one.weight.data_ptr() == other.weight.data_ptr()
 
 

@@ -35,7 +35,6 @@ class Delayed:
         self.draws = draws
         self.tape = Tape()
         self._absent: dict[int, tuple[Absent, torch.Tensor]] = {}  # by the storage that they share
-        self._made: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
         self._handed_out: list[weakref.ref[torch.Tensor]] = []
         self._is_recording = False
 
@@ -92,17 +91,17 @@ class Delayed:
         with _disable_current_modes(), torch.no_grad():
             return self.tape.value(absent)
 
-    def make(self, parameter: torch.Tensor) -> None:
-        """Gives it its memory, which it shares with parameters that are the same part of the same
-        memory, and its values."""
-        absent = self.find(parameter)
-        if absent is None:
-            return
-        meta = absent.meta
-        place = (absent.family, meta.storage_offset(), meta.shape, meta.stride(), meta.dtype)
-        other = self._made.get(place)
-        parameter.data = self.value(parameter) if other is None else other.data
-        self._made[place] = parameter
+    def make(self, *parameters: torch.Tensor) -> None:
+        """Gives each its memory and its values. Those that are the same part of the same memory
+        share what is made."""
+        made: dict[Any, torch.Tensor] = {}
+        for one in parameters:
+            if (absent := self.find(one)) is not None:
+                meta = absent.meta
+                layout = (meta.storage_offset(), meta.shape, meta.stride(), meta.dtype)
+                place = (absent.family, *layout)
+                one.data = made[place] if place in made else self.value(one)
+                made[place] = one.data
 
     def stand_in(self, absent: Absent) -> torch.Tensor:
         """A tensor of its shape with one stored element: not a number, so that who uses it by
@@ -230,7 +229,6 @@ class _Recording(OperatorMode):
         device = _device(args, kwargs)
         random = Random.now(kwargs.get("generator") or _generator(device))
         if self._delayed.draws:
-
             # how many numbers are drawn may depend on what is read; not on what is written
             written = [one for one in _written(func, args, kwargs) if isinstance(one, Absent)]
             is_read = not func._schema.name.endswith("_like")

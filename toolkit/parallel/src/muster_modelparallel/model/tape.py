@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map_only
 
 from muster_modelparallel.errors import ModelParallelError
 
-
 COPIED_BYTES = 16 << 10
 """Smaller tensors with memory are copied when an operation is given them."""
 
@@ -184,11 +183,11 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     version = 0 if tensor.is_inference() else tensor._version
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return version, 0
-    if tensor.is_contiguous() and (tensor.storage_offset() * tensor.element_size()) % 8 == tensor.nbytes % 8 == 0:
-        offset = tensor.storage_offset() * tensor.element_size() // 8
+    offset = tensor.storage_offset() * tensor.element_size()
+    if tensor.is_contiguous() and offset % 8 == tensor.nbytes % 8 == 0:
         words = torch.empty(0, dtype=torch.int64).set_(
-            tensor.untyped_storage(), offset, (tensor.nbytes // 8,)
-        )
+            tensor.untyped_storage(), offset // 8, (tensor.nbytes // 8,)
+        )  # many times as fast as by bytes
     else:
         words = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return version, int(words.sum(dtype=torch.int64))

@@ -97,7 +97,6 @@ def make_parameters(session: Session, parameters: Iterable[torch.Tensor]) -> Non
     if delayed is None:
         return
     made = [one for one in parameters if delayed.has(one)]
-    for one in made:
-        delayed.make(one)
+    delayed.make(*made)
     if made and session.topology.dp_size > 1:
         broadcast_tensors(made, session.mesh.group(GroupKind.DP))
