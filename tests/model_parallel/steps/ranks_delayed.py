@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import muster_modelparallel as smp
+from muster_modelparallel.errors import StepError
 from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 
@@ -212,7 +213,35 @@ def random_seed_decides_what_steps_draw() -> None:
     assert torch.equal(one, same) and not torch.equal(one, other), (one, same, other)
 
 
+def a_model_is_evaluated_before_it_is_trained() -> None:
+    @smp.step
+    def score(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        return model(ids).sum()
+
+    def found(delays: bool) -> torch.Tensor:
+        begin()
+        model, _ = wrapped(delays)
+        model.eval()
+        with torch.no_grad():
+            return score(model, torch.arange(BATCH * 4).view(BATCH, 4)).reduce_mean()
+
+    assert torch.equal(found(False), found(True))
+
+
+def a_model_that_was_converted_without_values_is_refused() -> None:
+    with smp.delay_param_initialization():
+        module = Net()
+    module.double()
+    try:
+        smp.DistributedModel(module)
+    except StepError as error:
+        assert "scale is not a number" in str(error), error
+    else:
+        raise AssertionError("NaN was taken for values")
+
+
 WITH_STAGES = (
+    a_model_is_evaluated_before_it_is_trained,
     the_cut_is_proved_with_values_that_are_made_for_it,
     random_seed_decides_what_steps_draw,
 )
@@ -222,6 +251,7 @@ CHECKS = (
     ranks_that_draw_other_numbers_get_the_values_of_the_first_replica,
     checkpoints_are_resumed_before_and_after_the_partition,
     the_parameter_delays_what_model_creation_makes,
+    a_model_that_was_converted_without_values_is_refused,
     *(WITH_STAGES if "pipeline" in os.environ.get("SM_HP_MP_PARAMETERS", "") else ()),
 )
 

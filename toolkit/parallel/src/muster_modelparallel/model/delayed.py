@@ -91,10 +91,17 @@ class Delayed:
         with _disable_current_modes(), torch.no_grad():
             return self.tape.value(absent)
 
-    def make(self, parameter: torch.Tensor) -> None:
-        """Gives it its memory and its values."""
-        if self.has(parameter):
-            parameter.data = self.value(parameter)
+    def make(self, *parameters: torch.Tensor) -> None:
+        """Gives each its memory and its values. Those that are the same part of the same memory
+        share what is made."""
+        made: dict[Any, torch.Tensor] = {}
+        for one in parameters:
+            if (absent := self.find(one)) is not None:
+                meta = absent.meta
+                layout = (meta.storage_offset(), meta.shape, meta.stride(), meta.dtype)
+                place = (absent.family, *layout)
+                one.data = made[place] if place in made else self.value(one)
+                made[place] = one.data
 
     def stand_in(self, absent: Absent) -> torch.Tensor:
         """A tensor of its shape with one stored element: not a number, so that who uses it by
@@ -110,6 +117,10 @@ class Delayed:
     def values(self, nest: Any) -> Any:
         """With their values for all such tensors in it."""
         return tree_map_only(torch.Tensor, self.value, nest)
+
+
+_SILENT_WRITERS = frozenset({torch.ops.aten.native_batch_norm.default})
+"""What writes to arguments that its schema does not name."""
 
 
 class _Recording(OperatorMode):
@@ -129,18 +140,21 @@ class _Recording(OperatorMode):
         absent_args, absent_kwargs = tree_map_only(
             torch.Tensor, lambda one: delayed.find(one) or one, (tuple(args), dict(kwargs))
         )
+        if torch.Tag.inplace_view in func.tags:
+            return self._reshaped(func, args, kwargs)
         made = self._by_shape(func, absent_args, absent_kwargs)
         written = _written(func, absent_args, absent_kwargs)
         is_unfit = not all(isinstance(one, torch.Tensor) and one.layout is torch.strided
                            for one in tree_leaves(made) if one is not None)  # fmt: skip
         if (
             is_unfit
-            or torch.Tag.inplace_view in func.tags
+            or func in _SILENT_WRITERS
+            or (written and not _returns_written(func))
             or not all(isinstance(one, Absent) for one in written)
             or (not is_given and not self._is_large(made))
         ):
             # needs values, or has no place on the tape
-            return func(*delayed.values(args), **delayed.values(kwargs))
+            return self._at_once(func, args, kwargs, written)
         random = self._drawn(func, absent_args, absent_kwargs)
         if written:
             delayed.tape.add(func, absent_args, absent_kwargs, None, written, random)
@@ -153,6 +167,33 @@ class _Recording(OperatorMode):
         changed = [one for one in tree_leaves(absents) if isinstance(one, Absent)]
         delayed.tape.add(func, absent_args, absent_kwargs, absents, changed, random)
         return tree_map_only(Absent, delayed.stand_in, absents)
+
+    def _at_once(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any]
+    ) -> Any:
+        """With values; what they have become is then what `written` is given."""
+        delayed = self._delayed
+        args_there, kwargs_there = delayed.values(tuple(args)), delayed.values(dict(kwargs))
+        made = func(*args_there, **kwargs_there)
+        there = _written(func, args_there, kwargs_there)
+        for one, value in zip(written, there, strict=True):
+            if isinstance(one, Absent):
+                delayed.tape.add(torch.ops.aten.copy_.default, (one, value), {}, None, [one], None)
+        whose = dict(zip(map(id, there), _written(func, args, kwargs), strict=True))
+        return tree_map_only(torch.Tensor, lambda one: whose.get(id(one), one), made)
+
+    def _reshaped(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """For what gives a tensor another shape or other memory: it becomes the view that an
+        operation would return that leaves it as it is."""
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        if name == "set":  # shares the memory of what it is given
+            return func(*args, **kwargs)
+        view = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
+        if view is not None and _views(view):
+            args[0].set_(self.__torch_dispatch__(view, (), args, kwargs))
+            return args[0]
+        args[0].set_(self._delayed.value(args[0]))
+        return func(*args, **kwargs)
 
     def _is_large(self, made: Any) -> bool:
         return any(
@@ -188,13 +229,17 @@ class _Recording(OperatorMode):
         device = _device(args, kwargs)
         random = Random.now(kwargs.get("generator") or _generator(device))
         if self._delayed.draws:
+            # how many numbers are drawn may depend on what is read; not on what is written
+            written = [one for one in _written(func, args, kwargs) if isinstance(one, Absent)]
+            is_read = not func._schema.name.endswith("_like")
 
             def scratch(one: Absent) -> torch.Tensor:
-                meta = one.meta  # how many numbers are drawn depends on strides, too
-                made = torch.empty_strided(
+                if is_read and one not in written:
+                    return self._delayed.tape.value(one)
+                meta = one.meta  # it depends on strides, too
+                return torch.empty_strided(
                     meta.shape, meta.stride(), dtype=meta.dtype, device=one.device
-                )
-                return made.zero_()
+                ).zero_()
 
             func(*tree_map_only(Absent, scratch, args), **tree_map_only(Absent, scratch, kwargs))
         return random
@@ -212,13 +257,12 @@ class _Using(OperatorMode):
         return func(*values(tuple(args)), **values(kwargs or {}))
 
 
-_READERS = frozenset(
-    {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr}
-)
+_ARRAYS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+_SHAPE = frozenset({torch.Tensor.stride, torch.Tensor.is_contiguous})
 
 
 class _Reading(TorchFunctionMode):  # type: ignore[misc]
-    """For what reads memory without an operation."""
+    """For what reads memory, or how it is laid out, without an operation."""
 
     def __init__(self, delayed: Delayed) -> None:
         super().__init__()
@@ -227,9 +271,26 @@ class _Reading(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func in _READERS:
-            args = self._delayed.values(tuple(args))
-        return func(*args, **(kwargs or {}))
+        kwargs, delayed = kwargs or {}, self._delayed
+        if func in _ARRAYS and delayed.has(args[0]):
+            array = func(delayed.value(args[0]), *args[1:], **kwargs)
+            array.flags.writeable = False  # the tensor would not notice
+            return array
+        if func is torch.Tensor.tolist:
+            args = delayed.values(tuple(args))
+        elif func in _SHAPE and (absent := delayed.find(args[0])) is not None:
+            return func(absent.meta, *args[1:], **kwargs)
+        elif func is torch.Tensor.fill_diagonal_ and args[0].dim() == 2 and delayed.has(args[0]):
+            return _fill_diagonal(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _fill_diagonal(tensor: torch.Tensor, value: Any, wrap: bool = False) -> torch.Tensor:
+    """torch's asks for strides in a way of its own."""
+    width = tensor.size(1)
+    for start in range(0, tensor.size(0) if wrap else 1, width + 1):
+        tensor[start:].diagonal().fill_(value)
+    return tensor
 
 
 def _tensors(nest: Any) -> list[torch.Tensor]:
@@ -265,6 +326,11 @@ def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     made = _written(func, args, kwargs)
     count = len(func._schema.returns)
     return None if not count else made[0] if count == 1 else tuple(made)
+
+
+def _returns_written(func: Any) -> bool:
+    """Whether all that an operation returns which writes is what it has written."""
+    return all(one.alias_info and one.alias_info.is_write for one in func._schema.returns)
 
 
 def _views(func: Any) -> bool:

@@ -9,7 +9,7 @@ one of them changes all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from muster_modelparallel.errors import ModelParallelError
+
+COPIED_BYTES = 16 << 10
+"""Smaller tensors with memory are copied when an operation is given them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +42,7 @@ class _Given:
     """A tensor with memory that an operation was given. It must not change until it is used."""
 
     tensor: torch.Tensor
-    version: int
+    mark: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class _Entry:
     made: Any  # Absent in the places of results
     reads: frozenset[int]  # families
     random: Random | None
+    dtype: torch.dtype  # torch's default then
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,14 @@ class Tape:
             if isinstance(value, Absent):
                 reads.add(value.family)
             if isinstance(value, torch.Tensor):
-                return _Given(value, _version(value))
+                if value.layout is torch.strided and value.nbytes < COPIED_BYTES:
+                    value = value.clone()  # it may change as it likes
+                return _Given(value, _mark(value))
             return value
 
         kept, named = tree_map_only((torch.Tensor, Absent), keep, (tuple(args), dict(kwargs)))
-        self._entries.append(_Entry(function, kept, named, made, frozenset(reads), random))
+        dtype = torch.get_default_dtype()
+        self._entries.append(_Entry(function, kept, named, made, frozenset(reads), random, dtype))
         for family in {one.family for one in changed}:
             self._of_family.setdefault(family, []).append(len(self._entries) - 1)
 
@@ -145,7 +152,7 @@ class Tape:
         def there(value: Any) -> Any:
             if isinstance(value, Absent):
                 return found[value.number]
-            if _version(value.tensor) != value.version:
+            if _mark(value.tensor) != value.mark:
                 raise ModelParallelError(
                     f"{entry.function}: a tensor of shape {tuple(value.tensor.shape)} that a "
                     "parameter was to be made from has been changed since",
@@ -154,16 +161,36 @@ class Tape:
             return value.tensor
 
         args, kwargs = tree_map_only((Absent, _Given), there, (entry.args, dict(entry.kwargs)))
-        if entry.random is None:
+        with nullcontext() if entry.random is None else entry.random.back(), _default(entry.dtype):
             made = entry.function(*args, **kwargs)
-        else:
-            with entry.random.back():
-                made = entry.function(*args, **kwargs)
         _match(entry.made, made, lambda one, tensor: found.update({one.number: tensor}))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, what is made without a dtype has this one."""
+    now = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(now)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one where it has been changed: by torch and, on the CPU, by numpy or through `data`,
+    which torch does not count."""
+    version = 0 if tensor.is_inference() else tensor._version
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return version, 0
+    offset = tensor.storage_offset() * tensor.element_size()
+    if tensor.is_contiguous() and offset % 8 == tensor.nbytes % 8 == 0:
+        words = torch.empty(0, dtype=torch.int64).set_(
+            tensor.untyped_storage(), offset // 8, (tensor.nbytes // 8,)
+        )  # many times as fast as by bytes
+    else:
+        words = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return version, int(words.sum(dtype=torch.int64))
 
 
 def _match(made: Any, tensors: Any, take: Callable[[Absent, torch.Tensor], None]) -> None:

@@ -10,8 +10,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
-from muster_modelparallel.errors import SettingsError
+from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.model.delayed import Delayed
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.shape.topology import GroupKind
@@ -75,6 +76,20 @@ def recording(session: Session) -> Iterator[None]:
         yield
 
 
+def check_values(session: Session, module: nn.Module) -> None:
+    """Raises StepError for a parameter that was copied or converted while it had no values."""
+    delayed = session.delayed
+    if delayed is None:
+        return
+    for name, one in module.named_parameters():
+        if not delayed.has(one) and one.numel() and bool(one.detach().isnan().all()):
+            raise StepError(
+                f"the parameter {name} is not a number: it was copied or converted after "
+                "delay_param_initialization, before it had its values",
+                "do so inside, or after the first step",
+            )
+
+
 def make_parameters(session: Session, parameters: Iterable[torch.Tensor]) -> None:
     """Gives those their memory that have none yet, and the values of the first replica. Collective
     over the replicas, with the same parameters in one order."""
@@ -82,7 +97,6 @@ def make_parameters(session: Session, parameters: Iterable[torch.Tensor]) -> Non
     if delayed is None:
         return
     made = [one for one in parameters if delayed.has(one)]
-    for one in made:
-        delayed.make(one)
+    delayed.make(*made)
     if made and session.topology.dp_size > 1:
         broadcast_tensors(made, session.mesh.group(GroupKind.DP))

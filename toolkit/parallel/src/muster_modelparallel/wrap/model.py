@@ -16,7 +16,7 @@ from muster_modelparallel.errors import StepError
 from muster_modelparallel.run.outputs import StepOutput
 from muster_modelparallel.run.session import current
 from muster_modelparallel.shape.topology import GroupKind
-from muster_modelparallel.wrap.creation import make_parameters, recording
+from muster_modelparallel.wrap.creation import check_values, make_parameters, recording
 from muster_modelparallel.wrap.cut.clipping import clip
 from muster_modelparallel.wrap.cut.stages import Stages, load_local
 from muster_modelparallel.wrap.model_arguments import (
@@ -86,6 +86,7 @@ class DistributedModel(WholeLayers):
         session = current()
         check(session, module, trace_device, trace_execution_times)
         check_numbers(backward_passes_per_step, bucket_cap_mb)
+        check_values(session, module)
         with recording(session):
             self.module = module.to(session.mesh.device, half_of(session.config))
         self.overlapping_allreduce = overlapping_allreduce

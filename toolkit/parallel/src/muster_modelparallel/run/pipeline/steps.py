@@ -142,7 +142,9 @@ class CutSteps:
         assert task is not None
         modes = Modes.now()
         if not self._stages.is_partitioned and not modes.grad:
-            return model.module(*args, **kwargs)  # evaluation before anything is trained
+            delayed = self._session.delayed
+            with nullcontext() if delayed is None else delayed.in_use():
+                return model.module(*args, **kwargs)  # evaluation before anything is trained
         given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if task.calls and any(isinstance(one, Undelivered) or one.grad_fn for one in given):
             raise StepError(
