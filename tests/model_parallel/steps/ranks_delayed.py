@@ -200,19 +200,6 @@ def the_cut_is_proved_with_values_that_are_made_for_it() -> None:
     assert plan["proof"] == "proved: 1 outputs bit-equal", plan["proof"]
 
 
-def random_seed_decides_what_steps_draw() -> None:
-    def loss(seed: int, generator: int) -> torch.Tensor:
-        over()
-        smp.init({"random_seed": seed})
-        torch.manual_seed(5)
-        model, _ = wrapped(delays=False)
-        torch.manual_seed(generator)
-        return train(model, torch.arange(BATCH * 4).view(BATCH, 4)).reduce_mean()
-
-    one, same, other = loss(1, 7), loss(1, 8), loss(2, 7)
-    assert torch.equal(one, same) and not torch.equal(one, other), (one, same, other)
-
-
 def a_model_is_evaluated_before_it_is_trained() -> None:
     @smp.step
     def score(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -243,7 +230,6 @@ def a_model_that_was_converted_without_values_is_refused() -> None:
 WITH_STAGES = (
     a_model_is_evaluated_before_it_is_trained,
     the_cut_is_proved_with_values_that_are_made_for_it,
-    random_seed_decides_what_steps_draw,
 )
 CHECKS = (
     losses_and_parameters_are_the_bits_of_a_model_that_was_made_at_once,

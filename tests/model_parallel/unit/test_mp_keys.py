@@ -56,7 +56,7 @@ GOLDEN: dict[str, tuple[Fate, Any, Any, str, Any, str]] = {
                          "one of auto, nccl, smddp, gloo, mpi"),
     "hybrid_shard_degree": (YES, 0, 2, "2", -1, "an integer from 0 to 1,048,576"),
     "sm_activation_offloading": (YES, False, True, "True", 1, FLAG),
-    "random_seed": (YES, None, 7, "7", -1, SIZE),
+    "random_seed": (NO, None, 7, "7", -1, SIZE),
     "sdp_max_live_parameters": (NO, 1_000_000_000, 1, "1", -1, SIZE),
     "sdp_hierarchical_allgather": (NO, True, False, "False", 1, FLAG),
     "deterministic_server": (NO, False, True, "True", 1, FLAG),

@@ -94,8 +94,7 @@ class CutSteps:
         modes = (self._model.module.training, torch.is_grad_enabled())
         (args, kwargs), header = self._exchange.delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
-        given = self._session.config.random_seed
-        self._steps, self._seed = self._steps + 1, header.seed if given is None else given
+        self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
         tasks = [
             Task(
