@@ -13,8 +13,12 @@ from tests.collectives.faults.test_faults import NODES, names
 from tests.collectives.support.jobs import clean, job
 
 
-def run(nodes: str, *scenarios: str) -> list[dict[str, Any]]:
-    with job("core.p2p_worker", len(nodes), *scenarios, nodes=names(nodes)) as started:
+BY_RING = {"COLLECTIVES_EAGER_BYTES": "1GiB"}
+
+
+def run(nodes: str, *scenarios: str, **environ: str) -> list[dict[str, Any]]:
+    given = dict(nodes=names(nodes), environ=environ)
+    with job("core.p2p_worker", len(nodes), *scenarios, **given) as started:
         return clean(started.ends())
 
 
@@ -57,17 +61,20 @@ def test_a_wait_without_time_leaves_the_request_and_any_integer_names_a_peer(nod
 
 
 @pytest.mark.parametrize(
-    "nodes",
+    ("nodes", "environ"),
     [
-        pytest.param("aa", id="one node"),
-        pytest.param("aab", id="beside a request of another node"),
-        pytest.param("ab", id="two nodes"),
+        pytest.param("aa", {}, id="one node"),
+        pytest.param("aa", BY_RING, id="one node, through the ring"),
+        pytest.param("aab", BY_RING, id="beside a request of another node"),
+        pytest.param("ab", {}, id="two nodes"),
     ],
 )
-def test_a_message_moves_as_fast_while_one_side_computes(nodes: str) -> None:
+def test_a_message_moves_as_fast_while_one_side_computes(
+    nodes: str, environ: dict[str, str]
+) -> None:
     """Beside what it takes where both wait, in turns on the same machine. A wake-up that is lost
     costs 50 ms for each 256 KiB, a hundred times as much in all; a look every ms ten times."""
-    said = run(nodes, "away")
+    said = run(nodes, "away", **environ)
     sender, receiver = said[0]["away"], said[1]["away"]
     limit_s = 6 * statistics.median(receiver["none"]) + 0.03
     assert statistics.median(receiver["sender"]) < limit_s, receiver
