@@ -12,13 +12,13 @@ from tests.collectives.core.p2p_worker import SIZES
 from tests.collectives.faults.test_faults import NODES, names
 from tests.collectives.support.jobs import clean, job
 
-
 BY_RING = {"COLLECTIVES_EAGER_BYTES": "1GiB"}
 
 
 def run(nodes: str, *scenarios: str, **environ: str) -> list[dict[str, Any]]:
-    given = dict(nodes=names(nodes), environ=environ)
-    with job("core.p2p_worker", len(nodes), *scenarios, **given) as started:
+    with job(
+        "core.p2p_worker", len(nodes), *scenarios, nodes=names(nodes), environ=environ
+    ) as started:
         return clean(started.ends())
 
 

@@ -155,7 +155,7 @@ _WRONG, _STUCK = "assertion violated", "invalid end state"
     [
         (OFFERS, "TAKE", _WRONG),
         (OFFERS, "WITHDRAW", _WRONG),
-        (OFFERS, "TURN", _WRONG),
+        (OFFERS, "TURN", _STUCK),
         (OFFERS, "RETURN", _WRONG),
         (OFFERS, "DONE STILL", _WRONG),
         (OFFERS, "BACK STILL", _WRONG),

@@ -36,7 +36,8 @@ GOOD = (
 )  # fmt: skip
 FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "abort_idle aaa", "leave aaa")
 NODES = (
-    "offers aab 10", "ops ab 100", "ops aab 100", "ops abab 60", "small ab 200", "messages aab 40", "beside abb 40",
+    "ops ab 100", "ops aab 100", "ops abab 60", "small ab 200", "messages aab 40", "beside abb 40",
+    "offers aab 10",
     "timeout aab", "mismatch aab", "abort aab", "abort_idle aab", "abort_idle abc", "leave aab",
 )  # fmt: skip
 ISAS = ("plain", "avx2", "avx512")
