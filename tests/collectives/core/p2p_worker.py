@@ -20,6 +20,7 @@ from muster_collectives.runtime.types import Code
 from tests.collectives.faults.fault_worker import described, reduced
 from tests.collectives.support.meeting import Meeting
 from tests.collectives.support.unreadable import forbid_reading
+from tests.support.waiting import wait_until
 
 LIMIT_S = 60.0
 SIZES = (0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 100_000, 3_000_001)
@@ -242,10 +243,12 @@ def crowded(comm: Communicator) -> dict[str, Any]:
     if comm.rank:
         data = [pattern(size, 1, tag) for tag in range(count)]
         sent = [send(comm, each, 0, tag) for tag, each in enumerate(data)]
+        comm.barrier(LIMIT_S)
         for request in sent:
             request.wait(LIMIT_S)
         return {}
     room = np.zeros(size, np.uint8)
+    comm.barrier(LIMIT_S)
     for tag in reversed(range(count)):
         receive(comm, room, 1, tag).wait(LIMIT_S)
         assert (room == pattern(size, 1, tag)).all(), tag
@@ -265,34 +268,44 @@ def withdrawn(comm: Communicator) -> dict[str, Any]:
                 words = described(error)
             data[:] = 0
     comm.barrier(LIMIT_S)
-    room = np.zeros(LARGE, np.uint8)
+    room, data = np.zeros(LARGE, np.uint8), pattern(LARGE, 1, 7)
     if comm.rank == 1:
-        send(comm, pattern(LARGE, 1, 7), 0, 3).wait(LIMIT_S)
+        send(comm, data, 0, 3).wait(LIMIT_S)
     elif comm.rank == 0:
         receive(comm, room, 1, 3).wait(LIMIT_S)
-        assert (room == pattern(LARGE, 1, 7)).all()
+        assert (room == data).all()
     return words
 
 
 def given_up(comm: Communicator) -> dict[str, Any]:
-    """A receive that has begun and gives up: the send is over, what comes next comes."""
+    """The sender is stopped: what lies with it is read all the same. A receive that had to ask for
+    a copy gives up, and the copy that comes then is no other receive's."""
+    pid, words = np.array([os.getpid()]), {"kind": ""}
+    comm.broadcast(pid, 1)
+    rooms = [np.zeros(LARGE, np.uint8) for _ in range(3)]
+    data = [pattern(LARGE, 1, tag) for tag in range(3)]
+    if comm.rank:
+        sent = [send(comm, each, 0, 3) for each in data]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for request in sent:
+            request.wait(LIMIT_S)
+        return {}
+    wait_until(lambda: state_of(int(pid[0])) == "T", LIMIT_S, lambda: "rank 1 is not stopped")
+    receive(comm, rooms[0], 1, 3).wait(LIMIT_S)
     forbid_reading()
-    words: dict[str, Any] = {}
-    rooms = [np.zeros(LARGE, np.uint8) for _ in range(2)]
-    if comm.rank == 0:
-        try:
-            receive(comm, rooms[0], 1, 3, 0.3).wait(LIMIT_S)
-        except CollectiveError as error:
-            words = described(error)
-        comm.barrier(LIMIT_S)
-        receive(comm, rooms[1], 1, 3).wait(LIMIT_S)
-        assert (rooms[1] == pattern(LARGE, 1, 1)).all()
-        return words
-    comm.barrier(LIMIT_S)
-    data = pattern(LARGE, 1, 1)
-    if comm.rank == 1:
-        send(comm, data, 0, 3).wait(LIMIT_S)
+    try:
+        receive(comm, rooms[1], 1, 3, 0.3).wait(LIMIT_S)
+    except CollectiveError as error:
+        words = described(error)
+    os.kill(int(pid[0]), signal.SIGCONT)
+    receive(comm, rooms[2], 1, 3).wait(LIMIT_S)
+    assert (rooms[0] == data[0]).all() and (rooms[2] == data[2]).all()
+    assert not rooms[1].any(), "written after its end"
     return words
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def unreadable(comm: Communicator) -> dict[str, Any]:
@@ -308,10 +321,12 @@ def held_copy(comm: Communicator) -> dict[str, Any]:
     if comm.rank:
         large, small = pattern(LARGE, 1, 1), pattern(size, 1, 2)
         sent = [send(comm, large, 0, 1), *(send(comm, small, 0, 2) for _ in range(count))]
+        comm.barrier(LIMIT_S)
         for request in sent:
             request.wait(LIMIT_S)
         return {}
     room = np.zeros(LARGE, np.uint8)
+    comm.barrier(LIMIT_S)
     receive(comm, room, 1, 1).wait(LIMIT_S)
     assert (room == pattern(LARGE, 1, 1)).all()
     for _ in range(count):
