@@ -1,4 +1,4 @@
-/* Offers of csrc/p2p (offer.c, take.c): messages of one pair that stay with their sender until they are read.
+/* Offers of csrc/p2p (give.c, take.c): messages of one pair that stay with their sender until they are read.
  *
  * The sender posts MESSAGES one after another through one slot, so that each has another turn; the ring keeps their order.
  * A request ends well when its message is taken or its copy is in the ring, or by its deadline; from then on its memory is the

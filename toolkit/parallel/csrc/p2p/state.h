@@ -151,7 +151,7 @@ void mc_messages_drop(struct mc_p2p *p, uint32_t peer);      /* those offered th
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
 void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
-/* --- p2p/offer.c: of the sender */
+/* --- p2p/give.c: of the sender */
 void mc_offer_make(struct mc_p2p *p, struct mc_sending *s, uint32_t rank); /* where it may be one */
 struct mc_offer mc_offer_of(struct mc_p2p *p, const struct mc_sending *s, uint32_t rank);
 void mc_offer_end(struct mc_p2p *p, const struct mc_sending *s, uint32_t rank); /* its slot is free */
