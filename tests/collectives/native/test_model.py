@@ -163,6 +163,7 @@ _WRONG, _STUCK = "assertion violated", "invalid end state"
         (OFFERS, "GONE DEATH", _STUCK),
         (OFFERS, "DROP", _STUCK),
         (OFFERS, "COPY", _STUCK),
+        (OFFERS, "BELL", _STUCK),
         (RECORDS, "STORE", _WRONG),
         (RECORDS, "PLACE", _WRONG),
         (RECORDS, "EARLY", _WRONG),

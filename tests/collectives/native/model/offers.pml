@@ -14,6 +14,7 @@
  * ERROR_DONE      TAKEN is written, not swapped (STILL)      ERROR_BACK      a receive that began is posted again (STILL)
  * ERROR_ALIVE     whose memory it was is not asked (DEATH)   ERROR_GONE      a sender misses the receiver's death (DEATH)
  * ERROR_DROP      a receive that gives up leaves READING     ERROR_COPY      nobody sends what is wanted
+ * ERROR_BELL      who has taken a message rings nobody
  */
 #define MESSAGES 2
 #define FREE 0
@@ -26,6 +27,7 @@
 #define FOREIGN 99
 
 byte state, turn;
+byte rung, heard;       /* the sender looks when it is rung for: once for a message */
 chan ring = [2 * MESSAGES] of { byte, byte, byte }; /* what, message, turn or bytes */
 byte memory[MESSAGES];
 bool returned[MESSAGES], well[MESSAGES], got[MESSAGES], gave_up[MESSAGES];
@@ -33,6 +35,14 @@ bool stood_still;
 bool gone[2], dead[2];  /* sender, receiver */
 
 #define PATTERN(m) ((m) + 1)
+
+inline tell_sender() {
+#ifdef ERROR_BELL
+  skip
+#else
+  rung++
+#endif
+}
 
 inline may_die(who) {
 #ifdef DEATH
@@ -62,9 +72,9 @@ proctype sender() {
      over = false;
      do
      :: over -> break
-     :: atomic { !over && state == TAKEN -> free_slot(); end_send(true); over = true }
+     :: atomic { !over && state == TAKEN && rung != heard -> heard = rung; free_slot(); end_send(true); over = true }
 #ifndef ERROR_COPY
-     :: atomic { !over && state == WANTED -> ring ! COPY(message, memory[message]); free_slot(); end_send(true); over = true }
+     :: atomic { !over && state == WANTED && rung != heard -> heard = rung; ring ! COPY(message, memory[message]); free_slot(); end_send(true); over = true }
 #endif
      :: !over && state == OPEN -> /* its deadline, or a close */
 #ifdef ERROR_WITHDRAW
@@ -75,13 +85,13 @@ proctype sender() {
 #endif
 #ifdef STILL
      :: atomic { !over && state == READING -> /* of who stands still: a copy, at once */
-          stood_still = true; state = WANTED }
+          stood_still = true; state = WANTED; rung++ }
 #endif
 #ifdef ERROR_RETURN
      :: atomic { !over && state == READING -> free_slot(); end_send(false); over = true }
 #endif
 #ifndef ERROR_GONE
-     :: atomic { !over && gone[1] && state != TAKEN -> free_slot(); end_send(false); over = true }
+     :: atomic { !over && gone[1] -> heard = rung; end_send(state == TAKEN); free_slot(); over = true }
 #endif
      od;
      may_die(0);
@@ -151,13 +161,13 @@ again:
      :: piece < 2 && state == READING && turn == its_turn ->
         read_piece(); piece++;
         may_die(1)
-     :: atomic { piece < 2 && state == READING && turn == its_turn -> state = WANTED }; break /* it may not read */
+     :: atomic { piece < 2 && state == READING && turn == its_turn -> state = WANTED }; may_die(1); tell_sender(); break /* it may not read */
      :: piece < 2 && state == READING && turn == its_turn -> /* the receive gives up */
         gave_up[message] = true;
 #ifndef ERROR_DROP
         atomic {
           if
-          :: state == READING && turn == its_turn -> state = TAKEN
+          :: state == READING && turn == its_turn -> state = TAKEN; tell_sender()
           :: else -> dropped[message] = true
           fi
         };
@@ -173,7 +183,7 @@ again:
 #else
         atomic { if :: state == READING && turn == its_turn -> ok = true; state = TAKEN :: else -> ok = false fi };
 #endif
-        if :: ok -> assert(good); received(PATTERN(message)); receive++; goto next :: else fi;
+        if :: ok -> may_die(1); tell_sender(); assert(good); received(PATTERN(message)); receive++; goto next :: else fi;
         break
      od;
 #ifdef ERROR_BACK
