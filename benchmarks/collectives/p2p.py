@@ -28,11 +28,11 @@ from muster_collectives.tools.bench.report import size_text
 from tests.collectives.support import ranks
 
 KIB, MIB = 1 << 10, 1 << 20
-WITHIN = (KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
+WITHIN = (KIB, 64 * KIB, MIB, 16 * MIB, 32 * MIB, 256 * MIB)
 BETWEEN = (KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 64 * MIB)
 WAYS = ("one_way", "ping_pong", "pairs")
 AWAY = ("matmul", "python")  # what the sender does meanwhile
-AWAY_BYTES, AWAY_CALLS, AWAY_MS = 16 * MIB, 50, 15.0
+AWAY_BYTES, AWAY_CALLS, AWAY_MS = 16 * MIB, 50, 8.0
 CROWD, CROWD_SIZES = 4, (64 * KIB, MIB)
 SMALL = 64 * KIB  # up to here 1.5 times gloo is asked for
 BUDGET_S, JOB_S = 0.15, 600.0

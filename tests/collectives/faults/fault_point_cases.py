@@ -14,9 +14,11 @@ TUNED: Mapping[str, str] = MappingProxyType({
     "COLLECTIVES_CHUNK_BYTES": "4096", "COLLECTIVES_SLOT_BYTES": "8192",
     "COLLECTIVES_ONE_SHOT_BYTES": "1024", "COLLECTIVES_DIRECT_BYTES": "1024",
     "COLLECTIVES_LEADER_BYTES": "2048", "COLLECTIVES_SEGMENT_BYTES": "4096",
+    "COLLECTIVES_EAGER_BYTES": "1GiB",
 })  # fmt: skip
 # more in one piece than sockets hold
 LARGE: Mapping[str, str] = MappingProxyType({"COLLECTIVES_SEGMENT_BYTES": "67108864"})
+OFFERS: Mapping[str, str] = MappingProxyType({**TUNED, "COLLECTIVES_EAGER_BYTES": "1024"})
 LEADERS: Mapping[str, str] = MappingProxyType({**TUNED, "COLLECTIVES_LEADER_BYTES": "1048576"})
 DEAD = ("PeerError",)
 LATE = ("CollectiveTimeout",)
@@ -108,6 +110,12 @@ def _of_messages() -> Iterator[Case]:
     for point in ("thread_armed", "thread_moved"):
         yield Case(point, "messages 1000", 1, nth=1)
     yield Case("progress_armed", "messages 1000", 1)
+    for point in ("offer_written", "offer_arrived", "offer_reading", "offer_taken", "offer_ended"):
+        yield Case(point, "messages 5000", 1, nth=5, environ=OFFERS)
+    yield Case("offer_piece_read", "messages 3000000", 1, nth=5, environ=OFFERS)
+    for point in ("offer_wanted", "offer_copying"):
+        yield Case(point, "unreadable 900000", 1, nth=5, environ=OFFERS)
+    yield Case("offer_withdrawn", "withdraws 5000", 1, nth=1, environ=OFFERS)
     for point in ("message_queued", "message_arriving", "message_landed", "message_sent"):
         yield Case(point, "messages 1000", 2, "aab")
     yield Case("message_arriving", "messages 900000", 0, "aab")
@@ -211,6 +219,7 @@ _STEPS = (
     "epoch_described", "staged_summed", "error_claimed", "ring_head_read", "rail_ag_started",
     "wait_counted", "one_shot_reading", "gather_published", "alltoall_reading", "registered_agreed",
     "mesh_received", "chain_received", "connector_hello_sent", "listener_answered",
+    "offer_reading",
 )  # fmt: skip
 _SHORT_STEPS = 5
 

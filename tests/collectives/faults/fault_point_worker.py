@@ -21,6 +21,7 @@ import numpy as np
 from muster_collectives.binding import library, shared_memory
 from muster_collectives.core import CollectiveError, Communicator, DType, Op, Verb
 from tests.collectives.support.meeting import Meeting
+from tests.collectives.support.unreadable import forbid_reading
 
 LOOPS = 30  # calls within which a fault must have landed
 POLL_S = 0.005
@@ -51,7 +52,8 @@ class Rank:
             "creates": self.repeat, "leaves": self.leaves, "aborts": self.aborts,
             "aborted": self.aborted,
             "expires": self.expires, "held": self.held, "held_gather": self.held_gather,
-            "uneven": self.uneven, "messages": self.messages,
+            "uneven": self.uneven, "messages": self.messages, "unreadable": self.unreadable,
+            "withdraws": self.withdraws,
         }  # fmt: skip
         if name in plays:
             plays[name](*map(int, numbers))
@@ -114,6 +116,18 @@ class Rank:
                 ]
             for request in posted:
                 request.wait(self.limit_s)
+
+    def unreadable(self, bytes_: int) -> None:
+        forbid_reading()
+        self.messages(bytes_)
+
+    def withdraws(self, bytes_: int) -> None:
+        """Nobody receives what the victim sends, which gives up; all wait for it."""
+        world, victim = self.world, self.told["victim"]
+        data: Any = np.ones(bytes_, np.uint8)
+        if self.is_victim:
+            world.post_send(int(data.ctypes.data), bytes_, 0, 2, 0.2).wait(self.limit_s)
+        world.post_recv(int(data.ctypes.data), bytes_, victim, 1, self.limit_s).wait(self.limit_s)
 
     def leaves(self) -> None:
         self.repeat_some(3)

@@ -118,15 +118,20 @@ def test_an_exception_of_a_rank_there_ends_the_call_of_all(ranks: Workshop, case
 
 
 @pytest.mark.parametrize(
-    "point", ["thread_armed", "thread_moved", "ring_writer_blocked", "ring_noted"]
+    ("point", "eager"),
+    [
+        *((point, "1GiB") for point in ("thread_armed", "thread_moved", "ring_writer_blocked")),
+        ("ring_noted", "1GiB"),
+        *((point, "128KiB") for point in ("thread_armed", "thread_moved", "offer_reading")),
+    ],
 )
 def test_no_wake_up_is_lost_between_two_steps_of_the_doorbell_thread(
-    core: Path, point: str
+    core: Path, point: str, eager: str
 ) -> None:
-    """16 MiB take 64 fillings of the ring, for each of which the thread is woken: 50 ms are lost
-    with every one that it sleeps through."""
+    """16 MiB take 64 fillings of the ring, for each of which the thread is woken, or are offered
+    and read in 16 pieces: 50 ms are lost with every one that it sleeps through."""
     environ = {"COLLECTIVES_CORE": str(core), "AWAY_BYTES": str(16 << 20),
-               "MC_FAULT": f"{point}:1:-1000"}  # fmt: skip
+               "COLLECTIVES_EAGER_BYTES": eager, "MC_FAULT": f"{point}:1:-1000"}  # fmt: skip
     with job("core.p2p_worker", 2, "away", environ=environ) as started:
         took = clean(started.ends())[1]["away"]["sender"]
     assert statistics.median(took) < within(1.0), took

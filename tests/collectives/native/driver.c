@@ -91,7 +91,7 @@ void scene_open(struct scene *scene, const char *nodes, tune *other) {
   }
   scene->tuning = (struct mc_tuning){
       .slot_bytes = 8192, .one_shot_bytes = 2048, .chunk_bytes = 4096, .direct_bytes = 1024,
-      .leader_bytes = 2048, .segment_bytes = 8192, .spin_s = 20e-6};
+      .leader_bytes = 2048, .segment_bytes = 8192, .eager_bytes = 1 << 30, .spin_s = 20e-6};
   scene->create_s = WAIT_S;
   if (other) other(&scene->tuning);
   for (uint32_t node = 0; node < scene->nodes; node++) {
@@ -168,7 +168,9 @@ static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"direct", play_direct, NULL},     {"messages", play_messages, NULL},
     {"timeout", play_timeout, NULL},   {"beside", play_messages_beside, NULL},
     {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL}, {"abort_idle", play_abort_idle, NULL},
-    {"leave", play_leave, NULL},       {"mix", play_mix, NULL},
+    {"leave", play_leave, NULL},       {"mix", play_mix, tune_offers},
+    {"offers", play_offers, tune_offers}, {"unreadable", play_unreadable, tune_offers},
+    {"withdraw", play_withdraw, tune_offers},
     {"types", play_types, NULL},       {"large", play_large, tune_large},
     {"legs-f16", play_legs, tune_f16}, {"large-direct", play_large_direct, tune_large},
     {"legs-i8", play_legs, tune_i8},   {"legs-bf16", play_legs, tune_bf16}};

@@ -1,8 +1,10 @@
 """The protocols of the node, explored by the model checker SPIN: right as they are, and each error
 found.
 
-model/rounds.pml stands for csrc/group/epoch.c under weak memory, model/bells.pml for the wake-ups
-of sends and receives in csrc/p2p.
+model/rounds.pml stands for csrc/group/epoch.c under weak memory and the wait of csrc/inter/epoch.c,
+model/records.pml for the error record of csrc/group/failure.c, model/registered.pml for
+csrc/shm/registered.c, model/bells.pml for the wake-ups of sends and receives in csrc/p2p, and
+model/offers.pml for its large messages, which are read where they lie.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import pytest
 
 MODELS = Path(__file__).resolve().parent / "model"
 ROUNDS, BELLS = MODELS / "rounds.pml", MODELS / "bells.pml"
+OFFERS, RECORDS = MODELS / "offers.pml", MODELS / "records.pml"
+REGISTERED = MODELS / "registered.pml"
 LIMIT_S = 110
 
 
@@ -28,11 +32,17 @@ class Verdict(NamedTuple):
     why: str
 
 
-@pytest.mark.parametrize(("ranks", "rounds"), [(2, 5), (3, 3)])
-def test_every_rank_reads_every_round_and_comes_to_its_end(
-    ranks: int, rounds: int, tmp_path: Path
-) -> None:
-    verdict = explored(tmp_path, ROUNDS, f"-DRANKS={ranks}", f"-DROUNDS={rounds}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("RANKS=2 ROUNDS=5", id="two ranks"),
+        pytest.param("RANKS=3 ROUNDS=3", id="three ranks"),
+        pytest.param("RANKS=2 ROUNDS=4 NET", id="one moves a message on"),
+        pytest.param("RANKS=3 ROUNDS=2 NET", id="beside one who waits for the same rank"),
+    ],
+)
+def test_every_rank_reads_every_round_and_comes_to_its_end(case: str, tmp_path: Path) -> None:
+    verdict = explored(tmp_path, ROUNDS, *defines(case))
     assert verdict.errors == 0, verdict.why
     assert verdict.states > 1000
 
@@ -40,14 +50,19 @@ def test_every_rank_reads_every_round_and_comes_to_its_end(
 @pytest.mark.parametrize(
     ("error", "found"),
     [
-        pytest.param("ERROR_STORE", "assertion violated", id="the flag overtakes the data"),
-        pytest.param("ERROR_LOAD", "assertion violated", id="data is read before the flag"),
-        pytest.param("ERROR_FENCE", "invalid end state", id="a sleeper is overlooked"),
-        pytest.param("ERROR_PARITY", "assertion violated", id="one place instead of two"),
+        pytest.param("STORE", "assertion violated", id="the flag overtakes the data"),
+        pytest.param("LOAD", "assertion violated", id="data is read before the flag"),
+        pytest.param("FENCE", "invalid end state", id="a sleeper is overlooked"),
+        pytest.param("PARITY", "assertion violated", id="one place instead of two"),
+        pytest.param("MOVE NET", "invalid end state", id="who waits moves no message on"),
+        pytest.param("SLICE NET", "invalid end state", id="it sleeps without a limit"),
+        pytest.param(
+            "FIRST NET RANKS=3 ROUNDS=3", "invalid end state", id="it moves on for the first only"
+        ),
     ],
 )
 def test_the_model_finds_the_error(error: str, found: str, tmp_path: Path) -> None:
-    verdict = explored(tmp_path, ROUNDS, f"-D{error}")
+    verdict = explored(tmp_path, ROUNDS, *defines(f"ERROR_{error}"))
     assert verdict.errors == 1
     assert found in verdict.why
 
@@ -65,7 +80,7 @@ def test_the_model_finds_the_error(error: str, found: str, tmp_path: Path) -> No
 def test_a_message_in_a_node_arrives_or_fails_and_both_ranks_come_to_their_end(
     case: str, tmp_path: Path
 ) -> None:
-    verdict = explored(tmp_path, BELLS, *(f"-D{word}" for word in case.split()))
+    verdict = explored(tmp_path, BELLS, *defines(case))
     assert verdict.errors == 0, verdict.why
     assert verdict.states > 1000
 
@@ -106,17 +121,83 @@ def test_a_message_in_a_node_arrives_or_fails_and_both_ranks_come_to_their_end(
     ],
 )
 def test_the_model_of_messages_finds_the_error(error: str, found: str, tmp_path: Path) -> None:
-    verdict = explored(tmp_path, BELLS, *(f"-D{word}" for word in f"ERROR_{error}".split()))
+    verdict = explored(tmp_path, BELLS, *defines(f"ERROR_{error}"))
     assert verdict.errors == 1
     assert found in verdict.why
 
 
-def explored(folder: Path, model: Path, *defines: str) -> Verdict:
+@pytest.mark.parametrize(
+    ("model", "case"),
+    [
+        pytest.param(OFFERS, "", id="offers"),
+        pytest.param(OFFERS, "STILL", id="offers, the reader stands still"),
+        pytest.param(OFFERS, "DEATH", id="offers, a rank dies"),
+        pytest.param(OFFERS, "DEATH STILL", id="offers, a rank dies or stands still"),
+        pytest.param(RECORDS, "", id="records"),
+        pytest.param(RECORDS, "DEATH", id="records, two ranks die"),
+        pytest.param(REGISTERED, "", id="registered"),
+        pytest.param(REGISTERED, "RANKS=3", id="registered, three ranks", marks=pytest.mark.long),
+    ],
+)
+def test_what_ranks_share_is_right_and_all_come_to_their_end(
+    model: Path, case: str, tmp_path: Path
+) -> None:
+    verdict = explored(tmp_path, model, *defines(case))
+    assert verdict.errors == 0, verdict.why
+    assert verdict.states > 1000
+
+
+_WRONG, _STUCK = "assertion violated", "invalid end state"
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "found"),
+    [
+        (OFFERS, "TAKE", _WRONG),
+        (OFFERS, "WITHDRAW", _WRONG),
+        (OFFERS, "TURN", _STUCK),
+        (OFFERS, "RETURN", _WRONG),
+        (OFFERS, "DONE STILL", _WRONG),
+        (OFFERS, "BACK STILL", _WRONG),
+        (OFFERS, "ALIVE DEATH", _WRONG),
+        (OFFERS, "GONE DEATH", _STUCK),
+        (OFFERS, "DROP", _STUCK),
+        (OFFERS, "COPY", _STUCK),
+        (OFFERS, "BELL", _STUCK),
+        (RECORDS, "STORE", _WRONG),
+        (RECORDS, "PLACE", _WRONG),
+        (RECORDS, "EARLY", _WRONG),
+        (RECORDS, "OWN", _WRONG),
+        (RECORDS, "WAKE", _STUCK),
+        (RECORDS, "WAIT DEATH", _STUCK),
+        (REGISTERED, "ASK", _WRONG),
+        (REGISTERED, "END", _WRONG),
+        (REGISTERED, "ALL", _WRONG),
+        (REGISTERED, "PART", _WRONG),
+        (REGISTERED, "PARITY", _WRONG),
+        (REGISTERED, "FIRST", _WRONG),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else str(value),
+)
+def test_the_model_of_what_ranks_share_finds_the_error(
+    model: Path, error: str, found: str, tmp_path: Path
+) -> None:
+    """Each error is told at the head of its model."""
+    verdict = explored(tmp_path, model, *defines(f"ERROR_{error}"))
+    assert verdict.errors == 1
+    assert found in verdict.why
+
+
+def defines(words: str) -> list[str]:
+    return [f"-D{word}" for word in words.split()]
+
+
+def explored(folder: Path, model: Path, *given: str) -> Verdict:
     """All states of the model; skips where SPIN or a compiler is missing."""
     for tool, package in (("spin", "spin"), ("gcc", "gcc")):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool}: apt-get install {package}")
-    _run(folder, "spin", "-a", *defines, str(model))
+    _run(folder, "spin", "-a", *given, str(model))
     # to optimise takes longer than it saves: 5 s of compilation, 1 s of the longest exploration
     _run(folder, "gcc", "-O0", "-DSAFETY", "-DVECTORSZ=2048", "-o", "explorer", "pan.c")
     out = _run(folder, "./explorer", "-m1000000", "-w22")

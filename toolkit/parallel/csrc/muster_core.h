@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 9u
+#define MC_ABI 10u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -80,6 +80,7 @@ struct mc_tuning {
   uint64_t direct_bytes;   /* registered buffers of at least this: direct */
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
+  uint64_t eager_bytes;    /* within a node, larger messages are read where they lie, once there is a receive */
   uint32_t wire;           /* enum mc_wire */
   uint32_t checked;        /* 1: every frame between nodes carries a checksum */
   double spin_s;           /* busy wait before the processor is given away */
@@ -189,6 +190,7 @@ struct mc_stats { /* since the group was made */
   uint64_t sent_bytes, received_bytes;  /* between nodes, frames included */
   uint64_t sends, receives;             /* p2p, as posted */
   uint64_t sends_bytes, receives_bytes; /* of those that ended well, within nodes and between */
+  uint64_t messages_mapped, messages_read, messages_asked; /* offered to this rank: read in registered memory, in the sender's, refused */
   uint64_t sleeps;                      /* waits that gave the processor away */
   double time_s, wait_s;                /* in calls; of it waiting */
   double times_s[MC_VERBS];             /* time_s by verb */

@@ -10,6 +10,13 @@
  * ranks come to their end (no invalid end state). Built with one of the errors below, the checker
  * must find it: ERROR_STORE (flag before data), ERROR_LOAD (data read before flag), ERROR_FENCE (the
  * flag still in the buffer when the sleepers are counted), ERROR_PARITY (one place instead of two).
+ *
+ * With NET rank 0 waits in the other way (csrc/inter/epoch.c): it has a message to another node under way, which
+ * goes in PARTS as the socket has room, and the last rank does not come to its second round before that has arrived.
+ * So rank 0 moves the message on while it waits, for one rank that is missing after the other, in sleeps that have a
+ * limit; then it awaits them all as the others do, and may sleep on the same flag as they. More errors then:
+ * ERROR_MOVE (the wait does not move it on), ERROR_SLICE (its sleep has no limit), ERROR_FIRST (it waits for
+ * the first that is missing, and for no other).
  */
 #ifndef RANKS
 #define RANKS 2
@@ -29,6 +36,12 @@ byte data[2 * RANKS];
 byte data_due[RANKS];    /* in the buffer: the round whose data has not reached memory, 0: none */
 byte flag_due[RANKS];
 byte sleeps_on[RANKS];   /* 1 + the rank whose flag it sleeps on, 0: awake */
+#ifdef NET
+#define PARTS 2
+byte sent, arrived;      /* parts of the message; the socket holds one */
+#define UNDER_WAY (sent < PARTS)
+#define MAY_MOVE (UNDER_WAY && sent == arrived)
+#endif
 
 inline futex_wake(whose) {
   d_step {
@@ -77,6 +90,49 @@ inline await(whose) {
   od
 }
 
+#ifdef NET
+/* As the kernel, but for a limit, by which the socket may have room again. */
+inline futex_sleep_a_little(whose, value) {
+  atomic { if :: flag[whose] == value -> sleeps_on[me] = whose + 1 :: else fi };
+#if defined(ERROR_SLICE) || defined(ERROR_MOVE) /* a look that moves nothing changes nothing */
+  sleeps_on[me] == 0
+#else
+  if
+  :: sleeps_on[me] == 0
+  :: atomic { MAY_MOVE -> sleeps_on[me] = 0 }
+  fi
+#endif
+}
+
+inline move_on() { atomic { if :: MAY_MOVE -> sent++ :: else fi } }
+
+inline await_moving() {
+  do
+  :: other < RANKS ->
+     if
+     :: other == me || flag[other] >= round -> other++ /* the next that is missing */
+     :: else ->
+#ifndef ERROR_MOVE
+        move_on();
+#endif
+        sleepers[other]++;
+        seen_flag = flag[other];
+        if
+        :: seen_flag < round -> futex_sleep_a_little(other, seen_flag)
+        :: else
+        fi;
+        sleepers[other]--;
+        seen_flag = 0
+#ifdef ERROR_FIRST
+        ; if :: flag[other] >= round -> break :: else fi
+#endif
+     fi
+  :: else -> break
+  od;
+  other = 0
+}
+#endif
+
 inline read(whose) {
 #ifndef ERROR_LOAD
   seen_data = data[PLACE(whose, round)];
@@ -90,7 +146,13 @@ proctype rank(byte me) {
   do
   :: round < ROUNDS ->
      round++;
+#ifdef NET
+     if :: me == RANKS - 1 && round == 2 -> arrived == PARTS :: else fi;
+#endif
      publish();
+#ifdef NET
+     if :: me == 0 && UNDER_WAY -> move_on(); await_moving() :: else fi;
+#endif
      do
      :: other < RANKS ->
         if
@@ -117,9 +179,22 @@ end:
   od
 }
 
+#ifdef NET
+/* The other node takes what the socket holds. */
+proctype wire() {
+end:
+  do
+  :: atomic { sent > arrived -> arrived++ }
+  od
+}
+#endif
+
 init {
   byte each = 0;
   atomic {
+#ifdef NET
+    run wire();
+#endif
     do
     :: each < RANKS -> run rank(each); run buffer(each); each++
     :: else -> break

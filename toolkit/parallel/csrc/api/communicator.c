@@ -61,6 +61,7 @@ static int allocate(struct mc_comm *c) {
 static void release(struct mc_comm *c) {
   mc_inter_close(c);
   pthread_mutex_destroy(&c->call_lock);
+  pthread_mutex_destroy(&c->region_lock);
   mc_segment_detach(c);
   free(c->node_of), free(c->error_status), free(c->peer_wait_ns);
   free(c);
@@ -96,6 +97,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->segment_fd = layout->segment_fd;
   memcpy(c->key, layout->key, sizeof c->key);
   pthread_mutex_init(&c->call_lock, NULL);
+  pthread_mutex_init(&c->region_lock, NULL);
   c->began_ns = mc_now_ns();
   c->deadline_ns = c->began_ns + mc_ns_of(timeout_s);
   int failed = allocate(c);
@@ -123,14 +125,17 @@ int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_
   uint32_t i = 0;
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
+  pthread_mutex_lock(&c->region_lock);
   while (i < MC_REGIONS && c->regions[i].used) i++;
   if (i < MC_REGIONS) {
     memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
     c->regions[i].bytes = bytes;
+    c->regions[i].id = ++c->region_ids;
     c->regions[i].used = true;
     c->region_count++;
     *region = i;
   }
+  pthread_mutex_unlock(&c->region_lock);
   pthread_mutex_unlock(&c->call_lock);
   return i < MC_REGIONS ? MC_OK : MC_EMEM;
 }
@@ -138,8 +143,10 @@ int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_
 int mc_region_drop(struct mc_comm *c, uint32_t region) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
+  pthread_mutex_lock(&c->region_lock);
   const bool is_used = region < MC_REGIONS && c->regions[region].used;
   if (is_used) c->regions[region].used = false, c->region_count--;
+  pthread_mutex_unlock(&c->region_lock);
   pthread_mutex_unlock(&c->call_lock);
   return is_used ? MC_OK : MC_EINVAL;
 }

@@ -57,7 +57,7 @@ struct mc_transport {
   void (*propagate)(struct mc_comm *c, const struct mc_failure *failure);
   void (*abort)(struct mc_comm *c);
 };
-struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes; bool used; };
+struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes, id; bool used; }; /* id: counted, the same on all ranks of the node */
 #define MC_REGIONS 64u
 
 struct mc_comm {
@@ -84,6 +84,8 @@ struct mc_comm {
   uint8_t *error_status;     /* [size] */
   struct mc_region regions[MC_REGIONS];
   uint32_t region_count;
+  uint64_t region_ids;           /* given so far */
+  pthread_mutex_t region_lock;   /* what changes regions holds it as well as the call's, what reads them one of the two */
   bool propagated;               /* the error record has been sent to other nodes */
   struct mc_net *net;            /* NULL: one node */
   struct mc_transport transport; /* of the net */
@@ -121,6 +123,11 @@ static inline uint8_t *mc_out_slot(const struct mc_comm *c, uint32_t local, uint
   return c->slots + ((size_t)local * 4 + 2 + (epoch & 1)) * c->tuning.slot_bytes;
 }
 static inline uint32_t mc_next(const struct mc_comm *c) { return c->epoch + 1; } /* its parity says which slots */
+/* --- group/regions.c */
+const struct mc_region *mc_region_of(const struct mc_comm *c, const void *at, uint64_t bytes); /* of this rank's memory; NULL: none */
+uint64_t mc_region_offset(const struct mc_comm *c, const struct mc_region *region, const void *at);
+/* Where this rank sees memory of a local rank; NULL: it has no such region. */
+const uint8_t *mc_region_at(const struct mc_comm *c, uint64_t id, uint32_t local, uint64_t offset, uint64_t bytes);
 /* --- group/epoch.c */
 bool mc_has_come(const struct mc_comm *c, uint32_t local);                   /* to this rank's epoch */
 void mc_sleep_until_come(struct mc_comm *c, uint32_t local, uint64_t for_ns); /* at most so long */

@@ -29,6 +29,9 @@
   POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_writer_blocked) POINT(ring_filled) \
   POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) \
   POINT(progress_armed) POINT(thread_armed) POINT(thread_moved) \
+  /* large messages of a node: p2p/give.c, p2p/take.c, p2p/ring.c */ \
+  POINT(offer_written) POINT(offer_withdrawn) POINT(offer_copying) POINT(offer_ended) \
+  POINT(offer_arrived) POINT(offer_reading) POINT(offer_piece_read) POINT(offer_wanted) POINT(offer_taken) \
   /* between nodes, small: inter/run.c, inter/leaders.c, inter/exchange.c */ \
   POINT(barrier_node_in) POINT(barrier_nodes_in) POINT(mesh_posted) POINT(mesh_received) \
   POINT(doubling_posted) POINT(doubling_received) POINT(leaders_summed) POINT(leaders_collected) \

@@ -4,8 +4,9 @@
 
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno) {
   if (r->done) return;
+  if (!r->ending) r->ending = code, r->ending_ns = mc_now_ns();
   if (r->way == MC_RECV) mc_match_withdraw(p, r);
-  else if (r->sending) mc_ring_withdraw(p, r);
+  else if (r->sending && !mc_ring_withdraw(p, r)) return; /* asked again, until nobody reads its memory */
   else if (r->out) mc_p2p_net_withdraw(p, r);
   mc_request_end(p, r, code, sys_errno);
 }
@@ -29,6 +30,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int
       mc_message_cut(p, peer->current);
       peer->current = NULL;
     }
+    mc_messages_drop(p, rank);
     mc_ring_forget(peer); /* they are sent from copies; nobody will read them */
   } else if (p->loop) {
     mc_p2p_net_cut(p, rank);
@@ -79,7 +81,9 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
       p->peers[peer].checked_ns = now;
       check_local(p, (uint32_t)peer);
     }
-    if (!r->done && now > r->deadline_ns) {
+    if (!r->done && r->ending) {
+      mc_withdraw(p, r, r->ending, 0);
+    } else if (!r->done && now > r->deadline_ns) {
       r->status = MC_MISSING;
       mc_withdraw(p, r, MC_ETIMEOUT, 0);
     }

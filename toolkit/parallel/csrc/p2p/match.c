@@ -42,6 +42,8 @@ static void forget(struct mc_p2p *p, struct mc_message *m) {
 static bool may_wait(const struct mc_p2p *p, uint32_t peer) {
   for (const struct mc_request *r = p->posted.first; r; r = r->next)
     if (r->peer < 0 || (uint32_t)r->peer == peer) return false;
+  for (const struct mc_message *m = p->wanted.first; m; m = m->next)
+    if (m->peer == peer) return false; /* its copy comes there */
   return true;
 }
 
@@ -57,7 +59,7 @@ static void claim(struct mc_p2p *p, struct mc_message *m, struct mc_request *r) 
 
 struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once) {
   struct mc_request *r = claimant(p, peer, tag);
-  if (!r && !at_once && p->peers[peer].buffered + bytes > MC_EAGER && may_wait(p, peer)) return NULL;
+  if (!r && !at_once && p->peers[peer].buffered + bytes > MC_KEPT_BYTES && may_wait(p, peer)) return NULL;
   struct mc_message *m = calloc(1, sizeof *m);
   if (!m) return NULL; /* stays where it is; looked at again */
   m->peer = peer, m->tag = tag, m->bytes = bytes;
@@ -70,6 +72,45 @@ struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t 
   if (m->buffer) p->peers[peer].buffered += bytes;
   MC_PUSH(&p->early, m);
   return m;
+}
+
+/* An offer of a slot says that the one before has been withdrawn. */
+static void forget_withdrawn(struct mc_p2p *p, uint32_t peer, uint64_t slot) {
+  for (struct mc_message *m = p->early.first, *next; m; m = next) {
+    next = m->next;
+    if (m->offered && m->peer == peer && m->offer.slot == slot) mc_message_cut(p, m);
+  }
+}
+
+bool mc_message_offered(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, const struct mc_offer *offer) {
+  if (p->peers[peer].gone != MC_HERE) return true; /* nobody is there to read from */
+  struct mc_message *m = calloc(1, sizeof *m);
+  if (!m) return false;
+  m->peer = peer, m->tag = tag, m->bytes = bytes, m->offered = true, m->offer = *offer;
+  forget_withdrawn(p, peer, offer->slot);
+  struct mc_request *r = claimant(p, peer, tag);
+  if (!r) {
+    MC_PUSH(&p->early, m); /* the bytes stay with the sender */
+  } else if (!mc_take_begin(p, m)) {
+    free(m);
+  } else {
+    claim(p, m, r);
+    mc_take(p, m);
+  }
+  return true;
+}
+
+void mc_messages_drop(struct mc_p2p *p, uint32_t peer) {
+  for (struct mc_message *m = p->early.first, *next; m; m = next) {
+    next = m->next;
+    if (m->offered && m->peer == peer) mc_message_cut(p, m);
+  }
+  for (struct mc_message *m = p->wanted.first, *next; m; m = next) {
+    next = m->next;
+    if (m->peer != peer) continue;
+    MC_REMOVE(&p->wanted, m);
+    mc_message_cut(p, m);
+  }
 }
 
 /* A kept message and its receive: the bytes are copied, or there are none to copy. */
@@ -97,10 +138,18 @@ void mc_message_cut(struct mc_p2p *p, struct mc_message *m) {
 }
 
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r) {
-  for (struct mc_message *m = p->early.first; m; m = m->next) {
+  for (struct mc_message *m = p->early.first, *next; m; m = next) {
+    next = m->next;
     if (!fits(r, m->peer, m->tag)) continue;
     MC_REMOVE(&p->early, m);
-    if (m->whole) {
+    if (m->offered && !mc_take_begin(p, m)) {
+      forget(p, m);
+      continue;
+    }
+    if (m->offered) {
+      claim(p, m, r);
+      mc_take(p, m);
+    } else if (m->whole) {
       deliver(p, m, r);
       forget(p, m);
     } else { /* copied when the rest is there */
@@ -116,6 +165,10 @@ void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r) {
   struct mc_message *m = r->message;
   if (!m) return;
   r->message = NULL, m->request = NULL;
+  if (m->offered) {
+    mc_take_drop(p, m);
+    return;
+  }
   if (m->buffer || m->lost) {
     m->next = p->early.first, p->early.first = m; /* for a later receive */
     if (!p->early.last) p->early.last = m;

@@ -20,6 +20,7 @@ static void release(struct mc_p2p *p) {
     conn->incoming = NULL, conn->faulty = true; /* nobody is left to take what comes */
   }
   while (p->early.first) mc_message_cut(p, p->early.first);
+  for (uint32_t local = 0; local < p->c->locals; local++) mc_messages_drop(p, mc_rank_of(p->c, local));
   mc_notes_free(p);
   for (uint32_t i = 0; i < p->slots; i++) free(p->requests[i]);
   free(p->requests), free(p->free_slots), free(p->peers);
@@ -104,7 +105,10 @@ static void begin_receive(struct mc_p2p *p, struct mc_request *r) {
   const struct mc_comm *c = p->c;
   __atomic_fetch_add(&p->c->stats.receives, 1, __ATOMIC_RELAXED);
   mc_rings_move(p);
-  if (mc_match_early(p, r)) return;
+  if (mc_match_early(p, r)) {
+    if (r->message && r->message->offered) mc_reads_move(p); /* a small one whole; of a large one others read the rest */
+    return;
+  }
   MC_PUSH(&p->posted, r);
   for (uint32_t local = 0; local < c->locals && !r->done; local++) {
     const uint32_t rank = mc_rank_of(c, local);
@@ -124,7 +128,7 @@ int mc_post(struct mc_comm *c, uint32_t way, int32_t peer, uint32_t tag, void *d
   if (c->pid != (int)getpid()) return MC_EFORK;
   if (atomic_load(&c->aborted)) return MC_EABORT;
   struct mc_p2p *p = c->p2p;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   int code = p->aborted ? MC_EABORT : MC_OK; /* while this thread waited for the lock: nothing would end the request any more */
   struct mc_request *r = code ? NULL : new_request(p);
   if (!r) {
@@ -216,16 +220,23 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
   const bool near = r->near, remote = r->remote;
   const uint64_t net_spin = near ? 0 : net_spin_ns(p);
   uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
-  bool in_vain = !net_spin;
+  bool in_vain = !net_spin, more = false;
   take_over(p, near, remote, 1);
   for (;;) {
     const uint32_t wake_seq = atomic_load(&doorbell->wake_seq);
-    if (near) mc_rings_move(p);
+    if (near) {
+      mc_rings_move(p);
+      more = mc_reads_move(p);
+    }
     mc_p2p_check_liveness(p, false);
     r = mc_request_find(p, id);
-    const uint64_t now = mc_now_ns(), at_most = deadline_ns < until ? deadline_ns : until;
-    if (!r || r->done || now >= until) break;
-    if (now >= at_most) {
+    if (!r || r->done) break;
+    /* one whose memory is still read outlives its deadline: it ends with a look at the ranks */
+    const uint64_t now = mc_now_ns(), at_most = deadline_ns < until && !r->ending ? deadline_ns : until;
+    if (now >= until) break;
+    if (more) {
+      mc_p2p_rest(p);
+    } else if (now >= at_most) {
       mc_p2p_check_liveness(p, true);
     } else if (!near && !p->polling) {
       in_vain |= now - moved >= net_spin; /* also what comes late, after others had the processor: no more of this */
@@ -251,7 +262,7 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
   if (!c || !(wait_s >= 0)) return MC_EINVAL;
   if (c->pid != (int)getpid()) return MC_EFORK;
   struct mc_p2p *p = c->p2p;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   struct mc_request *r = mc_request_find(p, request);
   if (r && !r->done) {
     mc_rings_move(p);
@@ -264,11 +275,28 @@ int mc_wait(struct mc_comm *c, uint64_t request, double wait_s, struct mc_status
   return code;
 }
 
+/* False: memory of some is being read. */
+static bool withdraw_all(struct mc_p2p *p, int code) {
+  bool all = true;
+  for (uint32_t i = 0; i < p->slots; i++) {
+    if (p->requests[i]) mc_withdraw(p, p->requests[i], code, 0);
+    all = all && (!p->requests[i] || p->requests[i]->done);
+  }
+  return all;
+}
+
 void mc_p2p_close(struct mc_comm *c) {
   struct mc_p2p *p = c->p2p;
   pthread_mutex_lock(&p->lock);
-  for (uint32_t i = 0; i < p->slots; i++)
-    if (p->requests[i]) mc_withdraw(p, p->requests[i], MC_ECLOSED, 0);
+  p->closing = true;
+  while (!withdraw_all(p, MC_ECLOSED)) {
+    const uint32_t wake_seq = atomic_load(&mc_own_doorbell(p)->wake_seq);
+    mc_rings_move(p);
+    pthread_mutex_unlock(&p->lock);
+    mc_doorbell_sleep(mc_own_doorbell(p), wake_seq, MC_SLICE_NS);
+    pthread_mutex_lock(&p->lock);
+    mc_p2p_check_liveness(p, false);
+  }
   mc_p2p_stop(p); /* gives the lock back */
   release(p);
 }

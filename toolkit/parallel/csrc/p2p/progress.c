@@ -8,7 +8,21 @@
 
 #define LINGER 2u         /* slices before the doorbell's thread sleeps without end: posts in a row need not wake it */
 #define GRACE_NS 1000000u /* a poster may wait at once: until then the sockets are left to it ... */
+#define RESTS 1000u       /* at most, until a thread that wants the lock has it */
 #define GRACES 20u        /* ... and so often before their thread sleeps without end */
+
+void mc_p2p_enter(struct mc_p2p *p) {
+  atomic_fetch_add(&p->entering, 1);
+  pthread_mutex_lock(&p->lock);
+  atomic_fetch_sub(&p->entering, 1);
+}
+
+/* A thread that gives the lock and takes it again has it before another has woken. */
+void mc_p2p_rest(struct mc_p2p *p) {
+  pthread_mutex_unlock(&p->lock);
+  for (unsigned turns = 0; turns < RESTS && atomic_load(&p->entering); turns++) sched_yield();
+  pthread_mutex_lock(&p->lock);
+}
 
 void mc_p2p_wake_progress(struct mc_p2p *p) {
   if (p->polling) mc_loop_wake(p->loop);
@@ -23,8 +37,9 @@ void mc_p2p_arm_progress(struct mc_p2p *p) {
     atomic_store(&doorbell->armed, 1);
     MC_FAULT_POINT(progress_armed);
     mc_rings_move(p);
-    if (p->pending_near && p->doorbell_idle) mc_doorbell_wake_thread(doorbell);
+    if (p->pending_near && (p->doorbell_idle || p->reads.first)) mc_doorbell_wake_thread(doorbell);
   }
+  if (p->reads.first && p->doorbell_waiters) mc_doorbell_wake(doorbell); /* it reads on */
   const bool needed = p->pending_remote && !p->net_waiters && !p->polling;
   if (needed && (p->net_idle || p->both_waiters)) pthread_cond_signal(&p->net_rest);
 }
@@ -36,10 +51,16 @@ static void sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
   atomic_store(&doorbell->armed, alone ? 1u : 0u);
   MC_FAULT_POINT(thread_armed);
   if (alone) mc_rings_move(p);
+  const bool more = alone && mc_reads_move(p);
   MC_FAULT_POINT(thread_moved);
   mc_p2p_check_liveness(p, false);
   *idle_for = p->pending_near ? 0 : *idle_for + 1;
   p->doorbell_idle = *idle_for > LINGER;
+  if (more) {
+    mc_p2p_rest(p);
+    p->doorbell_idle = false;
+    return;
+  }
   const uint64_t wait_ns = p->doorbell_idle ? 0 : MC_SLICE_NS;
   pthread_mutex_unlock(&p->lock);
   mc_futex_sleep(&doorbell->thread_seq, thread_seq, wait_ns);

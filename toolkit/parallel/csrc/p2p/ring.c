@@ -7,14 +7,18 @@
 
 struct head { uint64_t bytes; uint32_t tag, magic; };
 #define HEAD_MAGIC 0x6d637032u
+#define OFFER_MAGIC 0x6d637033u /* a struct mc_offer comes instead of the bytes */
+#define COPY_MAGIC 0x6d637034u  /* what was offered after all; the tag is its slot */
 #define PIECE (64u << 10) /* published at once, so that the reader copies while the writer does */
 
 static uint64_t padded(uint64_t bytes) { return (bytes + 15) & ~(uint64_t)15; }
 
-static struct mc_ring *ring_of(struct mc_p2p *p, uint32_t reader, uint32_t writer, uint8_t **bytes) {
-  const uint64_t which = (uint64_t)reader * p->c->locals + writer;
-  *bytes = p->area.bytes + which * p->area.ring_bytes;
-  return &p->area.rings[which];
+struct mc_ring *mc_ring_of(const struct mc_p2p *p, uint32_t reader, uint32_t writer) {
+  return &p->area.rings[(uint64_t)reader * p->c->locals + writer];
+}
+
+static uint8_t *bytes_of(const struct mc_p2p *p, const struct mc_ring *ring) {
+  return p->area.bytes + (uint64_t)(ring - p->area.rings) * p->area.ring_bytes;
 }
 
 static void copy_in(uint8_t *ring, uint64_t size, uint64_t at, const uint8_t *data, uint64_t bytes) {
@@ -29,13 +33,27 @@ static void copy_out(const uint8_t *ring, uint64_t size, uint64_t at, uint8_t *d
   if (bytes > first) memcpy(data + first, ring, bytes - first);
 }
 
+static bool push_offer(struct mc_p2p *p, uint32_t rank, struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes) {
+  const uint64_t size = p->area.ring_bytes, tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+  const struct head head = {s->bytes, s->tag, OFFER_MAGIC};
+  const struct mc_offer offer = mc_offer_of(p, s, rank);
+  if (size - (tail - atomic_load(&ring->head)) < sizeof head + sizeof offer) return false;
+  copy_in(bytes, size, tail, (const uint8_t *)&head, sizeof head);
+  copy_in(bytes, size, tail + sizeof head, (const uint8_t *)&offer, sizeof offer);
+  s->begun = true;
+  MC_FAULT_POINT(offer_written);
+  atomic_store_explicit(&ring->tail, tail + sizeof head + sizeof offer, memory_order_release);
+  return true;
+}
+
 /* Moves as much of one message as there is room for. */
 static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes, uint64_t size) {
   uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   uint64_t room = size - (tail - atomic_load(&ring->head)); /* seq_cst: see `writer_blocked` */
   if (!s->begun) {
     if (room < sizeof(struct head)) return false;
-    const struct head head = {s->bytes, s->tag, HEAD_MAGIC};
+    const bool copied = s->way == MC_COPIED;
+    const struct head head = {s->bytes, copied ? s->slot : s->tag, copied ? COPY_MAGIC : HEAD_MAGIC};
     copy_in(bytes, size, tail, (const uint8_t *)&head, sizeof head);
     tail += sizeof head, room -= sizeof head, s->begun = true;
     MC_FAULT_POINT(ring_head_written);
@@ -62,8 +80,14 @@ static bool push_all(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, uint
   struct mc_peer *peer = &p->peers[rank];
   while (peer->sends.first) {
     struct mc_sending *s = peer->sends.first;
-    if (!push_one(s, ring, bytes, p->area.ring_bytes)) return false;
+    const bool offered = s->way == MC_OFFERED;
+    if (!(offered ? push_offer(p, rank, s, ring, bytes) : push_one(s, ring, bytes, p->area.ring_bytes))) return false;
     MC_POP(&peer->sends);
+    if (offered) {
+      MC_PUSH(&peer->offers, s);
+      continue;
+    }
+    if (s->way == MC_COPIED) mc_offer_end(p, s, rank);
     if (s->request) {
       s->request->sending = NULL;
       mc_request_end(p, s->request, MC_OK, 0);
@@ -75,8 +99,8 @@ static bool push_all(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, uint
 
 static void push(struct mc_p2p *p, uint32_t rank) {
   const uint32_t local = p->c->local_of[rank], self = p->c->local;
-  uint8_t *bytes;
-  struct mc_ring *ring = ring_of(p, local, self, &bytes);
+  struct mc_ring *ring = mc_ring_of(p, local, self);
+  uint8_t *bytes = bytes_of(p, ring);
   const uint64_t before = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   if (!push_all(p, rank, ring, bytes)) {
     /* The flag first, then a second look: the reader frees room, then looks at the flag. */
@@ -98,28 +122,44 @@ int mc_ring_send(struct mc_p2p *p, struct mc_request *r) {
   if (!s) return MC_EMEM;
   s->data = r->data, s->bytes = r->bytes, s->tag = r->tag, s->request = r;
   r->sending = s;
+  mc_offer_make(p, s, (uint32_t)r->peer);
   MC_PUSH(&peer->sends, s);
   push(p, (uint32_t)r->peer);
   return MC_OK;
+}
+
+/* Of a message that begins; false: it, or the rest of it, stays where it is. */
+static bool begin_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, const uint8_t *bytes) {
+  struct mc_peer *peer = &p->peers[rank];
+  const uint64_t size = p->area.ring_bytes, head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+  struct head header;
+  struct mc_offer offer;
+  if (atomic_load_explicit(&ring->tail, memory_order_acquire) - head < sizeof header) return false;
+  copy_out(bytes, size, head, (uint8_t *)&header, sizeof header);
+  if (header.magic == OFFER_MAGIC) {
+    copy_out(bytes, size, head + sizeof header, (uint8_t *)&offer, sizeof offer);
+    peer->held = !mc_message_offered(p, rank, header.tag, header.bytes, &offer);
+    if (peer->held) return false;
+    atomic_store(&ring->head, head + sizeof header + sizeof offer);
+    MC_FAULT_POINT(offer_arrived);
+    return true;
+  }
+  peer->current = header.magic == COPY_MAGIC ? mc_take_copy(p, rank, header.tag) : mc_message_arrives(p, rank, header.tag, header.bytes, false);
+  peer->held = !peer->current;
+  if (peer->held) return false;
+  atomic_store(&ring->head, head + sizeof header);
+  MC_FAULT_POINT(ring_head_read);
+  return true;
 }
 
 /* One message's bytes that are there; false: nothing more can be done with this ring now. */
 static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, const uint8_t *bytes) {
   struct mc_peer *peer = &p->peers[rank];
   const uint64_t size = p->area.ring_bytes;
+  if (!peer->current && !begin_one(p, rank, ring, bytes)) return false;
+  if (!peer->current) return true; /* an offer: the next one */
   uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
   uint64_t here = atomic_load_explicit(&ring->tail, memory_order_acquire) - head;
-  if (!peer->current) {
-    struct head header;
-    if (here < sizeof header) return false;
-    copy_out(bytes, size, head, (uint8_t *)&header, sizeof header);
-    peer->current = mc_message_arrives(p, rank, header.tag, header.bytes, false);
-    peer->held = !peer->current;
-    if (peer->held) return false;
-    head += sizeof header, here -= sizeof header;
-    atomic_store(&ring->head, head);
-    MC_FAULT_POINT(ring_head_read);
-  }
   struct mc_message *m = peer->current;
   while (m->got < m->bytes && here) {
     uint64_t part = m->bytes - m->got;
@@ -139,8 +179,8 @@ static bool pull_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, cons
 void mc_ring_pull(struct mc_p2p *p, uint32_t local) {
   const struct mc_comm *c = p->c;
   const uint32_t rank = mc_rank_of(c, local);
-  uint8_t *bytes;
-  struct mc_ring *ring = ring_of(p, c->local, local, &bytes);
+  struct mc_ring *ring = mc_ring_of(p, c->local, local);
+  const uint8_t *bytes = bytes_of(p, ring);
   while (pull_one(p, rank, ring, bytes)) {}
   if (atomic_load(&ring->writer_blocked) && atomic_exchange(&ring->writer_blocked, 0)) mc_doorbell_wake(&p->area.doorbells[local]);
 }
@@ -159,28 +199,31 @@ void mc_rings_move(struct mc_p2p *p) {
   }
   for (uint32_t local = 0; local < c->locals; local++) {
     const uint32_t rank = mc_rank_of(c, local);
+    if (p->peers[rank].offers.first) mc_offers_move(p, rank);
     if (p->peers[rank].sends.first) push(p, rank);
   }
 }
 
 /* The request ends, its memory is the caller's again. What has begun must go on: the reader counts on it. */
-void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
+bool mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
   struct mc_sending *s = r->sending;
   struct mc_peer *peer = &p->peers[r->peer];
+  if (s->way == MC_OFFERED) return mc_offer_withdraw(p, r);
   r->sending = NULL;
-  if (s->begun && peer->gone == MC_HERE) {
+  if ((s->begun || s->way == MC_COPIED) && peer->gone == MC_HERE) {
     const uint64_t left = s->bytes - s->moved;
     s->owned = malloc(left ? left : 1);
     s->request = NULL;
     if (s->owned) {
       if (left) memcpy(s->owned, s->data + s->moved, left);
       s->data = s->owned - s->moved;
-      return;
+      return true;
     }
     peer->gone = MC_LEFT, peer->code = MC_EMEM, peer->why = 0; /* no memory: this way is closed from now on */
   }
   MC_REMOVE(&peer->sends, s);
   forget(s);
+  return true;
 }
 
 void mc_ring_forget(struct mc_peer *peer) {

@@ -9,9 +9,12 @@
 #define MUSTER_P2P_STATE_H
 #include <pthread.h>
 #include "net/connection.h"
+#include "p2p/offer.h"
 #include "p2p/p2p.h"
 
-#define MC_EAGER (4u << 20) /* bytes of one peer kept for receives that have not been posted */
+#define MC_KEPT_BYTES (4u << 20) /* of one peer, for receives that have not been posted */
+#define MC_OFFERS 64u            /* of one pair open at a time */
+#define MC_PIECE (1u << 20)      /* of an offered message, read before others get the lock */
 
 struct mc_doorbell {                      /* one per local rank, in the area */
   _Alignas(64) _Atomic uint32_t wake_seq; /* waiters of that rank sleep on it */
@@ -25,6 +28,7 @@ struct mc_ring {                      /* [reader][writer], in the area; the byte
   _Alignas(64) _Atomic uint64_t tail; /* written */
   _Alignas(64) _Atomic uint64_t head; /* read */
   _Atomic uint32_t writer_blocked;    /* the writer waits for room */
+  _Alignas(64) _Atomic uint64_t offers[MC_OFFERS]; /* p2p/offer.h */
 };
 struct mc_area { /* in the segment, behind the slots */
   struct mc_doorbell *doorbells;
@@ -44,13 +48,16 @@ struct mc_message { /* incoming, under way or waiting for its receive */
   uint8_t *to;      /* where it goes; NULL: dropped */
   uint8_t *buffer;  /* owned */
   bool whole, lost; /* lost: there was no memory for it */
+  bool offered;     /* its bytes lie with the sender */
+  struct mc_offer offer;
   struct mc_request *request;
 };
 struct mc_sending { /* to a rank of this node */
   struct mc_sending *next;
   const uint8_t *data;
   uint64_t bytes, moved;
-  uint32_t tag;
+  uint32_t tag, slot; /* slot: of its offer */
+  enum { MC_BY_RING, MC_OFFERED, MC_COPIED } way; /* copied: it was offered, and goes through the ring all the same */
   bool begun;
   uint8_t *owned;
   struct mc_request *request;
@@ -62,6 +69,8 @@ struct mc_request {
   uint32_t way, tag;
   int32_t peer, from;        /* peer: as asked for */
   int code, sys_errno;
+  int ending;         /* of a send that shall end, once its memory is not read any more: with what, ... */
+  uint64_t ending_ns; /* ... and since when */
   uint8_t status;
   bool done, remote, near; /* may concern other nodes, this node; from any source: both */
   struct mc_message *message;
@@ -71,8 +80,11 @@ struct mc_request {
 };
 struct mc_peer {
   MC_QUEUE(mc_sending) sends;
+  MC_QUEUE(mc_sending) offers; /* in the ring, not taken yet */
+  uint64_t slots;              /* bits of those that are in use */
   struct mc_message *current; /* of its ring */
   uint64_t buffered, lost_ns, checked_ns;
+  bool unreadable; /* the system refuses its memory */
   bool held;     /* its ring has a message without a posted receive */
   uint8_t gone;  /* MC_HERE, or why nothing more comes */
   int why, code; /* of what its requests end with */
@@ -99,8 +111,11 @@ struct mc_p2p {
   uint32_t spin_vain, spin_rest;                   /* waits that do not spin there after the last spin in vain, and how many are left */
   MC_QUEUE(mc_request) posted; /* receives that no message has come for */
   MC_QUEUE(mc_message) early;  /* messages that no receive has been posted for */
+  MC_QUEUE(mc_message) reads;  /* offered, a receive has them: bytes are to be read */
+  MC_QUEUE(mc_message) wanted; /* the same, to come through the ring after all */
+  _Atomic uint32_t entering;   /* threads of the caller that want the lock */
   uint64_t checked_ns;
-  bool aborted;
+  bool aborted, closing;
   MC_QUEUE(mc_note) ended; /* followed requests that have ended */
   pthread_cond_t ended_news;
   bool followed_no_more;
@@ -121,7 +136,8 @@ void mc_doorbell_sleep(struct mc_doorbell *doorbell, uint32_t wake_seq, uint64_t
 /* --- p2p/ring.c */
 int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
 void mc_rings_move(struct mc_p2p *p);
-void mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r);
+bool mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r); /* false: not now, its memory is being read */
+struct mc_ring *mc_ring_of(const struct mc_p2p *p, uint32_t reader, uint32_t writer);
 void mc_ring_forget(struct mc_peer *peer); /* all that has not been sent to it */
 void mc_ring_pull(struct mc_p2p *p, uint32_t local);
 /* --- p2p/match.c */
@@ -130,9 +146,23 @@ void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_er
 struct mc_message *mc_message_arrives(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, bool at_once);
 void mc_message_whole(struct mc_p2p *p, struct mc_message *m);
 void mc_message_cut(struct mc_p2p *p, struct mc_message *m); /* the rest will never come */
+bool mc_message_offered(struct mc_p2p *p, uint32_t peer, uint32_t tag, uint64_t bytes, const struct mc_offer *offer); /* false: no memory */
+void mc_messages_drop(struct mc_p2p *p, uint32_t peer);      /* those offered that no receive has taken */
 bool mc_match_early(struct mc_p2p *p, struct mc_request *r);
 void mc_match_withdraw(struct mc_p2p *p, struct mc_request *r);
 bool mc_match_self(struct mc_p2p *p, uint32_t tag, const void *data, uint64_t bytes);
+/* --- p2p/give.c: of the sender */
+void mc_offer_make(struct mc_p2p *p, struct mc_sending *s, uint32_t rank); /* where it may be one */
+struct mc_offer mc_offer_of(struct mc_p2p *p, const struct mc_sending *s, uint32_t rank);
+void mc_offer_end(struct mc_p2p *p, const struct mc_sending *s, uint32_t rank); /* its slot is free */
+void mc_offers_move(struct mc_p2p *p, uint32_t rank);
+bool mc_offer_withdraw(struct mc_p2p *p, struct mc_request *r); /* as mc_ring_withdraw */
+/* --- p2p/take.c: of the receiver */
+bool mc_take_begin(struct mc_p2p *p, const struct mc_message *m); /* false: it has been withdrawn */
+void mc_take(struct mc_p2p *p, struct mc_message *m);             /* begun, with its receive or to be dropped */
+bool mc_reads_move(struct mc_p2p *p);                             /* a piece; true: there is more to read */
+struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot); /* comes through the ring now */
+void mc_take_drop(struct mc_p2p *p, struct mc_message *m);        /* its receive has been withdrawn */
 /* --- p2p/remote.c */
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);
 void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r);
@@ -144,6 +174,8 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool now);
 void mc_peer_gone(struct mc_p2p *p, uint32_t peer, uint8_t status, int code, int why);
 void mc_withdraw(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
 /* --- p2p/progress.c */
+void mc_p2p_enter(struct mc_p2p *p); /* takes the lock, before who reads on */
+void mc_p2p_rest(struct mc_p2p *p);  /* lets them */
 bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r); /* the threads that care for it */
 void mc_p2p_arm_progress(struct mc_p2p *p);                      /* to the threads: what no caller waits for */
 void mc_p2p_wake_progress(struct mc_p2p *p);                     /* the sockets are to be looked at anew */

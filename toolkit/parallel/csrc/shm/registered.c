@@ -7,22 +7,12 @@
 #include "kernels/kernels.h"
 #include "shm/shm.h"
 
-static uint64_t find(const struct mc_comm *c, const void *at, size_t bytes) {
-  const uint8_t *begin = at;
-  for (uint32_t i = 0; i < MC_REGIONS; i++) {
-    const struct mc_region *region = &c->regions[i];
-    const uint8_t *base = region->bases[c->local];
-    if (region->used && begin >= base && begin + bytes <= base + region->bytes)
-      return (uint64_t)(i + 1) << 48 | (uint64_t)(begin - base);
-  }
-  return 0;
-}
-
 /* *took: all have registered memory; then at[local] is where. */
 static int ask(struct mc_comm *c, const void *mine, size_t bytes, size_t least, uint8_t **at, bool *took) {
   *took = false;
   if (!c->region_count || least < c->tuning.direct_bytes) return MC_OK;
-  c->rkey = find(c, mine, bytes);
+  const struct mc_region *own = mc_region_of(c, mine, bytes);
+  c->rkey = own ? (uint64_t)(own - c->regions + 1) << 48 | mc_region_offset(c, own, mine) : 0;
   uint32_t parity = mc_next(c) & 1;
   int code = mc_epoch(c);
   if (code) return code;

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 9
+ABI = 10
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -51,8 +51,8 @@ class McTuning(ctypes.Structure):
 
     _fields_ = (
         ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
-        ("leader_bytes", u64), ("segment_bytes", u64), ("wire", u32), ("checked", u32),
-        ("spin_s", f64),
+        ("leader_bytes", u64), ("segment_bytes", u64), ("eager_bytes", u64), ("wire", u32),
+        ("checked", u32), ("spin_s", f64),
     )  # fmt: skip
 
 
@@ -90,7 +90,8 @@ class McStats(ctypes.Structure):
     _fields_ = (
         ("calls", u64 * _VERBS), ("bytes", u64 * _VERBS), ("paths", u64 * _PATHS),
         ("sent_bytes", u64), ("received_bytes", u64), ("sends", u64), ("receives", u64),
-        ("sends_bytes", u64), ("receives_bytes", u64), ("sleeps", u64), ("time_s", f64),
+        ("sends_bytes", u64), ("receives_bytes", u64), ("messages_mapped", u64),
+        ("messages_read", u64), ("messages_asked", u64), ("sleeps", u64), ("time_s", f64),
         ("wait_s", f64), ("times_s", f64 * _VERBS),
     )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Tuning:
     direct_bytes: int = 32 * KIB
     leader_bytes: int = 256 * KIB
     segment_bytes: int = 4 * MIB
+    eager_bytes: int = 128 * KIB
     wire: Wire = Wire.SAME
     checked: bool = False
     spin_s: float = 20e-6
@@ -72,6 +73,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "direct_bytes": (0, 1 << 62),
     "leader_bytes": (0, GIB),
     "segment_bytes": (4096, GIB),
+    "eager_bytes": (0, 1 << 62),
 }
 
 

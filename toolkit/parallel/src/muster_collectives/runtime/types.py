@@ -206,7 +206,9 @@ class Status:
 class Stats:
     """Counters since the group was made. `sent_bytes` and `received_bytes` count what went between
     nodes, frames included; `sends` and `receives` what was posted, and their `_bytes` what of it
-    has ended well, within nodes and between; `sleeps` the waits that gave the processor away;
+    has ended well, within nodes and between; `messages_*` the large ones of the node that this rank
+    took where they lay, in registered memory and in the sender's, and those it had to ask for;
+    `sleeps` the waits that gave the processor away;
     `time_s` the time in calls, by verb in `times_s`, and `wait_s` how much of it was waiting."""
 
     calls: Mapping[Verb, int]
@@ -218,6 +220,9 @@ class Stats:
     receives: int = 0
     sends_bytes: int = 0
     receives_bytes: int = 0
+    messages_mapped: int = 0
+    messages_read: int = 0
+    messages_asked: int = 0
     sleeps: int = 0
     time_s: float = 0.0
     wait_s: float = 0.0

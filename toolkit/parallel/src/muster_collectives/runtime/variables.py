@@ -28,6 +28,7 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_DEVICE_REDUCE_SCATTER": "auto, world or hierarchical: how they are scattered",
     "COLLECTIVES_DEVICE_SEGMENT_BYTES": "hierarchical and host-staged calls are cut into these",
     "COLLECTIVES_DIRECT_BYTES": "registered buffers of at least this are reduced in place",
+    "COLLECTIVES_EAGER_BYTES": "larger messages in a node stay with their sender until received",
     "COLLECTIVES_FLIGHT_DIR": "folder for the last operations of each rank when a call fails",
     "COLLECTIVES_GLOO": "1: CPU tensors of torch go to gloo, without the core",
     "COLLECTIVES_INTERFACE": "the network interface on which this rank listens",
