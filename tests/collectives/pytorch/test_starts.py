@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster_collectives.bootstrap.agreement import Agreement
 from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks, run_script
 from tests.support.traces import left_in_shared_memory, shared_memory
 from tests.support.waiting import wait_until
@@ -69,7 +70,7 @@ def test_without_a_core_on_one_rank_all_use_gloo_and_one_line_says_why_and_the_f
     )
     assert [end.code for end in ends] == [0, 0], ends
     [line] = [line for end in ends for line in end.err.splitlines() if "core" in line]
-    assert line.startswith("the core cannot be used: rank 1: "), line
+    assert line.startswith("rank 1 cannot take part: "), line
     assert str(path) in line and line.endswith("; CPU tensors go to gloo"), line
     assert "(fix: install muster-parallel from its wheel" in line
 
@@ -78,12 +79,12 @@ def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for
     """How the making of a group ended: rank 0's answer comes when their own time is just over."""
     import torch.distributed as dist
 
-    from muster_collectives.torch.store import vote
+    from muster_collectives.torch.store import TorchStore
 
-    store, limit_s = dist.HashStore(), 0.3
+    store, limit_s = TorchStore(dist.HashStore()), 0.3
     with ThreadPoolExecutor(1) as others:
         began = time.monotonic()
-        heard = others.submit(vote, store, 1, 2, "life", "it failed", limit_s)
+        heard = others.submit(Agreement(store, 1, 2, "late", limit_s).vote, "it failed")
         wait_until(lambda: time.monotonic() > began + 2 * limit_s, 5.0)
-        assert vote(store, 0, 2, "life", "", limit_s) == ("", "it failed")
+        assert Agreement(store, 0, 2, "late", limit_s).vote("") == ("", "it failed")
         assert heard.result(10.0) == ("", "it failed")
