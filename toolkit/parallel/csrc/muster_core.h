@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 9u
+#define MC_ABI 10u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 

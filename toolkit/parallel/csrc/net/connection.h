@@ -32,7 +32,7 @@ struct mc_send_desc { /* a frame to send */
   uint8_t *owned;  /* freed with it */
   uint64_t ticket; /* collective, 0: none */
   void *owner;     /* p2p request or NULL */
-  bool has_mac;
+  bool has_mac;    /* its header is closed: it has its place */
 };
 struct mc_posted_recv { /* a posted receive of the collective channel */
   struct mc_posted_recv *next;
@@ -59,7 +59,6 @@ struct mc_conn {
   uint64_t retry_ns, pause_ns, refused_ns, lost_ns, probed_ns;
   struct mc_hello hello; /* dialling */
   uint8_t hello_bytes[64]; size_t hello_got;
-  uint8_t send_key[16], recv_key[16];
   uint64_t send_index, recv_index;
   MC_QUEUE(mc_send_desc) sends;
   bool heartbeat_queued;      /* a heartbeat is in the queue */
@@ -92,7 +91,7 @@ struct mc_handler { /* what a channel does with frames */
 struct mc_handed { /* an accepted socket that has proved itself */
   struct mc_handed *next;
   int fd;
-  struct mc_hello hello;
+  uint32_t peer;
 };
 struct mc_loop {
   struct mc_net *net;
@@ -162,7 +161,7 @@ void mc_connect_step(struct mc_loop *loop, struct mc_conn *conn);  /* one step o
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now); /* refused for too long */
 /* --- net/connection.c */
 struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted);
-void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello);
+void mc_conn_up(struct mc_conn *conn, int fd);
 void mc_conn_reset(struct mc_conn *conn); /* as if it had never been */
 void mc_conn_free(struct mc_conn *conn);
 struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t bytes);

@@ -116,7 +116,7 @@ static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
     return;
   }
   MC_FAULT_POINT(connector_accepted);
-  mc_conn_up(loop, conn, conn->fd, &conn->hello);
+  mc_conn_up(conn, conn->fd);
   loop->moved = true;
 }
 

@@ -108,7 +108,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   MC_FAULT_POINT(listener_handed_over);
   epoll_ctl(n->listener.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
   struct mc_loop *loop = &n->channels[p->hello.client.channel];
-  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .hello = p->hello};
+  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .peer = p->hello.client.rank};
   __atomic_store_n(&loop->handed, handed, __ATOMIC_RELEASE);
   p->fd = -1;
   mc_loop_wake(loop);
@@ -185,12 +185,11 @@ void mc_listener_fetch(struct mc_loop *loop) {
   while (row) {
     struct mc_handed *handed = row;
     row = handed->next;
-    const uint32_t peer = handed->hello.client.rank;
-    struct mc_conn *conn = mc_conn_new(loop, peer, true);
+    struct mc_conn *conn = mc_conn_new(loop, handed->peer, true);
     /* A rank that has a connection makes a second only if the first broke before it carried anything. */
     if (conn && conn->state == MC_CONN_GONE && !conn->send_index && !conn->recv_index && !conn->faulty) mc_conn_reset(conn);
     if (!conn || conn->state >= MC_CONN_UP) close(handed->fd);
-    else mc_conn_up(loop, conn, handed->fd, &handed->hello), loop->moved = true;
+    else mc_conn_up(conn, handed->fd), loop->moved = true;
     free(handed);
     MC_FAULT_POINT(listener_fetched);
   }

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 9
+ABI = 10
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
