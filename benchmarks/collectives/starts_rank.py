@@ -46,6 +46,7 @@ def main(threads: int, port: int, times: int) -> None:
             spans.append((came, time.monotonic()))
             if made.communicator is None:
                 raise RuntimeError(made.why)
+            made.communicator.barrier()
             made.communicator.close()
         return spans
 

@@ -126,6 +126,14 @@ static bool read_hello(struct mc_net *n, struct mc_pending *p) {
   }
 }
 
+/* Who connects stays in the backlog, where it would be seen at each look. */
+static void starve(struct mc_listener *listener) {
+  const uint64_t now = mc_now_ns();
+  if (!atomic_load(&listener->starved_ns)) atomic_store(&listener->starved_ns, now);
+  listener->rest_ns = now + MC_SLICE_NS;
+  set_listening(listener, false);
+}
+
 static void accept_pending(struct mc_net *n) {
   struct mc_listener *listener = &n->listener;
   for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
@@ -136,7 +144,11 @@ static void accept_pending(struct mc_net *n) {
     }
     const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return;
+    if (fd < 0) {
+      if (mc_no_descriptor(errno)) starve(listener);
+      return;
+    }
+    atomic_store(&listener->starved_ns, 0);
     MC_FAULT_POINT(listener_accepted);
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
@@ -163,7 +175,7 @@ void mc_listener_poll(struct mc_net *n) {
   for (uint32_t i = 0; i < MC_PENDING; i++) {
     if (listener->pending[i].fd >= 0 && now - listener->pending[i].since_ns > MC_HELLO_NS) evict(&listener->pending[i]);
   }
-  if (!listener->listening && free_slot(listener)) set_listening(listener, true);
+  if (!listener->listening && now >= listener->rest_ns && free_slot(listener)) set_listening(listener, true);
   pthread_mutex_unlock(&listener->lock);
 }
 

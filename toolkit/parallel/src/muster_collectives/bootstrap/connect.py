@@ -26,6 +26,7 @@ from muster_collectives.runtime.errors import (
     UsageError,
 )
 from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
@@ -91,7 +92,8 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
             agreement.fail(error)
         except OSError as error:
             what = f"it cannot look at its machine: {error}"
-            agreement.fail(ResourceError(what, "look at this host's limits", code=Code.ESYS))
+            fix = DESCRIPTORS_FIX if error.errno in NO_DESCRIPTOR else "look at this host's limits"
+            agreement.fail(ResourceError(what, fix, code=Code.ESYS))
         layout = agreement.meet(
             node_info.encode_node_info(info),
             lambda said: _decide(said, settings),

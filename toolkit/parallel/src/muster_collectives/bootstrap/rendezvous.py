@@ -19,7 +19,9 @@ from muster_collectives.bootstrap import service
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
 from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, Channel, StrangerError, dial
 from muster_collectives.bootstrap.questions import Questions
-from muster_collectives.runtime.errors import RendezvousError
+from muster_collectives.runtime.errors import RendezvousError, ResourceError
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
+from muster_collectives.runtime.types import Code
 from muster_collectives.wire import FrameError
 
 PORTS = 8
@@ -157,6 +159,9 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:
+                if error.errno in NO_DESCRIPTOR:
+                    what = f"rank {rank} has no descriptor left to connect to rank 0: {error}"
+                    raise ResourceError(what, DESCRIPTORS_FIX, code=Code.ESYS, rank=rank) from error
                 seen[candidate] = error.strerror or str(error)
         if time.monotonic() >= deadline:
             tried = "; ".join(f"{number}: {what}" for number, what in sorted(seen.items()))
