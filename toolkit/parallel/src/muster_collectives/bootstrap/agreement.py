@@ -232,8 +232,9 @@ class Agreement:
         came, here = (0, *self._unproved), dict[int, Said]({0: {}})
         self._collect(_REFUSED, here, came, time.monotonic() + _GRACE_S)
         silent = [rank for rank in came if rank not in here]
-        if answer.get("kind") == CollectiveTimeout.__name__:
-            answer = _words_of(self._late(sorted({*answer["ranks"], *silent}), ""))
+        if silent and time.monotonic() >= self._deadline:
+            late = answer["ranks"] if answer["kind"] == CollectiveTimeout.__name__ else ()
+            answer = _words_of(self._late(sorted({*late, *silent}), ""))
         elif silent:
             self.leave(_REFUSED, {"start over": True})
             raise _StartOverError
