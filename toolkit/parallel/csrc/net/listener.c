@@ -127,9 +127,9 @@ static bool read_hello(struct mc_net *n, struct mc_pending *p) {
 }
 
 /* Who connects stays in the backlog, where it would be seen at each look. */
-static void starve(struct mc_listener *listener) {
+static void rest(struct mc_listener *listener) {
   const uint64_t now = mc_now_ns();
-  if (!atomic_load(&listener->starved_ns)) atomic_store(&listener->starved_ns, now);
+  if (!atomic_load(&listener->no_fd_ns)) atomic_store(&listener->no_fd_ns, now);
   listener->rest_ns = now + MC_SLICE_NS;
   set_listening(listener, false);
 }
@@ -145,10 +145,10 @@ static void accept_pending(struct mc_net *n) {
     const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) {
-      if (mc_no_descriptor(errno)) starve(listener);
+      if (mc_no_descriptor(errno)) rest(listener);
       return;
     }
-    atomic_store(&listener->starved_ns, 0);
+    atomic_store(&listener->no_fd_ns, 0);
     MC_FAULT_POINT(listener_accepted);
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);

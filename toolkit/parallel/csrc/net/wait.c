@@ -39,7 +39,7 @@ void mc_net_late(struct mc_comm *c, struct mc_failure *loss) {
     if (conn->state < MC_CONN_UP && !conn->accepted && conn->why && conn->why != ECONNREFUSED) { /* never reached at all */
       code = MC_ENET, error = conn->why, loop->rank_status[conn->peer] = MC_MISSING, first = (int)conn->peer;
     }
-    if (mc_connect_starved(loop, conn, 0)) {
+    if (mc_connect_lacks_fd(loop, conn, 0)) {
       code = MC_ESYS, error = EMFILE, first = (int)c->rank;
       break;
     }

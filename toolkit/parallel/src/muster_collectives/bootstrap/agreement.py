@@ -282,7 +282,7 @@ class Agreement:
         """Raises what a rank refused with, or CollectiveTimeout for those that are not there."""
         refused = [rank for rank in sorted(said) if "failed" in said[rank]]
         if refused:
-            # a setting is for a person to mend; without a core there is another way (gloo)
+            # a setting is for a person to correct; without a core there is another way (gloo)
             first = min(refused, key=lambda rank: said[rank].get("kind") == CoreError.__name__)
             raise self._refused(refused, first, said[first])
         missing = [rank for rank in range(self.size) if rank not in said]

@@ -197,7 +197,7 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._is_ending = threading.Event()
-        self._starved_at = 0.0  # monotonic; 0: it is not
+        self._no_fd_at = 0.0  # monotonic; 0: it is not
         self._pid = os.getpid()
         for sock in (listener, self._wake_read, self._wake_write):
             sock.setblocking(False)
@@ -243,7 +243,7 @@ class Service:
             else:
                 self._serve(key.data, events)
         now = time.monotonic()
-        listens = self._listener in self._selector.get_map() or now - self._starved_at < _TICK_S
+        listens = self._listener in self._selector.get_map() or now - self._no_fd_at < _TICK_S
         if not listens and self._can_go(self._in_the_way()):
             self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._keys.tick(now)
@@ -283,13 +283,13 @@ class Service:
             sock, _ = self._listener.accept()
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:  # and tries again in a moment
-                if not self._starved_at:
+                if not self._no_fd_at:
                     what = f"rank 0's store can take no more ranks: {error.strerror}"
                     _log.warning("%s (fix: %s)", what, DESCRIPTORS_FIX)
-                self._starved_at = time.monotonic()
+                self._no_fd_at = time.monotonic()
                 self._selector.unregister(self._listener)
             return
-        self._starved_at = 0.0
+        self._no_fd_at = 0.0
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
