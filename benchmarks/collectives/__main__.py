@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.collectives import checked, core, deepspeed, lost, nodes, p2p, sizes
+from benchmarks.collectives import checked, core, deepspeed, lost, nodes, p2p, sizes, starts
 from benchmarks.collectives.training import rows as training
 from benchmarks.report import Beginning, report
 from benchmarks.stolen import read_times, stolen_percent
@@ -33,6 +33,7 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "hooks": training.hooks,
     "deepspeed": deepspeed.rows,
     "checked": checked.rows,
+    "starts": starts.rows,
     "lost": lambda rounds: lost.rows(max(3, rounds // 2)),
     "lost-nodes": lambda rounds: lost.between_nodes(max(3, rounds // 3)),
     "nodes": lambda rounds: nodes.rows(max(3, rounds // 2)),

@@ -120,6 +120,37 @@ def test_a_key_that_differs_is_said_on_all_ranks_and_shown_to_nobody(
     assert key.encode() not in kept and bytes.fromhex(key) not in kept
 
 
+GROUPS = """
+import itertools, json, os, sys
+from array import array
+sys.path.insert(0, sys.argv[1])
+from muster_collectives.core import init, new_group
+with init(timeout_s=60) as world:
+    fours = itertools.cycle(itertools.combinations(range(world.size), 4))
+    made = [new_group(world, ranks) for ranks in itertools.islice(fours, int(sys.argv[2]))]
+    mine = [group for group in made if group is not None]
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in (mine, mine[::-1]):
+        for group in turn:
+            total = array("d", [1.0])
+            group.all_reduce(total)
+            assert total[0] == 4.0
+    world.barrier()
+    for group in mine:
+        group.close()
+    print(json.dumps({"groups": len(mine), "freed": before - len(os.listdir("/proc/self/fd"))}))
+"""
+
+
+def test_a_hundred_overlapping_groups_of_four_live_in_one_process() -> None:
+    """Six ranks: each is in two thirds of the groups."""
+    argv = ["-I", "-S", "-c", GROUPS, str(SOURCES), "150"]
+    ended = ranks.run(6, argv, timeout_s=90)
+    for one in ended:
+        said = json.loads(one.output.strip().rpartition("\n")[2])
+        assert said["groups"] == 100 <= said["freed"], ranks.shown(ended)
+
+
 # --- where rank 0 and the others listen
 
 KNOWN_BY_NAME = """

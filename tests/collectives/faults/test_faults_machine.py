@@ -1,9 +1,10 @@
-"""Hosts that are slow: who holds the others up is said, and nobody else is."""
+"""Hosts that are slow, or have too little: who holds the others up is said, and nobody else is."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.collectives.faults.fault_worker import LONG_S
 from tests.collectives.faults.test_faults import names
 from tests.collectives.support.jobs import clean, job
 
@@ -39,3 +40,17 @@ def test_a_slow_rank_is_named_in_one_log_line_and_nobody_else(
     lines = [line for end in ends for line in end.err.splitlines() if "straggler" in line]
     assert all(f"rank {victim}: steps take" in line for line in lines), lines
     assert [end.rank for end in ends if "straggler" in end.err] == speakers, lines
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["it is connected to", "it connects"])
+def test_a_rank_without_a_descriptor_for_a_connection_says_so_and_blames_nobody_else(
+    victim: int,
+) -> None:
+    with job("faults.descriptor_worker", 2, str(victim), nodes=names("ab")) as started:
+        said = clean(started.ends())
+    own, other = said[victim], said[1 - victim]
+    assert (own["kind"], own["ranks"]) == ("ResourceError", [victim]), own
+    assert f"rank {victim} has no descriptor left (Too many open files)" in own["text"], own
+    assert "ulimit -n" in own["text"], own
+    assert other["ranks"] == [victim], other
+    assert max(each["took_s"] for each in said) < LONG_S / 2, said

@@ -187,6 +187,7 @@ int main(int count, char **words) {
   if (count < 3) return 2;
   demand_isa();
   uint32_t rounds = count > 3 ? (uint32_t)atoi(words[3]) : 100;
+  if (!strcmp(words[1], "wire-harmed")) return play_wire_harmed(words[2]) ? 1 : 0;
   if (!strncmp(words[1], "wire", 4)) return play_wire(words[2], !strcmp(words[1], "wire-messages")) ? 1 : 0;
   if (!strcmp(words[1], "kernels")) return play_kernels(rounds);
   if (!strcmp(words[1], "parts")) return play_parts(rounds);

@@ -68,6 +68,7 @@ act play_ops, play_small, play_direct, play_messages, play_messages_beside, play
     play_unreadable, play_withdraw;
 tune tune_large, tune_f16, tune_bf16, tune_i8, tune_offers;
 int play_wire(const char *nodes, bool messages); /* a proxy flips a byte: driver_wire.c */
+int play_wire_harmed(const char *nodes);         /* or damages a frame as a whole */
 int play_kernels(uint32_t rounds);               /* no ranks: driver_kernels.c */
 int play_parts(uint32_t rounds);                 /* nor here: driver_parts.c */
 #endif

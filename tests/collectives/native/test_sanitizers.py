@@ -186,3 +186,10 @@ def test_a_byte_flipped_on_the_wire_is_noticed_in_checked_mode(
         pytest.skip(f"the {which} rank is the one that connects")
     sound(done)
     sound(memory.play("wire-messages ab"))
+
+
+@pytest.mark.timeout(COMPILE_S)
+def test_a_frame_that_is_garbled_repeated_moved_or_cut_off_is_refused_and_its_sender_named(
+    memory: Driver,
+) -> None:
+    sound(memory.play("wire-harmed ab"))

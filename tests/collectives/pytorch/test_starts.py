@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from muster_collectives.bootstrap.agreement import Agreement
+from muster_collectives.runtime.errors import SettingsError
+from tests.collectives.support import ranks
 from tests.collectives.support.torch_ranks import TEST_S, Job, names_of, run_checks, run_script
+from tests.support.ports import free_port
 from tests.support.traces import left_in_shared_memory, shared_memory
 from tests.support.waiting import wait_until
 
@@ -69,7 +76,7 @@ def test_without_a_core_on_one_rank_all_use_gloo_and_one_line_says_why_and_the_f
     )
     assert [end.code for end in ends] == [0, 0], ends
     [line] = [line for end in ends for line in end.err.splitlines() if "core" in line]
-    assert line.startswith("the core cannot be used: rank 1: "), line
+    assert line.startswith("rank 1 cannot take part: "), line
     assert str(path) in line and line.endswith("; CPU tensors go to gloo"), line
     assert "(fix: install muster-parallel from its wheel" in line
 
@@ -78,12 +85,54 @@ def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for
     """How the making of a group ended: rank 0's answer comes when their own time is just over."""
     import torch.distributed as dist
 
-    from muster_collectives.torch.store import vote
+    from muster_collectives.torch.store import TorchStore
 
-    store, limit_s = dist.HashStore(), 0.3
+    store, limit_s = TorchStore(dist.HashStore()), 0.3
     with ThreadPoolExecutor(1) as others:
         began = time.monotonic()
-        heard = others.submit(vote, store, 1, 2, "life", "it failed", limit_s)
+        heard = others.submit(Agreement(store, 1, 2, "late", limit_s).vote, "it failed")
         wait_until(lambda: time.monotonic() > began + 2 * limit_s, 5.0)
-        assert vote(store, 0, 2, "life", "", limit_s) == ("", "it failed")
+        assert Agreement(store, 0, 2, "late", limit_s).vote("") == ("", "it failed")
         assert heard.result(10.0) == ("", "it failed")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"COLLECTIVES_CORE": "/no/such/core.so"}, {"COLLECTIVES_CHUNK_BYTES": "many"}, {}],
+    ids=["no core", "a setting", "nothing"],
+)
+def test_what_went_wrong_holds_no_store_that_is_to_end_before_torch(
+    wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is left to the end of the interpreter ends the process with a signal."""
+    import torch.distributed as dist
+
+    from muster_collectives.torch.creation import make_communicator
+
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    store = dist.HashStore()
+    alive = weakref.ref(store)
+    gc.collect()
+    gc.disable()  # what is in a circle lives until somebody looks for circles
+    try:
+        try:
+            made = make_communicator(store, 0, 1, "alone", 20.0)
+            if made.communicator is not None:
+                made.communicator.close()
+        except SettingsError as error:
+            del error
+        del store
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_256_ranks_make_a_group_and_use_it() -> None:
+    """8 processes of 32 threads, each with a connection to torch's store and a listener."""
+    argv = ["-m", "benchmarks.collectives.starts_rank", "32", str(free_port()), "1"]
+    ended = ranks.run(8, argv, timeout_s=TEST_S)
+    assert [each.code for each in ended] == [0] * 8, ranks.shown(ended)
+    for each in ended:
+        lines = [json.loads(line) for line in each.output.splitlines() if line.startswith("{")]
+        assert len(lines) == 1 and lines[0]["had"] > lines[0]["came"], lines

@@ -23,9 +23,9 @@ static void stir(uint64_t v[4], unsigned times) {
   }
 }
 
-static void take_in(uint64_t v[4], const uint8_t key[16], bool wide, const uint8_t *data, size_t bytes) {
+static void take_in(uint64_t v[4], const uint8_t key[16], const uint8_t *data, size_t bytes) {
   const uint64_t k0 = word_at(key), k1 = word_at(key + 8);
-  v[0] = k0 ^ 0x736f6d6570736575u, v[1] = k1 ^ 0x646f72616e646f6du ^ (wide ? 0xeeu : 0u);
+  v[0] = k0 ^ 0x736f6d6570736575u, v[1] = k1 ^ 0x646f72616e646f6du ^ 0xeeu;
   v[2] = k0 ^ 0x6c7967656e657261u, v[3] = k1 ^ 0x7465646279746573u;
   const size_t whole = bytes & ~(size_t)7;
   for (size_t at = 0; at < whole; at += 8) {
@@ -37,16 +37,9 @@ static void take_in(uint64_t v[4], const uint8_t key[16], bool wide, const uint8
   v[3] ^= last, stir(v, 2), v[0] ^= last;
 }
 
-uint64_t mc_siphash64(const uint8_t key[16], const void *data, size_t bytes) {
-  uint64_t v[4];
-  take_in(v, key, false, data, bytes);
-  v[2] ^= 0xff, stir(v, 4);
-  return v[0] ^ v[1] ^ v[2] ^ v[3];
-}
-
-void mc_siphash128(const uint8_t key[16], const void *data, size_t bytes, uint8_t out[MC_PROOF]) {
+static void siphash128(const uint8_t key[16], const void *data, size_t bytes, uint8_t out[MC_PROOF]) {
   uint64_t v[4], half;
-  take_in(v, key, true, data, bytes);
+  take_in(v, key, data, bytes);
   v[2] ^= 0xee, stir(v, 4);
   half = v[0] ^ v[1] ^ v[2] ^ v[3], memcpy(out, &half, 8);
   v[1] ^= 0xdd, stir(v, 4);
@@ -55,9 +48,9 @@ void mc_siphash128(const uint8_t key[16], const void *data, size_t bytes, uint8_
 
 void mc_prove(const uint8_t key[32], uint64_t label, const void *data, size_t bytes, uint8_t out[MC_PROOF]) {
   uint8_t inner[24];
-  mc_siphash128(key, data, bytes, inner);
+  siphash128(key, data, bytes, inner);
   memcpy(inner + 16, &label, 8);
-  mc_siphash128(key + 16, inner, sizeof inner, out);
+  siphash128(key + 16, inner, sizeof inner, out);
 }
 
 bool mc_proves(const uint8_t a[MC_PROOF], const uint8_t b[MC_PROOF]) {

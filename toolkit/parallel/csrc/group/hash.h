@@ -7,8 +7,6 @@
 
 #define MC_PROOF 16u /* bytes of a proof */
 
-uint64_t mc_siphash64(const uint8_t key[16], const void *data, size_t bytes);
-void mc_siphash128(const uint8_t key[16], const void *data, size_t bytes, uint8_t out[MC_PROOF]);
 /* HMAC-like, two keys nested: what only holders of the 32-byte key can make. `label` keeps the uses apart. */
 void mc_prove(const uint8_t key[32], uint64_t label, const void *data, size_t bytes, uint8_t out[MC_PROOF]);
 /* In constant time. */

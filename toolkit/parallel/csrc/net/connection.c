@@ -22,11 +22,9 @@ struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted) 
   return conn;
 }
 
-void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello) {
+void mc_conn_up(struct mc_conn *conn, int fd) {
   if (conn->fd >= 0 && conn->fd != fd) close(conn->fd); /* it was watched */
   conn->fd = fd, conn->state = MC_CONN_UP, conn->why = 0, conn->refused_ns = 0;
-  mc_hello_proof(loop->c, hello, conn->accepted ? MC_KEY_OF_ACCEPTING : MC_KEY_OF_CONNECTING, conn->send_key);
-  mc_hello_proof(loop->c, hello, conn->accepted ? MC_KEY_OF_CONNECTING : MC_KEY_OF_ACCEPTING, conn->recv_key);
 }
 
 void mc_conn_reset(struct mc_conn *conn) {
@@ -73,7 +71,7 @@ void mc_conn_drop_queue(struct mc_conn *conn, bool also_begun) {
   while (out) {
     struct mc_send_desc *next = out->next;
     if (out->frame.kind == MC_HEARTBEAT) conn->heartbeat_queued = false;
-    if (out->has_mac) conn->send_index--; /* its number is free again: sealed ones are the first of the row */
+    if (out->has_mac) conn->send_index--; /* its place is free again: those with one are the first of the row */
     mc_send_desc_free(out);
     out = next;
   }
@@ -86,10 +84,10 @@ void mc_conn_lost(struct mc_conn *conn, int error) {
   conn->lost_ns = mc_now_ns(), conn->why = error;
 }
 
-static void set_mac(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
+static void close_header(struct mc_loop *loop, struct mc_conn *conn, struct mc_send_desc *out) {
   if (out->has_mac) return;
   if (loop->c->tuning.checked && out->frame.bytes) out->frame.sum = mc_frame_sum(out->data, out->frame.bytes);
-  out->frame.mac = mc_frame_mac(&out->frame, conn->send_key, conn->send_index++);
+  mc_frame_close(&out->frame, conn->send_index++);
   out->has_mac = true;
 }
 
@@ -113,7 +111,7 @@ void mc_conn_send(struct mc_loop *loop, struct mc_conn *conn) {
     size_t count = 0;
     uint64_t asked = 0;
     for (struct mc_send_desc *out = conn->sends.first; out && count + 2 <= 2 * BATCH && asked < VISIT; out = out->next) {
-      set_mac(loop, conn, out);
+      close_header(loop, conn, out);
       const uint64_t body = out->frame.bytes, head = out->left > body ? out->left - body : 0;
       if (head) {
         pieces[count].iov_base = (uint8_t *)&out->frame + (sizeof out->frame - head);

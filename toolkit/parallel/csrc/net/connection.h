@@ -16,6 +16,7 @@
 #define MC_CROWDED_NS 1000000000u  /* the same where others wait for the place */
 #define MC_PENDING 64u             /* accepted sockets whose hello is under way; the oldest gives way */
 #define MC_REFUSED_NS 2000000000u  /* refused for this long: the process is gone, its port closed */
+#define MC_NO_FD_NS 2000000000u  /* without a descriptor for this long: no other thread gives one back */
 #define MC_ELSEWHERE_NS 300000000u /* after a loss: time for another rank to report its cause */
 #define MC_UNASKED_NS 1000000000u  /* the same for a rank that nothing is awaited from at the moment */
 #define MC_HEARTBEAT_NS 200000000u /* between two heartbeats to the same peers */
@@ -32,7 +33,7 @@ struct mc_send_desc { /* a frame to send */
   uint8_t *owned;  /* freed with it */
   uint64_t ticket; /* collective, 0: none */
   void *owner;     /* p2p request or NULL */
-  bool has_mac;
+  bool has_mac;    /* its header is closed: it has its place */
 };
 struct mc_posted_recv { /* a posted receive of the collective channel */
   struct mc_posted_recv *next;
@@ -56,10 +57,9 @@ struct mc_conn {
   bool accepted;        /* by us: made by the other end */
   bool goodbye, faulty; /* faulty: what came is not ours, nothing more is read */
   bool handled;         /* the loss has been dealt with */
-  uint64_t retry_ns, pause_ns, refused_ns, lost_ns, probed_ns;
+  uint64_t retry_ns, pause_ns, refused_ns, no_fd_ns, lost_ns, probed_ns; /* no_fd: this process had no descriptor for it */
   struct mc_hello hello; /* dialling */
   uint8_t hello_bytes[64]; size_t hello_got;
-  uint8_t send_key[16], recv_key[16];
   uint64_t send_index, recv_index;
   MC_QUEUE(mc_send_desc) sends;
   bool heartbeat_queued;      /* a heartbeat is in the queue */
@@ -92,7 +92,7 @@ struct mc_handler { /* what a channel does with frames */
 struct mc_handed { /* an accepted socket that has proved itself */
   struct mc_handed *next;
   int fd;
-  struct mc_hello hello;
+  uint32_t peer;
 };
 struct mc_loop {
   struct mc_net *net;
@@ -121,6 +121,8 @@ struct mc_loop {
 struct mc_listener {
   pthread_mutex_t lock;
   bool listening;
+  _Atomic uint64_t no_fd_ns; /* since when there is no descriptor for who connects, 0: there is */
+  uint64_t rest_ns;            /* nobody is accepted before */
   int listen_fd, poll_fd; /* poll_fd: epoll over the listening socket and the pending ones */
   struct mc_pending *pending; /* [MC_PENDING] */
 };
@@ -160,9 +162,12 @@ void mc_connect(struct mc_conn *conn);                             /* wants a co
 struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer); /* the one that this rank makes; NULL: no memory */
 void mc_connect_step(struct mc_loop *loop, struct mc_conn *conn);  /* one step of connecting and the hello */
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now); /* refused for too long */
+/* This process has had no descriptor for it for so long, by either end. */
+bool mc_connect_lacks_fd(const struct mc_loop *loop, const struct mc_conn *conn, uint64_t for_ns);
+bool mc_no_descriptor(int error);
 /* --- net/connection.c */
 struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted);
-void mc_conn_up(struct mc_loop *loop, struct mc_conn *conn, int fd, const struct mc_hello *hello);
+void mc_conn_up(struct mc_conn *conn, int fd);
 void mc_conn_reset(struct mc_conn *conn); /* as if it had never been */
 void mc_conn_free(struct mc_conn *conn);
 struct mc_send_desc *mc_send_desc_new(uint8_t kind, const void *data, uint64_t bytes);

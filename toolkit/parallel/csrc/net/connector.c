@@ -24,6 +24,15 @@ struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer) {
   return conn;
 }
 
+bool mc_no_descriptor(int error) { return error == EMFILE || error == ENFILE; }
+
+bool mc_connect_lacks_fd(const struct mc_loop *loop, const struct mc_conn *conn, uint64_t for_ns) {
+  if (conn->state >= MC_CONN_UP) return false;
+  const uint64_t taking = conn->accepted ? atomic_load(&loop->net->listener.no_fd_ns) : 0;
+  const uint64_t since = conn->no_fd_ns ? conn->no_fd_ns : taking;
+  return since && mc_now_ns() >= since + for_ns;
+}
+
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now) {
   return conn->state == MC_CONN_RETRY && conn->refused_ns && now - conn->refused_ns > MC_REFUSED_NS;
 }
@@ -34,6 +43,8 @@ static void again(struct mc_conn *conn, int error) {
   conn->fd = -1, conn->state = MC_CONN_RETRY, conn->why = error, conn->hello_got = 0;
   conn->retry_ns = now + conn->pause_ns;
   conn->pause_ns = conn->pause_ns * 2 < LONGEST_PAUSE_NS ? conn->pause_ns * 2 : LONGEST_PAUSE_NS;
+  if (!mc_no_descriptor(error)) conn->no_fd_ns = 0;
+  else if (!conn->no_fd_ns) conn->no_fd_ns = now;
   if (error != ECONNREFUSED) conn->refused_ns = 0;
   else if (!conn->refused_ns) conn->refused_ns = now;
 }
@@ -116,7 +127,7 @@ static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
     return;
   }
   MC_FAULT_POINT(connector_accepted);
-  mc_conn_up(loop, conn, conn->fd, &conn->hello);
+  mc_conn_up(conn, conn->fd);
   loop->moved = true;
 }
 

@@ -108,7 +108,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   MC_FAULT_POINT(listener_handed_over);
   epoll_ctl(n->listener.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
   struct mc_loop *loop = &n->channels[p->hello.client.channel];
-  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .hello = p->hello};
+  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .peer = p->hello.client.rank};
   __atomic_store_n(&loop->handed, handed, __ATOMIC_RELEASE);
   p->fd = -1;
   mc_loop_wake(loop);
@@ -126,6 +126,14 @@ static bool read_hello(struct mc_net *n, struct mc_pending *p) {
   }
 }
 
+/* Who connects stays in the backlog, where it would be seen at each look. */
+static void rest(struct mc_listener *listener) {
+  const uint64_t now = mc_now_ns();
+  if (!atomic_load(&listener->no_fd_ns)) atomic_store(&listener->no_fd_ns, now);
+  listener->rest_ns = now + MC_SLICE_NS;
+  set_listening(listener, false);
+}
+
 static void accept_pending(struct mc_net *n) {
   struct mc_listener *listener = &n->listener;
   for (uint32_t times = 0; times < MC_PENDING; times++) { /* bounded: others wait for this thread */
@@ -136,7 +144,11 @@ static void accept_pending(struct mc_net *n) {
     }
     const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return;
+    if (fd < 0) {
+      if (mc_no_descriptor(errno)) rest(listener);
+      return;
+    }
+    atomic_store(&listener->no_fd_ns, 0);
     MC_FAULT_POINT(listener_accepted);
     *p = (struct mc_pending){.fd = fd, .since_ns = mc_now_ns()};
     mc_socket_settle(fd, n->buffer_bytes);
@@ -163,7 +175,7 @@ void mc_listener_poll(struct mc_net *n) {
   for (uint32_t i = 0; i < MC_PENDING; i++) {
     if (listener->pending[i].fd >= 0 && now - listener->pending[i].since_ns > MC_HELLO_NS) evict(&listener->pending[i]);
   }
-  if (!listener->listening && free_slot(listener)) set_listening(listener, true);
+  if (!listener->listening && now >= listener->rest_ns && free_slot(listener)) set_listening(listener, true);
   pthread_mutex_unlock(&listener->lock);
 }
 
@@ -185,12 +197,11 @@ void mc_listener_fetch(struct mc_loop *loop) {
   while (row) {
     struct mc_handed *handed = row;
     row = handed->next;
-    const uint32_t peer = handed->hello.client.rank;
-    struct mc_conn *conn = mc_conn_new(loop, peer, true);
+    struct mc_conn *conn = mc_conn_new(loop, handed->peer, true);
     /* A rank that has a connection makes a second only if the first broke before it carried anything. */
     if (conn && conn->state == MC_CONN_GONE && !conn->send_index && !conn->recv_index && !conn->faulty) mc_conn_reset(conn);
     if (!conn || conn->state >= MC_CONN_UP) close(handed->fd);
-    else mc_conn_up(loop, conn, handed->fd, &handed->hello), loop->moved = true;
+    else mc_conn_up(conn, handed->fd), loop->moved = true;
     free(handed);
     MC_FAULT_POINT(listener_fetched);
   }

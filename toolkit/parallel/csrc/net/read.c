@@ -28,7 +28,7 @@ static void header(struct mc_loop *loop, struct mc_conn *conn) {
   conn->read_at += sizeof conn->frame;
   const struct mc_frame *frame = &conn->frame;
   const bool is_control = frame->kind != MC_DATA;
-  if (!mc_frame_mac_fits(frame, conn->recv_key, conn->recv_index++) || frame->kind < MC_DATA || frame->kind > MC_GOODBYE ||
+  if (!mc_frame_fits(frame, conn->recv_index++) || frame->kind < MC_DATA || frame->kind > MC_GOODBYE ||
       (is_control && frame->bytes > MC_CONTROL_BYTES)) {
     mc_conn_fault(loop, conn, MC_ENET);
     return;
@@ -139,7 +139,7 @@ static void scan_control(struct mc_loop *loop, struct mc_conn *conn) {
     struct mc_frame frame;
     at += (size_t)skip;
     memcpy(&frame, conn->read_buffer + at, sizeof frame);
-    if (!mc_frame_mac_fits(&frame, conn->recv_key, index++)) return;
+    if (!mc_frame_fits(&frame, index++)) return;
     at += sizeof frame, skip = frame.bytes;
     if (frame.kind != MC_ABORT && frame.kind != MC_GOODBYE) continue;
     if (conn->read_end - at < skip || skip > MC_CONTROL_BYTES) return;

@@ -60,6 +60,10 @@ static struct mc_failure loss_of(const struct mc_conn *conn, int error) {
  * may have done its part of the call. */
 static int check_conn(struct mc_loop *loop, struct mc_conn *conn, uint64_t now, struct mc_failure *loss) {
   const bool awaited = conn->receives.first || conn->sends.first;
+  if (awaited && mc_connect_lacks_fd(loop, conn, MC_NO_FD_NS)) {
+    const struct mc_failure own = {.code = MC_ESYS, .sys_errno = EMFILE, .rank = (int)loop->c->rank, .reported_by = -1};
+    return lose(loop, own, MC_DEAD, loss);
+  }
   if (mc_connect_refused(conn, now) && awaited) return lose(loop, loss_of(conn, ECONNREFUSED), MC_DEAD, loss);
   /* also where all has been handed to the kernel: it sends no probes while data is unacknowledged */
   if (awaited) mc_conn_probe(conn, now);

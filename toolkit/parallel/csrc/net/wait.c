@@ -39,6 +39,10 @@ void mc_net_late(struct mc_comm *c, struct mc_failure *loss) {
     if (conn->state < MC_CONN_UP && !conn->accepted && conn->why && conn->why != ECONNREFUSED) { /* never reached at all */
       code = MC_ENET, error = conn->why, loop->rank_status[conn->peer] = MC_MISSING, first = (int)conn->peer;
     }
+    if (mc_connect_lacks_fd(loop, conn, 0)) {
+      code = MC_ESYS, error = EMFILE, first = (int)c->rank;
+      break;
+    }
   }
   for (uint32_t rank = 0; first < 0 && rank < c->size; rank++)
     if (loop->rank_status[rank] != MC_HERE) first = (int)rank;

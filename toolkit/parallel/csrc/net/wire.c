@@ -10,14 +10,19 @@ void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum 
   mc_prove(c->key, of, hello, sizeof *hello - its_own, out);
 }
 
-uint64_t mc_frame_mac(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
+static uint64_t check_of(const struct mc_frame *frame) {
   struct mc_frame copy = *frame;
-  copy.mac = index; /* a frame that is lost, doubled or moved does not fit its place */
-  return mc_siphash64(key, &copy, sizeof copy);
+  copy.check = 0;
+  return mc_checksum(0, &copy, sizeof copy);
 }
 
-bool mc_frame_mac_fits(const struct mc_frame *frame, const uint8_t key[16], uint64_t index) {
-  return frame->magic == MC_FRAME_MAGIC && frame->mac == mc_frame_mac(frame, key, index);
+void mc_frame_close(struct mc_frame *frame, uint64_t index) {
+  frame->place = (uint32_t)index;
+  frame->check = check_of(frame);
+}
+
+bool mc_frame_fits(const struct mc_frame *frame, uint64_t index) {
+  return frame->magic == MC_FRAME_MAGIC && frame->place == (uint32_t)index && frame->check == check_of(frame);
 }
 
 uint64_t mc_frame_sum(const void *data, uint64_t bytes) {

@@ -23,14 +23,12 @@ struct mc_server_hello {
 struct mc_client_finished { uint8_t proof[MC_PROOF]; }; /* ACCEPTED has the same form */
 struct mc_hello { struct mc_client_hello client; struct mc_server_hello server; };
 
-/* Who says so holds the group's key and, but for the first, which only names the group, has seen both nonces. The last
- * two are keys that seal the headers, one per direction. */
-enum mc_proof {
-  MC_NAMES_GROUP = 1, MC_PROVES_SERVER_HELLO, MC_PROVES_CLIENT_FINISHED, MC_PROVES_ACCEPTED, MC_KEY_OF_CONNECTING,
-  MC_KEY_OF_ACCEPTING
-};
+/* Who says so holds the group's key and, but for the first, which only names the group, has seen both nonces. */
+enum mc_proof { MC_NAMES_GROUP = 1, MC_PROVES_SERVER_HELLO, MC_PROVES_CLIENT_FINISHED, MC_PROVES_ACCEPTED };
 void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]);
 
+/* A connection that has proved itself is trusted: payloads are not signed, and so neither are headers. A header tells
+ * its place and has a checksum, so that one that is lost, doubled, moved or damaged ends the connection. */
 enum mc_kind { MC_DATA = 1, MC_HEARTBEAT, MC_ABORT, MC_GOODBYE };
 #define MC_FRAME_MAGIC 0x4d43464du
 #define MC_CONTROL_BYTES 4096u /* the longest payload of a heartbeat or an abort */
@@ -39,12 +37,12 @@ struct mc_frame {
   uint8_t kind, verb, dtype, op;
   uint64_t seq, fingerprint, bytes, count;
   uint32_t root;  /* p2p: the tag */
-  uint32_t spare;
+  uint32_t place; /* in the row of frames of its direction, modulo 2^32 */
   uint64_t sum; /* of the payload, 0: not checked */
-  uint64_t mac; /* keyed hash of the header and of its place in the sequence of frames */
+  uint64_t check; /* checksum of the header with 0 here */
 };
-uint64_t mc_frame_mac(const struct mc_frame *frame, const uint8_t key[16], uint64_t index);
-bool mc_frame_mac_fits(const struct mc_frame *frame, const uint8_t key[16], uint64_t index);
+void mc_frame_close(struct mc_frame *frame, uint64_t index); /* all else is in it */
+bool mc_frame_fits(const struct mc_frame *frame, uint64_t index);
 
 uint64_t mc_frame_sum(const void *data, uint64_t bytes); /* never 0 */
 void mc_frame_call(struct mc_frame *frame, const struct mc_comm *c); /* the call that is in progress */

@@ -353,8 +353,7 @@ class CoreGroup:
             raise self.error(replace(failure, mine=called))
         if self._broken is None:
             self._broken = self.error(replace(failure, mine=called.numbered(failure.mine)))
-            raise self._broken
-        raise self._broken.again()
+        raise self._broken.again()  # the kept one holds no frames, which hold a store of torch's
 
     def _wait_for_turn(self) -> None:
         """Another thread is in a call, whose own deadline bounds this wait."""

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from muster_collectives.runtime.errors import CollectiveError, ResourceError, SettingsError
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.types import Code
 
 _SIOCGIFADDR = 0x8915
-_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # no address is at fault
+_NO_MORE = (errno.ENOMEM, errno.ENOBUFS)  # no address is at fault
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
 
 
@@ -39,6 +40,9 @@ def open_listener(
 
 def _no_listener(settings: Settings, host: str, error: OSError) -> CollectiveError:
     reason = error.strerror or str(error)
+    if error.errno in NO_DESCRIPTOR:
+        what = f"this process has no descriptor left to listen with: {reason}"
+        return ResourceError(what, DESCRIPTORS_FIX, code=Code.ESYS)
     if error.errno in _NO_MORE or not (settings.address or settings.interface):
         return ResourceError(
             f"nothing can listen at {host}: {reason}",

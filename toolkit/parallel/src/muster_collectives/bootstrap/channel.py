@@ -11,8 +11,9 @@ from contextlib import suppress
 
 from muster_collectives.wire import Frame, FrameError, Parser, Protocol
 
-PROTOCOL = Protocol(b"mucs", 3, max_head_bytes=1024)
-MAX_VALUE_BYTES = 1 << 20  # of a frame's body: a value of the store
+PROTOCOL = Protocol(b"mucs", 4, max_head_bytes=64)
+MAX_ASKED_BYTES = 4 << 20  # of what a rank says in one frame
+MAX_TOLD_BYTES = 257 << 20  # of an answer: all that a store may hold
 _SEND_S = 60.0
 _POLL_S = 3600.0  # the call has a bound of its own
 
@@ -27,7 +28,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         sock.setblocking(False)  # two threads with deadlines of their own
-        self._parser = Parser(PROTOCOL, MAX_VALUE_BYTES)
+        self._parser = Parser(PROTOCOL, MAX_TOLD_BYTES)
         self._sent = 0
         # a signal handler may come while its thread sends, and abort
         self._sending = threading.RLock()

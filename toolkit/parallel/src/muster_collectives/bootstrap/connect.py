@@ -26,6 +26,7 @@ from muster_collectives.runtime.errors import (
     UsageError,
 )
 from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
@@ -33,7 +34,6 @@ from muster_collectives.runtime.summary import Identity, Summary
 from muster_collectives.runtime.tuning import Tuning, differences
 from muster_collectives.runtime.types import Code
 
-_LIFE_DIGITS = 16  # of a digest of the group's secret, which does not lead back to it
 _log = logging.getLogger("muster_collectives")
 
 
@@ -51,7 +51,7 @@ def connect(
     layer: str | None = "core",
 ) -> Communicator:
     """The group `name` of `size` ranks, called by all of them; the keys in `store` begin with its
-    name, so a name may be used once per store. What one rank cannot do is raised on all.
+    name. What one rank cannot do is raised on all.
 
     `settings` are read from `environ` (the process's) unless given; `tuning` takes the place of
     theirs, and rank 0's counts for all. `timeout_s` bounds this call and is the deadline of calls
@@ -69,30 +69,38 @@ def connect(
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
     agreement = Agreement(within, rank, size, name, limit_s)
+    made = make(agreement, settings, environ)
+    made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
+    if layer is not None and settings.summary_dir:
+        made.summary = Summary(
+            Identity(name, rank, size, members, agreement.generation, layer), settings.summary_dir
+        )
+        core_group.summed.add(made)
+    return made
+
+
+def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -> Communicator:
+    """The group of the ranks of `agreement`, which have not met. Raises as `connect`."""
     listener = None
     try:
         try:
             hosts: tuple[str, ...] = ("127.0.0.1",)
-            if size > 1:
-                hosts, listener = open_listener(settings, environ, max(128, size))
-            mine = node_info.encode_node_info(_node_info(settings, hosts, listener, name))
+            if agreement.size > 1:
+                hosts, listener = open_listener(settings, environ, max(128, agreement.size))
+            info = _node_info(settings, hosts, listener, agreement.group)
         except CollectiveError as error:  # the others wait for a word of this rank
-            agreement.fail("who", error)
+            agreement.fail(error)
         except OSError as error:
             what = f"it cannot look at its machine: {error}"
-            failed = ResourceError(what, "look at this host's limits", code=Code.ESYS)
-            agreement.fail("who", failed)
-        answer = agreement.decide("who", mine, lambda said: _decide(said, settings))
-        plan, key = _read(answer, settings, rank)
-        _say(answer, settings, plan, rank)
-        made = _communicator(agreement, plan, key, settings, listener)
-        made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
-        if layer is not None and settings.summary_dir:
-            life = hmac.digest(key, b"summary", "sha256").hex()[:_LIFE_DIGITS]
-            made.summary = Summary(Identity(name, rank, size, members, life, layer),
-                                   settings.summary_dir)  # fmt: skip
-            core_group.summed.add(made)
-        return made
+            fix = DESCRIPTORS_FIX if error.errno in NO_DESCRIPTOR else "look at this host's limits"
+            agreement.fail(ResourceError(what, fix, code=Code.ESYS))
+        layout = agreement.meet(
+            node_info.encode_node_info(info),
+            lambda said: _decide(said, settings),
+            lambda answer: _layout(agreement, answer, settings, listener),
+        )
+        limit_s = agreement.timeout_s
+        return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)
     finally:
         if listener is not None:  # and the core does not own it
             listener.close()
@@ -172,10 +180,12 @@ def say_once(note: str) -> None:
     _log.warning("%s", note)
 
 
-def _communicator(
-    agreement: Agreement, plan: GroupPlan, key: bytes, settings: Settings,
-    listener: socket.socket | None,
-) -> Communicator:  # fmt: skip
+def _layout(
+    agreement: Agreement, answer: Said, settings: Settings, listener: socket.socket | None
+) -> GroupLayout:
+    """From rank 0's answer to where all ranks are; its descriptors are the caller's."""
+    plan, key = _read(answer, settings, agreement.rank)
+    _say(answer, settings, plan, agreement.rank)
     core, raw = library.load(settings.core), library.raw_tuning(plan.tuning)
 
     def bytes_of(locals_: int) -> int:
@@ -183,11 +193,9 @@ def _communicator(
 
     place = find_locality(agreement, plan, bytes_of)
     between = len(set(place.nodes)) > 1
-    layout = GroupLayout(
+    return GroupLayout(
         rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
         segment_fd=place.fd, why=place.why,
         listen_fd=listener.detach() if listener is not None and between else -1,
         addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip
-    limit_s = agreement.timeout_s
-    return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)

@@ -31,9 +31,9 @@ class Questions:
         self._ended = ""
         self._pid = os.getpid()
 
-    def ask(self, kind: int, key: bytes, body: bytes, timeout_s: float) -> Frame:
-        """The answer, its head without the number. Raises OSError, FrameError: the connection is
-        then of no use any more, as it is after an exception of a signal handler amid a frame."""
+    def ask(self, kind: int, body: bytes, timeout_s: float) -> Frame:
+        """The answer. Raises OSError, FrameError: the connection is then of no use any more, as it
+        is after an exception of a signal handler amid a frame."""
         if os.getpid() != self._pid:  # its locks may be held for ever
             raise ConnectionError("this connection is the parent process's")
         deadline = time.monotonic() + timeout_s
@@ -43,15 +43,11 @@ class Questions:
                 raise ConnectionError(self._ended)
             self._answers[number] = None
         try:
-            self._send(kind, NUMBER.pack(number) + key, body)
-            frame = self._await(number, deadline)
+            self._send(kind, NUMBER.pack(number), body)
+            return self._await(number, deadline)
         finally:
             with self._changed:
                 self._answers.pop(number, None)
-        if frame.head != key:
-            self._end("an answer to another question came")
-            raise FrameError(self._ended)
-        return frame
 
     def close(self) -> None:
         """Never raises."""
@@ -86,12 +82,12 @@ class Questions:
                     self._changed.notify_all()
 
     def _take(self, frame: Frame) -> None:
-        if len(frame.head) < NUMBER.size:
+        if len(frame.head) != NUMBER.size:
             raise FrameError("an answer to no question came")
-        (number,) = NUMBER.unpack_from(frame.head)
+        (number,) = NUMBER.unpack(frame.head)
         with self._changed:
             if number in self._answers:
-                self._answers[number] = frame._replace(head=frame.head[NUMBER.size :])
+                self._answers[number] = frame
 
     def _end(self, why: str) -> None:
         with self._changed:

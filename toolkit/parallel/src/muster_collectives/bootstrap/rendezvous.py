@@ -13,12 +13,15 @@ import hashlib
 import ipaddress
 import socket
 import time
+from collections.abc import Mapping, Sequence
 
 from muster_collectives.bootstrap import service
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
-from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, Channel, StrangerError, dial
+from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, Channel, StrangerError, dial
 from muster_collectives.bootstrap.questions import Questions
-from muster_collectives.runtime.errors import RendezvousError
+from muster_collectives.runtime.errors import RendezvousError, ResourceError
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
+from muster_collectives.runtime.types import Code
 from muster_collectives.wire import FrameError
 
 PORTS = 8
@@ -28,27 +31,42 @@ _MARGIN_S = 5.0
 
 
 class Rendezvous:
-    """A store (see store.py) over one connection, for any thread; rank 0 also holds the service."""
+    """A store (store.py) over one connection, for any thread; rank 0 also holds the service."""
 
     def __init__(self, channel: Channel, served: service.Service | None) -> None:
         self._questions = Questions(channel)
         self._service = served
 
     def set(self, key: str, value: bytes) -> None:
-        """Raises RendezvousError, ValueError for what is too long."""
-        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > service.MAX_KEY_BYTES:
-            raise ValueError(f"{key[:60]!r} with {len(value)} bytes is too long for the store")
-        kind, _ = self._ask(service.SET, key, value, _MARGIN_S * 4)
-        if kind != service.DONE:
-            raise RendezvousError("rank 0's store is full", "make fewer groups, or close them")
+        """Raises as `set_all`."""
+        self.set_all({key: value})
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Raises TimeoutError, RendezvousError."""
-        wait = service.WAIT.pack(timeout_s)
-        kind, value = self._ask(service.GET, key, wait, timeout_s + _MARGIN_S)
-        if kind != service.VALUE:
+        found = self.get_all([key], timeout_s)
+        if not found:
             raise TimeoutError(f"{key} is not there after {timeout_s:.1f} s")
-        return value
+        return found[key]
+
+    def set_all(self, values: Mapping[str, bytes]) -> None:
+        """All or none. Raises RendezvousError, ValueError for what is too long."""
+        for key, value in values.items():
+            if len(value) > service.MAX_VALUE_BYTES or len(key.encode()) > service.MAX_KEY_BYTES:
+                raise ValueError(f"{key[:60]!r} with {len(value)} bytes is too long for the store")
+        body = service.pack(part for key, value in values.items() for part in (key.encode(), value))
+        if len(body) > MAX_ASKED_BYTES:
+            raise ValueError(f"{len(values)} values with {len(body)} bytes are too many at once")
+        kind, _ = self._ask(service.SET, body, _MARGIN_S * 4)
+        if kind != service.DONE:
+            raise RendezvousError("rank 0's store is full", "make fewer groups, or close them")
+
+    def get_all(self, keys: Sequence[str], timeout_s: float) -> dict[str, bytes]:
+        """Waits until all are there, for `timeout_s` at most: those that are. Raises
+        RendezvousError."""
+        asked = service.WAIT.pack(timeout_s) + service.pack(key.encode() for key in keys)
+        _, answer = self._ask(service.GET, asked, timeout_s + _MARGIN_S)
+        values = zip(keys, service.unpack(answer), strict=True)
+        return {key: bytes(value) for key, value in values if value is not None}
 
     def close(self) -> None:
         """Never raises."""
@@ -56,15 +74,15 @@ class Rendezvous:
         if self._service is not None:
             self._service.close()
 
-    def _ask(self, kind: int, key: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    def _ask(self, kind: int, body: bytes, timeout_s: float) -> tuple[int, bytearray]:
         try:
-            frame = self._questions.ask(kind, key.encode(), body, timeout_s)
+            frame = self._questions.ask(kind, body, timeout_s)
         except (OSError, FrameError) as error:
             raise RendezvousError(
                 f"rank 0's store cannot be reached any more: {error}",
                 "look at the output of rank 0: it ended, or its host is gone",
             ) from error
-        return frame.kind, bytes(frame.body)
+        return frame.kind, frame.body
 
 
 def join(
@@ -141,6 +159,9 @@ def _find(host: str, port: int, rank: int, secret: bytes, deadline: float) -> Ch
             except StrangerError as error:
                 seen[candidate] = str(error)
             except OSError as error:
+                if error.errno in NO_DESCRIPTOR:
+                    what = f"rank {rank} has no descriptor left to connect to rank 0: {error}"
+                    raise ResourceError(what, DESCRIPTORS_FIX, code=Code.ESYS, rank=rank) from error
                 seen[candidate] = error.strerror or str(error)
         if time.monotonic() >= deadline:
             tried = "; ".join(f"{number}: {what}" for number, what in sorted(seen.items()))

@@ -4,6 +4,9 @@ It takes ranks that prove the secret. What others send never ends it: garbage, h
 strangers lose their connection. Closing never raises and waits for the thread for a bounded time.
 Bounds: a value has at most 1 MiB, all of them 256 MiB, a key 512 bytes. A rank that has
 set or asked for a key may not connect again.
+
+A rank sets and asks for any number of keys at once: SET has keys and values in turn, GET how long
+to wait and keys; its answer comes when all are there or the time is over, in their order.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
-from muster_collectives.bootstrap.channel import MAX_VALUE_BYTES, PROTOCOL
-from muster_collectives.bootstrap.questions import NUMBER
+from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, PROTOCOL
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.wire import (
     ANSWER_BYTES,
     FIRST_KIND,
@@ -30,10 +33,13 @@ from muster_collectives.wire import (
     Parser,
 )
 
-SET, GET, VALUE, ABSENT, DONE, FULL = range(FIRST_KIND, FIRST_KIND + 6)
+SET, GET, VALUES, DONE, FULL = range(FIRST_KIND, FIRST_KIND + 5)
 MAX_KEY_BYTES = 512
+MAX_VALUE_BYTES = 1 << 20
 _MAX_TOTAL_BYTES = 256 << 20
 WAIT = struct.Struct("!d")
+_LENGTH = struct.Struct("!I")
+_ABSENT = 0xFFFFFFFF  # in the place of a length
 _HELLO_S = 10.0  # a stranger must prove itself within
 _MAX_STRANGERS = 256
 _CROWDED_S = 1.0  # and of too many within this
@@ -62,13 +68,41 @@ class Peer:
         self.out.append(memoryview(header + head + body))
 
 
-class _Waiting(NamedTuple):
-    """`head` is the question's, which the answer repeats: a number of the rank's, and the key."""
+def pack(parts: Iterable[bytes | None]) -> bytes:
+    """Each with its length before it; None is there as well, and is not empty."""
+    return b"".join(
+        _LENGTH.pack(_ABSENT) if part is None else _LENGTH.pack(len(part)) + part for part in parts
+    )
 
-    peer: Peer
-    head: bytes
-    key: bytes
-    until: float
+
+def unpack(data: bytearray) -> list[bytes | None]:
+    """Raises FrameError."""
+    parts: list[bytes | None] = []
+    at = 0
+    while at < len(data):
+        if at + _LENGTH.size > len(data):
+            raise FrameError("a list of values ends amid a length")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if length == _ABSENT:
+            parts.append(None)
+            continue
+        if at + length > len(data):
+            raise FrameError("a list of values ends amid one")
+        parts.append(bytes(data[at : at + length]))
+        at += length
+    return parts
+
+
+class _Waiting:
+    """A question for `keys` of which `missing` are not there. `head` is the question's, which the
+    answer repeats: a number of the rank's."""
+
+    def __init__(
+        self, peer: Peer, head: bytes, keys: list[bytes], missing: set[bytes], until: float
+    ) -> None:
+        self.peer, self.head, self.keys, self.missing = peer, head, keys, missing
+        self.until = until
 
 
 class _Keys:
@@ -77,53 +111,77 @@ class _Keys:
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._total_bytes = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: set[_Waiting] = set()
+        self._by_key: defaultdict[bytes, set[_Waiting]] = defaultdict(set)
 
     def frame(self, peer: Peer, frame: Frame) -> None:
         """Raises FrameError to end the connection."""
-        key = frame.head[NUMBER.size :]
-        if not 0 < len(key) <= MAX_KEY_BYTES:
-            raise FrameError(f"a key of {len(key)} bytes")
         if frame.kind == SET:
-            self._set(peer, frame.head, key, bytes(frame.body))
-        elif frame.kind == GET and len(frame.body) == WAIT.size:
-            (wait_s,) = WAIT.unpack(frame.body)
-            self._get(peer, frame.head, key, wait_s)
+            parts = unpack(frame.body)
+            if len(parts) % 2 or None in parts:
+                raise FrameError("a key without its value")
+            said = [part or b"" for part in parts]
+            self._set(peer, frame.head, dict(zip(_checked(said[::2]), said[1::2], strict=True)))
+        elif frame.kind == GET and len(frame.body) >= WAIT.size:
+            (wait_s,) = WAIT.unpack_from(frame.body)
+            keys = [part or b"" for part in unpack(frame.body[WAIT.size :])]
+            self._get(peer, frame.head, _checked(keys), wait_s)
         else:
             raise FrameError(f"frame {frame.kind} is none of a rank's")
 
     def gone(self, peer: Peer) -> None:
-        self._waiting = [each for each in self._waiting if each.peer is not peer]
+        for each in [each for each in self._waiting if each.peer is peer]:
+            self._end(each)
 
     def tick(self, now: float) -> None:
         """About ten times a second."""
-        late = [each for each in self._waiting if each.until <= now]
-        if late:
-            self._waiting = [each for each in self._waiting if each.until > now]
-        for each in late:
-            each.peer.queue(ABSENT, each.head)
+        for each in [each for each in self._waiting if each.until <= now]:
+            self._end(each)
+            self._answer(each.peer, each.head, each.keys)
 
-    def _set(self, peer: Peer, head: bytes, key: bytes, value: bytes) -> None:
-        total = self._total_bytes + len(value) - len(self._values.get(key, b""))
+    def _set(self, peer: Peer, head: bytes, values: dict[bytes, bytes]) -> None:
+        before = sum(len(self._values.get(key, b"")) for key in values)
+        total = self._total_bytes + sum(map(len, values.values())) - before
         if total > _MAX_TOTAL_BYTES:
             peer.queue(FULL, head)
             return
         self._total_bytes = total
-        self._values[key] = value
+        self._values.update(values)
         peer.queue(DONE, head)
-        for each in self._waiting:
-            if each.key == key:
-                each.peer.queue(VALUE, each.head, value)
-        self._waiting = [each for each in self._waiting if each.key != key]
+        for key in values:
+            for each in self._by_key.pop(key, ()):
+                each.missing.discard(key)
+                if not each.missing:
+                    self._waiting.discard(each)
+                    self._answer(each.peer, each.head, each.keys)
 
-    def _get(self, peer: Peer, head: bytes, key: bytes, wait_s: float) -> None:
-        value = self._values.get(key)
-        if value is not None:
-            peer.queue(VALUE, head, value)
-        elif not wait_s > 0:
-            peer.queue(ABSENT, head)
-        else:
-            self._waiting.append(_Waiting(peer, head, key, time.monotonic() + wait_s))
+    def _get(self, peer: Peer, head: bytes, keys: list[bytes], wait_s: float) -> None:
+        missing = {key for key in keys if key not in self._values}
+        if not missing or not wait_s > 0:
+            self._answer(peer, head, keys)
+            return
+        waiting = _Waiting(peer, head, keys, missing, time.monotonic() + wait_s)
+        self._waiting.add(waiting)
+        for key in missing:
+            self._by_key[key].add(waiting)
+
+    def _end(self, waiting: _Waiting) -> None:
+        self._waiting.discard(waiting)
+        for key in waiting.missing:
+            self._by_key[key].discard(waiting)
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    def _answer(self, peer: Peer, head: bytes, keys: list[bytes]) -> None:
+        peer.queue(VALUES, head, pack(self._values.get(key) for key in keys))
+
+
+def _checked(keys: list[bytes]) -> list[bytes]:
+    """Raises FrameError."""
+    for key in keys:
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            raise FrameError(f"a key of {len(key)} bytes")
+    return keys
 
 
 class Service:
@@ -139,6 +197,7 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._is_ending = threading.Event()
+        self._no_fd_at = 0.0  # monotonic; 0: it is not
         self._pid = os.getpid()
         for sock in (listener, self._wake_read, self._wake_write):
             sock.setblocking(False)
@@ -184,7 +243,8 @@ class Service:
             else:
                 self._serve(key.data, events)
         now = time.monotonic()
-        if self._listener not in self._selector.get_map() and self._can_go(self._in_the_way()):
+        listens = self._listener in self._selector.get_map() or now - self._no_fd_at < _TICK_S
+        if not listens and self._can_go(self._in_the_way()):
             self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._keys.tick(now)
         for peer in list(self._peers):
@@ -221,8 +281,15 @@ class Service:
             self._drop(oldest)
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:  # and tries again in a moment
+                if not self._no_fd_at:
+                    what = f"rank 0's store can take no more ranks: {error.strerror}"
+                    _log.warning("%s (fix: %s)", what, DESCRIPTORS_FIX)
+                self._no_fd_at = time.monotonic()
+                self._selector.unregister(self._listener)
             return
+        self._no_fd_at = 0.0
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -274,7 +341,7 @@ class Service:
             raise
         self._replace(rank)
         peer.rank = rank
-        peer.parser.max_body_bytes = MAX_VALUE_BYTES
+        peer.parser.max_body_bytes = MAX_ASKED_BYTES
         peer.out.append(memoryview(PROTOCOL.welcome(self._secret, peer.nonce, told)))
 
     def _replace(self, rank: int) -> None:

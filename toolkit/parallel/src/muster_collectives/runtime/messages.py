@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 
 from muster_collectives.runtime.errors import OF_CODE, CollectiveError
 from muster_collectives.runtime.types import Code, Failure, RankStatus, Record
 
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+DESCRIPTORS_FIX = (
+    "give the process more open files (`ulimit -n`; of a container `--ulimit nofile=65536`), or "
+    "close groups that are no longer used"
+)
 _SHOWN_RANKS = 16
 _SHOWN_RECORDS = 4
 
@@ -50,7 +56,7 @@ def error_of(
     last = "; ".join(str(record) for record in records[-_SHOWN_RECORDS:])
     return kind(
         f"{where}: {_what(failure, rank)}",
-        _FIXES.get(failure.code, ""),
+        _fix(failure),
         group=group,
         rank=rank,
         ranks=guilty(failure),
@@ -58,6 +64,12 @@ def error_of(
         operation=operation,
         last=last,
     )
+
+
+def _fix(failure: Failure) -> str:
+    if failure.sys_errno in NO_DESCRIPTOR:
+        return DESCRIPTORS_FIX
+    return _FIXES.get(failure.code, "")
 
 
 def guilty(failure: Failure) -> tuple[int, ...]:
@@ -111,7 +123,10 @@ def _what(failure: Failure, rank: int) -> str:
         return f"the connection{to} failed{_system(failure)}{after}"
     if failure.code is Code.ECHECK:
         return f"what {who} sent arrived changed: the checksum is wrong{after}"
-    return _OWN.get(failure.code, f"failed with code {int(failure.code)}") + _system(failure)
+    own = _OWN.get(failure.code, f"failed with code {int(failure.code)}")
+    if failure.code is Code.ESYS and failure.sys_errno in NO_DESCRIPTOR:
+        own = f"{who if named else 'this process'} has no descriptor left"
+    return own + _system(failure)
 
 
 _OWN = {

@@ -2,7 +2,7 @@
 
 A group must always start. All ranks say first whether they can load the core; where one cannot, all
 of them use gloo. Where the core is there but the group cannot be made with it, gloo too, and the
-reason is said once.
+reason is said once. Only ranks that do not come, or make another group, are errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,29 +20,33 @@ import torch.distributed as dist
 
 from muster_collectives.binding import library
 from muster_collectives.binding.communicator import Communicator
-from muster_collectives.core import connect
+from muster_collectives.bootstrap.agreement import Agreement
+from muster_collectives.bootstrap.connect import make
 from muster_collectives.runtime import machine, settings
-from muster_collectives.runtime.errors import CollectiveError, CoreError, SettingsError
+from muster_collectives.runtime.errors import (
+    CollectiveError,
+    CoreError,
+    ResourceError,
+    SettingsError,
+)
 from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.group_state import Device, Fallback, GroupState
-from muster_collectives.torch.store import TorchStore, meet, vote
+from muster_collectives.torch.store import TorchStore
 from muster_collectives.torch.works.op_queue import OpQueue
 
 _log = logging.getLogger("muster_collectives")
 _SHOWN_RANKS = 8
-_VOTE_S = 10.0  # after the deadline of making the group, for the slowest rank to say how it ended
-_WRONG = "settings: "
 
 
 @dataclass(frozen=True)
 class Made:
     """What a new process group is made of. `communicator` None: CPU tensors go to gloo, `why` says
-    the reason. `life` is the prefix in the store that only this making of the group has."""
+    the reason. `generation` is the prefix in the store that only this making of the group has."""
 
     communicator: Communicator | None
-    life: str
+    generation: str
     why: str = ""
 
 
@@ -69,66 +72,52 @@ def group_timeout_s(timeout: timedelta | None, environ: Mapping[str, str]) -> fl
 
 
 def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: float) -> Made:
-    """Collective over the group's ranks. Raises RendezvousError, and SettingsError on all ranks
-    where a variable of one of them cannot be used."""
-    problem = _problem()
-    life, words = meet(store, rank, size, name, problem, timeout_s)
-    _raise_settings(words, name, rank)
-    if any(words):
-        why = _said("the core cannot be used", words)
-        if rank == 0:
-            _tell_once(why)
-        return Made(None, life, why)
-    began = time.monotonic()
-    wrong: SettingsError | None = None
+    """Collective over the group's ranks. Raises on all of them CollectiveTimeout that names who has
+    not come, RendezvousError, and SettingsError where a variable of one of them cannot be used."""
+    agreement = Agreement(TorchStore(store), rank, size, name, timeout_s)
+    communicator, failed = None, ""
     try:
-        communicator = connect(
-            TorchStore(store, life), rank, size, name=name, timeout_s=timeout_s, layer=None
-        )
-        failed = ""
-    except SettingsError as error:  # on all ranks, unless one has lost the store
-        communicator, wrong, failed = None, error, f"{_WRONG}{error}"
-    except (CollectiveError, OSError) as error:
-        communicator, failed = None, str(error) or type(error).__name__
-    # a rank whose making failed at once votes long before one that has waited for the deadline
-    left_s = max(0.0, began + timeout_s - time.monotonic())
-    words = vote(store, rank, size, life, failed, left_s + _VOTE_S)
+        problem = _problem()
+        if problem is not None:
+            agreement.fail(problem)
+        communicator = make(agreement, settings.current(), os.environ)
+    except CollectiveError as error:
+        if agreement.is_settled:
+            failed = str(error)
+        elif isinstance(error, (CoreError, ResourceError)):  # of one rank, and told to all
+            fix = f" (fix: {error.fix})" if error.fix else ""
+            why = error.message.removeprefix(f"group {name!r}: ") + fix
+            if rank == 0:
+                _tell_once(why)
+            return Made(None, agreement.generation, why)
+        else:
+            raise
+    except OSError as error:
+        failed = str(error) or type(error).__name__
+    words = agreement.vote(failed)
     if not any(words):
-        return Made(communicator, life)
+        return Made(communicator, agreement.generation)
     if communicator is not None:
         communicator.close()
-    if wrong is not None:
-        raise wrong
-    _raise_settings(words, name, rank)
     why = _said("the group could not be made with the core", words)
     if rank == 0:
         _log.warning("group %r: %s; CPU tensors go to gloo", name, why)
-    return Made(None, life, why)
+    return Made(None, agreement.generation, why)
 
 
-def _problem() -> str:
-    """Why this rank cannot use the core; "" if it can."""
+def _problem() -> CollectiveError | None:
+    """Why this rank cannot use the core."""
     try:
-        found = settings.read(os.environ)
+        found = settings.current()
         read_device_settings(os.environ)
-    except SettingsError as error:
-        return f"{_WRONG}{error}"
-    if found.gloo:
-        return "COLLECTIVES_GLOO=1"
-    try:
+        if found.gloo:
+            return CoreError("COLLECTIVES_GLOO=1")
         library.load(found.core)
-    except CoreError as error:
-        return f"{error.message} (fix: {error.fix})"
-    return ""
-
-
-def _raise_settings(words: tuple[str, ...], name: str, rank: int) -> None:
-    wrong = [number for number, word in enumerate(words) if word.startswith(_WRONG)]
-    if wrong:
-        raise SettingsError(
-            f"group {name!r}: rank {wrong[0]}: {words[wrong[0]].removeprefix(_WRONG)}",
-            group=name, rank=rank, ranks=wrong,
-        )  # fmt: skip
+    except (SettingsError, CoreError) as error:
+        # another one, for that one holds the frames of this call, and so torch's store, which ends
+        # the process where it outlives torch
+        return type(error)(error.message, error.fix)
+    return None
 
 
 @functools.cache
@@ -174,7 +163,7 @@ def make_group(
     """A group of its own store. Raises what `make_communicator` raises."""
     made = make_communicator(store, rank, size, name, timeout_s)
     nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
-    below = dist.PrefixStore(made.life, store)
+    below = dist.PrefixStore(made.generation, store)
 
     def host_group() -> MusterProcessGroup:
         """Of the host-staged device path: a group of its own, for it has a thread of its own."""
@@ -182,7 +171,7 @@ def make_group(
         return make_group(inside, rank, size, f"{name}, host sums", members, timeout_s)
 
     state = GroupState(
-        Identity(name, rank, size, tuple(members), made.life, "torch"),
+        Identity(name, rank, size, tuple(members), made.generation, "torch"),
         made.communicator,
         made.why,
         OpQueue(name, is_eager(nodes, rank), made.communicator),
