@@ -128,7 +128,7 @@ def test_what_went_wrong_holds_no_store_that_is_to_end_before_torch(
         gc.enable()
 
 
-def test_256_ranks_make_a_group_and_use_it() -> None:
+def test_256_ranks_make_a_group() -> None:
     """8 processes of 32 threads, each with a connection to torch's store and a listener."""
     argv = ["-m", "benchmarks.collectives.starts_rank", "32", str(free_port()), "1"]
     ended = ranks.run(8, argv, timeout_s=TEST_S)
