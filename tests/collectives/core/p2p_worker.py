@@ -335,6 +335,29 @@ def held_copy(comm: Communicator) -> dict[str, Any]:
     return ways(comm)
 
 
+def stood_still(comm: Communicator) -> dict[str, Any]:
+    """The receiver stands still (MC_FAULT) amid what it reads for longer than its sender waits: it
+    gets the copy, from a sender that is at no call, and all that comes then."""
+    size, meeting = 150_000, Meeting()  # the copy has room in the ring
+    data = [pattern(size, 1, tag) for tag in range(3)]
+    if comm.rank:
+        words = {"kind": ""}
+        try:
+            comm.post_send(int(data[0].ctypes.data), size, 0, 1, 0.2).wait(LIMIT_S)
+        except CollectiveError as error:
+            words = described(error)
+        meeting.wait_for_mark("first")
+        for each in data[1:]:
+            send(comm, each, 0, 1).wait(LIMIT_S)
+        return words
+    room = np.zeros(size, np.uint8)
+    for each in data:
+        receive(comm, room, 1, 1).wait(LIMIT_S)
+        assert (room == each).all()
+        meeting.mark("first")
+    return {}
+
+
 def dropped(comm: Communicator) -> dict[str, Any]:
     """A send whose request its caller forgets arrives; a child that is forked meanwhile takes
     nothing away; a close ends what nobody has taken."""
@@ -555,6 +578,7 @@ SCENARIOS: dict[str, Callable[[Communicator], dict[str, Any]]] = {
         given_up,
         unreadable,
         held_copy,
+        stood_still,
         dropped,
     )
 }

@@ -29,6 +29,7 @@ from muster_collectives.core import (
     SettingsError,
     Store,
 )
+from muster_collectives.runtime.types import Code
 from muster_collectives.version import __version__
 from tests.collectives.core.test_meetings import SECRET, come
 from tests.support.waiting import wait_until
@@ -259,6 +260,94 @@ def asked_by_rank_0(size: int) -> int:
         for each in (*begin(pool, ranks, "", (0,), size=size), *others):
             each.result(LONG_S)
         return counted.questions
+
+
+def offered(of: Agreement, leader: int) -> Any:
+    """What a rank heard whose leader offers something before all decide."""
+
+    def follow(answer: Any) -> Any:
+        words = {}
+        if of.rank == leader:
+            of.leave("offer", {"from": leader})
+        elif of.rank:
+            words = of.read("offer", "share")
+        return of.decide("share", {"offer": words}, lambda said: {"all": list(said)})
+
+    return of.meet({}, lambda said: {}, follow)
+
+
+def test_who_waits_for_another_ranks_offer_starts_over_with_the_others(
+    stores: Sequence[Store],
+) -> None:
+    """Rank 2, whose old hello is there, is to offer something, and comes late."""
+    hello(stores[2], 2, mine=0)
+    of = [Agreement(stores[rank], rank, RANKS, "g", LONG_S) for rank in range(RANKS)]
+    began = time.monotonic()
+    with ThreadPoolExecutor(RANKS) as pool:
+        early = [pool.submit(offered, of[rank], 2) for rank in (0, 1, 3)]
+        wait_until(lambda: of[3].generation, LONG_S)  # it has its answer, and waits for rank 2
+        late = pool.submit(offered, of[2], 2)
+        found = [each.result(LONG_S) for each in (*early, late)]
+    assert time.monotonic() - began < LONG_S / 2
+    assert all(each["all"] == found[0]["all"] for each in found)
+    assert [each["offer"] for each in found[0]["all"]] == [{}, {"from": 2}, {}, {"from": 2}]
+
+
+def test_a_rank_that_dies_before_its_offer_is_named_alone(stores: Sequence[Store]) -> None:
+    of = [Agreement(stores[rank], rank, RANKS, "g", 6 * SHORT_S) for rank in range(RANKS)]
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = [pool.submit(offered, of[rank], 2) for rank in (0, 1, 3)]
+        gone = pool.submit(of[2].meet, {}, lambda said: {}, lambda answer: answer)
+        assert gone.result(LONG_S)
+        for error in errors(found):
+            assert isinstance(error, CollectiveTimeout) and error.ranks == (2,), error
+
+
+def without_a_core(of: Agreement) -> None:
+    of.fail(CoreError("there is none", "install it", code=Code.EINVAL))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_that_can_do_without_the_core_wait_for_who_is_late(
+    stores: Sequence[Store], which: int
+) -> None:
+    """One of them lacks it; the last one comes after the time in which others would give up."""
+    of = [Agreement(stores[rank], rank, RANKS, "g", LONG_S, falls_back=True)
+          for rank in range(RANKS)]  # fmt: skip
+    acts = [without_a_core if rank == which else shared_alone for rank in range(RANKS)]
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = [pool.submit(acts[rank], of[rank]) for rank in range(RANKS - 1)]
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 2.5, LONG_S)
+        assert not any(each.done() for each in found)
+        found.append(pool.submit(acts[-1], of[-1]))
+        for error in errors(found):
+            assert isinstance(error, CoreError), error
+            assert "there is none" in str(error)
+
+
+def shared_alone(of: Agreement) -> None:
+    shared(None, of)
+
+
+def test_who_does_not_come_is_named_beside_a_core_that_is_missing(stores: Sequence[Store]) -> None:
+    of = [Agreement(stores[rank], rank, RANKS, "g", SHORT_S, falls_back=True)
+          for rank in range(RANKS - 1)]  # fmt: skip
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = [pool.submit(without_a_core if each.rank == 1 else shared_alone, each)
+                 for each in of]  # fmt: skip
+        for error in errors(found):
+            assert isinstance(error, CollectiveTimeout) and error.ranks == (RANKS - 1,), error
+            assert "rank 1 cannot take part: there is none" in str(error)
+
+
+def test_a_hello_that_was_answered_is_taken_back_and_not_deleted(stores: Sequence[Store]) -> None:
+    """A store may wait without end for a key that goes while it is read."""
+    with ThreadPoolExecutor(RANKS) as pool:
+        for each in begin(pool, stores, 1, range(RANKS)):
+            each.result(LONG_S)
+    for rank in range(1, RANKS):
+        assert json.loads(bytes(stores[0].get(f"hello/{rank}", LONG_S))) == {}
 
 
 def test_without_a_descriptor_to_listen_with_that_is_said_with_the_limit_to_raise(

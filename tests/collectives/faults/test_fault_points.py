@@ -137,6 +137,13 @@ def test_no_wake_up_is_lost_between_two_steps_of_the_doorbell_thread(
     assert statistics.median(took) < within(1.0), took
 
 
+def test_a_reader_that_stands_still_gets_the_copy_and_what_comes_then(core: Path) -> None:
+    environ = {"COLLECTIVES_CORE": str(core), "MC_FAULT": "offer_piece_read:1:-1500000"}
+    with job("core.p2p_worker", 2, "stood_still", environ=environ) as started:
+        said = clean(started.ends())[1]["stood_still"]
+    assert said["kind"] == "CollectiveTimeout", said
+
+
 def test_an_instruction_for_a_point_that_is_not_there_ends_the_rank(ranks: Workshop) -> None:
     found = ranks.play(Case("no_such_point", "barrier", 0, "a"), signal.SIGKILL)
     assert found.codes[0] == -signal.SIGABRT

@@ -96,6 +96,25 @@ def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for
         assert heard.result(10.0) == ("", "it failed")
 
 
+def test_a_store_in_a_file_waits_for_a_late_rank(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    from muster_collectives.torch.creation import make_communicator
+
+    def made(rank: int) -> int:
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        found = make_communicator(store, rank, 2, "in a file", TEST_S)
+        assert found.communicator is not None
+        with found.communicator as group:
+            return group.size
+
+    with ThreadPoolExecutor(2) as pool:
+        first, began = pool.submit(made, 0), time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 2.5, 10.0)
+        assert not first.done()
+        assert [pool.submit(made, 1).result(TEST_S), first.result(TEST_S)] == [2, 2]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"COLLECTIVES_CORE": "/no/such/core.so"}, {"COLLECTIVES_CHUNK_BYTES": "many"}, {}],

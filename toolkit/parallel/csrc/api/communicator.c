@@ -126,11 +126,12 @@ int mc_region_add(struct mc_comm *c, void *const *bases, uint64_t bytes, uint32_
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
   pthread_mutex_lock(&c->region_lock);
+  const uint64_t id = ++c->region_ids; /* of a call that fails, too: others may have gone through with it */
   while (i < MC_REGIONS && c->regions[i].used) i++;
   if (i < MC_REGIONS) {
     memcpy(c->regions[i].bases, bases, c->locals * sizeof *bases);
     c->regions[i].bytes = bytes;
-    c->regions[i].id = ++c->region_ids;
+    c->regions[i].id = id;
     c->regions[i].used = true;
     c->region_count++;
     *region = i;

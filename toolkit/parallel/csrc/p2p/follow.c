@@ -27,7 +27,7 @@ int mc_follow(struct mc_comm *c, uint64_t request) {
   struct mc_note *note = calloc(1, sizeof *note);
   if (!note) return MC_EMEM;
   note->id = request;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   struct mc_request *r = mc_request_find(p, request);
   if (r && !r->note && !p->followed_no_more) {
     r->note = note;
@@ -43,7 +43,7 @@ int mc_follow(struct mc_comm *c, uint64_t request) {
 int mc_next_ended(struct mc_comm *c, uint64_t *request) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   struct mc_p2p *p = c->p2p;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   while (!p->ended.first && !p->followed_no_more) pthread_cond_wait(&p->ended_news, &p->lock);
   struct mc_note *note = p->followed_no_more ? NULL : p->ended.first;
   if (note) {
@@ -58,7 +58,7 @@ int mc_next_ended(struct mc_comm *c, uint64_t *request) {
 void mc_follow_no_more(struct mc_comm *c) {
   if (c->pid != (int)getpid()) return;
   struct mc_p2p *p = c->p2p;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   p->followed_no_more = true;
   pthread_cond_broadcast(&p->ended_news);
   pthread_mutex_unlock(&p->lock);

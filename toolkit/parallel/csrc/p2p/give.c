@@ -81,13 +81,14 @@ bool mc_offer_withdraw(struct mc_p2p *p, struct mc_request *r) {
       return true;
     }
     if (state == MC_OFFER_READING && may_read_on(p, r)) return false;
-    /* nobody takes a copy of who has gone, nor from who goes */
-    if (state == MC_OFFER_OPEN || peer->gone != MC_HERE || p->closing) {
-      if (!atomic_compare_exchange_strong(word, &seen, mc_offer_word(turn + 1, MC_OFFER_FREE))) continue;
+    /* nobody takes a copy of who has gone, nor from who goes: where a receive has it, the slot is not used again */
+    const bool open = state == MC_OFFER_OPEN;
+    if (open || peer->gone != MC_HERE || p->closing || p->aborted) {
+      if (!atomic_compare_exchange_strong(word, &seen, mc_offer_word(open ? turn + 1 : turn, MC_OFFER_FREE))) continue;
       MC_FAULT_POINT(offer_withdrawn);
       MC_REMOVE(&peer->offers, s);
       MC_REMOVE(&peer->sends, s);
-      peer->slots &= ~((uint64_t)1 << s->slot);
+      if (open) peer->slots &= ~((uint64_t)1 << s->slot);
       r->sending = NULL;
       free(s);
       return true;

@@ -31,7 +31,7 @@ void mc_peer_gone(struct mc_p2p *p, uint32_t rank, uint8_t status, int code, int
       peer->current = NULL;
     }
     mc_messages_drop(p, rank);
-    mc_ring_forget(peer); /* they are sent from copies; nobody will read them */
+    mc_ring_forget(p, peer); /* they are sent from copies; nobody will read them */
   } else if (p->loop) {
     mc_p2p_net_cut(p, rank);
   }

@@ -3,7 +3,8 @@
  * The sender puts an entry into the ring, at the message's place in the row, that says where the bytes are. Whose
  * they are is said by a word of the pair, one for each open offer: the turn of its slot, and
  *
- *   FREE      none, or the sender has withdrawn it: the turn is another then
+ *   FREE      none, or the sender has withdrawn it: the turn is another then. The same turn: a receive had it as the sender
+ *             left, and no copy comes. Another turn says nothing to a receive that has it: its copy has gone into the ring
  *   OFFERED   the receiver may take it, the sender may withdraw it: a compare-and-swap decides
  *   READING   a receive has it. The sender's memory is read, so its request does not end now; who stands still as it reads is
  *             not waited for without end: the sender makes a copy, and says WANTED itself

@@ -13,7 +13,7 @@
 static void release(struct mc_p2p *p) {
   for (uint32_t rank = 0; rank < p->c->size; rank++) {
     if (p->peers[rank].current) mc_message_cut(p, p->peers[rank].current);
-    mc_ring_forget(&p->peers[rank]);
+    mc_ring_forget(p, &p->peers[rank]);
   }
   for (struct mc_conn *conn = p->loop ? p->loop->conns : NULL; conn; conn = conn->next) {
     if (conn->incoming) mc_message_cut(p, conn->incoming);
@@ -251,7 +251,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
       if (!near && p->net_waiters == 1) mc_p2p_wake_progress(p); /* the thread is to leave */
       pthread_mutex_unlock(&p->lock);
       wait_for_doorbell(p, wake_seq, at_most, &spin_until);
-      pthread_mutex_lock(&p->lock);
+      mc_p2p_enter(p);
     }
   }
   if (net_spin) learn(p, in_vain);
@@ -287,7 +287,7 @@ static bool withdraw_all(struct mc_p2p *p, int code) {
 
 void mc_p2p_close(struct mc_comm *c) {
   struct mc_p2p *p = c->p2p;
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   p->closing = true;
   while (!withdraw_all(p, MC_ECLOSED)) {
     const uint32_t wake_seq = atomic_load(&mc_own_doorbell(p)->wake_seq);

@@ -24,6 +24,8 @@ void mc_p2p_rest(struct mc_p2p *p) {
   pthread_mutex_lock(&p->lock);
 }
 
+static bool has_near(const struct mc_p2p *p) { return p->pending_near || p->owed; }
+
 void mc_p2p_wake_progress(struct mc_p2p *p) {
   if (p->polling) mc_loop_wake(p->loop);
   else if (p->net_idle) pthread_cond_signal(&p->net_rest);
@@ -31,13 +33,13 @@ void mc_p2p_wake_progress(struct mc_p2p *p) {
 
 void mc_p2p_arm_progress(struct mc_p2p *p) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
-  if (p->pending_near && !p->doorbell_waiters) {
+  if (has_near(p) && !p->doorbell_waiters) {
     /* Arm first, then look: what comes between the two wakes the thread. The other way round it would
      * be noticed at the next slice only. */
     atomic_store(&doorbell->armed, 1);
     MC_FAULT_POINT(progress_armed);
     mc_rings_move(p);
-    if (p->pending_near && (p->doorbell_idle || p->reads.first)) mc_doorbell_wake_thread(doorbell);
+    if (has_near(p) && (p->doorbell_idle || p->reads.first)) mc_doorbell_wake_thread(doorbell);
   }
   if (p->reads.first && p->doorbell_waiters) mc_doorbell_wake(doorbell); /* it reads on */
   const bool needed = p->pending_remote && !p->net_waiters && !p->polling;
@@ -47,14 +49,14 @@ void mc_p2p_arm_progress(struct mc_p2p *p) {
 static void sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const uint32_t thread_seq = atomic_load(&doorbell->thread_seq); /* what is heard from here on wakes the sleep below */
-  const bool alone = p->pending_near && !p->doorbell_waiters;
+  const bool alone = has_near(p) && !p->doorbell_waiters;
   atomic_store(&doorbell->armed, alone ? 1u : 0u);
   MC_FAULT_POINT(thread_armed);
   if (alone) mc_rings_move(p);
   const bool more = alone && mc_reads_move(p);
   MC_FAULT_POINT(thread_moved);
   mc_p2p_check_liveness(p, false);
-  *idle_for = p->pending_near ? 0 : *idle_for + 1;
+  *idle_for = has_near(p) ? 0 : *idle_for + 1;
   p->doorbell_idle = *idle_for > LINGER;
   if (more) {
     mc_p2p_rest(p);

@@ -71,7 +71,8 @@ static bool push_one(struct mc_sending *s, struct mc_ring *ring, uint8_t *bytes,
   return s->moved == s->bytes;
 }
 
-static void forget(struct mc_sending *s) {
+static void forget(struct mc_p2p *p, struct mc_sending *s) {
+  if (s->owned) p->owed--;
   free(s->owned);
   free(s);
 }
@@ -92,7 +93,7 @@ static bool push_all(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, uint
       s->request->sending = NULL;
       mc_request_end(p, s->request, MC_OK, 0);
     }
-    forget(s);
+    forget(p, s);
   }
   return true;
 }
@@ -144,7 +145,7 @@ static bool begin_one(struct mc_p2p *p, uint32_t rank, struct mc_ring *ring, con
     MC_FAULT_POINT(offer_arrived);
     return true;
   }
-  peer->current = header.magic == COPY_MAGIC ? mc_take_copy(p, rank, header.tag) : mc_message_arrives(p, rank, header.tag, header.bytes, false);
+  peer->current = header.magic == COPY_MAGIC ? mc_take_copy(p, rank, header.tag, header.bytes) : mc_message_arrives(p, rank, header.tag, header.bytes, false);
   peer->held = !peer->current;
   if (peer->held) return false;
   atomic_store(&ring->head, head + sizeof header);
@@ -215,6 +216,7 @@ bool mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
     s->owned = malloc(left ? left : 1);
     s->request = NULL;
     if (s->owned) {
+      p->owed++;
       if (left) memcpy(s->owned, s->data + s->moved, left);
       s->data = s->owned - s->moved;
       return true;
@@ -222,14 +224,14 @@ bool mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r) {
     peer->gone = MC_LEFT, peer->code = MC_EMEM, peer->why = 0; /* no memory: this way is closed from now on */
   }
   MC_REMOVE(&peer->sends, s);
-  forget(s);
+  forget(p, s);
   return true;
 }
 
-void mc_ring_forget(struct mc_peer *peer) {
+void mc_ring_forget(struct mc_p2p *p, struct mc_peer *peer) {
   while (peer->sends.first) {
     struct mc_sending *s = peer->sends.first;
     MC_POP(&peer->sends);
-    forget(s);
+    forget(p, s);
   }
 }

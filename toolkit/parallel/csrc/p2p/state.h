@@ -105,6 +105,7 @@ struct mc_p2p {
   uint32_t *free_slots, slots, free_count;
   uint64_t next_id;
   uint32_t pending_remote, pending_near; /* each request is one of these, or both */
+  uint32_t owed;                         /* messages whose request has ended: the rest of them goes on from a copy */
   uint32_t waiters, doorbell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
   uint32_t both_waiters;                           /* those of doorbell_waiters that need the sockets' thread */
   uint64_t turns;                                  /* of waiters at the sockets */
@@ -138,7 +139,7 @@ int mc_ring_send(struct mc_p2p *p, struct mc_request *r);
 void mc_rings_move(struct mc_p2p *p);
 bool mc_ring_withdraw(struct mc_p2p *p, struct mc_request *r); /* false: not now, its memory is being read */
 struct mc_ring *mc_ring_of(const struct mc_p2p *p, uint32_t reader, uint32_t writer);
-void mc_ring_forget(struct mc_peer *peer); /* all that has not been sent to it */
+void mc_ring_forget(struct mc_p2p *p, struct mc_peer *peer); /* all that has not been sent to it */
 void mc_ring_pull(struct mc_p2p *p, uint32_t local);
 /* --- p2p/match.c */
 void mc_request_end(struct mc_p2p *p, struct mc_request *r, int code, int sys_errno);
@@ -161,7 +162,7 @@ bool mc_offer_withdraw(struct mc_p2p *p, struct mc_request *r); /* as mc_ring_wi
 bool mc_take_begin(struct mc_p2p *p, const struct mc_message *m); /* false: it has been withdrawn */
 void mc_take(struct mc_p2p *p, struct mc_message *m);             /* begun, with its receive or to be dropped */
 bool mc_reads_move(struct mc_p2p *p);                             /* a piece; true: there is more to read */
-struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot); /* comes through the ring now */
+struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot, uint64_t bytes); /* comes by ring now; NULL: no memory */
 void mc_take_drop(struct mc_p2p *p, struct mc_message *m);        /* its receive has been withdrawn */
 /* --- p2p/remote.c */
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);

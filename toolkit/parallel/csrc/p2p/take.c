@@ -3,6 +3,7 @@
  * lock held, so that no receive ends whose memory is being written. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include "p2p/state.h"
@@ -34,9 +35,9 @@ static void await_copy(struct mc_p2p *p, struct mc_message *m) {
   if (p->peers[peer].held) mc_ring_pull(p, p->c->local_of[peer]);
 }
 
-/* The sender does not wait for this rank to read on. It sends a copy, or it has left. */
+/* The sender does not wait for this rank to read on. It sends a copy, or has sent it, or it has left. */
 static void taken_back(struct mc_p2p *p, struct mc_message *m) {
-  if (atomic_load(word_of(p, m)) == mc_offer_word(m->offer.turn, MC_OFFER_WANTED)) {
+  if (atomic_load(word_of(p, m)) != mc_offer_word(m->offer.turn, MC_OFFER_FREE)) {
     await_copy(p, m);
     return;
   }
@@ -134,7 +135,7 @@ void mc_take_drop(struct mc_p2p *p, struct mc_message *m) {
     }
 }
 
-struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot) {
+struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot, uint64_t bytes) {
   struct mc_message *heads[] = {p->wanted.first, p->reads.first};
   for (unsigned i = 0; i < 2; i++)
     for (struct mc_message *m = heads[i]; m; m = m->next) {
@@ -144,5 +145,7 @@ struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot) 
       m->got = 0;
       return m;
     }
-  return NULL;
+  struct mc_message *dropped = calloc(1, sizeof *dropped); /* nobody waits for it any more */
+  if (dropped) dropped->peer = peer, dropped->bytes = bytes, dropped->offered = true;
+  return dropped;
 }

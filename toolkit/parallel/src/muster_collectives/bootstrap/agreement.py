@@ -8,7 +8,9 @@ other members, and what an earlier making has left there must not be taken for a
 So each making has a generation, a name that was never used, which begins its keys; the first round
 (`meet`) makes it. In it a rank says hello with a number of its own and waits for the answer to that
 number, so an old answer misleads nobody. An old hello misleads rank 0, until it misses that rank's
-word in the next round, and finds another hello of it: then all of them start over.
+word in the next round, and finds another hello of it: then all of them start over. A rank that has
+its answer takes its hello back, by one without a number: a key is never deleted that another rank
+may be about to read, for torch's store waits for it then.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from muster_collectives.runtime.errors import (
     SettingsError,
 )
 from muster_collectives.runtime.messages import ranks_text
-from muster_collectives.runtime.store import LAST_LOOK_S, Store, forget, get_all, set_all
+from muster_collectives.runtime.store import LAST_LOOK_S, Store, get_all, set_all
 from muster_collectives.runtime.types import Code
 from muster_collectives.version import __version__
 
@@ -40,6 +42,7 @@ _GRACE_S = 2.0  # for rank 0 to say who is missing, after its own deadline, and 
 _VOTE_S = 10.0  # after the deadline, for the slowest rank to say how it ended
 _LOOK_S, _LOOK_MOST_S = 0.1, 0.5  # between two looks at who is missing
 _WHO, _REFUSED = "who", "refused"
+_OTHER_WAY = (CoreError.__name__, ResourceError.__name__)  # of the ranks, where they have one
 _KINDS: dict[str, type[CollectiveError]] = {
     each.__name__: each for each in (CollectiveTimeout, CoreError, ResourceError, SettingsError)
 }
@@ -52,10 +55,15 @@ class _StartOverError(Exception):
 class Agreement:
     """The agreement of a group's ranks while it is made: every rank says something, rank 0 decides,
     every rank reads that. `generation`: "" until they have met; `is_settled`: they know all that
-    they settle together, so what fails now fails on this rank alone."""
+    they settle together, so what fails now fails on this rank alone. `falls_back`: the ranks go
+    another way together where one of them cannot use the core; so who is late is waited for."""
 
-    def __init__(self, store: Store, rank: int, size: int, group: str, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, group: str, timeout_s: float,
+        falls_back: bool = False,
+    ) -> None:  # fmt: skip
         self._store = store
+        self._falls_back = falls_back
         self.rank = rank
         self.size = size
         self.group = group
@@ -106,11 +114,7 @@ class Agreement:
             answer = self._read(self._key(question), end + _GRACE_S)
             if answer is None:
                 raise self._late((0,), f"rank 0's word on {question!r}")
-            if "start over" in answer:
-                raise _StartOverError
-            if "failed" in answer:
-                self._heard(question)
-                raise self._told(answer)
+            self._check(question, answer)
             return answer
         said = {0: mine}
         try:
@@ -121,6 +125,14 @@ class Agreement:
             raise
         self.leave(question, answer)
         return answer
+
+    def _check(self, question: str, answer: Said) -> None:
+        """Raises what rank 0 has answered in place of a decision."""
+        if "start over" in answer:
+            raise _StartOverError
+        if "failed" in answer:
+            self._heard(question)
+            raise self._told(answer)
 
     def vote(self, word: str) -> tuple[str, ...]:
         """The words of all ranks. Raises as `decide`, after more than the deadline: a rank whose
@@ -141,12 +153,19 @@ class Agreement:
         """Of this generation. Raises RendezvousError."""
         self._leave({self._key(key): words})
 
-    def read(self, key: str, what: str) -> Said:
-        """Waits for words of this generation. Raises CollectiveTimeout, RendezvousError."""
-        words = self._read(self._key(key), self._deadline)
-        if words is None:
-            raise self._late((0,), what)
-        return words
+    def read(self, key: str, question: str) -> Said | None:
+        """Waits for words of this generation that another rank leaves before it answers `question`.
+        None where they do not come in time for this rank's own answer. Raises as `decide`."""
+        end = self._deadline - min(1.0, self.timeout_s / 10)
+        pause_s = _LOOK_S
+        while True:
+            words = self._read(self._key(key), min(end, time.monotonic() + pause_s))
+            if words is not None or time.monotonic() >= end:
+                return words
+            ended = self._read(self._key(question), time.monotonic() + LAST_LOOK_S)
+            if ended is not None:
+                self._check(question, ended)
+            pause_s = min(_LOOK_MOST_S, pause_s * 1.5)
 
     # --- the first round
 
@@ -163,11 +182,14 @@ class Agreement:
                 raise self._refused(
                     (0,), 0, _unlike("size", 0, answer["size"], self.rank, self.size)
                 )
-            raise self._late((0,), "rank 0's word on who takes part")
+            last, own = answer.get("failed", ""), mine.get("failed", "")
+            what = "rank 0's word on who takes part"
+            what += f"; the last one here was: {last}" if last else ""
+            raise self._late((0,), f"{what}; this rank cannot: {own}" if own else what)
         if answer.get("generation") != found[mark].get("generation"):
             raise _StartOverError  # rank 0 has been started again meanwhile
-        with suppress(OSError, RuntimeError):
-            forget(self._store, hello)
+        with suppress(RendezvousError):
+            self._leave({hello: {}})
         self.generation = str(answer["generation"])
         return answer
 
@@ -196,17 +218,18 @@ class Agreement:
             began = time.monotonic()
             hellos = self._look([f"hello/{rank}" for rank in missing], min(end, began + pause_s))
             for rank in missing:
-                hello = hellos.get(f"hello/{rank}")
-                if hello is not None and str(hello.get("number")) not in self._taken:
-                    said[rank], numbers[rank] = self._like(rank, hello), str(hello.get("number"))
-            if any("failed" in each for each in said.values()):
+                number = hellos.get(f"hello/{rank}", {}).get("number")
+                if number is not None and str(number) not in self._taken:
+                    said[rank] = self._like(rank, hellos[f"hello/{rank}"])
+                    numbers[rank] = str(number)
+            if any(map(self._ends_it, said.values())):
                 end = min(end, time.monotonic() + _GRACE_S)
             if time.monotonic() >= end:
                 break
             # old hellos are there at once, and are not waited for
             rest_s = began + pause_s - time.monotonic()
             if len(said) < self.size and rest_s > 0:
-                time.sleep(min(rest_s, _LOOK_S / 10))
+                time.sleep(min(rest_s, pause_s / 10))
             pause_s = min(_LOOK_MOST_S, pause_s * 1.5)
         self._require(said)
 
@@ -233,8 +256,10 @@ class Agreement:
         self._collect(_REFUSED, here, came, time.monotonic() + _GRACE_S)
         silent = [rank for rank in came if rank not in here]
         if silent and time.monotonic() >= self._deadline:
-            late = answer["ranks"] if answer["kind"] == CollectiveTimeout.__name__ else ()
-            answer = _words_of(self._late(sorted({*late, *silent}), ""))
+            is_late = answer.get("kind") == CollectiveTimeout.__name__
+            late = answer["ranks"] if is_late else ()
+            why = "" if is_late else f"to hear that {answer['failed']}"
+            answer = _words_of(self._late(sorted({*late, *silent}), why))
         elif silent:
             self.leave(_REFUSED, {"start over": True})
             raise _StartOverError
@@ -260,7 +285,7 @@ class Agreement:
             said.update({keys[key]: words for key, words in found.items()})
             for rank in [rank for rank in said if rank in self._unproved]:
                 del self._unproved[rank]
-            if any("failed" in each for each in said.values()):
+            if any(map(self._ends_it, said.values())):
                 end = min(end, time.monotonic() + _GRACE_S)
             if len(found) < len(keys):
                 self._look_for_newcomers(question)
@@ -274,20 +299,28 @@ class Agreement:
         if not keys:
             return
         hellos = self._look(list(keys), time.monotonic() + LAST_LOOK_S)
-        if any(words.get("number") != keys[key] for key, words in hellos.items()):
+        if any(words.get("number") not in (None, keys[key]) for key, words in hellos.items()):
             self.leave(question, {"start over": True})
             raise _StartOverError
+
+    def _ends_it(self, words: Said) -> bool:
+        """Whether a rank's word ends the making: late ones are not waited for."""
+        return "failed" in words and not (self._falls_back and words.get("kind") in _OTHER_WAY)
 
     def _require(self, said: Mapping[int, Said]) -> None:
         """Raises what a rank refused with, or CollectiveTimeout for those that are not there."""
         refused = [rank for rank in sorted(said) if "failed" in said[rank]]
-        if refused:
+        is_over = len(said) == self.size or any(map(self._ends_it, said.values()))
+        if refused and (is_over or not self._falls_back):
             # a setting is for a person to correct; without a core there is another way (gloo)
             first = min(refused, key=lambda rank: said[rank].get("kind") == CoreError.__name__)
             raise self._refused(refused, first, said[first])
         missing = [rank for rank in range(self.size) if rank not in said]
         if missing:
-            raise self._late(missing, "")
+            why = said[refused[0]]["failed"] if refused else ""
+            raise self._late(
+                missing, f"and rank {refused[0]} cannot take part: {why}" if why else ""
+            )
 
     def _tell_failure(self, question: str, words: Said, came: Collection[int]) -> None:
         """Rank 0 may close the store when this ends with an error: who came shall have read it."""
@@ -309,7 +342,7 @@ class Agreement:
         """Raises RendezvousError."""
         try:
             set_all(self._store, {key: json.dumps(each).encode() for key, each in words.items()})
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise self._lost(error) from error
 
     def _read(self, key: str, end: float) -> Said | None:

@@ -75,7 +75,7 @@ class _Probe:
             elif self._agreement.rank == mine.leader:
                 said = self._offer(f"offer{turn}/{mine.leader}", shm_method)
             else:
-                said = self._accept(f"offer{turn}/{mine.leader}", shm_method)
+                said = self._accept(turn, shm_method)
             return self._agreement.decide(
                 f"share{turn}",
                 encode_probe_result(said),
@@ -93,10 +93,12 @@ class _Probe:
         self._agreement.leave(key, self._words)
         return ProbeResult(shm_method, True, f"{shm_method.value} offered")
 
-    def _accept(self, key: str, shm_method: ShmMethod) -> ProbeResult:
-        leader = f"rank {self._mine.leader}"
-        what = f"{shm_method.value} of {leader}"
-        words = self._agreement.read(key, f"{leader}'s offer of memory")
+    def _accept(self, turn: int, shm_method: ShmMethod) -> ProbeResult:
+        leader = self._mine.leader
+        what = f"{shm_method.value} of rank {leader}"
+        words = self._agreement.read(f"offer{turn}/{leader}", f"share{turn}")
+        if words is None:  # rank 0 misses the leader as well, and names it
+            return ProbeResult(shm_method, False, f"{what}: it has not come")
         if "failed" in words:
             return ProbeResult(shm_method, False, f"{what}: {words['failed']}")
         try:

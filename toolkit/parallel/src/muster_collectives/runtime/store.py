@@ -52,9 +52,6 @@ class PrefixStore:
         found = get_all(self._store, [f"{self._prefix}/{key}" for key in keys], timeout_s)
         return {key.removeprefix(f"{self._prefix}/"): value for key, value in found.items()}
 
-    def forget(self, key: str) -> None:
-        forget(self._store, f"{self._prefix}/{key}")
-
 
 class LocalStore:
     """For a group of one rank, and for tests in one process: nothing is ever waited for."""
@@ -95,10 +92,3 @@ def get_all(store: Store, keys: Sequence[str], timeout_s: float) -> dict[str, by
         with suppress(TimeoutError):
             found[key] = store.get(key, max(LAST_LOOK_S, end - time.monotonic()))
     return found
-
-
-def forget(store: Store, key: str) -> None:
-    """A key that nobody asks for any more, where the store can do without it."""
-    drop = getattr(store, "forget", None)
-    if drop is not None:
-        drop(key)

@@ -74,7 +74,7 @@ def group_timeout_s(timeout: timedelta | None, environ: Mapping[str, str]) -> fl
 def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: float) -> Made:
     """Collective over the group's ranks. Raises on all of them CollectiveTimeout that names who has
     not come, RendezvousError, and SettingsError where a variable of one of them cannot be used."""
-    agreement = Agreement(TorchStore(store), rank, size, name, timeout_s)
+    agreement = Agreement(TorchStore(store), rank, size, name, timeout_s, falls_back=True)
     communicator, failed = None, ""
     try:
         problem = _problem()
@@ -94,7 +94,12 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
             raise
     except OSError as error:
         failed = str(error) or type(error).__name__
-    words = agreement.vote(failed)
+    try:
+        words = agreement.vote(failed)
+    except BaseException:
+        if communicator is not None:
+            communicator.close()
+        raise
     if not any(words):
         return Made(communicator, agreement.generation)
     if communicator is not None:
