@@ -159,7 +159,7 @@ def connect(made: Places, rank: int, **more: Any) -> Any:
 
     from muster_parameter_server import ParameterServer, sgd
 
-    given: dict[str, Any] = {"timeout_s": within(END_S), "environ": made.environ(rank), **more}
+    given: dict[str, Any] = {"timeout_s": END_S, "environ": made.environ(rank), **more}
     tensors = given.pop("tensors", [torch.zeros(1000)])
     return ParameterServer.connect(tensors, given.pop("optimizer", sgd(0.1)), **given)
 
