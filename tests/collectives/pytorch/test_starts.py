@@ -147,9 +147,10 @@ def test_what_went_wrong_holds_no_store_that_is_to_end_before_torch(
         gc.enable()
 
 
-def test_256_ranks_make_a_group() -> None:
-    """8 processes of 32 threads, each with a connection to torch's store and a listener."""
-    argv = ["-m", "benchmarks.collectives.starts_rank", "32", str(free_port()), "1"]
+@pytest.mark.parametrize("threads", [8, pytest.param(32, marks=pytest.mark.long)])
+def test_many_ranks_make_a_group(threads: int) -> None:
+    """8 processes of threads, each with a connection to torch's store and a listener."""
+    argv = ["-m", "benchmarks.collectives.starts_rank", str(threads), str(free_port()), "1"]
     ended = ranks.run(8, argv, timeout_s=TEST_S)
     assert [each.code for each in ended] == [0] * 8, ranks.shown(ended)
     for each in ended:
