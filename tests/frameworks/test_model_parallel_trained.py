@@ -110,12 +110,10 @@ def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> 
 
 
 def test_what_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
-    begun = run(asked(TORCH, delayed_parameter_initialization=True))
+    begun = run(asked(TORCH, tensor_parallel_degree=2))
     result = begun.wait(JOB_S)
     assert result.code == 1
-    assert (
-        "delayed_parameter_initialization is True, which comes with a later release" in result.err
-    )
+    assert "tensor_parallel_degree is 2, which comes with a later release" in result.err
     assert not losses(result.out)
     begun.check_nothing_left()
 

@@ -245,14 +245,12 @@ def test_a_rank_that_cannot_read_its_parameters_ends_the_others():
 
 @pytest.mark.promise("B52")
 def test_what_is_not_built_is_refused_on_every_rank():
-    parameters = {"delayed_parameter_initialization": True, "ddp": True}
+    parameters = {"tensor_parallel_degree": 2, "ddp": True}
     for kind, text, _ in results(
         run_ranks(start_and_say, 2, parameters=parameters, limit_s=LIMIT_S)
     ):
         assert kind == "NotBuiltError"
-        assert (
-            "delayed_parameter_initialization is True" in text and "later release of muster" in text
-        )
+        assert "tensor_parallel_degree is 2" in text and "later release of muster" in text
 
 
 def test_mpirun_alone_starts_the_ranks_of_one_host():
