@@ -161,13 +161,16 @@ class Tape:
             return value.tensor
 
         args, kwargs = tree_map_only((Absent, _Given), there, (entry.args, dict(entry.kwargs)))
-        with nullcontext() if entry.random is None else entry.random.back(), _default(entry.dtype):
+        with (
+            nullcontext() if entry.random is None else entry.random.back(),
+            default_dtype(entry.dtype),
+        ):
             made = entry.function(*args, **kwargs)
         _match(entry.made, made, lambda one, tensor: found.update({one.number: tensor}))
 
 
 @contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Inside, what is made without a dtype has this one."""
     now = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

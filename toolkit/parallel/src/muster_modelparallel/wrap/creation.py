@@ -14,6 +14,7 @@ from torch import nn
 
 from muster_modelparallel.errors import SettingsError, StepError
 from muster_modelparallel.model.delayed import Delayed
+from muster_modelparallel.model.tape import default_dtype
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.partitions import check_whole
@@ -56,17 +57,13 @@ def model_creation(
     that parameters cannot have.
     """
     check_whole(tensor_parallelism, "model_creation")
-    before = torch.get_default_dtype()
     if dtype is not None and not dtype.is_floating_point:
         raise SettingsError(
             f"model_creation was given dtype={dtype}", "parameters are of a floating-point dtype"
         )
-    torch.set_default_dtype(before if dtype is None else dtype)
-    try:
-        with delay_param_initialization(current().config.delayed_parameter_initialization):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    delays = current().config.delayed_parameter_initialization
+    with default_dtype(dtype or torch.get_default_dtype()), delay_param_initialization(delays):
+        yield
 
 
 @contextmanager
