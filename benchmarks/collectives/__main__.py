@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.collectives import checked, core, deepspeed, lost, nodes, p2p, sizes, starts
+from benchmarks.collectives import checked, core, deepspeed, lost, matrix, nodes, p2p, sizes, starts
 from benchmarks.collectives.training import rows as training
 from benchmarks.report import Beginning, report
 from benchmarks.stolen import read_times, stolen_percent
@@ -28,6 +28,7 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "shards": sizes.shards,
     "calls": sizes.calls,
     "p2p": p2p.rows,
+    "verbs": lambda rounds: matrix.rows(max(3, rounds // 2)),
     "ddp": training.ddp,
     "sharded": training.sharded,
     "hooks": training.hooks,

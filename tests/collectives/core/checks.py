@@ -113,32 +113,42 @@ class Checker:
         """Odd salts have the input in its own place of the output."""
         inputs = self._inputs(dtype, Op.SUM, count, salt)
         out = self._room(dtype, count * self.size, False)
+        blocks = self._blocks(out, count, salt)
         if salt % 2:
-            out.array[self.rank * count : (self.rank + 1) * count] = inputs[self.rank].memory
-            source = out.address + self.rank * count * out.array.itemsize
+            own = self._in_order(out, count, blocks)[self.rank]
+            own[:] = inputs[self.rank].memory
+            source = own.ctypes.data
         else:
             given = self._copy(dtype, inputs[self.rank].memory, salt)
             source = given.address
-        self._run(Verb.ALL_GATHER, source, out, count, dtype)
-        self._equal(Verb.ALL_GATHER, out.array, np.concatenate([i.memory for i in inputs]))
-        self._keep(out.array, alike=True)
+        self._run(Verb.ALL_GATHER, source, out, count, dtype, blocks=blocks)
+        found = np.concatenate(self._in_order(out, count, blocks))
+        self._equal(Verb.ALL_GATHER, found, np.concatenate([i.memory for i in inputs]))
+        self._keep(found, alike=True)
 
     def gather(self, dtype: DType, count: int, salt: int) -> None:
         root = salt % self.size
         inputs = self._inputs(dtype, Op.SUM, count, salt)
         given = self._copy(dtype, inputs[self.rank].memory, salt)
         out = self._room(dtype, count * self.size if self.rank == root else 0, True)
-        self._run(Verb.GATHER, given.address, out, count, dtype, root=root)
+        blocks = self._blocks(out, count, salt) if self.rank == root else None
+        self._run(Verb.GATHER, given.address, out, count, dtype, root=root, blocks=blocks)
         if self.rank == root:
-            self._equal(Verb.GATHER, out.array, np.concatenate([i.memory for i in inputs]))
-            self._keep(out.array)
+            found = np.concatenate(self._in_order(out, count, blocks))
+            self._equal(Verb.GATHER, found, np.concatenate([i.memory for i in inputs]))
+            self._keep(found)
 
     def scatter(self, dtype: DType, count: int, salt: int) -> None:
         root = salt % self.size
         whole = self._inputs(dtype, Op.SUM, count * self.size, salt)[root].memory
         given = self._copy(dtype, whole if self.rank == root else whole[:0], salt)
         out = self._room(dtype, count, True)
-        self._run(Verb.SCATTER, given.address, out, count, dtype, root=root)
+        blocks = self._blocks(given, count, salt) if self.rank == root else None
+        if blocks is not None:
+            for part, of in enumerate(self._in_order(given, count, blocks)):
+                of[:] = whole[part * count : (part + 1) * count]
+        source = 0 if blocks else given.address
+        self._run(Verb.SCATTER, source, out, count, dtype, root=root, blocks=blocks)
         self._equal(Verb.SCATTER, out.array, whole[self.rank * count : (self.rank + 1) * count])
         self._keep(out.array)
 
@@ -181,22 +191,35 @@ class Checker:
     def barrier(self) -> None:
         self._call(Verb.BARRIER, 0, 0, 0, DType.U8)
 
+    def _blocks(self, row: Room, count: int, salt: int) -> list[int] | None:
+        """Of some calls of some ranks, where blocks lie one by one: backwards in the row."""
+        if (salt + self.rank) % 3:
+            return None
+        step = count * row.array.itemsize
+        return [row.address + (self.size - 1 - rank) * step for rank in range(self.size)]
+
+    def _in_order(self, row: Room, count: int, blocks: object) -> list[Array]:
+        """The blocks of a row, by rank."""
+        places = [row.array[rank * count : (rank + 1) * count] for rank in range(self.size)]
+        return places if blocks is None else places[::-1]
+
     def _run(
         self, verb: Verb, source: int, out: Room, count: int, dtype: DType, op: Op = Op.SUM,
-        root: int = 0,
+        root: int = 0, blocks: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        self._call(verb, source, out.address, count, dtype, op, root)
+        target = 0 if blocks and verb is not Verb.SCATTER else out.address
+        self._call(verb, source, target, count, dtype, op, root, blocks=blocks)
         out.check_guard()
 
     def _call(
         self, verb: Verb, source: int, target: int, count: int, dtype: DType, op: Op = Op.SUM,
         root: int = 0, in_counts: Sequence[int] | None = None,
-        out_counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None, blocks: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.calls += 1
         self.comm.run(
             verb, source=source, target=target, count=count, dtype=dtype, op=op, root=root,
-            in_counts=in_counts, out_counts=out_counts, timeout_s=LIMIT_S,
+            in_counts=in_counts, out_counts=out_counts, blocks=blocks, timeout_s=LIMIT_S,
         )  # fmt: skip
 
     def _pool(self, dtype: DType, op: Op) -> Pool:

@@ -188,6 +188,13 @@ def test_one_rank_alone_is_refused_what_does_not_fit_and_its_bytes_are_counted()
 
 
 @pytest.mark.usefixtures("core")
+def test_blocks_that_cannot_be_are_refused_and_the_group_goes_on() -> None:
+    told = ["not a row's verb", "not the root", "none for a rank", "too few"]
+    for words in _run("blocks", 2):
+        assert (words[-1]["told"], words[-1]["row"]) == (told, [0, 1])
+
+
+@pytest.mark.usefixtures("core")
 def test_nothing_is_left_after_many_worlds() -> None:
     files = set(os.listdir("/dev/shm"))
     for words in _run("again", 2):

@@ -302,6 +302,25 @@ def alone(world: Communicator) -> None:
     say(out=out.decode(), bytes=world.stats().bytes[Verb.ALL_TO_ALL])
 
 
+def blocks(world: Communicator) -> None:
+    """What `blocks` cannot say is refused before anything is sent, and the group goes on."""
+    row, told = bytearray(world.size), []
+    at = _at(row)
+    calls: dict[str, dict[str, Any]] = {
+        "not a row's verb": {"verb": Verb.BROADCAST, "blocks": [at] * world.size},
+        "not the root": {"verb": Verb.GATHER, "root": 1 - world.rank, "blocks": [at] * world.size},
+        "none for a rank": {"verb": Verb.ALL_GATHER, "blocks": [at, 0]},
+        "too few": {"verb": Verb.ALL_GATHER, "blocks": [at]},
+    }
+    for name, call in calls.items():
+        try:
+            world.run(**call, source=at, target=at, count=1, dtype=DType.U8)
+        except UsageError:
+            told.append(name)
+    world.all_gather(row, bytes([world.rank]))
+    say(told=told, row=list(row))
+
+
 def again(world: Communicator) -> None:
     """Descriptors, threads, mappings and files after many worlds, with and without sub-groups."""
     world.close()
@@ -339,7 +358,7 @@ def dies(world: Communicator) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Communicator], None]] = {
-    each.__name__: each for each in (agree, groups, faults, forked, odd, alone, again, dies)
+    each.__name__: each for each in (agree, groups, faults, forked, odd, alone, blocks, again, dies)
 }
 
 if __name__ == "__main__":

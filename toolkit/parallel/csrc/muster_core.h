@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 10u
+#define MC_ABI 11u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -26,6 +26,7 @@ enum mc_op { MC_SUM, MC_AVG, MC_MIN, MC_MAX, MC_PROD, MC_BAND, MC_BOR, MC_BXOR, 
  *   MC_GATHER                               count         count*size  out only on the root
  *   MC_SCATTER                              count*size    count       in only on the root
  *   MC_ALL_TO_ALL                           count*size    count*size  or in_counts/out_counts [size]
+ * The row of an all-gather, and the root's of a gather or a scatter, may be `blocks` [size] instead, each of `count`.
  * in may equal out where the sizes are equal; all_gather's in may be its own place in out,
  * reduce_scatter's out its own place in in. Otherwise they must not overlap. */
 enum mc_verb {
@@ -69,6 +70,7 @@ struct mc_call {
   void *out;
   uint64_t count;
   const uint64_t *in_counts, *out_counts; /* all-to-all with uneven parts, else NULL */
+  void *const *blocks;                    /* by rank, where its block lies; NULL: in a row */
   double timeout_s;
 };
 

@@ -23,6 +23,14 @@ static bool valid_counts(const struct mc_comm *c, const void *at, const uint64_t
   return all <= (UINT64_C(1) << 48) / size && (at || !all);
 }
 
+/* In place of a row. */
+static bool valid_blocks(const struct mc_comm *c, const struct mc_call *call) {
+  if (call->verb != MC_ALL_GATHER && call->verb != MC_GATHER && call->verb != MC_SCATTER) return false;
+  bool all = !call->count || (call->verb == MC_SCATTER ? call->out != NULL : call->in != NULL);
+  for (uint32_t rank = 0; call->count && rank < c->size; rank++) all = all && call->blocks[rank];
+  return all;
+}
+
 static bool valid(const struct mc_comm *c, const struct mc_call *call) {
   if (call->verb >= MC_VERBS || call->dtype >= MC_DTYPES || call->root >= c->size) return false;
   if (!(call->timeout_s >= 0)) return false;
@@ -34,8 +42,9 @@ static bool valid(const struct mc_comm *c, const struct mc_call *call) {
     return call->verb == MC_ALL_TO_ALL && valid_counts(c, call->in, call->in_counts, size) &&
            valid_counts(c, call->out, call->out_counts, size) &&
            (c->size > 1 || call->in_counts[0] == call->out_counts[0]); /* of several, ranks compare what they send */
-  if (!call->count || call->verb == MC_BARRIER) return true;
   bool root = call->root == c->rank;
+  if (call->blocks) return (root || call->verb == MC_ALL_GATHER) && valid_blocks(c, call);
+  if (!call->count || call->verb == MC_BARRIER) return true;
   bool is_sender = call->verb != MC_BROADCAST && (call->verb != MC_SCATTER || root);
   bool is_receiver = (call->verb != MC_REDUCE && call->verb != MC_GATHER) || root;
   return (call->in || !is_sender) && (call->out || !is_receiver);
@@ -100,8 +109,9 @@ static int alone(struct mc_comm *c) {
   size_t size = mc_dtype_bytes(call->dtype);
   size_t bytes = (call->in_counts ? sum(call->in_counts, 1) : call->count) * size;
   c->path = MC_PATH_ALONE;
-  if (call->verb != MC_BROADCAST && call->verb != MC_BARRIER && bytes && call->in != call->out)
-    memmove(call->out, call->in, bytes);
+  const void *in = call->verb == MC_SCATTER ? mc_call_block(c, call->in, 0, bytes) : call->in;
+  void *out = call->verb == MC_SCATTER ? call->out : mc_call_block(c, call->out, 0, bytes);
+  if (call->verb != MC_BROADCAST && call->verb != MC_BARRIER && bytes && in != out) memmove(out, in, bytes);
   return MC_OK;
 }
 
@@ -138,11 +148,11 @@ static int local_run(struct mc_comm *c) {
     case MC_ALL_REDUCE: return all_reduce(c);
     case MC_REDUCE: return mc_local_reduce(c, call->in, call->out, call->count, call->dtype, call->op, (int)call->root);
     case MC_BROADCAST: return mc_local_broadcast(c, call->out, bytes, call->root);
-    case MC_GATHER: return mc_local_gather(c, call->in, call->out, bytes, (int)call->root);
-    case MC_SCATTER: return mc_local_scatter(c, call->in, call->out, bytes, call->root);
+    case MC_GATHER: return mc_local_gather(c, call->in, call->out, call->blocks, bytes, (int)call->root);
+    case MC_SCATTER: return mc_local_scatter(c, call->in, call->blocks, call->out, bytes, call->root);
     case MC_ALL_GATHER:
-      code = mc_registered_all_gather(c, call->in, call->out, bytes, &took);
-      return code || took ? code : mc_local_gather(c, call->in, call->out, bytes, -1);
+      code = mc_registered_all_gather(c, call->in, call->blocks ? NULL : call->out, bytes, &took);
+      return code || took ? code : mc_local_gather(c, call->in, call->out, call->blocks, bytes, -1);
     case MC_REDUCE_SCATTER:
       code = mc_registered_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op, &took);
       return code || took ? code : mc_local_reduce_scatter(c, call->in, call->out, call->count, call->dtype, call->op);

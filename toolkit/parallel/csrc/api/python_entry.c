@@ -13,7 +13,7 @@ static struct mc_entry *entry_of(void *self) { return (struct mc_entry *)(uintpt
 /* `count` numbers and a timeout, taken from the interpreter for `perform`. */
 static inline void *with_numbers(void *self, void *const *arguments, intptr_t given, int count,
                                  int (*perform)(struct mc_entry *entry, const uint64_t *n, double timeout_s)) {
-  uint64_t n[9];
+  uint64_t n[10];
   if (given != count + 1) return python.code(MC_EINVAL);
   struct mc_entry *entry = entry_of(self);
   for (int i = 0; i < count; i++) n[i] = python.number(arguments[i]);
@@ -28,7 +28,7 @@ static int run(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
     .verb = (uint32_t)n[0], .dtype = (uint32_t)n[1], .op = (uint32_t)n[2], .root = (uint32_t)n[3],
     .in = (const void *)(uintptr_t)n[4], .out = (void *)(uintptr_t)n[5], .count = n[6],
     .in_counts = (const uint64_t *)(uintptr_t)n[7], .out_counts = (const uint64_t *)(uintptr_t)n[8],
-    .timeout_s = timeout_s,
+    .blocks = (void *const *)(uintptr_t)n[9], .timeout_s = timeout_s,
   };
   void *thread = python.save_thread();
   int code = mc_run(entry->comm, &call, entry->failure);
@@ -37,7 +37,7 @@ static int run(struct mc_entry *entry, const uint64_t *n, double timeout_s) {
 }
 
 void *mc_python_run(void *self, void *const *arguments, intptr_t given) {
-  return with_numbers(self, arguments, given, 9, run);
+  return with_numbers(self, arguments, given, 10, run);
 }
 
 /* The group, for as long as the caller is in it; NULL once it is closed. Both sides sequentially consistent: either

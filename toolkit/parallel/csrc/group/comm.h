@@ -154,6 +154,10 @@ int mc_check(struct mc_comm *c);             /* MC_OK, or the code of the error 
 int mc_look(struct mc_comm *c);
 /* --- group/signals.c */
 int mc_check_signals(struct mc_comm *c); /* lets the caller's signal handlers run; not MC_OK: one raised, the call ends */
+/* Of a row of the caller's, with a block of `bytes` for each rank: where this one's lies. */
+static inline uint8_t *mc_call_block(const struct mc_comm *c, const void *row, uint32_t rank, size_t bytes) {
+  return (uint8_t *)(c->call.blocks ? (uintptr_t)c->call.blocks[rank] : (uintptr_t)row + rank * bytes);
+}
 /* Of AVG: the sum over all ranks of the group is what is divided. */
 static inline double mc_divisor(const struct mc_comm *c) { return (double)c->size; }
 #endif

@@ -22,9 +22,9 @@ static int post(struct mc_comm *c, const struct job *job, uint32_t k) {
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
     uint32_t count = mc_inter_owned(c, c->local, distance, distance + 1, job->ranks);
     for (uint32_t i = 0; i < count && !code; i++)
-      code = mc_inter_recv(c, k & 1, job->ranks[i], job->out + job->ranks[i] * job->bytes + begin, length);
+      code = mc_inter_recv(c, k & 1, job->ranks[i], mc_call_block(c, job->out, job->ranks[i], job->bytes) + begin, length);
     uint32_t to = mc_inter_owner(c, mc_inter_node(c, c->nodes - distance), c->local);
-    if (!code) code = mc_inter_send(c, k & 1, to, job->out + c->rank * job->bytes + begin, length);
+    if (!code) code = mc_inter_send(c, k & 1, to, mc_call_block(c, job->out, c->rank, job->bytes) + begin, length);
   }
   if (!code) code = mc_inter_progress(c);
   MC_FAULT_POINT(blocks_posted);
@@ -64,7 +64,7 @@ static int all_gather(struct mc_comm *c, const struct job *job) {
 int mc_nodes_all_gather(struct mc_comm *c) {
   const struct mc_call *call = &c->call;
   struct job job = {.out = call->out, .bytes = call->count * mc_dtype_bytes(call->dtype)};
-  uint8_t *own = job.out + c->rank * job.bytes;
+  uint8_t *own = mc_call_block(c, job.out, c->rank, job.bytes);
   if (mc_nodes_small(c, job.bytes * c->size)) return mc_leaders_gather(c, -1);
   job.ranks = mc_inter_scratch(c, MC_SCRATCH_LISTS, c->size * sizeof *job.ranks);
   if (!job.ranks) return mc_check(c);
@@ -78,23 +78,23 @@ int mc_nodes_all_gather(struct mc_comm *c) {
 
 int mc_nodes_apart(struct mc_comm *c, size_t bytes, bool gathers) {
   const struct mc_call *call = &c->call;
-  const uint8_t *in = call->in;
-  uint8_t *out = call->out;
   if (c->node_of[call->root] != c->node) { /* the epoch only compares what the ranks of the node called */
-    int code = gathers ? mc_inter_send(c, 0, call->root, in, bytes) : mc_inter_recv(c, 0, call->root, out, bytes);
+    int code = gathers ? mc_inter_send(c, 0, call->root, call->in, bytes) : mc_inter_recv(c, 0, call->root, call->out, bytes);
     MC_FAULT_POINT(apart_posted);
     if (!code) code = mc_epoch(c);
     return code ? code : mc_inter_await_received(c, 0, MC_INTER_ALL);
   }
   struct mc_span one[MC_LOCALS] = {{0, 0}}, blocks[MC_LOCALS] = {{0, 0}};
+  const void *row = gathers ? call->out : call->in;
   one[c->local_of[call->root]].count = bytes;
   int code = MC_OK;
   for (uint32_t rank = 0; call->root == c->rank && rank < c->size && !code; rank++) {
-    if (c->node_of[rank] == c->node) blocks[c->local_of[rank]] = (struct mc_span){rank * bytes, bytes};
-    else if (gathers) code = mc_inter_recv(c, 0, rank, out + rank * bytes, bytes);
-    else code = mc_inter_send(c, 0, rank, in + rank * bytes, bytes);
+    uint8_t *block = mc_call_block(c, row, rank, bytes);
+    if (c->node_of[rank] == c->node) blocks[c->local_of[rank]] = (struct mc_span){mc_begin_of(row, block), bytes};
+    else if (gathers) code = mc_inter_recv(c, 0, rank, block, bytes);
+    else code = mc_inter_send(c, 0, rank, block, bytes);
   }
-  if (!code) code = mc_local_all_to_all(c, mc_inter_epoch, in, gathers ? one : blocks, out, gathers ? blocks : one, bytes);
+  if (!code) code = mc_local_all_to_all(c, mc_inter_epoch, call->in, gathers ? one : blocks, call->out, gathers ? blocks : one, bytes);
   return code ? code : mc_inter_await_received(c, 0, MC_INTER_ALL);
 }
 

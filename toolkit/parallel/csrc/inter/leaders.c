@@ -94,7 +94,7 @@ int mc_leaders_reduce_scatter(struct mc_comm *c) {
   if (!whole) return mc_check(c);
   int code = mc_local_reduce(c, call->in, whole, call->count * c->size, call->dtype, job.op, (int)job.leader);
   if (!code && job.leads) code = trade(c, &job, whole, whole);
-  if (!code) code = mc_local_scatter(c, whole, call->out, job.bytes, job.leader);
+  if (!code) code = mc_local_scatter(c, whole, NULL, call->out, job.bytes, job.leader);
   c->path = MC_PATH_LEADERS;
   return code;
 }
@@ -103,15 +103,24 @@ int mc_leaders_gather(struct mc_comm *c, int root) {
   const struct mc_call *call = &c->call;
   size_t bytes = call->count * mc_dtype_bytes(call->dtype);
   uint32_t leader = root < 0 ? 0 : c->local_of[root] % c->locals;
-  uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SENT, c->size * bytes), *out = call->out;
+  uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SENT, c->size * bytes);
   size_t *borders = mc_phase_borders(c, bytes, true);
   if (!ordered || !borders) return mc_check(c);
-  int code = mc_local_gather(c, call->in, ordered + borders[c->node], bytes, (int)leader);
+  int code = mc_local_gather(c, call->in, ordered + borders[c->node], NULL, bytes, (int)leader);
   c->path = MC_PATH_LEADERS;
   MC_FAULT_POINT(leaders_gathered);
   if (!code && c->local == leader) code = (root < 0 ? mc_phase_exchange : mc_phase_collect)(c, leader, ordered, borders);
   MC_FAULT_POINT(leaders_exchanged);
+  uint8_t *row = call->out;
+  const bool is_row = root >= 0 || !call->blocks; /* else the node's row is told first */
+  if (!is_row) row = mc_inter_scratch(c, MC_SCRATCH_SUM, c->size * bytes);
+  if (!code && !is_row && !row) return mc_check(c);
   bool has_all = root < 0 ? c->local == leader : root == (int)c->rank;
-  for (uint32_t i = 0; has_all && i < c->size && !code; i++) mc_copy(out + c->members[i] * bytes, ordered + i * bytes, bytes);
-  return code || root >= 0 ? code : mc_local_broadcast(c, out, c->size * bytes, leader);
+  for (uint32_t i = 0; has_all && i < c->size && !code; i++) {
+    uint32_t rank = c->members[i];
+    mc_copy(is_row ? mc_call_block(c, row, rank, bytes) : row + rank * bytes, ordered + i * bytes, bytes);
+  }
+  if (!code && root < 0) code = mc_local_broadcast(c, row, c->size * bytes, leader);
+  for (uint32_t rank = 0; !is_row && rank < c->size && !code; rank++) mc_copy(call->blocks[rank], row + rank * bytes, bytes);
+  return code;
 }

@@ -94,10 +94,9 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
   uint32_t speaker = c->local_of[call->root] % c->locals;
   bool root = call->root == c->rank;
   uint8_t *ordered = mc_inter_scratch(c, MC_SCRATCH_SUM, c->size * bytes), *mine = ordered + c->first_of[c->node] * bytes;
-  const uint8_t *in = call->in;
   if (!ordered) return mc_check(c);
   int code = MC_OK;
-  for (uint32_t i = 0; root && i < c->size; i++) mc_copy(ordered + i * bytes, in + c->members[i] * bytes, bytes);
+  for (uint32_t i = 0; root && i < c->size; i++) mc_copy(ordered + i * bytes, mc_call_block(c, call->in, c->members[i], bytes), bytes);
   for (uint32_t distance = 1; root && distance < c->nodes && !code; distance++) {
     uint32_t node = mc_inter_node(c, distance);
     code = mc_inter_send(c, 0, mc_inter_owner(c, node, c->local), ordered + c->first_of[node] * bytes,
@@ -110,7 +109,7 @@ static int scatter_together(struct mc_comm *c, size_t bytes) {
     if (!code) code = mc_inter_await_received(c, 0, MC_INTER_ALL);
     MC_FAULT_POINT(scatter_node_arrived);
   }
-  if (!code) code = mc_local_scatter(c, mine, call->out, bytes, speaker);
+  if (!code) code = mc_local_scatter(c, mine, NULL, call->out, bytes, speaker);
   c->path = MC_PATH_LEADERS;
   return code;
 }

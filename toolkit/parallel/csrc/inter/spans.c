@@ -21,6 +21,11 @@ uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, 
   return count;
 }
 
+/* In the caller's row. */
+static size_t begin_of(const struct mc_comm *c, uint32_t rank, size_t block) {
+  return mc_begin_of(c->call.out, mc_call_block(c, c->call.out, rank, block));
+}
+
 const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint32_t end, size_t block, size_t begin, size_t length) {
   size_t head = c->locals * sizeof(struct mc_strided), spans_bytes = c->size * sizeof(struct mc_span);
   uint8_t *room = mc_inter_scratch(c, MC_SCRATCH_STRIDED, head + spans_bytes + c->size * sizeof(uint32_t));
@@ -32,7 +37,7 @@ const struct mc_strided *mc_inter_strided(struct mc_comm *c, uint32_t from, uint
   for (uint32_t local = 0; local < c->locals; local++) {
     uint32_t count = mc_inter_owned(c, local, from, end, ranks);
     strided[local] = (struct mc_strided){spans + filled, count};
-    for (uint32_t i = 0; i < count; i++) spans[filled++] = (struct mc_span){ranks[i] * block + begin, length};
+    for (uint32_t i = 0; i < count; i++) spans[filled++] = (struct mc_span){begin_of(c, ranks[i], block) + begin, length};
   }
   return strided;
 }

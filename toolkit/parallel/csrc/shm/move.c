@@ -32,16 +32,14 @@ int mc_local_compare(struct mc_comm *c, mc_epoch_fn *epoch, const struct mc_span
 
 int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, const struct mc_span *ins, void *out,
                         const struct mc_span *outs, size_t longest) {
-  const uint8_t *from = in;
-  uint8_t *to = out;
   size_t piece = c->tuning.chunk_bytes / c->locals / 64 * 64, done = 0, whole = 0;
   for (uint32_t local = 0; local < c->locals; local++) whole += outs[local].count;
-  if (ins[c->local].count) mc_copy_piece(to + outs[c->local].begin, from + ins[c->local].begin, ins[c->local].count, whole);
+  if (ins[c->local].count) mc_copy_piece(mc_at(out, outs[c->local].begin), mc_at(in, ins[c->local].begin), ins[c->local].count, whole);
   do {
     uint32_t next = mc_next(c);
     for (uint32_t local = 0; local < c->locals; local++)
       if (local != c->local && done < ins[local].count)
-        mc_copy(mc_in_slot(c, c->local, next) + local * piece, from + ins[local].begin + done,
+        mc_copy(mc_in_slot(c, c->local, next) + local * piece, mc_at(in, ins[local].begin + done),
                 mc_less(ins[local].count - done, piece));
     MC_FAULT_POINT(alltoall_copied_in);
     int code = epoch(c);
@@ -50,7 +48,7 @@ int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, c
     for (uint32_t step = 1; step < c->locals; step++) {
       uint32_t local = (c->local + step) % c->locals;
       if (done < outs[local].count)
-        mc_copy_piece(to + outs[local].begin + done, mc_in_slot(c, local, next) + c->local * piece,
+        mc_copy_piece(mc_at(out, outs[local].begin + done), mc_in_slot(c, local, next) + c->local * piece,
                       mc_less(outs[local].count - done, piece), whole);
     }
     done += piece;
@@ -58,10 +56,10 @@ int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, c
   return MC_OK;
 }
 
-int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root) {
+int mc_local_scatter(struct mc_comm *c, const void *in, void *const *blocks, void *out, size_t bytes, uint32_t root) {
   struct mc_span ins[MC_LOCALS], outs[MC_LOCALS];
   for (uint32_t local = 0; local < c->locals; local++) {
-    ins[local] = (struct mc_span){local * bytes, root == c->local ? bytes : 0};
+    ins[local] = (struct mc_span){blocks ? mc_begin_of(in, blocks[local]) : local * bytes, root == c->local ? bytes : 0};
     outs[local] = (struct mc_span){0, local == root ? bytes : 0};
   }
   return mc_local_all_to_all(c, mc_epoch, in, ins, out, outs, bytes);

@@ -29,14 +29,14 @@ static size_t next_run(const struct mc_strided *strided, struct cursor *at, size
 
 static void collect(uint8_t *slot, const uint8_t *from, const struct mc_strided *strided, struct cursor *at, size_t room) {
   size_t begin, now;
-  for (; room && (now = next_run(strided, at, room, &begin)) > 0; room -= now, slot += now) mc_copy(slot, from + begin, now);
+  for (; room && (now = next_run(strided, at, room, &begin)) > 0; room -= now, slot += now) mc_copy(slot, mc_at(from, begin), now);
 }
 
 static void spread(uint8_t *to, const uint8_t *slot, const struct mc_strided *strided, struct cursor *at, size_t room,
                    size_t whole) {
   size_t begin, now;
   for (; room && (now = next_run(strided, at, room, &begin)) > 0; room -= now, slot += now)
-    mc_copy_piece(to + begin, slot, now, whole);
+    mc_copy_piece(mc_at(to, begin), slot, now, whole);
 }
 
 /* How many of the streams, from the first on, hold the non-empty ones; what the longest has; and where all begin. */
@@ -139,11 +139,14 @@ int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, c
   return MC_OK;
 }
 
+static uint8_t *block_at(void *row, void *const *blocks, uint32_t local, size_t bytes) {
+  return blocks ? blocks[local] : (uint8_t *)row + local * bytes;
+}
+
 /* `bytes` of each rank; root -1: everybody takes. A piece is read from memory once: for the slot, and then, while
  * it is in the cache and the others are on their way, for the own part. */
-int mc_local_gather(struct mc_comm *c, const void *source, void *target, size_t bytes, int root) {
+int mc_local_gather(struct mc_comm *c, const void *source, void *target, void *const *blocks, size_t bytes, int root) {
   const uint8_t *in = source;
-  uint8_t *out = target;
   size_t piece = c->tuning.chunk_bytes, whole = bytes * c->locals, done = 0;
   bool is_receiver = root < 0 || root == (int)c->local;
   do {
@@ -153,13 +156,13 @@ int mc_local_gather(struct mc_comm *c, const void *source, void *target, size_t 
     MC_FAULT_POINT(gather_copied_in);
     mc_publish(c);
     MC_FAULT_POINT(gather_published);
-    if (now && is_receiver) mc_copy_piece(out + c->local * bytes + done, in + done, now, whole);
+    if (now && is_receiver) mc_copy_piece(block_at(target, blocks, c->local, bytes) + done, in + done, now, whole);
     int code = mc_await(c);
     if (code) return code;
     MC_FAULT_POINT(gather_reading);
     for (uint32_t step = 1; now && is_receiver && step < c->locals; step++) { /* not all from the same rank at a time */
       uint32_t local = (c->local + step) % c->locals;
-      mc_copy_piece(out + local * bytes + done, mc_in_slot(c, local, epoch), now, whole);
+      mc_copy_piece(block_at(target, blocks, local, bytes) + done, mc_in_slot(c, local, epoch), now, whole);
     }
     done += now;
   } while (done < bytes);

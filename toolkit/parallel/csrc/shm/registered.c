@@ -54,7 +54,7 @@ int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32
 
 int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {
   uint8_t *at[MC_LOCALS], *own = (uint8_t *)out + c->local * bytes;
-  if (c->region_count && bytes && in != own) mc_copy_piece(own, in, bytes, bytes * c->locals);
+  if (out && c->region_count && bytes && in != own) mc_copy_piece(own, in, bytes, bytes * c->locals);
   int code = ask(c, out, bytes * c->locals, bytes, at, took);
   if (code || !*took) return code;
   for (uint32_t step = 1; step < c->locals; step++) {

@@ -9,11 +9,14 @@ static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
 int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, int root);
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);
 int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op);
-int mc_local_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, int root); /* bytes of one rank */
-int mc_local_scatter(struct mc_comm *c, const void *in, void *out, size_t bytes, uint32_t root);
+/* bytes: of one rank; blocks: by local rank, where they lie, NULL: in a row */
+int mc_local_gather(struct mc_comm *c, const void *in, void *out, void *const *blocks, size_t bytes, int root);
+int mc_local_scatter(struct mc_comm *c, const void *in, void *const *blocks, void *out, size_t bytes, uint32_t root);
 /* What a verb's epochs are: mc_epoch, or one that moves the messages of other nodes on meanwhile (inter/epoch.c). */
 typedef int mc_epoch_fn(struct mc_comm *c);
 struct mc_span { size_t begin, count; };
+static inline uint8_t *mc_at(const void *base, size_t begin) { return (uint8_t *)((uintptr_t)base + begin); }
+static inline size_t mc_begin_of(const void *base, const void *at) { return (uintptr_t)at - (uintptr_t)base; } /* for mc_at, whichever comes first */
 /* In bytes: ins[i] goes to local rank i, outs[i] comes from it; no pair has more than `longest`. */
 int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, const struct mc_span *ins, void *out,
                         const struct mc_span *outs, size_t longest);

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 10
+ABI = 11
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -108,7 +108,7 @@ class McCall(ctypes.Structure):
     _fields_ = (
         ("verb", u32), ("dtype", u32), ("op", u32), ("root", u32), ("source", ptr),
         ("target", ptr), ("count", u64), ("in_counts", ptr), ("out_counts", ptr),
-        ("timeout_s", f64),
+        ("blocks", ptr), ("timeout_s", f64),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Async:
     def __init__(self, group: CoreGroup, calls: Sequence[CoreCall], timeout_s: float) -> None:
         self._group = group
         self._calls = calls
-        self._counts: list[object] = []
+        self._tables: list[object] = []
         self._raw_calls = (abi.McCall * len(calls))(*[self._raw(call, timeout_s) for call in calls])
         self._raw_async = abi.McAsync(calls=ctypes.addressof(self._raw_calls), count=len(calls))
         self._address = abi.at(self._raw_async)
@@ -72,14 +72,11 @@ class Async:
         self._group.end_async(self._address, code, called)
 
     def _raw(self, call: CoreCall, timeout_s: float) -> abi.McCall:
-        at = [0, 0]
-        if call.in_counts is not None or call.out_counts is not None:
-            counts = [self._group.counts(call.in_counts), self._group.counts(call.out_counts)]
-            self._counts += counts
-            at = [ctypes.addressof(each) for each in counts]
+        tables = self._group.tables(call.in_counts, call.out_counts, call.blocks)
+        self._tables.append(tables)
         return abi.McCall(
-            call.verb, call.dtype, call.op, call.root, call.source, call.target, call.count, *at,
-            timeout_s,
+            call.verb, call.dtype, call.op, call.root, call.source, call.target, call.count,
+            *tables.at, timeout_s,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from muster_collectives.binding import abi, library
 from muster_collectives.binding.entry import Entry, SignalCheck
@@ -46,6 +46,16 @@ if TYPE_CHECKING:
 _LOOK_EVERY = 16  # calls between two looks at the clock for the log line on stragglers
 _CLOSING_S = 5.0
 _ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
+
+
+class Tables(NamedTuple):
+    """What a call points to: `arrays` live as long as it does, `at` is where they lie, 0: none."""
+
+    arrays: list[object]
+    at: tuple[int, ...]
+
+
+_NO_TABLES = Tables([], (0, 0, 0))
 
 
 class CoreGroup:
@@ -118,16 +128,18 @@ class CoreGroup:
         root: int = 0,
         in_counts: Sequence[int] | None = None,
         out_counts: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """One collective; returns when `target` is complete. `source` and `target` are addresses,
         `count` is in elements as csrc/muster_core.h says for each verb; `in_counts`/`out_counts`
-        [size] are for an all-to-all with uneven parts. The memory is the caller's and must live."""
+        [size] are for an all-to-all with uneven parts, `blocks` [size] for an all-gather, and for
+        the root of a gather or a scatter: addresses, by rank, in place of the row. The memory is
+        the caller's and must live."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        in_at = out_at = 0
-        if in_counts is not None or out_counts is not None:
-            ins, outs = self.counts(in_counts), self.counts(out_counts)  # they live until the end
-            in_at, out_at = ctypes.addressof(ins), ctypes.addressof(outs)
+        tables = _NO_TABLES
+        if in_counts is not None or out_counts is not None or blocks is not None:
+            tables = self.tables(in_counts, out_counts, blocks)
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
@@ -138,8 +150,8 @@ class CoreGroup:
             try:
                 self._is_busy = True
                 code = self._run_core(
-                    verb, dtype, op, root, source, target, count, in_at, out_at, limit_s
-                )
+                    verb, dtype, op, root, source, target, count, *tables.at, limit_s,
+                )  # fmt: skip
             finally:
                 self._is_busy = False
             if code:
@@ -361,13 +373,25 @@ class CoreGroup:
             if os.getpid() != self._pid:
                 raise self._unusable(Code.EFORK)
 
-    def counts(self, counts: Sequence[int] | None) -> ctypes.Array[ctypes.c_uint64]:
-        if counts is None or len(counts) != self.size or min(counts) < 0:
+    def tables(
+        self,
+        in_counts: Sequence[int] | None,
+        out_counts: Sequence[int] | None,
+        blocks: Sequence[int] | None,
+    ) -> Tables:
+        """Raises UsageError."""
+        given = (in_counts, out_counts, blocks)
+        wrong = (in_counts is None) != (out_counts is None) or any(
+            each is not None and (len(each) != self.size or min(each) < 0) for each in given
+        )
+        if wrong:
             raise self.usage_error(
-                "in_counts and out_counts do not say what goes to and comes from each rank",
-                f"give {self.size} counts of 0 or more in each",
+                "in_counts and out_counts do not say what goes to and comes from each rank, or "
+                "blocks where each rank's lies",
+                f"give {self.size} numbers of 0 or more in each",
             )
-        return (ctypes.c_uint64 * self.size)(*counts)
+        arrays = [each and (ctypes.c_uint64 * self.size)(*each) for each in given]
+        return Tables(arrays, tuple(ctypes.addressof(each) if each else 0 for each in arrays))
 
     def _unusable(self, code: Code) -> CollectiveError:
         return error_of(Failure(code), self.name, self.rank, self.size)

@@ -32,9 +32,9 @@ _SIGNALS = {
 }
 _METH_FASTCALL = 0x0080
 
-# verb, dtype, op, root, source, target, count, where in_counts and out_counts lie, timeout_s; the
-# code it ended with
-Run = Callable[[int, int, int, int, int, int, int, int, int, float], int]
+# verb, dtype, op, root, source, target, count, where in_counts, out_counts and blocks lie,
+# timeout_s; the code it ended with
+Run = Callable[[int, int, int, int, int, int, int, int, int, int, float], int]
 # way, peer (any: 0xFFFFFFFF), tag, address, bytes, where the request's number goes, timeout_s
 Post = Callable[[int, int, int, int, int, int, float], int]
 # request, wait_s, where its status goes, where a failure goes

@@ -172,6 +172,7 @@ class CoreCall:
     root: int = 0
     in_counts: tuple[int, ...] | None = None
     out_counts: tuple[int, ...] | None = None
+    blocks: tuple[int, ...] | None = None
 
     @property
     def description(self) -> Description:

@@ -64,11 +64,14 @@ class LoweredOp:
     first: Callable[[], object] | None = None  # what comes before everything
 
     def add(
-        self, verb: Verb, source: int, target: int, count: int, element: Element, root: int = 0
-    ) -> None:
+        self, verb: Verb, source: int, target: int, count: int, element: Element, root: int = 0,
+        blocks: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         """A call; `count` in elements of the tensors."""
         count *= element.width
-        self.calls.append(CoreCall(verb, source, target, count, element.dtype, element.op, root))
+        self.calls.append(
+            CoreCall(verb, source, target, count, element.dtype, element.op, root, blocks=blocks)
+        )
 
     def perform(self, run: Callable[..., None], timeout_s: float | None) -> None:
         """`run`: `Communicator.run`."""
@@ -79,7 +82,7 @@ class LoweredOp:
             run(
                 call.verb, source=call.source, target=call.target, count=call.count,
                 dtype=call.dtype, op=call.op, root=call.root, in_counts=call.in_counts,
-                out_counts=call.out_counts, timeout_s=timeout_s,
+                out_counts=call.out_counts, blocks=call.blocks, timeout_s=timeout_s,
             )  # fmt: skip
         self.copy_out()
 
@@ -104,6 +107,20 @@ class LoweredOp:
     def both(self, *tensors: torch.Tensor) -> int:
         """Where the core reads and writes them, in one row."""
         return self._row(tensors, True, True)
+
+    def sources(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Where the core reads each of them."""
+        return tuple(map(self.source, tensors))
+
+    def targets(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Where the core writes each of them."""
+        return tuple(map(self.target, tensors))
+
+    def row_or_blocks(self, tensors: Sequence[torch.Tensor]) -> tuple[int, tuple[int, ...] | None]:
+        """Where the core writes them: in one row, which may be registered memory, or each."""
+        if _adjacent(tensors):
+            return self.target(*tensors), None
+        return 0, self.targets(tensors)
 
     def _row(self, tensors: Sequence[torch.Tensor], read: bool, write: bool) -> int:
         """The address of `tensors` in one row: their own where they lie so, else of a copy."""

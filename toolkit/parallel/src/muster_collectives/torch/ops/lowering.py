@@ -69,8 +69,11 @@ def all_gather(
                 f"input {source.numel()}"
             )
         if same(targets):
-            places = plan.source(source), plan.target(*targets)
-            plan.add(Verb.ALL_GATHER, *places, source.numel(), movable(source))
+            target, blocks = plan.row_or_blocks(targets)
+            plan.add(
+                Verb.ALL_GATHER, plan.source(source), target, source.numel(), movable(source),
+                blocks=blocks,
+            )  # fmt: skip
             continue
         for root, target in enumerate(targets):
             _broadcast(plan, source if root == rank else target, root, root == rank)
@@ -94,14 +97,14 @@ def gather(
     plan = LoweredOp(outputs=[list(each) for each in outputs])
     for number, of in enumerate(inputs):
         source = plain(of)
-        target = 0
+        blocks = None
         if rank == root:
             targets = _dense("gather", size, outputs[number])
             if not same([source, *targets]):
                 raise ValueError("gather wants a list of tensors like the input")
-            target = plan.target(*targets)
+            blocks = plan.targets(targets)
         place = plan.source(source)
-        plan.add(Verb.GATHER, place, target, source.numel(), movable(source), root)
+        plan.add(Verb.GATHER, place, 0, source.numel(), movable(source), root, blocks)
     return plan
 
 
@@ -112,14 +115,14 @@ def scatter(
     plan = LoweredOp(outputs=list(outputs))
     for number, to in enumerate(outputs):
         target = plain(to)
-        source = 0
+        blocks = None
         if rank == root:
             parts = _dense("scatter", size, inputs[number])
             if not same([target, *parts]):
                 raise ValueError("scatter wants a list of tensors like the output")
-            source = plan.source(*parts)
+            blocks = plan.sources(parts)
         place = plan.target(target)
-        plan.add(Verb.SCATTER, source, place, target.numel(), movable(target), root)
+        plan.add(Verb.SCATTER, 0, place, target.numel(), movable(target), root, blocks)
     return plan
 
 
