@@ -87,7 +87,7 @@ void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns) {
   const struct timespec wait = mc_timespec(wait_ns);
   const int said = ppoll(loop->polls, loop->poll_count, &wait, NULL);
   if (!said && !wait_ns) sched_yield(); /* the peer may be here and want this processor */
-  pthread_mutex_lock(&p->lock);
+  mc_p2p_enter(p);
   p->polling = false;
   if (said >= 0) mc_loop_polled(loop);
 }

@@ -49,6 +49,7 @@ struct mc_message { /* incoming, under way or waiting for its receive */
   uint8_t *buffer;  /* owned */
   bool whole, lost; /* lost: there was no memory for it */
   bool offered;     /* its bytes lie with the sender */
+  bool foreign;     /* some of them were read as memory of another process */
   struct mc_offer offer;
   struct mc_request *request;
 };

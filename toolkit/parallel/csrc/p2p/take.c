@@ -105,13 +105,14 @@ bool mc_reads_move(struct mc_p2p *p) {
   const bool mapped = copy_mapped(p, m, part);
   const uint64_t got = mapped ? part : read_remote(p, m, part);
   m->got += got;
+  if (!mapped && got) m->foreign = true;
   MC_FAULT_POINT(offer_piece_read);
   if (!got) {
     ask(p, m);
   } else if (m->got == m->bytes) {
     /* A process that has ended may have left its number to another one, whose memory this was then. */
-    if (!mapped && !mc_local_alive(p->c, p->c->local_of[m->peer])) {
-      m->got = 0;
+    if (m->foreign && !mc_local_alive(p->c, p->c->local_of[m->peer])) {
+      m->got = 0, m->foreign = false;
       mc_p2p_check_liveness(p, true);
       return p->reads.first != NULL;
     }

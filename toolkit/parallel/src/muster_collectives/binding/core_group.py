@@ -101,6 +101,7 @@ class CoreGroup:
         self._countdown = _LOOK_EVERY
         self.ends = Ends(self)
         self.regions: set[Region] = set()
+        self._is_kept = False  # a thread did not leave the core, which is not freed then
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
         handle = ctypes.c_void_p()
@@ -257,11 +258,13 @@ class CoreGroup:
                 if self._handle is None:  # a close waits for it
                     self._gate.notify_all()
 
-    def region_drop(self, number: int) -> None:
-        """Nothing where the group is closed, or another process's."""
+    def region_drop(self, number: int) -> bool:
+        """False: threads that a close has left in the core may read it still. Nothing where the
+        group is closed, or another process's."""
         with suppress(ClosedError), self.alone() as handle:
             if os.getpid() == self._pid:
                 self.library.mc_region_drop(handle, number)
+        return not self._is_kept
 
     # --- what it can tell
 
@@ -329,6 +332,7 @@ class CoreGroup:
                 self._entry.close()
                 free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
             free = self._entry.left(_CLOSING_S) and free
+            self._is_kept = handle is not None and not free
             if handle is not None and free:
                 self.library.mc_close(handle)
                 for region in list(self.regions):

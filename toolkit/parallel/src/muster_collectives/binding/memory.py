@@ -54,10 +54,9 @@ class Region:
         if self._is_released:
             return
         self._is_released = True
-        self._group.regions.discard(self)
-        if self._number >= 0:
-            self._group.region_drop(self._number)
-        self.unmap()
+        if self._number < 0 or self._group.region_drop(self._number):
+            self._group.regions.discard(self)
+            self.unmap()
 
     def register(self, fd: int, path: str, failed: str) -> Region:
         """Offers, maps what the others offer, registers; three agreements. `failed`: why this rank
