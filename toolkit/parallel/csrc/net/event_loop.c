@@ -141,6 +141,12 @@ bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns) {
   return true;
 }
 
+/* Both ways: it was reset, and what was sent last is never acknowledged. */
+static bool has_ended(const struct mc_conn *conn) {
+  struct pollfd end = {.fd = conn->fd};
+  return poll(&end, 1, 0) > 0 && (end.revents & POLLHUP);
+}
+
 /* All sent is acknowledged by the other hosts, or the time is up. What comes meanwhile is dropped: a socket
  * closed with bytes unread resets the connection, and what is still on its way would be lost. */
 void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
@@ -153,6 +159,7 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
       mc_conn_send(loop, conn);
       if (conn->state != MC_CONN_UP) continue;
       for (unsigned i = 0; i < 256 && recv(conn->fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {}
+      if (has_ended(conn)) continue;
       if (conn->sends.first || (ioctl(conn->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
     }
     if (!busy || mc_now_ns() >= until_ns) return;
