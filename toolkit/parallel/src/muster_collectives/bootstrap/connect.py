@@ -31,7 +31,7 @@ from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
 from muster_collectives.runtime.summary import Identity, Summary
-from muster_collectives.runtime.tuning import Tuning, differences
+from muster_collectives.runtime.tuning import Tuning, decode, differences
 from muster_collectives.runtime.types import Code
 
 _log = logging.getLogger("muster_collectives")
@@ -65,7 +65,7 @@ def connect(
     environ = os.environ if environ is None else environ
     settings = settings or read_settings(environ)
     if tuning is not None:
-        settings = replace(settings, tuning=tuning, is_spin_given=True)
+        settings = replace(settings, tuning=tuning, is_spin_given=True, is_slot_given=True)
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
     agreement = Agreement(within, rank, size, name, limit_s)
@@ -116,12 +116,14 @@ def _node_info(
         pid_namespace=machine.namespace("pid"),
         net_namespace=machine.namespace("net"),
         shm=machine.device_of(shared_memory.SHM_FOLDER),
+        shm_bytes=machine.bytes_of(shared_memory.SHM_FOLDER),
         memfd=shared_memory.can_memfd(),
         node=settings.node,
         processors=machine.processors(),
         hosts=hosts,
         port=int(listener.getsockname()[1]) if listener is not None else 0,
         is_spin_given=settings.is_spin_given,
+        is_slot_given=settings.is_slot_given,
         tuning=settings.tuning,
         key_mark=node_info.key_mark(settings.key, group),
     )
@@ -165,7 +167,7 @@ def _say(answer: Said, settings: Settings, plan: GroupPlan, rank: int) -> None:
     for note in settings.notes:
         if note not in known:
             say_once(note)
-    asked = replace(plan.tuning, spin_s=float(answer["asked"]["spin_s"]))
+    asked = decode(answer["asked"])
     mine = settings.tuning if settings.is_spin_given else replace(
         settings.tuning, spin_s=asked.spin_s
     )  # fmt: skip
