@@ -1,5 +1,5 @@
-"""A rank that says how it reaches the others; ranks of HIDDEN forbid others to look into them. It is
-in GROUPS groups at once, and speaks of the last."""
+"""A rank that says how it reaches the others in the last of GROUPS groups that it is in at once; ranks
+of HIDDEN forbid others to look into them."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ def test_ranks_that_see_no_processes_of_each_other_share_a_file() -> None:
 
 def test_ten_groups_of_8_ranks_share_the_64_mib_of_a_container() -> None:
     with machine(DOCKER) as inside:
-        said = run(
-            lambda rank: [*inside(rank), *OWN_PROCESSES], environ={"GROUPS": "10"}, ranks=8
-        )
+        said = run(lambda rank: [*inside(rank), *OWN_PROCESSES], environ={"GROUPS": "10"}, ranks=8)
     for each in said:
         assert (each["nodes"], each["sent_bytes"]) == ([0] * 8, 0), each
         assert all(FILE in why for other, why in enumerate(each["why"]) if other != each["rank"])

@@ -6,6 +6,7 @@ import functools
 import hmac
 import logging
 import os
+import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from muster_collectives.runtime.summary import Identity, Summary
 from muster_collectives.runtime.tuning import Tuning, decode, differences
 from muster_collectives.runtime.types import Code
 
+# a listener, its epoll, eventfds, memory; and one for what is read from files and /proc meanwhile
+_DESCRIPTORS = 8
 _log = logging.getLogger("muster_collectives")
 
 
@@ -84,6 +87,8 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
     listener = None
     try:
         try:
+            if agreement.size > 1:
+                _require_descriptors()
             hosts: tuple[str, ...] = ("127.0.0.1",)
             if agreement.size > 1:
                 hosts, listener = open_listener(settings, environ, max(128, agreement.size))
@@ -104,6 +109,25 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
     finally:
         if listener is not None:  # and the core does not own it
             listener.close()
+
+
+def _require_descriptors() -> None:
+    """That there are as many as making a group may take at a time: so that a rank without them says
+    so while the others listen, and none of them waits for it. Raises ResourceError."""
+    held: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTOR:
+            raise
+        what = f"it has {len(held)} descriptors left and needs {_DESCRIPTORS} for a group"
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        why = f"{error.strerror}, of {limit} that it may have"
+        raise ResourceError(f"{what} ({why})", DESCRIPTORS_FIX, code=Code.ESYS) from error
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def _node_info(
