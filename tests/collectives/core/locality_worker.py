@@ -1,4 +1,4 @@
-"""A rank that says how it reaches the others in the last of GROUPS groups that it is in at once; ranks
+"""A rank that says how it reaches the others in the last of GROUPS groups, all open at once; ranks
 of HIDDEN forbid others to look into them."""
 
 from __future__ import annotations

@@ -350,6 +350,17 @@ def test_a_thread_that_waits_for_a_key_holds_no_other_up() -> None:
 # --- a channel amid a frame
 
 
+def test_an_answer_of_the_store_has_a_bound_that_is_said_and_the_store_serves_on() -> None:
+    with service(4) as (_, port):
+        rank = come(port, 1)
+        rank.set("big", bytes(1 << 20))
+        assert len(rank.get_all(["big"] * 63, AT_ONCE_S)) == 1
+        with pytest.raises(RendezvousError, match=r"65 values(.|\n)*ask for fewer"):
+            rank.get_all(["big"] * 65, AT_ONCE_S)
+        assert rank.get("big", AT_ONCE_S) == bytes(1 << 20)
+        rank.close()
+
+
 def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_not_hang() -> None:
     """The other side reads nothing, so that the frame is half sent when the signal comes."""
     own, other = socket.socketpair()
