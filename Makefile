@@ -14,7 +14,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-modelparallel test-long soak check fmt lock bench-launcher bench-images bench-collectives bench-modelparallel wheels docs pictures clean
+.PHONY: help setup demo test test-all test-collectives test-modelparallel test-gpu test-long soak check fmt lock bench-launcher bench-images bench-collectives bench-modelparallel wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -45,6 +45,9 @@ test-collectives: $(STAMP) ## the collective backend: operations, faults, torch'
 
 test-modelparallel: $(STAMP) ## model parallelism: settings, ranks that train together, checkpoints (20 minutes)
 	@$(TIMED) test-modelparallel 1200 scripts/run-tests modelparallel
+
+test-gpu: $(STAMP) ## what needs one GPU: streams, NCCL, a job on it; skips with a reason where there is none (20 minutes)
+	@$(TIMED) test-gpu 1200 scripts/run-tests gpu
 
 test-long: $(STAMP) ## fuzz, soak, full matrices
 	@$(TIMED) test-long 10800 scripts/run-tests long

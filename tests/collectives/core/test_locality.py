@@ -17,6 +17,7 @@ import pytest
 from tests.collectives.faults.test_faults import names
 from tests.collectives.support.jobs import CHECKOUT, SOURCES, clean, job
 
+DOCKER = ("-o", "size=64m", "/dev/shm")  # what its containers have unless asked for more
 TINY = ("-o", "size=64k", "/dev/shm")
 READ_ONLY = ("-o", "ro,size=4k", "/dev/shm")
 NO_PROC = ("-o", "ro,size=4k", "/proc")
@@ -35,10 +36,11 @@ def run(
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
     nodes: str = "",
     environ: Mapping[str, str] = _NOTHING,
+    ranks: int = 2,
 ) -> list[Any]:
-    """What two ranks say of each other, whose sums are right whatever the way."""
+    """What ranks say of each other, whose sums are right whatever the way."""
     with job(
-        "core.locality_worker", 2, prefix=prefix, nodes=names(nodes), environ=environ
+        "core.locality_worker", ranks, prefix=prefix, nodes=names(nodes), environ=environ
     ) as started:
         said = clean(started.ends())
     assert all(each["right"] for each in said)
@@ -75,6 +77,14 @@ def test_ranks_that_see_no_processes_of_each_other_share_a_file() -> None:
     """Containers of one pod: process namespaces of their own, /dev/shm in common."""
     needs_root("unshare")
     require_memory(run(lambda rank: OWN_PROCESSES), FILE)
+
+
+def test_ten_groups_of_8_ranks_share_the_64_mib_of_a_container() -> None:
+    with machine(DOCKER) as inside:
+        said = run(lambda rank: [*inside(rank), *OWN_PROCESSES], environ={"GROUPS": "10"}, ranks=8)
+    for each in said:
+        assert (each["nodes"], each["sent_bytes"]) == ([0] * 8, 0), each
+        assert all(FILE in why for other, why in enumerate(each["why"]) if other != each["rank"])
 
 
 def test_ranks_that_may_not_look_into_each_other_share_a_file_and_say_why() -> None:

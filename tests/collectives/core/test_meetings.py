@@ -121,11 +121,12 @@ def test_a_key_that_differs_is_said_on_all_ranks_and_shown_to_nobody(
 
 
 GROUPS = """
-import itertools, json, os, sys
+import itertools, json, os, sys, time
 from array import array
 sys.path.insert(0, sys.argv[1])
 from muster_collectives.core import init, new_group
 with init(timeout_s=60) as world:
+    first = len(os.listdir("/proc/self/fd"))
     fours = itertools.cycle(itertools.combinations(range(world.size), 4))
     made = [new_group(world, ranks) for ranks in itertools.islice(fours, int(sys.argv[2]))]
     mine = [group for group in made if group is not None]
@@ -135,20 +136,34 @@ with init(timeout_s=60) as world:
             total = array("d", [1.0])
             group.all_reduce(total)
             assert total[0] == 4.0
+    held = len(os.listdir("/proc/self/fd")) - first
+    threads = len(os.listdir("/proc/self/task"))
     world.barrier()
+    began = time.monotonic()
     for group in mine:
         group.close()
-    print(json.dumps({"groups": len(mine), "freed": before - len(os.listdir("/proc/self/fd"))}))
+    said = {"groups": len(mine), "freed": before - len(os.listdir("/proc/self/fd")), "held": held}
+    print(json.dumps({**said, "threads": threads, "took_s": time.monotonic() - began}))
 """
 
 
-def test_a_hundred_overlapping_groups_of_four_live_in_one_process() -> None:
-    """Six ranks: each is in two thirds of the groups."""
+@pytest.mark.parametrize(
+    ("nodes", "descriptors"),
+    [pytest.param(1, 1, id="one node"), pytest.param(6, 8, id="nodes of a rank")],
+)
+def test_a_hundred_overlapping_groups_of_four_live_in_one_process(
+    nodes: int, descriptors: int
+) -> None:
+    """Six ranks: each is in two thirds of the groups. Between nodes three of a group's descriptors
+    are connections. They close at once, in whatever order ranks come to it."""
     argv = ["-I", "-S", "-c", GROUPS, str(SOURCES), "150"]
-    ended = ranks.run(6, argv, timeout_s=90)
+    ended = ranks.run(6, argv, nodes=nodes, timeout_s=90)
     for one in ended:
         said = json.loads(one.output.strip().rpartition("\n")[2])
         assert said["groups"] == 100 <= said["freed"], ranks.shown(ended)
+        assert said["held"] <= 100 * descriptors + 2, said
+        assert said["threads"] <= 3, said  # of rank 0: the store's, too
+        assert said["took_s"] < 10, said  # 30 s with 0.3 s for each
 
 
 # --- where rank 0 and the others listen
@@ -348,6 +363,17 @@ def test_a_thread_that_waits_for_a_key_holds_no_other_up() -> None:
 
 
 # --- a channel amid a frame
+
+
+def test_an_answer_of_the_store_has_a_bound_that_is_said_and_the_store_serves_on() -> None:
+    with service(4) as (_, port):
+        rank = come(port, 1)
+        rank.set("big", bytes(1 << 20))
+        assert len(rank.get_all(["big"] * 63, AT_ONCE_S)) == 1
+        with pytest.raises(RendezvousError, match=r"65 values(.|\n)*ask for fewer"):
+            rank.get_all(["big"] * 65, AT_ONCE_S)
+        assert rank.get("big", AT_ONCE_S) == bytes(1 << 20)
+        rank.close()
 
 
 def test_an_abort_in_a_signal_handler_amid_a_frame_ends_the_connection_and_does_not_hang() -> None:

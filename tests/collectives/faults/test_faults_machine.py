@@ -46,11 +46,24 @@ def test_a_slow_rank_is_named_in_one_log_line_and_nobody_else(
 def test_a_rank_without_a_descriptor_for_a_connection_says_so_and_blames_nobody_else(
     victim: int,
 ) -> None:
-    with job("faults.descriptor_worker", 2, str(victim), nodes=names("ab")) as started:
+    with job("faults.descriptor_worker", 2, str(victim), "sum", nodes=names("ab")) as started:
         said = clean(started.ends())
     own, other = said[victim], said[1 - victim]
     assert (own["kind"], own["ranks"]) == ("ResourceError", [victim]), own
     assert f"rank {victim} has no descriptor left (Too many open files)" in own["text"], own
     assert "ulimit -n" in own["text"], own
     assert other["ranks"] == [victim], other
+    assert max(each["took_s"] for each in said) < LONG_S / 2, said
+
+
+@pytest.mark.parametrize("nodes", ["ab", "aa"])
+def test_a_group_that_a_rank_has_no_descriptors_for_is_refused_by_all_before_it_is_made(
+    nodes: str,
+) -> None:
+    with job("faults.descriptor_worker", 2, "1", "group", nodes=names(nodes)) as started:
+        said = clean(started.ends())
+    for each in said:
+        assert (each["kind"], each["ranks"]) == ("ResourceError", [1]), each
+        assert "rank 1" in each["text"] and "descriptors left" in each["text"], each
+        assert "ulimit -n" in each["text"], each
     assert max(each["took_s"] for each in said) < LONG_S / 2, said

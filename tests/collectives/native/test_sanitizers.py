@@ -49,10 +49,12 @@ LARGE_ALL = ("large aaa 21", "large aab 7", "large-direct aaa 8")  # each verb a
 SEQUENCES = ("mix aaa", "mix aab", "mix abab")
 LARGEST_S = 4 * PLAY_S
 
-THREADS = Build(("-fsanitize=thread",), {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
+IDLE = "-DMC_IDLE_NS=50000u"  # threads end between two calls, and are started again
+THREADS = Build(("-fsanitize=thread", IDLE), {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
 MEMORY = Build(
     (
         "-fsanitize=address,undefined,float-cast-overflow",
+        IDLE,
         "-fno-sanitize-recover=all",
         "-fno-omit-frame-pointer",
     ),

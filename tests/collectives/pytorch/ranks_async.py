@@ -29,11 +29,13 @@ from muster_collectives.runtime.errors import (
 from muster_collectives.torch import stats
 from tests.collectives.support.interrupting import interrupted
 from tests.collectives.support.torch_ranks import World, main
+from tests.support.waiting import wait_until
 
 warnings.filterwarnings("ignore")
 LIMIT_S = 20.0
 SHORT = timedelta(seconds=4)
 COUNT = 1000
+GROUPS = 20
 
 
 class Sign:
@@ -290,7 +292,31 @@ def a_child_of_the_process_gets_errors(world: World) -> None:
     world.drop()
 
 
+def groups_at_rest_have_no_threads(world: World) -> None:
+    """They end after a second without work, and what is begun later has new ones."""
+    _start(world)
+    before = _threads()
+    ones = torch.ones(COUNT)
+    for _ in range(2):
+        groups = [dist.new_group() for _ in range(GROUPS)]
+        for group in groups:
+            sent = dist.isend(ones, 1 - world.rank, group=group)
+            dist.irecv(torch.empty(COUNT), 1 - world.rank, group=group).wait()
+            sent.wait()
+            total = torch.ones(COUNT)
+            dist.all_reduce(total, group=group, async_op=True).wait()
+            assert bool((total == 2).all())
+        assert _threads() >= before + GROUPS
+        wait_until(lambda: _threads() <= before, LIMIT_S, lambda: f"{_threads()} threads")
+    world.drop()
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 CHECKS = (
+    groups_at_rest_have_no_threads,
     a_sum_goes_on_while_the_main_thread_runs_python,
     calls_of_many_kinds_go_on_in_their_order,
     a_tensor_with_gaps_goes_on_too,

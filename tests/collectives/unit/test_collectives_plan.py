@@ -145,9 +145,9 @@ def test_a_quota_of_processors_is_read() -> None:
 
 def info(**given: object) -> c.NodeInfo:
     base = c.NodeInfo(
-        abi=1, boot="b", pid_namespace="p", net_namespace="n", shm="s", memfd=True,
-        node="", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000,
-        is_spin_given=False, tuning=Tuning(),
+        abi=1, boot="b", pid_namespace="p", net_namespace="n", shm="s", shm_bytes=1 << 34,
+        memfd=True, node="", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000,
+        is_spin_given=False, is_slot_given=False, tuning=Tuning(),
     )  # fmt: skip
     return replace(base, **given)  # type: ignore[arg-type]
 
@@ -194,6 +194,21 @@ def test_rank_0_s_sizes_count_and_who_shares_processors_does_not_spin() -> None:
     assert c.plan([info(tuning=least)] * 64).tuning.chunk_bytes == 4096
     with pytest.raises(SettingsError, match=r"COLLECTIVES_CHUNK_BYTES(.|\n)*at least 8192"):
         c.plan([info(tuning=least)] * 65)
+
+
+def test_ten_groups_have_room_in_dev_shm_where_the_slot_is_not_given() -> None:
+    def tuning(**given: object) -> Tuning:
+        return c.plan([info(memfd=False, **given)] * 8).tuning
+
+    docker = 64 << 20
+    assert (tuning(shm_bytes=docker).slot_bytes, tuning(shm_bytes=docker).chunk_bytes) == (
+        128 << 10, 128 << 10,
+    )  # fmt: skip
+    assert tuning() == tuning(shm_bytes=1 << 30) == replace(Tuning(), spin_s=tuning().spin_s)
+    assert tuning(shm_bytes=docker, is_slot_given=True).slot_bytes == Tuning().slot_bytes
+    assert tuning(shm_bytes=0).slot_bytes == 16 << 10
+    # a memfd is used as it is touched, and needs no room there
+    assert c.plan([info(shm_bytes=docker)] * 8).tuning.slot_bytes == Tuning().slot_bytes
 
 
 def test_cores_of_two_interfaces_make_no_group_and_the_ranks_are_named() -> None:

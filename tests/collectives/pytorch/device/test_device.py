@@ -1,4 +1,4 @@
-"""The path of CUDA tensors: its plans, and its compositions over gloo groups. On a GPU see docs."""
+"""The path of CUDA tensors: plans, and compositions over gloo groups. On a GPU: collectives/gpu."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 SCRIPT = Path(__file__).with_name("ranks_device_numbers.py")
 CHECKOUT = Path(__file__).resolve().parents[4]
-ON_GPU = [
-    (Path(__file__).with_name("ranks_device_gpu.py"), 2),
-    (Path(__file__).with_name("ranks_device_alone.py"), 1),
-]
 NAMES = [*names_of(SCRIPT.with_name("ranks_device.py")), *names_of(SCRIPT)]
 
 
@@ -32,17 +28,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.mark.parametrize("name", ["start", *NAMES, "stop"])
 def test_compositions(job: Job, name: str) -> None:
     job.require(name)
-
-
-@pytest.mark.parametrize("script, ranks", ON_GPU, ids=["two ranks", "one rank"])
-def test_on_a_gpu(tmp_path: Path, script: Path, ranks: int) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here: streams, events and NCCL are proved on one")
-    job = run_checks(script, ranks, tmp_path, fresh=True)
-    for name in ("start", *names_of(script), "stop"):
-        job.require(name)
 
 
 def test_layouts_are_planned_from_nodes_and_never_from_rank_order() -> None:
@@ -320,7 +305,7 @@ class _Together:
 
 
 def test_the_transfers_of_one_batch_are_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own batch_isend_irecv calls them one by one; on a GPU see ranks_device_alone.py."""
+    """torch's own batch_isend_irecv calls them one by one; on a GPU see gpu/ranks_alone.py."""
     import torch
     import torch.distributed as dist
 

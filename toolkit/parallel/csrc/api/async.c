@@ -11,7 +11,7 @@ struct mc_op_queue {
   struct mc_comm *c;
   pthread_mutex_t lock;
   pthread_cond_t news; /* one was posted, one has ended, the group closes */
-  pthread_t thread;
+  struct mc_worker worker;
   MC_QUEUE(mc_async) calls; /* the first may be running */
   bool running, stop;
 };
@@ -38,19 +38,20 @@ static void run_first(struct mc_op_queue *q) {
   end_first(q, code, ended);
 }
 
-static void sleep_until(struct mc_op_queue *q, uint64_t ns) {
+static bool sleep_until(struct mc_op_queue *q, uint64_t ns) { /* false: nothing has been said by then */
   const struct timespec until = mc_timespec(ns);
-  pthread_cond_timedwait(&q->news, &q->lock, &until);
+  return pthread_cond_timedwait(&q->news, &q->lock, &until) == 0;
 }
 
 static void *run_thread(void *of) {
   struct mc_op_queue *q = of;
   pthread_mutex_lock(&q->lock);
-  while (!q->stop) {
-    if (!q->calls.first || q->running) pthread_cond_wait(&q->news, &q->lock);
+  for (bool called = true; !q->stop && (called || q->calls.first);) {
+    if (!q->calls.first || q->running) called = sleep_until(q, mc_now_ns() + MC_IDLE_NS);
     else if (mc_now_ns() < q->calls.first->due_ns) sleep_until(q, q->calls.first->due_ns);
     else run_first(q);
   }
+  q->worker.over = true;
   pthread_mutex_unlock(&q->lock);
   return NULL;
 }
@@ -65,11 +66,7 @@ static struct mc_op_queue *create(struct mc_comm *c) {
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
   pthread_cond_init(&q->news, &clock);
   pthread_condattr_destroy(&clock);
-  if (mc_thread_start(&q->thread, run_thread, q)) return q;
-  pthread_cond_destroy(&q->news);
-  pthread_mutex_destroy(&q->lock);
-  free(q);
-  return NULL;
+  return q;
 }
 
 int mc_async_post(struct mc_comm *c, struct mc_async *a, double grace_s) {
@@ -77,14 +74,15 @@ int mc_async_post(struct mc_comm *c, struct mc_async *a, double grace_s) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   if (!c->op_queue) c->op_queue = create(c);
   struct mc_op_queue *q = c->op_queue;
-  if (!q) return MC_ESYS;
+  if (!q) return MC_EMEM;
   a->done = a->ended = 0, a->code = MC_OK;
   a->due_ns = mc_now_ns() + mc_ns_of(grace_s);
   pthread_mutex_lock(&q->lock);
-  MC_PUSH(&q->calls, a);
+  const bool runs = mc_worker_start(&q->worker, run_thread, q);
+  if (runs) MC_PUSH(&q->calls, a);
   pthread_cond_broadcast(&q->news);
   pthread_mutex_unlock(&q->lock);
-  return MC_OK;
+  return runs ? MC_OK : MC_ESYS;
 }
 
 int mc_async_wait(struct mc_comm *c, struct mc_async *a, double wait_s, struct mc_failure *failure) {
@@ -115,7 +113,7 @@ void mc_async_close(struct mc_comm *c) {
   pthread_cond_broadcast(&q->news);
   pthread_mutex_unlock(&q->lock);
   if (waited_for) mc_abort(c); /* else this rank would wait for peers that need not come */
-  pthread_join(q->thread, NULL);
+  mc_worker_join(&q->worker);
   while (q->calls.first) end_first(q, MC_ECLOSED, 0);
   pthread_cond_destroy(&q->news);
   pthread_mutex_destroy(&q->lock);

@@ -12,7 +12,7 @@
 uint32_t mc_abi(void) { return MC_ABI; }
 
 uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
-  return mc_slots_end(locals, tuning) + mc_p2p_area_bytes(locals);
+  return mc_slots_end(locals, tuning) + mc_p2p_area_bytes(locals, tuning);
 }
 
 static bool sound(const struct mc_layout *layout) {

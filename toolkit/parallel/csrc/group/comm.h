@@ -108,6 +108,14 @@ static inline struct timespec mc_timespec(uint64_t ns) {
 }
 static inline uint64_t mc_ns_of(double seconds) { return (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9); } /* 30 years at most */
 bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of); /* it gets no signals */
+/* A thread that ends once it has had nothing to do for MC_IDLE_NS, so that groups at rest cost none. It sets `over`, as its
+ * last word, under the lock that whoever starts it holds. */
+#ifndef MC_IDLE_NS /* the sanitizers' build has less */
+#define MC_IDLE_NS 1000000000u
+#endif
+struct mc_worker { pthread_t thread; bool started, over; };
+bool mc_worker_start(struct mc_worker *worker, void *(*run)(void *), void *of); /* unless it runs */
+void mc_worker_join(struct mc_worker *worker); /* it has been told to end */
 /* --- group/segment.c */
 /* `bytes`: the whole of c->segment_fd. Until the deadline. 0 or an errno value. */
 int mc_segment_attach(struct mc_comm *c, uint64_t bytes);

@@ -17,3 +17,16 @@ bool mc_thread_start(pthread_t *thread, void *(*run)(void *), void *of) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return started;
 }
+
+void mc_worker_join(struct mc_worker *worker) {
+  if (worker->started) pthread_join(worker->thread, NULL);
+  worker->started = false;
+}
+
+bool mc_worker_start(struct mc_worker *worker, void *(*run)(void *), void *of) {
+  if (worker->started && !worker->over) return true;
+  mc_worker_join(worker);
+  worker->over = false;
+  worker->started = mc_thread_start(&worker->thread, run, of);
+  return worker->started;
+}

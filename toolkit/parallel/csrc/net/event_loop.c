@@ -19,6 +19,7 @@ int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const s
   loop->rank_status = calloc(size, 1);
   loop->reported_status = calloc(size, 1);
   if (!loop->outgoing || !loop->incoming || !loop->rank_status || !loop->reported_status) return ENOMEM;
+  if (which == MC_NET_ABORT) return 0; /* nobody wakes it: its thread alone uses it */
   loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   return loop->wake_fd < 0 ? errno : 0;
 }
@@ -141,6 +142,12 @@ bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns) {
   return true;
 }
 
+/* Both ways: it was reset, and what was sent last is never acknowledged. */
+static bool has_ended(const struct mc_conn *conn) {
+  struct pollfd end = {.fd = conn->fd};
+  return poll(&end, 1, 0) > 0 && (end.revents & POLLHUP);
+}
+
 /* All sent is acknowledged by the other hosts, or the time is up. What comes meanwhile is dropped: a socket
  * closed with bytes unread resets the connection, and what is still on its way would be lost. */
 void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
@@ -153,6 +160,7 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
       mc_conn_send(loop, conn);
       if (conn->state != MC_CONN_UP) continue;
       for (unsigned i = 0; i < 256 && recv(conn->fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {}
+      if (has_ended(conn)) continue;
       if (conn->sends.first || (ioctl(conn->fd, SIOCOUTQ, &unsent) == 0 && unsent > 0)) busy = true;
     }
     if (!busy || mc_now_ns() >= until_ns) return;

@@ -5,17 +5,18 @@
 #define LARGEST_RING (256u << 10)
 #define LEAST_RING 4096u
 
-static uint64_t ring_bytes_of(uint64_t locals) {
+/* A power of two. Small slots are a wish for little memory: a ring is a quarter of one at most. */
+static uint64_t ring_bytes_of(uint64_t locals, const struct mc_tuning *tuning) {
   uint64_t bytes = LARGEST_RING; /* of the size of a core's cache; more only costs memory */
-  while (bytes > LEAST_RING && bytes * locals * locals > ALL_RINGS) bytes /= 2;
+  while (bytes > LEAST_RING && (bytes * locals * locals > ALL_RINGS || bytes > tuning->slot_bytes / 4)) bytes /= 2;
   return bytes;
 }
 
 static uint64_t doorbells_bytes(uint64_t locals) { return mc_pages(locals * sizeof(struct mc_doorbell)); }
 static uint64_t rings_bytes(uint64_t locals) { return mc_pages(locals * locals * sizeof(struct mc_ring)); }
 
-uint64_t mc_p2p_area_bytes(uint32_t locals) {
-  return doorbells_bytes(locals) + rings_bytes(locals) + (uint64_t)locals * locals * ring_bytes_of(locals);
+uint64_t mc_p2p_area_bytes(uint32_t locals, const struct mc_tuning *tuning) {
+  return doorbells_bytes(locals) + rings_bytes(locals) + (uint64_t)locals * locals * ring_bytes_of(locals, tuning);
 }
 
 void mc_area_map(struct mc_p2p *p) {
@@ -24,7 +25,7 @@ void mc_area_map(struct mc_p2p *p) {
   p->area.doorbells = (struct mc_doorbell *)(void *)at;
   p->area.rings = (struct mc_ring *)(void *)(at + doorbells_bytes(locals));
   p->area.bytes = at + doorbells_bytes(locals) + rings_bytes(locals);
-  p->area.ring_bytes = ring_bytes_of(locals);
+  p->area.ring_bytes = ring_bytes_of(locals, &p->c->tuning);
 }
 
 void mc_doorbell_wake_thread(struct mc_doorbell *doorbell) {

@@ -1,15 +1,15 @@
 /* The progress threads of p2p: they move what no caller waits for. One sleeps on the doorbell, one in poll over the sockets; each
- * sleeps without end when nothing is pending that concerns it. */
+ * ends after a second in which nothing was pending that concerns it, and a post starts it again. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sched.h>
 #include "p2p/state.h"
 #include "group/fault_point.h"
 
-#define LINGER 2u         /* slices before the doorbell's thread sleeps without end: posts in a row need not wake it */
+#define LINGER 2u         /* slices before the doorbell's thread has to be called: posts in a row need not wake it */
 #define GRACE_NS 1000000u /* a poster may wait at once: until then the sockets are left to it ... */
 #define RESTS 1000u       /* at most, until a thread that wants the lock has it */
-#define GRACES 20u        /* ... and so often before their thread sleeps without end */
+#define GRACES 20u        /* ... and so often before their thread has to be called */
 
 void mc_p2p_enter(struct mc_p2p *p) {
   atomic_fetch_add(&p->entering, 1);
@@ -46,7 +46,8 @@ void mc_p2p_arm_progress(struct mc_p2p *p) {
   if (needed && (p->net_idle || p->both_waiters)) pthread_cond_signal(&p->net_rest);
 }
 
-static void sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
+/* false: there has been nothing to do for long enough */
+static bool sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const uint32_t thread_seq = atomic_load(&doorbell->thread_seq); /* what is heard from here on wakes the sleep below */
   const bool alone = has_near(p) && !p->doorbell_waiters;
@@ -61,20 +62,23 @@ static void sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
   if (more) {
     mc_p2p_rest(p);
     p->doorbell_idle = false;
-    return;
+    return true;
   }
-  const uint64_t wait_ns = p->doorbell_idle ? 0 : MC_SLICE_NS;
+  const uint64_t wait_ns = p->doorbell_idle ? MC_IDLE_NS : MC_SLICE_NS;
   pthread_mutex_unlock(&p->lock);
   mc_futex_sleep(&doorbell->thread_seq, thread_seq, wait_ns);
   pthread_mutex_lock(&p->lock);
+  const bool called = !p->doorbell_idle || has_near(p) || atomic_load(&doorbell->thread_seq) != thread_seq;
   p->doorbell_idle = false;
+  return called;
 }
 
 static void *run_doorbell(void *of) {
   struct mc_p2p *p = of;
   uint32_t idle_for = 0;
   pthread_mutex_lock(&p->lock);
-  while (!p->stop) sleep_on_doorbell(p, &idle_for);
+  while (!p->stop && sleep_on_doorbell(p, &idle_for)) {}
+  p->doorbell_worker.over = true;
   pthread_mutex_unlock(&p->lock);
   return NULL;
 }
@@ -92,15 +96,13 @@ void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns) {
   if (said >= 0) mc_loop_polled(loop);
 }
 
-static void rest(struct mc_p2p *p, bool idle) {
+/* false: there has been nothing to do for long enough */
+static bool rest(struct mc_p2p *p, bool idle) {
+  const struct timespec until = mc_timespec(mc_now_ns() + (idle ? MC_IDLE_NS : GRACE_NS));
   p->net_idle = idle;
-  if (idle) {
-    pthread_cond_wait(&p->net_rest, &p->lock);
-  } else {
-    const struct timespec until = mc_timespec(mc_now_ns() + GRACE_NS);
-    pthread_cond_timedwait(&p->net_rest, &p->lock, &until);
-  }
+  const bool called = pthread_cond_timedwait(&p->net_rest, &p->lock, &until) == 0;
   p->net_idle = false;
+  return called || !idle || p->pending_remote;
 }
 
 static void *run_net(void *of) {
@@ -116,18 +118,18 @@ static void *run_net(void *of) {
       mc_p2p_poll_sockets(p, MC_SLICE_NS);
       if (p->net_waiters) mc_doorbell_wake(mc_own_doorbell(p)); /* the sockets are theirs now */
       mc_p2p_check_liveness(p, false);
-    } else {
-      rest(p, graces > GRACES);
+    } else if (!rest(p, graces > GRACES)) {
+      break;
     }
   }
+  p->net_worker.over = true;
   pthread_mutex_unlock(&p->lock);
   return NULL;
 }
 
 bool mc_p2p_start(struct mc_p2p *p, const struct mc_request *r) {
-  if (r->near && !p->doorbell_started) p->doorbell_started = mc_thread_start(&p->doorbell_thread, run_doorbell, p);
-  if (r->remote && !p->net_started) p->net_started = mc_thread_start(&p->net_thread, run_net, p);
-  return (!r->near || p->doorbell_started) && (!r->remote || p->net_started);
+  return (!r->near || mc_worker_start(&p->doorbell_worker, run_doorbell, p)) &&
+         (!r->remote || mc_worker_start(&p->net_worker, run_net, p));
 }
 
 void mc_p2p_stop(struct mc_p2p *p) {
@@ -136,6 +138,6 @@ void mc_p2p_stop(struct mc_p2p *p) {
   pthread_cond_signal(&p->net_rest);
   if (p->polling) mc_loop_wake(p->loop);
   pthread_mutex_unlock(&p->lock);
-  if (p->doorbell_started) pthread_join(p->doorbell_thread, NULL);
-  if (p->net_started) pthread_join(p->net_thread, NULL);
+  mc_worker_join(&p->doorbell_worker);
+  mc_worker_join(&p->net_worker);
 }

@@ -94,9 +94,9 @@ struct mc_p2p {
   struct mc_comm *c;
   struct mc_loop *loop; /* NULL: one node */
   pthread_mutex_t lock;
-  pthread_t doorbell_thread, net_thread;
-  bool doorbell_started, net_started, stop;
-  bool doorbell_idle; /* the doorbell's thread sleeps without end: it is to be called where it is needed */
+  struct mc_worker doorbell_worker, net_worker;
+  bool stop;
+  bool doorbell_idle; /* the doorbell's thread sleeps longer than a slice: it is to be called where it is needed */
   bool net_idle;      /* the same of the sockets' */
   bool polling;       /* a thread sleeps in poll: no other may; mc_p2p_wake_progress wakes it */
   pthread_cond_t net_rest;

@@ -13,7 +13,7 @@ from muster_collectives.wire import Frame, FrameError, Parser, Protocol
 
 PROTOCOL = Protocol(b"mucs", 4, max_head_bytes=64)
 MAX_ASKED_BYTES = 4 << 20  # of what a rank says in one frame
-MAX_TOLD_BYTES = 257 << 20  # of an answer: all that a store may hold
+MAX_TOLD_BYTES = 64 << 20  # of an answer
 _SEND_S = 60.0
 _POLL_S = 3600.0  # the call has a bound of its own
 

@@ -6,6 +6,7 @@ import functools
 import hmac
 import logging
 import os
+import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,9 +32,11 @@ from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore, Store
 from muster_collectives.runtime.summary import Identity, Summary
-from muster_collectives.runtime.tuning import Tuning, differences
+from muster_collectives.runtime.tuning import Tuning, decode, differences
 from muster_collectives.runtime.types import Code
 
+# a listener, its epoll, eventfds, memory; and one for what is read from files and /proc meanwhile
+_DESCRIPTORS = 8
 _log = logging.getLogger("muster_collectives")
 
 
@@ -65,7 +68,7 @@ def connect(
     environ = os.environ if environ is None else environ
     settings = settings or read_settings(environ)
     if tuning is not None:
-        settings = replace(settings, tuning=tuning, is_spin_given=True)
+        settings = replace(settings, tuning=tuning, is_spin_given=True, is_slot_given=True)
     limit_s = settings.timeout_s if timeout_s is None else timeout_s
     within = PrefixStore(store if size > 1 else LocalStore(), f"muster/{name}")
     agreement = Agreement(within, rank, size, name, limit_s)
@@ -84,6 +87,8 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
     listener = None
     try:
         try:
+            if agreement.size > 1:
+                _require_descriptors()
             hosts: tuple[str, ...] = ("127.0.0.1",)
             if agreement.size > 1:
                 hosts, listener = open_listener(settings, environ, max(128, agreement.size))
@@ -106,6 +111,25 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
             listener.close()
 
 
+def _require_descriptors() -> None:
+    """That there are as many as making a group may take at a time: so that a rank without them says
+    so while the others listen, and none of them waits for it. Raises ResourceError."""
+    held: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTOR:
+            raise
+        what = f"it has {len(held)} descriptors left and needs {_DESCRIPTORS} for a group"
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        why = f"{error.strerror}, of {limit} that it may have"
+        raise ResourceError(f"{what} ({why})", DESCRIPTORS_FIX, code=Code.ESYS) from error
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def _node_info(
     settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
 ) -> NodeInfo:
@@ -116,12 +140,14 @@ def _node_info(
         pid_namespace=machine.namespace("pid"),
         net_namespace=machine.namespace("net"),
         shm=machine.device_of(shared_memory.SHM_FOLDER),
+        shm_bytes=machine.bytes_of(shared_memory.SHM_FOLDER),
         memfd=shared_memory.can_memfd(),
         node=settings.node,
         processors=machine.processors(),
         hosts=hosts,
         port=int(listener.getsockname()[1]) if listener is not None else 0,
         is_spin_given=settings.is_spin_given,
+        is_slot_given=settings.is_slot_given,
         tuning=settings.tuning,
         key_mark=node_info.key_mark(settings.key, group),
     )
@@ -165,7 +191,7 @@ def _say(answer: Said, settings: Settings, plan: GroupPlan, rank: int) -> None:
     for note in settings.notes:
         if note not in known:
             say_once(note)
-    asked = replace(plan.tuning, spin_s=float(answer["asked"]["spin_s"]))
+    asked = decode(answer["asked"])
     mine = settings.tuning if settings.is_spin_given else replace(
         settings.tuning, spin_s=asked.spin_s
     )  # fmt: skip

@@ -14,25 +14,29 @@ from muster_collectives.runtime.tuning import Tuning, decode, encode
 
 MAX_LOCALS = 256  # of the core; more on one machine are more than one node
 _LEAST_PART_BYTES = 64
+_LEAST_SLOT_BYTES = 16384  # of those that are made smaller
+_SHARE = 3 / 32  # of /dev/shm for one group: a tenth, less what lies beside slots and rings
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """What a rank says of itself and its machine. `abi` is its core's interface. `shm` is which
-    file system /dev/shm is, "" where the rank cannot write there; `memfd` whether it can make
-    one."""
+    file system /dev/shm is, "" where the rank cannot write there, `shm_bytes` its size; `memfd`
+    whether it can make one."""
 
     abi: int
     boot: str
     pid_namespace: str
     net_namespace: str
     shm: str
+    shm_bytes: int
     memfd: bool
     node: str
     processors: int
     hosts: tuple[str, ...]
     port: int
     is_spin_given: bool
+    is_slot_given: bool
     tuning: Tuning
     key_mark: str = ""
 
@@ -72,6 +76,10 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     tuning = infos[0].tuning
     if crowded and not infos[0].is_spin_given:
         tuning = replace(tuning, spin_s=0.0)
+    if not infos[0].is_slot_given:
+        for each in probe_groups:
+            if each.shm_method[:1] == (ShmMethod.FILE,):
+                tuning = _fit(tuning, len(each.members), infos[each.leader].shm_bytes)
     most = max(len(each.members) for each in probe_groups)
     if tuning.chunk_bytes // most < _LEAST_PART_BYTES:
         raise SettingsError(
@@ -80,6 +88,19 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
             f"at least {-(-most * _LEAST_PART_BYTES // 4096) * 4096}",
         )
     return GroupPlan(probe_groups, addresses, tuning)
+
+
+def _fit(tuning: Tuning, locals_: int, shm_bytes: int) -> Tuning:
+    """With slots so small that ten groups like this have room in a /dev/shm of `shm_bytes`, where
+    all of a group's memory is allocated; the rings of its pairs shrink with them."""
+    slot_bytes = tuning.slot_bytes
+    while (
+        slot_bytes >= 2 * _LEAST_SLOT_BYTES
+        and locals_ * 4 * slot_bytes + locals_**2 * slot_bytes // 4 > shm_bytes * _SHARE
+    ):
+        slot_bytes = slot_bytes // 2 // 4096 * 4096
+    chunk_bytes = min(tuning.chunk_bytes, slot_bytes)
+    return replace(tuning, slot_bytes=slot_bytes, chunk_bytes=chunk_bytes)
 
 
 def key_mark(key: bytes, group: str) -> str:

@@ -17,7 +17,13 @@ from collections.abc import Mapping, Sequence
 
 from muster_collectives.bootstrap import service
 from muster_collectives.bootstrap.addresses import is_loopback, listen_everywhere
-from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, Channel, StrangerError, dial
+from muster_collectives.bootstrap.channel import (
+    MAX_ASKED_BYTES,
+    MAX_TOLD_BYTES,
+    Channel,
+    StrangerError,
+    dial,
+)
 from muster_collectives.bootstrap.questions import Questions
 from muster_collectives.runtime.errors import RendezvousError, ResourceError
 from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
@@ -62,9 +68,12 @@ class Rendezvous:
 
     def get_all(self, keys: Sequence[str], timeout_s: float) -> dict[str, bytes]:
         """Waits until all are there, for `timeout_s` at most: those that are. Raises
-        RendezvousError."""
+        RendezvousError, also for more than an answer may hold."""
         asked = service.WAIT.pack(timeout_s) + service.pack(key.encode() for key in keys)
-        _, answer = self._ask(service.GET, asked, timeout_s + _MARGIN_S)
+        kind, answer = self._ask(service.GET, asked, timeout_s + _MARGIN_S)
+        if kind != service.VALUES:
+            what = f"{len(keys)} values have more than {MAX_TOLD_BYTES} bytes"
+            raise RendezvousError(what, "ask for fewer at once")
         values = zip(keys, service.unpack(answer), strict=True)
         return {key: bytes(value) for key, value in values if value is not None}
 

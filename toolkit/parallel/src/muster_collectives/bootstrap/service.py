@@ -2,8 +2,8 @@
 
 It takes ranks that prove the secret. What others send never ends it: garbage, half frames and slow
 strangers lose their connection. Closing never raises and waits for the thread for a bounded time.
-Bounds: a value has at most 1 MiB, all of them 256 MiB, a key 512 bytes. A rank that has
-set or asked for a key may not connect again.
+Bounds: a value has at most 1 MiB, all of them 256 MiB, an answer 64 MiB, a key 512 bytes. A rank
+that has set or asked for a key may not connect again.
 
 A rank sets and asks for any number of keys at once: SET has keys and values in turn, GET how long
 to wait and keys; its answer comes when all are there or the time is over, in their order.
@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from contextlib import suppress
 
-from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, PROTOCOL
+from muster_collectives.bootstrap.channel import MAX_ASKED_BYTES, MAX_TOLD_BYTES, PROTOCOL
 from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.wire import (
     ANSWER_BYTES,
@@ -173,7 +173,11 @@ class _Keys:
                 del self._by_key[key]
 
     def _answer(self, peer: Peer, head: bytes, keys: list[bytes]) -> None:
-        peer.queue(VALUES, head, pack(self._values.get(key) for key in keys))
+        values = [self._values.get(key) for key in keys]
+        if sum(_LENGTH.size + len(value or b"") for value in values) > MAX_TOLD_BYTES:
+            peer.queue(FULL, head)
+        else:
+            peer.queue(VALUES, head, pack(values))
 
 
 def _checked(keys: list[bytes]) -> list[bytes]:

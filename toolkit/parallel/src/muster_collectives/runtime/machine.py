@@ -80,6 +80,15 @@ def device_of(folder: str) -> str:
     return str(facts.st_dev) if os.access(folder, os.W_OK) else ""
 
 
+def bytes_of(folder: str) -> int:
+    """The size of its file system; 0 where that cannot be told."""
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return 0
+    return facts.f_blocks * facts.f_frsize
+
+
 def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:

@@ -31,12 +31,13 @@ _SECONDS = (0.001, 1e7)  # of a time that is set
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of this rank, from its environment. `tuning` is what this rank would have: rank
-    0's counts for the group. `notes` are for the log. `is_spin_given`: the person has chosen the
-    spin, so that the number of ranks does not. `gloo` and `asynchronous` ("", "lane" or "lazy") are
-    for torch."""
+    0's counts for the group. `notes` are for the log. `is_spin_given`, `is_slot_given`: the person
+    has chosen the spin and the slot or chunk, so that the number of ranks does not. `gloo` and
+    `asynchronous` ("", "lane" or "lazy") are for torch."""
 
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False
+    is_slot_given: bool = False
     gloo: bool = False
     asynchronous: str = ""
     core: str = ""
@@ -67,6 +68,7 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
     return Settings(
         tuning=read_tuning(variables, base),
         is_spin_given=bool(variables.get("SPIN_US") or variables.get("SPIN_S")),
+        is_slot_given=bool(variables.get("SLOT_BYTES") or variables.get("CHUNK_BYTES")),
         gloo=variables.parsed("GLOO", parse_switch, False),
         asynchronous=variables.parsed("ASYNC", parse_choice, "", _ASYNC),
         core=variables.get("CORE"),

@@ -36,6 +36,7 @@ from muster_collectives.torch.works.work import QueuedWork
 
 GRACE_S = 0.002
 CLOSE_S = 1.0  # how long a close waits for the lane thread
+IDLE_S = 1.0  # without work, until the lane thread ends: groups at rest cost none
 
 
 class OpQueue:
@@ -58,7 +59,7 @@ class OpQueue:
         self._unfinished: list[QueuedWork] = []  # refused, and the core may still use their memory
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may submit
         self._ended: BaseException | None = None
 
     def run(self, action: Callable[[], None]) -> None:
@@ -111,9 +112,9 @@ class OpQueue:
             work.refuse(ended)
             work.publish()
             return work
+        self._wakes.put(True)
         if self._thread is None:
             self._start()
-        self._wakes.put(True)
         return work
 
     def advance(self, until: QueuedWork | None = None) -> None:
@@ -181,12 +182,36 @@ class OpQueue:
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=_follow,
-                    args=(self._wakes, self.advance, 0.0 if self.eager else GRACE_S),
+                    target=self._follow,
                     name=f"muster-{self._name}",
                     daemon=True,
                 )
                 self._thread.start()
+
+    def _follow(self) -> None:
+        """The lane thread."""
+        while True:
+            try:
+                goes_on = self._wakes.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._can_end():
+                    return
+                continue
+            if not goes_on:
+                return
+            if not self.eager:
+                time.sleep(GRACE_S)
+            self.advance()
+
+    def _can_end(self) -> bool:
+        """For the lane thread, which is none any more where it can. Who submits puts first and then
+        looks for the thread, and here it is the other way round: so one of them sees the other."""
+        with self._starting:
+            mine, self._thread = self._thread, None
+            if self._wakes.empty():
+                return True
+            self._thread = mine
+            return False
 
     def _runs_at_once(self) -> bool:
         """Whether who asks for a future runs the operation himself: on the lane thread (in a
@@ -204,10 +229,3 @@ class OpQueue:
 def _finish(begun: Async, plan: LoweredOp) -> None:
     begun.end()
     plan.copy_out()
-
-
-def _follow(wakes: queue.SimpleQueue[bool], advance: Callable[[], None], grace_s: float) -> None:
-    while wakes.get():
-        if grace_s:
-            time.sleep(grace_s)
-        advance()

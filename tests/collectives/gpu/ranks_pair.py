@@ -1,4 +1,4 @@
-"""What one GPU can prove of the device path, with two ranks on it; run by test_device.py."""
+"""What one GPU can prove of the device path, with two ranks on it; run by test_gpu.py."""
 
 from __future__ import annotations
 
