@@ -34,7 +34,9 @@ int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, c
                         const struct mc_span *outs, size_t longest) {
   const uint8_t *from = in;
   uint8_t *to = out;
-  size_t piece = c->tuning.chunk_bytes / c->locals / 64 * 64, done = 0, whole = 0;
+  /* of a scatter or a gather only the root's pieces are written or read */
+  uint32_t writers = c->call.verb == MC_ALL_TO_ALL ? c->locals : 1;
+  size_t piece = mc_chunk_bytes(c, writers) / c->locals / 64 * 64, done = 0, whole = 0;
   for (uint32_t local = 0; local < c->locals; local++) whole += outs[local].count;
   if (ins[c->local].count) mc_copy_piece(to + outs[c->local].begin, from + ins[c->local].begin, ins[c->local].count, whole);
   do {
