@@ -24,6 +24,7 @@ from muster_collectives.tools.bench.launch import find_mpirun
 RESULTS = Path(__file__).parents[1] / "results" / "collectives.json"
 STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "sizes": sizes.sizes,
+    "huge-pages": sizes.huge_pages,
     "types": sizes.types,
     "shards": sizes.shards,
     "calls": sizes.calls,

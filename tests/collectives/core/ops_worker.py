@@ -14,6 +14,7 @@ from tests.collectives.core.reference import MEMORY, Array, ops_of
 from tests.collectives.support.meeting import Meeting
 
 LARGE_BYTES = 9 << 20  # beyond NONTEMPORAL_BYTES of csrc/kernels/dispatch.c
+CROWDED_COUNT = 80_007  # floats: more than 4 MiB / 16 ranks
 CHUNK_BYTES = 4096  # what the test sets COLLECTIVES_CHUNK_BYTES to
 
 
@@ -26,6 +27,7 @@ def main(what: str, steps: int = 0, seed: int = 1) -> None:
         "small": lambda: small(comm, steps),
         "direct": lambda: direct(comm),
         "large": lambda: large(comm),
+        "crowded": lambda: crowded(comm, seed),
     }[what]()
     paths = {path.name.lower(): count for path, count in comm.stats().paths.items()}
     meeting.say(paths=paths, **words)
@@ -55,6 +57,22 @@ def matrix(comm: Communicator, seed: int, whole: bool) -> dict[str, int]:
                          check.all_to_all, check.all_to_all_uneven):  # fmt: skip
                 verb(dtype, size, next(salts))
         check.barrier()
+    return {"calls": check.calls, "same": check.same, "own": check.own}
+
+
+def crowded(comm: Communicator, seed: int) -> dict[str, int]:
+    """Every verb in more than one of the epochs that 16 ranks and more have: theirs are short, so
+    that the slots of all stay in the cache."""
+    check, salts = Checker(comm, seed), numbers(1)
+    for _ in range(2):  # an odd and an even salt of each verb
+        for sums in (check.all_reduce, check.reduce):
+            sums(DType.F32, Op.SUM, CROWDED_COUNT, next(salts))
+        check.reduce_scatter(DType.F32, Op.SUM, CROWDED_COUNT // 16, next(salts))
+        for whole in (check.broadcast, check.all_gather, check.gather):
+            whole(DType.F32, CROWDED_COUNT, next(salts))
+        for part in (check.scatter, check.all_to_all, check.all_to_all_uneven):
+            part(DType.F32, CROWDED_COUNT // 16, next(salts))
+        next(salts)
     return {"calls": check.calls, "same": check.same, "own": check.own}
 
 

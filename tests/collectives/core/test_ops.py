@@ -69,6 +69,14 @@ def test_results_larger_than_the_cache_are_right_at_odd_places(ranks: int, isa: 
     assert said[0]["paths"]["staged"], said[0]["paths"]
 
 
+@pytest.mark.parametrize("ranks", [16, pytest.param(32, marks=pytest.mark.long)])
+def test_all_verbs_of_many_ranks_a_node_are_right_in_the_short_epochs_they_have(ranks: int) -> None:
+    with job("core.ops_worker", ranks, "crowded") as started:
+        said = clean(started.ends())
+    assert len({each["same"] for each in said}) == 1, "ranks hold other bits"
+    assert said[0]["paths"]["staged"], said[0]["paths"]
+
+
 @pytest.mark.effort
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", ["", "ababb", "aabbc"])

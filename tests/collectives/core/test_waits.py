@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.collectives.core.waiting_worker import CALLS
+from benchmarks.collectives.sizes import reserved
+from tests.collectives.core.waiting_worker import CALLS, HUGE_BYTES
 from tests.collectives.support.jobs import clean, job
 
 SLOT_BYTES = 1 << 20
@@ -51,3 +52,13 @@ def test_slots_and_registered_memory_are_advised_for_huge_pages() -> None:
     for each in said:
         assert each["slots"] == 2 * SLOTS * SLOT_BYTES, each
         assert each["registered"], each
+
+
+def test_registered_memory_has_huge_pages_where_enough_are_reserved_and_others_elsewhere() -> None:
+    with reserved(HUGE_BYTES // 2) as refusal:  # and a few: enough for one of the two
+        if refusal:
+            pytest.skip(refusal)
+        said = said_by_two("huge")
+    assert sorted(each["huge"] for each in said) == [False, True], said
+    assert all(each["right"] and each["direct"] == 1 for each in said), said
+    assert not any(each["left"] for each in said), "huge pages stay mapped after the release"

@@ -1,15 +1,17 @@
-"""A rank that waits, or that holds memory: `waiting_worker late|together|answers|pages`."""
+"""A rank that waits, or that holds memory: `waiting_worker late|together|answers|pages|huge`."""
 
 from __future__ import annotations
 
 import mmap
 import re
 import sys
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muster_collectives.core import Communicator
+from muster_collectives.core import Communicator, DType, Verb
+from muster_collectives.runtime import types
 from muster_collectives.runtime.buffers import span_of
 from tests.collectives.support.meeting import Meeting
 from tests.collectives.support.watching import once_it_waits
@@ -17,6 +19,7 @@ from tests.collectives.support.watching import once_it_waits
 LIMIT_S = 30.0
 CALLS = 200
 REGION_BYTES = 3 << 20
+HUGE_BYTES = (20 << 20) - 4096  # nine huge pages and most of a tenth
 
 
 def late(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
@@ -67,21 +70,44 @@ def pages(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
     comm.barrier(LIMIT_S)
     return {
         "slots": sum(each["end"] - each["begin"] for each in slots),
-        "registered": all(each["advised"] for each in registered) and len(registered) == 1,
+        "registered": all(each["advised"] or each["huge"] for each in registered)
+        and len(registered) == 1,
         "can": can_advise(),
     }
 
 
+def huge(meeting: Meeting, comm: Communicator) -> dict[str, Any]:
+    """A region where there are huge pages for one rank's part alone."""
+    region = comm.allocate(HUGE_BYTES)
+    own = next(each for each in mappings() if each["begin"] <= region.address < each["end"])
+    values = array("f", range(HUGE_BYTES // 4))
+    with region.view as view:
+        view[:] = memoryview(values).cast("B")
+        comm.run(
+            Verb.ALL_REDUCE, source=region.address, target=region.address, count=len(values),
+            dtype=DType.F32,
+        )  # fmt: skip
+        right = view.cast("f")[-1] == 2 * values[-1]
+    comm.barrier(LIMIT_S)
+    region.release()
+    comm.barrier(LIMIT_S)
+    left = [each for each in mappings() if each["huge"]]
+    direct = comm.stats().paths[types.Path.DIRECT]
+    return {"huge": own["huge"], "right": right, "left": len(left), "direct": direct}
+
+
 def mappings() -> list[dict[str, Any]]:
-    """Those of this process: where, what file, whether huge pages are advised."""
+    """Those of this process: where, what file, whether it has huge pages, or the advice."""
     found: list[dict[str, Any]] = []
     for line in Path("/proc/self/smaps").read_text().splitlines():
         begins = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
         if begins:
             begin, end = (int(word, 16) for word in begins.groups())
-            found.append({"begin": begin, "end": end, "name": line, "advised": False})
+            found.append(
+                {"begin": begin, "end": end, "name": line, "advised": False, "huge": False}
+            )
         elif line.startswith("VmFlags:"):
-            found[-1]["advised"] = "hg" in line.split()
+            found[-1].update(advised="hg" in line.split(), huge="ht" in line.split())
     return found
 
 
@@ -95,7 +121,7 @@ def can_advise() -> bool:
     return True
 
 
-PLAYS = {each.__name__: each for each in (late, together, answers, pages)}
+PLAYS = {each.__name__: each for each in (late, together, answers, pages, huge)}
 
 
 def main(play: str) -> None:

@@ -78,7 +78,7 @@ enum mc_wire { MC_WIRE_SAME, MC_WIRE_F16, MC_WIRE_BF16, MC_WIRE_I8 }; /* fp32 su
 struct mc_tuning {
   uint64_t slot_bytes;     /* one staging slot; a rank has several of them */
   uint64_t one_shot_bytes; /* local ranks x bytes at most this: one-shot */
-  uint64_t chunk_bytes;    /* of the piped algorithms; at most slot_bytes. Sums of more than four ranks take less */
+  uint64_t chunk_bytes;    /* of the piped algorithms; at most slot_bytes. More than four ranks take less */
   uint64_t direct_bytes;   /* registered buffers of at least this: direct */
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */

@@ -14,6 +14,15 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
   return (struct mc_span){begin, end - begin};
 }
 
+#define EPOCH_BYTES ((size_t)4 << 20) /* of the slots of all: twice that costs an all-reduce of 16 ranks a third more time */
+#define LEAST_CHUNK ((size_t)64 << 10)
+
+size_t mc_chunk_bytes(const struct mc_comm *c, uint32_t writers) {
+  if (writers <= 4) return c->tuning.chunk_bytes;
+  size_t shared = EPOCH_BYTES / writers / 64 * 64;
+  return mc_less(c->tuning.chunk_bytes, shared > LEAST_CHUNK ? shared : LEAST_CHUNK);
+}
+
 struct cursor { uint32_t span; size_t inside; };
 
 /* The next place of a stream, at most `room` bytes; 0: the stream ends here. */
@@ -39,18 +48,22 @@ static void spread(uint8_t *to, const uint8_t *slot, const struct mc_strided *st
     mc_copy_piece(mc_at(to, begin), slot, now, whole);
 }
 
-/* How many of the streams, from the first on, hold the non-empty ones; what the longest has; and where all begin. */
-static uint32_t measure(const struct mc_comm *c, const struct mc_strided *strided, struct cursor *at, size_t *longest) {
-  uint32_t owners = 0;
-  *longest = 0;
+struct extent {
+  uint32_t owners, writers; /* the first so many streams hold all that are not empty; how many are not */
+  size_t longest;
+};
+
+/* Of the streams; and where all begin. */
+static struct extent measure(const struct mc_comm *c, const struct mc_strided *strided, struct cursor *at) {
+  struct extent found = {0, 0, 0};
   for (uint32_t local = 0; local < c->locals; local++) {
     size_t bytes = 0;
     at[local] = (struct cursor){0, 0};
     for (uint32_t i = 0; i < strided[local].count; i++) bytes += strided[local].spans[i].count;
-    if (bytes) owners = local + 1;
-    if (bytes > *longest) *longest = bytes;
+    if (bytes) found.owners = local + 1, found.writers++;
+    if (bytes > found.longest) found.longest = bytes;
   }
-  return owners;
+  return found;
 }
 
 struct sum {
@@ -89,13 +102,12 @@ int mc_local_reduce_streams(struct mc_comm *c, mc_epoch_fn *epoch, const void *i
                             uint32_t dtype, uint32_t op) {
   struct cursor at[MC_LOCALS];
   struct sum sum = {mc_reducer(dtype, op), in, out, mc_dtype_bytes(dtype), false};
-  size_t longest, done = 0;
-  uint32_t owners = measure(c, streams, at, &longest);
-  sum.is_nontemporal = mc_is_nontemporal(longest * c->locals);
-  size_t piece = owners ? c->tuning.chunk_bytes / owners / 64 * 64 : 64;
+  struct extent of = measure(c, streams, at);
+  sum.is_nontemporal = mc_is_nontemporal(of.longest * c->locals);
+  size_t done = 0, piece = of.owners ? mc_chunk_bytes(c, c->locals) / of.owners / 64 * 64 : 64;
   do { /* an empty vector still is an epoch: a barrier, and the comparison of the calls */
     uint32_t next = mc_next(c);
-    for (uint32_t local = 0; local < owners; local++)
+    for (uint32_t local = 0; local < of.owners; local++)
       if (local != c->local) collect(mc_in_slot(c, c->local, next) + local * piece, in, &streams[local], &at[local], piece);
     MC_FAULT_POINT(parts_copied_in);
     int code = epoch(c);
@@ -103,7 +115,7 @@ int mc_local_reduce_streams(struct mc_comm *c, mc_epoch_fn *epoch, const void *i
     sum_own(c, &sum, &streams[c->local], &at[c->local], next, c->local * piece, piece);
     MC_FAULT_POINT(parts_summed);
     done += piece;
-  } while (done < longest);
+  } while (done < of.longest);
   return MC_OK;
 }
 
@@ -120,8 +132,8 @@ int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t
 
 int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, const struct mc_strided *streams, int root) {
   struct cursor at[MC_LOCALS];
-  size_t longest, done = 0, piece = c->tuning.chunk_bytes;
-  measure(c, streams, at, &longest);
+  struct extent of = measure(c, streams, at);
+  size_t done = 0, piece = mc_chunk_bytes(c, of.writers);
   bool is_sender = c->locals > 1 && root != (int)c->local, is_receiver = root < 0 || root == (int)c->local;
   do {
     uint32_t next = mc_next(c);
@@ -131,11 +143,11 @@ int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, c
     if (code) return code;
     for (uint32_t step = 1; is_receiver && step < c->locals; step++) { /* not all from the same rank at a time */
       uint32_t local = (c->local + step) % c->locals;
-      spread(data, mc_in_slot(c, local, next), &streams[local], &at[local], piece, longest);
+      spread(data, mc_in_slot(c, local, next), &streams[local], &at[local], piece, of.longest);
     }
     MC_FAULT_POINT(streams_spread);
     done += piece;
-  } while (done < longest);
+  } while (done < of.longest);
   return MC_OK;
 }
 
@@ -147,7 +159,7 @@ static uint8_t *block_at(void *row, void *const *blocks, uint32_t local, size_t 
  * it is in the cache and the others are on their way, for the own part. */
 int mc_local_gather(struct mc_comm *c, const void *source, void *target, void *const *blocks, size_t bytes, int root) {
   const uint8_t *in = source;
-  size_t piece = c->tuning.chunk_bytes, whole = bytes * c->locals, done = 0;
+  size_t piece = mc_chunk_bytes(c, c->locals), whole = bytes * c->locals, done = 0;
   bool is_receiver = root < 0 || root == (int)c->local;
   do {
     uint32_t epoch = mc_next(c);

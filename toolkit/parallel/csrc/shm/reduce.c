@@ -43,16 +43,6 @@ static int to_one(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t cou
 
 struct chunk { size_t at, count; struct mc_span mine; };
 
-#define CHUNKS_BYTES ((size_t)2 << 20) /* of all ranks together: measured with eight ranks, a third faster than four times that */
-#define LEAST_CHUNK ((size_t)64 << 10)
-
-/* Of more than four ranks the slots of an epoch leave the caches if each takes the tuning's. */
-static size_t chunk_bytes(const struct mc_comm *c) {
-  size_t most = c->tuning.chunk_bytes, shared = CHUNKS_BYTES / c->locals / 64 * 64;
-  if (c->locals <= 4 || shared >= most) return most;
-  return shared > LEAST_CHUNK ? shared : most < LEAST_CHUNK ? most : LEAST_CHUNK;
-}
-
 static struct chunk chunk_of(const struct mc_comm *c, size_t count, size_t size, size_t each, size_t which) {
   size_t at = which * each, now = count - at < each ? count - at : each;
   return (struct chunk){at, now, mc_part(now, size, c->locals, c->local)};
@@ -89,7 +79,7 @@ static void copy_out(struct mc_comm *c, uint8_t *out, struct chunk k, size_t siz
 
 static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t count, uint32_t dtype, uint32_t op, int root) {
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
-  size_t size = mc_dtype_bytes(dtype), each = chunk_bytes(c) / size, chunks = (count + each - 1) / each;
+  size_t size = mc_dtype_bytes(dtype), each = mc_chunk_bytes(c, c->locals) / size, chunks = (count + each - 1) / each;
   struct chunk k = chunk_of(c, count, size, each, 0);
   copy_in(c, in, k, size, mc_next(c));
   MC_FAULT_POINT(staged_copied_in);

@@ -5,6 +5,9 @@
 #include "group/comm.h"
 
 static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
+/* What a rank writes to its slot in one epoch, at most, where `writers` of the node do. Of more than four it is less than the
+ * tuning's chunk, or the slots that all touch would leave the caches: of up to 64 ranks they are 4 MiB in all. */
+size_t mc_chunk_bytes(const struct mc_comm *c, uint32_t writers);
 /* Of this and of a gather a root of -1 is all of the node. */
 int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, int root);
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ from muster_collectives.tools.bench.launch import RunError, start
 
 _HUGE_PAGES = ("/sys/kernel/mm/transparent_hugepage/enabled",
                "/sys/kernel/mm/transparent_hugepage/shmem_enabled")  # fmt: skip
+_FREE_HUGE_PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+_SMALL_PAGES = (
+    "registered memory has pages of 4 KiB, which large sums take longer over\n"
+    "  Fix, as root: `sysctl vm.nr_hugepages=N` (of 2 MiB, for the memory of all ranks), or\n"
+    "  `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"
+)
 _LIMIT_S = 60.0
 _UNTUNED = "the defaults (bench --tune writes a file)"
 _APART = (
@@ -111,7 +118,7 @@ def _own(settings: Settings) -> list[str]:
     lines = [
         f"processors: {machine.processors()}, last cache {machine.cache_bytes() >> 20} MiB",
         f"/dev/shm: {shm} (not needed: memory is shared through memfd)",
-        f"huge pages: {'; '.join(_chosen(each) for each in _HUGE_PAGES)}",
+        *_huge_pages(),
         f"torch: {torch}",
         f"tuned sizes: {path if os.path.exists(path) else _UNTUNED}",
         "sizes: " + ", ".join(f"{name}={value}" for name, value in encode(settings.tuning).items()),
@@ -120,6 +127,18 @@ def _own(settings: Settings) -> list[str]:
     shown = {name: "(secret)" if name.endswith("_KEY") else value for name, value in given.items()}
     lines += [f"{name}={value}" for name, value in sorted(shown.items())]
     return [*lines, *settings.notes]
+
+
+def _huge_pages() -> list[str]:
+    """What there is, and how registered memory gets some where it has none."""
+    free = 0
+    with suppress(OSError, ValueError):
+        free = int(Path(_FREE_HUGE_PAGES).read_text(encoding="ascii"))
+    chosen = [_chosen(each) for each in _HUGE_PAGES]
+    line = f"huge pages: {'; '.join(chosen)}; {free} of 2 MiB reserved and free"
+    if free or chosen[1].split()[-1] not in ("never", "deny", "unknown"):
+        return [line]
+    return [line, _SMALL_PAGES]
 
 
 def _chosen(path: str) -> str:

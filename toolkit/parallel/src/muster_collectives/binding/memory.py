@@ -107,9 +107,12 @@ def allocate(group: Communicator, bytes_: int) -> Region:
     failed = ""
     try:
         size = _checked(bytes_)
-        fd, words = shared_memory.offer(
-            ShmMethod.FILE if group.shm_method is ShmMethod.FILE else ShmMethod.MEMFD, size
-        )
+        is_file = group.shm_method is ShmMethod.FILE  # others reach no memfd of this rank
+        found = None if is_file else shared_memory.huge(size)
+        if found is not None:
+            fd = found
+        else:
+            fd, words = shared_memory.offer(ShmMethod.FILE if is_file else ShmMethod.MEMFD, size)
         own = _map(fd, size)
     except (OSError, ValueError) as error:
         failed = f"no region of {bytes_} bytes: {error}"
@@ -206,7 +209,10 @@ def _map_of(offer: tuple[Any, ...]) -> mmap.mmap:
 
 
 def _map(fd: int, bytes_: int) -> mmap.mmap:
-    mapped = mmap.mmap(fd, bytes_, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    facts = os.fstat(fd)
+    # of huge pages whole ones, or they could not be unmapped
+    whole = min(-(-bytes_ // facts.st_blksize) * facts.st_blksize, facts.st_size)
+    mapped = mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with suppress(OSError, AttributeError, ValueError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

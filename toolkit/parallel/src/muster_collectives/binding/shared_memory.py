@@ -18,6 +18,7 @@ from muster_collectives.runtime import machine
 from muster_collectives.runtime.layout import ShmMethod
 
 SHM_FOLDER = "/dev/shm"
+HUGE_PAGE = 2 << 20
 _NONCE_BYTES = 32
 _PAGE = 4096
 
@@ -47,6 +48,26 @@ def offer(shm_method: ShmMethod, bytes_: int) -> tuple[int, dict[str, Any]]:
         "pid": os.getpid(), "fd": fd, "path": path, "nonce": nonce.hex(), "bytes": size,
         "pid_namespace": machine.namespace("pid"),
     }  # fmt: skip
+
+
+def huge(bytes_: int) -> int | None:
+    """The descriptor of new zeroed memory in huge pages; None where the system has too few to
+    spare, and for less than one. All pages are allocated: a missing one would be a SIGBUS later."""
+    if bytes_ < HUGE_PAGE:
+        return None
+    try:
+        flags = os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_HUGE_2MB
+        fd = os.memfd_create("muster-collectives", flags)
+    except (OSError, AttributeError):
+        return None
+    try:
+        size = -(-bytes_ // HUGE_PAGE) * HUGE_PAGE
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def accept(shm_method: ShmMethod, words: dict[str, Any]) -> int:

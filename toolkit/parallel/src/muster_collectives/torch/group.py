@@ -22,11 +22,10 @@ from muster_collectives.runtime.summary import GroupStats
 from muster_collectives.runtime.types import Verb
 from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.lowered import (
-    OPS,
+    SUMS_AS_THEY_LIE,
+    Element,
     LoweredOp,
     NotLoweredError,
-    is_as_it_lies,
-    reducible,
 )
 from muster_collectives.torch.ops.verbs import VERBS, C10dVerb, canonical, timeout_of
 from muster_collectives.torch.works.base import leave_alone
@@ -34,6 +33,7 @@ from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
 _C10D = vars(dist.distributed_c10d)
 _STRIDED = torch.strided
+_ALL_REDUCE = Verb.ALL_REDUCE
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -151,29 +151,34 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The sum that DDP and small tensors need, where microseconds count: of one tensor that the
         core reads as it lies, now. It is lowered to a single call, without the lists and copies of
         a LoweredOp. None for any other."""
-        if self._run is None or tensors.__class__ is not list or len(tensors) != 1:
+        run = self._run
+        if run is None or tensors.__class__ is not list or len(tensors) != 1:
             return None
         tensor = tensors[0]
         if tensor.__class__ not in _PLAIN or not tensor.is_cpu or tensor.layout is not _STRIDED:
             return None
-        element = reducible(tensor.dtype, OPS.get(hash(options.reduceOp)))
-        is_plain = element is not None and is_as_it_lies(tensor)
-        if element is None or not is_plain or self._is_queued(options, is_explicit):
+        element = SUMS_AS_THEY_LIE.get((tensor.dtype, hash(options.reduceOp)))
+        if element is None or not tensor.is_contiguous() or tensor.is_neg():
             return None
         is_async = getattr(options, "asyncOp", True)
+        if self._is_queued(is_async, is_explicit):
+            return None
+        if self._op_queue.is_used:
+            self._op_queue.run(
+                functools.partial(self._sum, run, tensor, element, options, is_async)
+            )
+        else:
+            self._sum(run, tensor, element, options, is_async)
+        return CompletedWork(tensors) if is_async else self._done
+
+    def _sum(self, run: Any, tensor: Any, element: Element, options: Any, is_async: bool) -> None:
         # what is not asynchronous comes from dist.all_reduce, which has no timeout
         limit_s = self._limit_s(options) if is_async else self._timeout_s
         place = tensor.data_ptr()
-        call = functools.partial(
-            self._run, Verb.ALL_REDUCE, source=place, target=place,
-            count=tensor.numel() * element.width, dtype=element.dtype, op=element.op,
-            timeout_s=limit_s,
+        run(
+            _ALL_REDUCE, source=place, target=place, count=tensor.numel(), dtype=element.dtype,
+            op=element.op, timeout_s=limit_s,
         )  # fmt: skip
-        if self._op_queue.is_used:
-            self._op_queue.run(call)
-        else:
-            call()
-        return CompletedWork(tensors) if is_async else self._done
 
     def _call(
         self, verb: C10dVerb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
@@ -220,15 +225,15 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _issue(self, lowered: LoweredOp, options: Any, is_explicit: bool) -> Any:
         limit_s = self._limit_s(options)
-        if self._is_queued(options, is_explicit):
+        if self._is_queued(getattr(options, "asyncOp", True), is_explicit):
             return self._op_queue.submit(lowered, limit_s)
         self._op_queue.run(functools.partial(lowered.perform, self._run, limit_s))
         return CompletedWork(lowered.outputs)
 
-    def _is_queued(self, options: Any, is_explicit: bool) -> bool:
-        """Whether it is begun now and ends later. Older torch does not say what is asynchronous."""
-        is_apart = self._size > 1 and (self._is_eager or is_explicit)
-        return is_apart and getattr(options, "asyncOp", True)
+    def _is_queued(self, is_async: bool, is_explicit: bool) -> bool:
+        """Whether it is begun now and ends later. Older torch does not say what is asynchronous:
+        all is, then."""
+        return is_async and self._size > 1 and (self._is_eager or is_explicit)
 
     def _limit_s(self, options: Any) -> float:
         named_s = timeout_of(options)

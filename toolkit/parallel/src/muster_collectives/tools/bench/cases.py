@@ -16,10 +16,11 @@ from muster_collectives.runtime.types import DTYPE_NAMES, DType
 VERBS = ("all_reduce", "all_gather", "reduce_scatter")
 DTYPES: Mapping[str, DType] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # ours through torch.distributed, ours called without torch, ours on registered memory, ours with
-# as many float32; the peers; what reading and writing the memory takes by itself
+# as many float32; the peers; what reading and writing the memory takes by itself, and what copies
+# through the cache and sums take
 OURS, CORE, DIRECT, WIDE = "muster", "core", "direct", "float32"
-GLOO, MPI, LIMIT = "gloo", "mpi", "limit"
-NAMES = (OURS, CORE, DIRECT, WIDE, GLOO, MPI, LIMIT)
+GLOO, MPI, LIMIT, COPIES = "gloo", "mpi", "limit", "copies"
+NAMES = (OURS, CORE, DIRECT, WIDE, GLOO, MPI, LIMIT, COPIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from muster_collectives.tools.bench.cases import DTYPES, Case
 from muster_collectives.tools.bench.group import BenchGroup
 
 Call = Callable[[], object]
+_PIECE_BYTES = 512 << 10
 _MPI_TYPES: Mapping[str, str] = {
     "float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T",
     "int32": "INT32_T", "int64": "INT64_T",
@@ -72,6 +73,8 @@ def _call(group: BenchGroup, case: Case, name: str, buffers: Buffers, made: Prep
     """Raises LookupError with the reason where there is no such contender here."""
     if name == cases.LIMIT:
         return _memory_alone(group, case, buffers)
+    if name == cases.COPIES:
+        return _copies_alone(group, case, buffers)
     if name == cases.WIDE:
         if case.dtype == "float32":
             raise LookupError("the case is float32 itself")
@@ -98,6 +101,32 @@ def _memory_alone(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
         return lambda: parts.copy_(buffers.given)
     longer = max((buffers.given, buffers.result), key=len)
     return lambda: longer.mul_(1)
+
+
+def _copies_alone(group: BenchGroup, case: Case, buffers: Buffers) -> Call:
+    """Without a word between ranks: what they have to copy into memory that they share, and to copy
+    or add from there, a piece at a time so that it stays in the cache."""
+    if case.verb == "all_reduce":
+        raise LookupError("the bound of a sum in place is a pass over it")
+    given, result, count, torch = buffers.given, buffers.result, buffers.count, group.torch
+    step = _PIECE_BYTES // given.element_size()
+    spans = [slice(at, at + step) for at in range(0, count, step)]
+    room = torch.empty(group.size, step, dtype=given.dtype)
+
+    def gather() -> None:
+        for span in spans:
+            shared = room[0, : len(given[span])].copy_(given[span])
+            parts[:, span].copy_(shared)
+
+    def scatter() -> None:
+        for span in spans:
+            shared = room[1:, : len(result[span])].copy_(parts[1:, span])
+            torch.add(parts[0, span], shared[0], out=result[span])
+            for more in shared[1:]:
+                result[span].add_(more)
+
+    parts = (result if case.verb == "all_gather" else given).view(group.size, count)
+    return gather if case.verb == "all_gather" else scatter
 
 
 def _through_torch(group: BenchGroup, verb: str, buffers: Buffers, where: Any) -> Call:

@@ -204,3 +204,13 @@ def reducible(dtype: torch.dtype, op: Op | None) -> Element | None:
         return None if logical is None else Element(DType.U8, logical, 1)
     parts = _COMPLEX.get(dtype)
     return Element(parts, op, 2) if parts is not None and op in (Op.SUM, Op.AVG) else None
+
+
+# Of every sum but complex ones, by the type and the operation's hash. What is contiguous and has no
+# negative bit lies in memory as it is; complex numbers may be conjugated besides.
+SUMS_AS_THEY_LIE: Mapping[tuple[torch.dtype, int], Element] = {
+    (dtype, number): element
+    for dtype in (*_DTYPES, torch.bool)
+    for number, op in OPS.items()
+    if (element := reducible(dtype, op)) is not None
+}
