@@ -82,6 +82,7 @@ class CoreGroup:
         self.nodes = layout.nodes
         self.timeout_s = timeout_s
         self.shm_method = layout.shm_method
+        self.huge_pages = settings.huge_pages
         self.why = layout.why
         self.tuning = layout.tuning
         self.library = library.load(settings.core)

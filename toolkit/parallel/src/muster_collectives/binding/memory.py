@@ -108,7 +108,7 @@ def allocate(group: Communicator, bytes_: int) -> Region:
     try:
         size = _checked(bytes_)
         is_file = group.shm_method is ShmMethod.FILE  # others reach no memfd of this rank
-        found = None if is_file else shared_memory.huge(size)
+        found = shared_memory.huge(size) if group.huge_pages and not is_file else None
         if found is not None:
             fd = found
         else:

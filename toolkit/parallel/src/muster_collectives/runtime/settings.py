@@ -38,6 +38,7 @@ class Settings:
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False
     is_slot_given: bool = False
+    huge_pages: bool = True
     gloo: bool = False
     asynchronous: str = ""
     core: str = ""
@@ -69,6 +70,7 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
         tuning=read_tuning(variables, base),
         is_spin_given=bool(variables.get("SPIN_US") or variables.get("SPIN_S")),
         is_slot_given=bool(variables.get("SLOT_BYTES") or variables.get("CHUNK_BYTES")),
+        huge_pages=variables.parsed("HUGE_PAGES", parse_switch, True),
         gloo=variables.parsed("GLOO", parse_switch, False),
         asynchronous=variables.parsed("ASYNC", parse_choice, "", _ASYNC),
         core=variables.get("CORE"),

@@ -31,6 +31,7 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_EAGER_BYTES": "larger messages in a node stay with their sender until received",
     "COLLECTIVES_FLIGHT_DIR": "folder for the last operations of each rank when a call fails",
     "COLLECTIVES_GLOO": "1: CPU tensors of torch go to gloo, without the core",
+    "COLLECTIVES_HUGE_PAGES": "0: registered memory takes none of the huge pages that are reserved",
     "COLLECTIVES_INTERFACE": "the network interface on which this rank listens",
     "COLLECTIVES_ISA": "avx512, avx2, neon or plain: at most this instruction set",
     "COLLECTIVES_KEY": "secret in hexadecimal digits, the same on all ranks: who has it may join",
