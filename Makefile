@@ -14,7 +14,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-modelparallel test-gpu test-long soak check fmt lock bench-launcher bench-images bench-collectives bench-modelparallel wheels docs pictures clean
+.PHONY: help setup demo test test-all test-collectives test-modelparallel test-gpu test-long soak check fmt lock bench-launcher bench-images bench-collectives bench-simulated bench-modelparallel wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -59,9 +59,10 @@ soak: $(STAMP) ## break RUNS=200 jobs at random, JOBS=2 at a time, from SEED=1; 
 docs: $(STAMP) ## the documents as a site in .cache/docs/site, its links checked; opens offline
 	@$(BIN)/python -m scripts.docs_site
 
-pictures: $(STAMP) ## record docs/pictures/failing-rank.svg and model-plan.svg anew, from real runs
+pictures: $(STAMP) ## make docs/pictures anew: failing-rank.svg and model-plan.svg from real runs, all-reduce-nodes.svg from results
 	@$(BIN)/python -m scripts.pictures
 	@$(BIN)/python -m scripts.plan_picture
+	@$(BIN)/python -m benchmarks.simulated.picture
 
 bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table and JSON (ROWS="trivial parent", PARENT=REVISION)
 	@PARENT=$(PARENT) $(BIN)/python -m benchmarks.launcher $(ROWS)
@@ -90,6 +91,9 @@ bench-images: $(STAMP) ## figures of the images: sizes, rebuild, stop, start, sc
 
 bench-collectives: $(STAMP) ## the collectives' figures beside gloo's and Open MPI's (ONLY=sizes,... for some)
 	@$(BIN)/python -m benchmarks.collectives
+
+bench-simulated: $(STAMP) ## a model of sums over nodes: fitted to two, compared with four and eight, asked about 1,024; needs root
+	@$(BIN)/python -m benchmarks.simulated
 
 bench-modelparallel: $(STAMP) ## steps of cut models beside torch's pipelines, DeepSpeed's and DDP (ROWS="pipeline relay-1MiB", ROUNDS=3)
 	@$(BIN)/python -m benchmarks.modelparallel $(ROWS)

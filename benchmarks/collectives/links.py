@@ -80,9 +80,12 @@ def shape(nodes: int, mbit_per_s: int, queue_ms: int = _QUEUE_MS) -> None:
         shape_way(SWITCH, far_end(number), mbit_per_s, queue_ms)
 
 
-def shape_way(namespace: str, end: str, mbit_per_s: int, queue_ms: int = _QUEUE_MS) -> None:
-    """What leaves a namespace through this end of a link. Raises LinksError."""
-    rate = ["rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", f"{queue_ms}ms"]
+def shape_way(
+    namespace: str, end: str, mbit_per_s: int, queue_ms: int = _QUEUE_MS, burst_kb: int = 256
+) -> None:
+    """What leaves a namespace through this end of a link. After a rest `burst_kb` pass at once.
+    Raises LinksError."""
+    rate = ["rate", f"{mbit_per_s}mbit", "burst", f"{burst_kb}kb", "latency", f"{queue_ms}ms"]
     _inside(namespace, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
 
 

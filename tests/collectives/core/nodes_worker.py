@@ -1,4 +1,4 @@
-"""A rank of several nodes: `nodes_worker edges|large|wire [SEED]`."""
+"""A rank of several nodes: `nodes_worker edges|sums|large|wire [SEED]`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def main(what: str, seed: int = 1) -> None:
     comm = meeting.world()
     words = {
         "edges": lambda: edges(comm, seed),
+        "sums": lambda: sums(comm, seed),
         "large": lambda: large(comm),
         "wire": lambda: wire(comm, seed),
     }[what]()
@@ -60,6 +61,26 @@ def edges(comm: Communicator, seed: int) -> dict[str, Any]:
                 verb(dtype, count, next(salts))
         check.broadcast(dtype, 3 * PIECE_BYTES // size + 13, next(salts))
         check.barrier()
+    roots(check, next(salts))
+    return {"calls": check.calls, "same": check.same, "own": check.own}
+
+
+def sums(comm: Communicator, seed: int) -> dict[str, Any]:
+    """Of every kind of type: parts that are empty or uneven, and more than the size up to which few
+    nodes sum in rounds; every kind of root."""
+    check, salts = Checker(comm, seed), numbers(1)
+    for dtype, op in (
+        (DType.F32, Op.SUM), (DType.F32, Op.AVG), (DType.F64, Op.AVG), (DType.I64, Op.MAX),
+        (DType.U8, Op.BXOR), (DType.BF16, Op.SUM),
+    ):  # fmt: skip
+        size = np.dtype(MEMORY[dtype]).itemsize
+        for size_bytes in (32, LEADER_BYTES, 2 * LEADER_BYTES + 8, 5 * PIECE_BYTES + 104):
+            check.all_reduce(dtype, op, size_bytes // size, next(salts))
+            check.reduce(dtype, op, size_bytes // size, next(salts))
+    pattern = (np.arange((1 << 18) + 7) % 1009).astype(np.float32)
+    out: Floats = np.zeros_like(pattern)
+    _run(comm, Verb.ALL_REDUCE, pattern + np.float32(comm.rank), out, len(out))
+    _same("all_reduce", out, pattern * comm.size + comm.size * (comm.size - 1) // 2)
     roots(check, next(salts))
     return {"calls": check.calls, "same": check.same, "own": check.own}
 

@@ -45,6 +45,20 @@ def test_leaders_of_many_nodes_are_right_when_they_double_mesh_or_take_two_phase
     assert said[0]["paths"]["leaders"], said[0]["paths"]
 
 
+@pytest.mark.parametrize("nodes", ["abcdeab", "abcdefg", "cabdefghi"])
+def test_sums_of_many_nodes_are_right_in_rounds(nodes: str) -> None:
+    """Five to nine nodes: the last round has a part of the blocks, and some are cut in two."""
+    said = run(nodes, "sums", COLLECTIVES_LEADER_BYTES="2048")
+    assert_alike(said)
+    assert said[0]["paths"]["leaders"] and said[0]["paths"]["rails"], said[0]["paths"]
+
+
+def test_large_sums_of_very_many_nodes_are_right_in_rounds() -> None:
+    """Beyond 16 nodes, where the size does not matter."""
+    with job("core.nodes_worker", 17, "sums", nodes=list("abcdefghijklmnopq")) as started:
+        assert_alike(clean(started.ends()))
+
+
 def test_defaults_are_right_too() -> None:
     with job("core.nodes_worker", 4, "edges", nodes=list("abba")) as started:
         assert_alike(clean(started.ends()))

@@ -128,9 +128,9 @@ def _between_nodes() -> Iterator[Case]:
         yield Case(point, "all_reduce 50000", 1, "aab", nth=5)
     for point in ("alltoall_copied_in", "alltoall_reading"):
         yield Case(point, "all_to_all 2000", 1, "aab", nth=5)
-    for point in ("barrier_node_in", "barrier_nodes_in", "mesh_posted", "mesh_received"):
+    for point in ("barrier_node_in", "barrier_nodes_in", "exchange_posted", "exchange_received"):
         yield Case(point, "barrier", 0, "aab")
-    for point in ("doubling_posted", "doubling_received"):
+    for point in ("exchange_posted", "exchange_received"):
         yield Case(point, "barrier", 2, "abcde", nth=5)
     for point in ("leaders_summed", "leaders_collected"):
         yield Case(point, "all_reduce 10", 2, "aab")
@@ -146,6 +146,10 @@ def _between_nodes() -> Iterator[Case]:
                   "rail_ag_started", "rail_finished"):  # fmt: skip
         yield Case(point, "all_reduce 50000", 0, "aab", nth=6)
     yield Case("rail_ag_started", "all_reduce 50000", 3, "aabb", nth=6)
+    for point in ("round_posted", "round_summed"):
+        yield Case(point, "all_reduce 50000", 2, "abcde", nth=6)
+    yield Case("round_posted", "all_reduce 10000", 4, "abcde", environ=LEADERS)
+    yield Case("round_summed", "reduce 50000 1", 3, "abcde", nth=5)
     yield Case("tree_received", "broadcast 10 0", 2, "aab")
     yield Case("tree_sent", "broadcast 10 0", 0, "aab")
     for point, victim in (("chain_received", 2), ("chain_passed", 0), ("chain_shared", 1)):
@@ -196,10 +200,10 @@ CASES: tuple[Case, ...] = (
 _SAMPLE = (
     "streams_copied_in",
     "barrier_node_in",
-    "mesh_posted",
-    "doubling_posted",
+    "exchange_posted",
     "leaders_collected",
     "leaders_joined",
+    "round_posted",
     "rail_ag_started",
     "segment_arrived",
     "tree_sent",
@@ -218,7 +222,7 @@ _SAMPLE = (
 _STEPS = (
     "epoch_described", "staged_summed", "error_claimed", "ring_head_read", "rail_ag_started",
     "wait_counted", "one_shot_reading", "gather_published", "alltoall_reading", "registered_agreed",
-    "mesh_received", "chain_received", "connector_hello_sent", "listener_answered",
+    "exchange_received", "chain_received", "connector_hello_sent", "listener_answered",
     "offer_reading",
 )  # fmt: skip
 _SHORT_STEPS = 5

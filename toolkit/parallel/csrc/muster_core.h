@@ -4,7 +4,7 @@
  * the group in the same order, from one thread at a time (mc_async_post: by one of the core); mc_abort, mc_stats and the p2p functions
  * may be called from any thread meanwhile. Every wait has a deadline. Nothing here prints, exits or
  * handles signals (mc_set_signal_check lets the caller's handlers run). All ranks get identical bits, from run to run (fixed order of summation: ranks
- * within a node ascending, then nodes ascending). */
+ * within a node ascending, then nodes ascending or, many of them, in a tree that their number shapes). */
 #ifndef MUSTER_CORE_H
 #define MUSTER_CORE_H
 #include <stdint.h>

@@ -33,12 +33,13 @@
   POINT(offer_written) POINT(offer_withdrawn) POINT(offer_copying) POINT(offer_ended) \
   POINT(offer_arrived) POINT(offer_reading) POINT(offer_piece_read) POINT(offer_wanted) POINT(offer_taken) \
   /* between nodes, small: inter/run.c, inter/leaders.c, inter/exchange.c */ \
-  POINT(barrier_node_in) POINT(barrier_nodes_in) POINT(mesh_posted) POINT(mesh_received) \
-  POINT(doubling_posted) POINT(doubling_received) POINT(leaders_summed) POINT(leaders_collected) \
+  POINT(barrier_node_in) POINT(barrier_nodes_in) POINT(exchange_posted) POINT(exchange_received) \
+  POINT(leaders_summed) POINT(leaders_collected) \
   POINT(leaders_halved) POINT(leaders_joined) POINT(leaders_scatter_posted) POINT(leaders_scattered) \
   POINT(leaders_gathered) POINT(leaders_exchanged) \
-  /* between nodes, large: inter/reduce.c, inter/rail.c */ \
+  /* between nodes, large: inter/reduce.c, inter/rail.c, inter/rounds.c */ \
   POINT(segment_reduced) POINT(segment_arrived) POINT(rail_rs_started) POINT(rail_summed) POINT(rail_ag_started) POINT(rail_finished) \
+  POINT(round_posted) POINT(round_summed) \
   /* between nodes, verbs that move: inter/broadcast.c, inter/gather.c, inter/scatter.c, inter/alltoall.c */ \
   POINT(tree_received) POINT(tree_sent) POINT(chain_received) POINT(chain_passed) POINT(chain_shared) \
   POINT(blocks_posted) POINT(blocks_arrived) POINT(apart_posted) \

@@ -1,58 +1,42 @@
 /* Between nodes: small blocks of every node to every node.
  *
- * Few nodes or much data: everybody sends to everybody, one way long. Many nodes and little data: in
- * epochs that double what each has, so that a rank sends log2(nodes) messages and not nodes - 1. Either
- * way all end with the same blocks and sum them in the same order. */
+ * In rounds that multiply what each has by a radix: from that many nodes at equal distances a node gets what each
+ * has by then. Few nodes or much data: the radix is the number of nodes, and everybody sends to everybody,
+ * one way long. Many nodes and little data: MC_RADIX, so that a rank has few messages to send and
+ * few ways to wait for. All end with the same blocks and sum them in the same order. */
 #include "inter/phases.h"
 #include "group/fault_point.h"
 
-#define MESH_NODES 4u
-#define DOUBLING_BYTES 32768u
+#define ROUNDS_BYTES 32768u
 
-static int mesh(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *offsets) {
-  uint32_t self = c->node;
-  for (uint32_t distance = 1; distance < c->nodes; distance++) {
-    uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
-    int code = mc_inter_recv(c, 0, mc_inter_owner(c, from, local), all + offsets[from], offsets[from + 1] - offsets[from]);
-    if (!code) code = mc_inter_send(c, 0, mc_inter_owner(c, to, local), all + offsets[self], offsets[self + 1] - offsets[self]);
-    if (code) return code;
-    MC_FAULT_POINT(mesh_posted);
-  }
-  int code = mc_inter_await_received(c, 0, MC_INTER_ALL);
-  MC_FAULT_POINT(mesh_received);
-  return code ? code : mc_inter_await_sent(c, 0, MC_INTER_ALL);
-}
-
-/* Blocks `first` to `first` + count - 1, round the end of the row, as one message or two. */
-static void cut(const struct mc_comm *c, const size_t *offsets, uint32_t first, uint32_t count, struct mc_span pieces[2]) {
-  uint32_t straight = first + count > c->nodes ? c->nodes - first : count, rest = count - straight;
-  pieces[0] = (struct mc_span){offsets[first], offsets[first + straight] - offsets[first]};
-  pieces[1] = (struct mc_span){offsets[0], offsets[rest] - offsets[0]};
-}
-
-static int doubling(struct mc_comm *c, uint32_t local, uint8_t *all, const size_t *offsets) {
-  for (uint32_t have = 1; have < c->nodes; have *= 2) {
-    uint32_t count = have < c->nodes - have ? have : c->nodes - have;
-    uint32_t from = mc_inter_node(c, have), to = mc_inter_node(c, c->nodes - have);
+int mc_phase_round(struct mc_comm *c, uint32_t slot, uint32_t local, void *all, const size_t *offsets, uint32_t have, uint32_t radix) {
+  uint8_t *blocks = all;
+  for (uint32_t i = 1; i < radix && i * have < c->nodes; i++) {
+    const uint32_t from = mc_inter_node(c, i * have), to = mc_inter_node(c, c->nodes - i * have);
+    const uint32_t count = mc_inter_blocks(c, have, i);
     struct mc_span mine[2], theirs[2];
-    cut(c, offsets, c->node, count, mine);
-    cut(c, offsets, from, count, theirs);
-    for (unsigned i = 0; i < 2; i++) {
-      int code = mc_inter_recv(c, 0, mc_inter_owner(c, from, local), all + theirs[i].begin, theirs[i].count);
-      if (!code) code = mc_inter_send(c, 0, mc_inter_owner(c, to, local), all + mine[i].begin, mine[i].count);
+    mc_inter_cut(c, offsets, c->node, count, mine);
+    mc_inter_cut(c, offsets, from, count, theirs);
+    for (unsigned k = 0; k < 2; k++) {
+      int code = mc_inter_recv(c, slot, mc_inter_owner(c, from, local), blocks + theirs[k].begin, theirs[k].count);
+      if (!code) code = mc_inter_send(c, slot, mc_inter_owner(c, to, local), blocks + mine[k].begin, mine[k].count);
       if (code) return code;
     }
-    MC_FAULT_POINT(doubling_posted);
-    int code = mc_inter_await_received(c, 0, MC_INTER_ALL);
-    if (code) return code;
-    MC_FAULT_POINT(doubling_received);
+    MC_FAULT_POINT(exchange_posted);
   }
-  return mc_inter_await_sent(c, 0, MC_INTER_ALL);
+  return MC_OK;
 }
 
 int mc_phase_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets) {
-  bool doubles = c->nodes > MESH_NODES && offsets[c->nodes] <= DOUBLING_BYTES;
-  return doubles ? doubling(c, local, all, offsets) : mesh(c, local, all, offsets);
+  const bool many = c->nodes > MC_MESH_NODES && offsets[c->nodes] <= ROUNDS_BYTES;
+  const uint32_t radix = many ? MC_RADIX : c->nodes;
+  for (uint32_t have = 1; have < c->nodes; have *= radix) {
+    int code = mc_phase_round(c, 0, local, all, offsets, have, radix);
+    if (!code) code = mc_inter_await_received(c, 0, MC_INTER_ALL);
+    MC_FAULT_POINT(exchange_received);
+    if (code) return code;
+  }
+  return mc_inter_await_sent(c, 0, MC_INTER_ALL);
 }
 
 int mc_phase_collect(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets) {

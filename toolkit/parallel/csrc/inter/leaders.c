@@ -49,9 +49,7 @@ static int two_phases(struct mc_comm *c, struct job *job) {
   if (code || !job->leads) return code;
   code = mc_rail_room(c, &job->plan, call->count);
   MC_FAULT_POINT(leaders_halved);
-  if (!code) code = mc_rail_rs_start(c, &job->plan, &rail);
-  if (!code) code = mc_rail_ag_start(c, &job->plan, &rail);
-  if (!code) code = mc_rail_finish(c, &job->plan, &rail);
+  while (!code && rail.step < mc_rail_steps(c, &job->plan)) code = mc_rail_step(c, &job->plan, &rail);
   MC_FAULT_POINT(leaders_joined);
   return code ? code : mc_inter_await_sent(c, 0, MC_INTER_ALL); /* before the leader waits for its node */
 }

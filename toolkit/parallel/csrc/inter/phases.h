@@ -64,32 +64,55 @@ int mc_inter_progress(struct mc_comm *c); /* without waiting */
 int mc_inter_wait(struct mc_comm *c, uint64_t ticket);
 /* --- inter/epoch.c: as mc_epoch, but messages under way move on before it and while the node is waited for */
 int mc_inter_epoch(struct mc_comm *c);
+/* Blocks `first` to `first` + count - 1 of a row of one for each node, round its end: two spans, the second mostly empty.
+ * borders[nodes + 1]: where the blocks begin. */
+void mc_inter_cut(const struct mc_comm *c, const size_t *borders, uint32_t first, uint32_t count, struct mc_span spans[2]);
+
 /* --- inter/exchange.c: every node's block to the same place of every node; called by one rank of each node.
  * offsets[nodes + 1]: the blocks' borders in `all`, where the own block is. `local`: who speaks (mc_inter_owner). */
 int mc_phase_exchange(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
-/* The same for the root of the call alone, whose node has its block by then; the others post theirs. */
+/* Posts a round of it, in which each node has `have` blocks and gets those of radix - 1 others, less at the end. */
+int mc_phase_round(struct mc_comm *c, uint32_t slot, uint32_t local, void *all, const size_t *offsets, uint32_t have, uint32_t radix);
+static inline uint32_t mc_inter_blocks(const struct mc_comm *c, uint32_t have, uint32_t i) { /* that the i-th of them gives */
+  return have < c->nodes - i * have ? have : c->nodes - i * have;
+}
+/* The same as mc_phase_exchange for the root of the call alone, whose node has its block by then; the others post theirs. */
 int mc_phase_collect(struct mc_comm *c, uint32_t local, void *all, const size_t *offsets);
 size_t *mc_phase_borders(struct mc_comm *c, size_t bytes, bool by_ranks); /* of blocks of each node, or of its ranks; NULL: no memory */
 
-/* --- inter/rail.c: the sum over nodes of one piece, in two phases */
+/* --- inter/rail.c: the sum over nodes of one piece, step by step */
+#define MC_MESH_NODES 4u /* so few talk each to each */
+#define MC_RADIX 4u      /* of the rounds of more: a message costs some third of the time that it travels */
+static inline uint32_t mc_inter_have(uint32_t round) { return 1u << 2 * round; } /* MC_RADIX to the power of it */
+static inline uint32_t mc_inter_rounds(const struct mc_comm *c) { /* the logarithm of the nodes */
+  uint32_t rounds = 0;
+  for (uint32_t have = 1; have < c->nodes; have *= MC_RADIX) rounds++;
+  return rounds;
+}
 struct mc_rail_plan {
   uint32_t dtype, op, wire;
   uint32_t local; /* whose rail (mc_inter_owner) */
   int root;       /* the node that takes the sum; -1: all */
   size_t step;    /* bytes of the room for one node's part: mc_rail_room */
+  bool rounds;    /* in mc_inter_rounds(): inter/rounds.c */
 };
 struct mc_rail_plan mc_rail_plan_of(const struct mc_comm *c, int root); /* of this call; root: a rank, -1: all */
 struct mc_rail {
   uint8_t *data;  /* the node's sum, then that of all (MC_AVG: divided) */
   size_t count;
   uint32_t slot; /* of MC_INTER_SLOTS; used by one piece after another */
+  uint32_t step; /* the next */
   uint8_t *received, *sent;
+  size_t *borders; /* of the nodes' parts, in bytes; only in rounds */
 };
 /* The memory that all slots need for pieces of up to `count`; before the first piece. */
 int mc_rail_room(struct mc_comm *c, struct mc_rail_plan *plan, size_t count);
-int mc_rail_rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail); /* sends each owner its part */
-int mc_rail_ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);  /* sums the own part, sends it */
-int mc_rail_finish(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);   /* all parts are there */
+/* Awaits and sums what the step before has asked for, and posts what is next; after mc_rail_steps() of them `data` is done. */
+int mc_rail_step(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail);
+uint32_t mc_rail_steps(const struct mc_comm *c, const struct mc_rail_plan *plan);
+/* --- inter/rounds.c: sums what the round before has brought, and posts this one; after the last nothing, since this node's
+ * part is done then. Every node sends what it has summed of others' parts, until each has its own. */
+int mc_rail_round(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail, uint32_t round);
 /* --- inter/sum.c */
 /* No part of mc_part of a vector of up to `count` is longer. Of a shorter vector one may be longer than all of
  * this: the last takes what rounding has left, up to an element for each part. */

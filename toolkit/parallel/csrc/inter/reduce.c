@@ -1,8 +1,9 @@
 /* Between nodes: all-reduce and reduce of large vectors, over all rails, in pieces.
  *
- * A piece is summed within the node (local rank i has part i), over nodes by the rails, and handed out in
- * the node. These three overlap: while the wire has one piece, the node works on the next. Every
- * rank posts the messages of all pieces in the same order: begin k + 1, turn k, begin k + 2, ... */
+ * A piece is summed within the node (local rank i has part i), over nodes by the rails in steps, and handed
+ * out in the node. These three overlap: while the wire has one piece, the node works on the next. Every rank
+ * posts the messages of all pieces in the same order: in each turn a new piece begins, if less than
+ * MC_INTER_SLOTS are under way, and then each of the others makes a step, the newest first. */
 #include "inter/phases.h"
 #include "group/fault_point.h"
 
@@ -39,6 +40,14 @@ static uint8_t *base_of(const struct job *job, uint32_t k) {
   return job->scratch + k % MC_INTER_SLOTS * job->piece * job->size;
 }
 
+/* Ranks without a rail count with the others. */
+static int step(struct mc_comm *c, struct job *job, uint32_t k) {
+  struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
+  if (job->on_rail) return mc_rail_step(c, &job->plan, rail);
+  rail->step++;
+  return MC_OK;
+}
+
 static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   struct strided strided;
   fill_streams(c, job, k, &strided);
@@ -50,29 +59,29 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   code = mc_local_reduce_streams(c, mc_inter_epoch, job->in + k * job->piece * job->size, data, strided.of, job->plan.dtype,
                                  mc_phase_op(job->plan.op));
   MC_FAULT_POINT(segment_reduced);
-  if (code || !job->on_rail) return code;
+  if (code) return code;
   struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
   *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_INTER_SLOTS};
-  return mc_rail_rs_start(c, &job->plan, rail);
+  return step(c, job, k);
 }
 
 static int end(struct mc_comm *c, struct job *job, uint32_t k) {
-  int code = job->on_rail ? mc_rail_finish(c, &job->plan, &job->rails[k % MC_INTER_SLOTS]) : MC_OK;
   MC_FAULT_POINT(segment_arrived);
   bool rooted = job->plan.root >= 0;
-  if (code || (rooted && job->plan.root != (int)c->node)) return code;
+  if (rooted && job->plan.root != (int)c->node) return MC_OK;
   struct strided strided;
   fill_streams(c, job, k, &strided);
   return mc_local_gather_streams(c, mc_inter_epoch, base_of(job, k), strided.of, rooted ? (int)c->local_of[c->call.root] : -1);
 }
 
 static int over_rails(struct mc_comm *c, struct job *job) {
+  const uint32_t steps = mc_rail_steps(c, &job->plan);
   int code = MC_OK;
-  for (uint32_t step = 0; step < job->pieces + 2 && !code; step++) {
-    if (step < job->pieces) code = begin(c, job, step);
-    if (!code && job->on_rail && step >= 1 && step <= job->pieces)
-      code = mc_rail_ag_start(c, &job->plan, &job->rails[(step - 1) % MC_INTER_SLOTS]);
-    if (!code && step >= 2) code = end(c, job, step - 2);
+  for (uint32_t begun = 0, ended = 0; ended < job->pieces && !code;) {
+    uint32_t others = begun;
+    if (begun < job->pieces && begun - ended < MC_INTER_SLOTS) code = begin(c, job, begun++);
+    for (uint32_t k = others; k > ended && !code; k--) code = step(c, job, k - 1);
+    if (!code && job->rails[ended % MC_INTER_SLOTS].step == steps) code = end(c, job, ended++);
   }
   return code;
 }
@@ -85,7 +94,8 @@ static int large(struct mc_comm *c, int root) {
       .on_rail = c->local < c->inter->rails};
   /* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
   size_t bytes = call->count * job.size;
-  size_t least = mc_less((size_t)LEAST_MESSAGE * c->inter->rails * c->nodes, 8 * mc_inter_segment(c));
+  size_t messages = job.plan.rounds ? (MC_RADIX - 1) * mc_inter_rounds(c) : c->nodes; /* that carry the piece once */
+  size_t least = mc_less((size_t)LEAST_MESSAGE * c->inter->rails * messages, 8 * mc_inter_segment(c));
   job.piece = mc_inter_piece(c, bytes, bytes / 4, least) / job.size;
   job.pieces = (uint32_t)((call->count + job.piece - 1) / job.piece);
   if (!is_receiver) job.scratch = mc_inter_scratch(c, MC_SCRATCH_SUM, MC_INTER_SLOTS * job.piece * job.size);

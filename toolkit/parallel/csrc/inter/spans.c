@@ -12,6 +12,12 @@ size_t mc_inter_piece(const struct mc_comm *c, size_t whole, size_t wanted, size
   return mc_less(((piece > least ? piece : least) + 63) / 64 * 64, whole);
 }
 
+void mc_inter_cut(const struct mc_comm *c, const size_t *borders, uint32_t first, uint32_t count, struct mc_span spans[2]) {
+  uint32_t straight = first + count > c->nodes ? c->nodes - first : count, rest = count - straight;
+  spans[0] = (struct mc_span){borders[first], borders[first + straight] - borders[first]};
+  spans[1] = (struct mc_span){borders[0], borders[rest] - borders[0]};
+}
+
 uint32_t mc_inter_owned(const struct mc_comm *c, uint32_t local, uint32_t from, uint32_t end, uint32_t *ranks) {
   uint32_t count = 0;
   for (uint32_t distance = from; distance < end; distance++) {

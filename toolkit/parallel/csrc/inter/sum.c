@@ -1,13 +1,23 @@
 /* Between nodes: the sum of what nodes have sent, in the order of the nodes. */
 #include "inter/phases.h"
 
+#define ROUNDS_NODES 16u /* more sum in rounds whatever the size; more than MC_MESH_NODES do up to: */
+#define ROUNDS_SUM_BYTES (1u << 20)
 #define BLOCK 2048u /* values unpacked at once; a multiple of MC_I8_BLOCK */
+
+/* 16-bit floats are rounded once in all, and compressed sums once in each phase: not in every round. */
+static bool in_rounds(const struct mc_comm *c, uint32_t wire) {
+  const uint32_t dtype = c->call.dtype;
+  if (wire != MC_WIRE_SAME || dtype == MC_F16 || dtype == MC_BF16) return false;
+  return c->nodes > ROUNDS_NODES || (c->nodes > MC_MESH_NODES && c->call.count * mc_dtype_bytes(dtype) <= ROUNDS_SUM_BYTES);
+}
 
 struct mc_rail_plan mc_rail_plan_of(const struct mc_comm *c, int root) {
   const struct mc_call *call = &c->call;
   bool packs = call->dtype == MC_F32 && mc_phase_op(call->op) == MC_SUM;
-  return (struct mc_rail_plan){.dtype = call->dtype, .op = call->op, .wire = packs ? c->tuning.wire : MC_WIRE_SAME,
-                               .local = c->local, .root = root < 0 ? -1 : (int)c->node_of[root]};
+  uint32_t wire = packs ? c->tuning.wire : MC_WIRE_SAME;
+  return (struct mc_rail_plan){.dtype = call->dtype, .op = call->op, .wire = wire, .local = c->local,
+                               .root = root < 0 ? -1 : (int)c->node_of[root], .rounds = in_rounds(c, wire)};
 }
 
 size_t mc_rail_longest(size_t count, size_t element_bytes, uint32_t parts) {
