@@ -4,7 +4,6 @@
 #define MUSTER_SHM_H
 #include "group/comm.h"
 
-static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
 /* Of this and of a gather a root of -1 is all of the node. */
 int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, int root);
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);
