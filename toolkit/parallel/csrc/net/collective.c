@@ -66,53 +66,50 @@ static struct mc_conn *conn_to(struct mc_loop *loop, uint32_t peer, uint32_t str
   return mc_connect_to(loop, peer, stream);
 }
 
-/* How a message lies over the streams of its pair: part i, of `step` bytes, is a frame of its own on stream i. Both ends
- * work out the same from its length. Every part goes at once, so that no stream rests for longer than the pair does: over a slow
- * link one that had rested would begin slowly again. */
-struct parts { size_t step; uint32_t count; };
-
-static struct parts parts_of(const struct mc_loop *loop, size_t bytes) {
-  const size_t most = bytes < 2 * LEAST_PART ? 1 : mc_less(bytes / LEAST_PART, loop->streams);
-  const size_t step = most == 1 ? bytes : ((bytes + most - 1) / most + 63) / 64 * 64;
-  return (struct parts){step, most == 1 ? 1 : (uint32_t)((bytes + step - 1) / step)};
+/* How a message lies over the streams of its pair: part i is a frame of its own on stream i. Both ends work out the same
+ * from its length. Every part goes at once, so that no stream rests for longer than the pair does: over a slow link one that
+ * had rested would begin slowly again. */
+static uint32_t parts_of(const struct mc_loop *loop, size_t bytes) {
+  return bytes < 2 * LEAST_PART ? 1 : (uint32_t)mc_less(bytes / LEAST_PART, loop->streams);
 }
 
-static bool send_part(struct mc_loop *loop, struct mc_conn *conn, const void *data, size_t bytes, uint64_t ticket) {
-  struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, data, bytes) : NULL;
-  if (!out) return false;
-  mc_frame_call(&out->frame, loop->c);
-  out->ticket = ticket;
-  MC_PUSH(&conn->sends, out);
-  return true;
+static size_t part_of(size_t bytes, uint32_t parts, uint32_t part, size_t *begin) {
+  const size_t step = (bytes / parts + 63) / 64 * 64;
+  *begin = part * step;
+  return part + 1 == parts ? bytes - *begin : step;
 }
 
 int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  const struct parts parts = parts_of(loop, bytes);
-  *ticket = mc_ticket_new(loop, parts.count);
-  size_t at = 0;
-  for (uint32_t part = 0; *ticket && part < parts.count; part++, at += parts.step)
-    if (!send_part(loop, conn_to(loop, peer, part), (const uint8_t *)data + at, mc_less(parts.step, bytes - at), *ticket)) return MC_EMEM;
-  return *ticket ? MC_OK : MC_EMEM;
-}
-
-static bool receive_part(struct mc_loop *loop, struct mc_conn *conn, void *data, size_t bytes, uint64_t ticket) {
-  struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
-  if (!posted) return false;
-  *posted = (struct mc_posted_recv){.data = data, .bytes = bytes, .ticket = ticket, .fingerprint = loop->c->call_fingerprint};
-  MC_PUSH(&conn->receives, posted);
-  if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
-  return true;
+  const uint32_t parts = parts_of(loop, bytes);
+  *ticket = mc_ticket_new(loop, parts);
+  for (uint32_t part = 0; part < parts; part++) {
+    size_t begin, length = part_of(bytes, parts, part, &begin);
+    struct mc_conn *conn = *ticket ? conn_to(loop, peer, part) : NULL;
+    struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, (const uint8_t *)data + begin, length) : NULL;
+    if (!out) return MC_EMEM;
+    mc_frame_call(&out->frame, c);
+    out->ticket = *ticket;
+    MC_PUSH(&conn->sends, out);
+  }
+  return MC_OK;
 }
 
 int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  const struct parts parts = parts_of(loop, bytes);
-  *ticket = mc_ticket_new(loop, parts.count);
-  size_t at = 0;
-  for (uint32_t part = 0; *ticket && part < parts.count; part++, at += parts.step)
-    if (!receive_part(loop, conn_to(loop, peer, part), (uint8_t *)data + at, mc_less(parts.step, bytes - at), *ticket)) return MC_EMEM;
-  return *ticket ? MC_OK : MC_EMEM;
+  const uint32_t parts = parts_of(loop, bytes);
+  *ticket = mc_ticket_new(loop, parts);
+  for (uint32_t part = 0; part < parts; part++) {
+    size_t begin, length = part_of(bytes, parts, part, &begin);
+    struct mc_conn *conn = *ticket ? conn_to(loop, peer, part) : NULL;
+    struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
+    if (!posted) return MC_EMEM;
+    *posted = (struct mc_posted_recv){
+        .data = (uint8_t *)data + begin, .bytes = length, .ticket = *ticket, .fingerprint = c->call_fingerprint};
+    MC_PUSH(&conn->receives, posted);
+    if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
+  }
+  return MC_OK;
 }
 
 bool mc_net_done(struct mc_comm *c, uint64_t ticket) {
