@@ -25,7 +25,7 @@ GROUPS: Mapping[str, Tuning] = {
     "bf16": replace(_BASE, wire=Wire.BF16),
     "int8": replace(_BASE, wire=Wire.I8),
     "default": Tuning(),
-    "one stream": replace(Tuning(), streams=1),
+    "four streams": replace(Tuning(), streams=4),
     "checked": replace(Tuning(), checked=True),
 }
 _EXACT = 0.02  # what 8-bit blocks may lose of a value

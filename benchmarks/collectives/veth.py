@@ -12,7 +12,7 @@ from benchmarks.table import Bound, Row
 from muster_collectives.tools.bench.cases import GLOO, LIMIT, Case, Result, Spec
 
 SIZE_BYTES = 64 << 20
-DEFAULT, ONE = "default", "one stream"
+DEFAULT, FOUR = "default", "four streams"
 BUDGET_S = 2.0
 FASTER, SHARE = 2.0, 0.85
 
@@ -23,7 +23,7 @@ def rows(rounds: int) -> Iterator[Row]:
     if reason:
         yield Row("between nodes over links of no given rate", "ms", None, {}, (), reason)
         return
-    case = Case("all_reduce", "float32", SIZE_BYTES, (GLOO, DEFAULT, ONE, LIMIT))
+    case = Case("all_reduce", "float32", SIZE_BYTES, (GLOO, DEFAULT, FOUR, LIMIT))
     with links(2):
 
         def measured(cases: list[Case]) -> list[Result]:

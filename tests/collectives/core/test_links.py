@@ -35,7 +35,6 @@ PAIR_COUNT = str(4 << 20)
 LONG_COUNT = str(8 << 20)
 STEADY_MS = 5000  # a queue so long that nothing is lost: data never pauses, and who does not
 STEADY = {"COLLECTIVES_SPIN_S": "0"}  # spin finds something at each look
-ONE_STREAM = {**STEADY, "COLLECTIVES_STREAMS": "1"}  # the sockets of several hold all of the data
 HANDLED_S = 2.0
 CUT_S = 20.0
 SILENT_S = 15.0 + 2.0  # MC_SILENT_MS of csrc/net/connection.h, which is looked at once a second
@@ -109,13 +108,7 @@ def test_an_all_to_all_in_place_sends_what_was_there_also_where_more_comes_than_
 def test_a_call_that_is_too_slow_ends_at_its_deadline_though_its_data_moves(slow: None) -> None:
     shape(2, SLOWEST_MBIT_PER_S, STEADY_MS)
     with job(
-        "core.links_worker",
-        2,
-        "lasts",
-        LONG_COUNT,
-        environ=ONE_STREAM,
-        nodes="ab",
-        prefix=placed("ab"),
+        "core.links_worker", 2, "lasts", LONG_COUNT, environ=STEADY, nodes="ab", prefix=placed("ab")
     ) as started:
         said = clean(started.ends())
     for each in said:
@@ -130,7 +123,7 @@ def test_signal_handlers_run_while_data_moves(slow: None) -> None:
         2,
         "handles",
         LONG_COUNT,
-        environ=ONE_STREAM,
+        environ=STEADY,
         nodes="ab",
         prefix=placed("ab"),
     ) as started:

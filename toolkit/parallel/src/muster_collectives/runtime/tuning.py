@@ -33,7 +33,7 @@ class Tuning:
     leader_bytes: int = 256 * KIB
     segment_bytes: int = MIB
     eager_bytes: int = 128 * KIB
-    streams: int = 4
+    streams: int = 1
     wire: Wire = Wire.SAME
     checked: bool = False
     spin_s: float = 20e-6
