@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.collectives import checked, core, deepspeed, lost, matrix, nodes, p2p, sizes, starts
+from benchmarks.collectives import (
+    checked,
+    core,
+    deepspeed,
+    lost,
+    matrix,
+    nodes,
+    p2p,
+    sizes,
+    starts,
+    veth,
+)
 from benchmarks.collectives.training import rows as training
 from benchmarks.report import Beginning, report
 from benchmarks.stolen import read_times, stolen_percent
@@ -38,6 +49,7 @@ STEPS: Mapping[str, Callable[[int], Iterator[Row]]] = {
     "starts": starts.rows,
     "lost": lambda rounds: lost.rows(max(3, rounds // 2)),
     "lost-nodes": lambda rounds: lost.between_nodes(max(3, rounds // 3)),
+    "veth": veth.rows,
     "nodes": lambda rounds: nodes.rows(max(3, rounds // 2)),
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.collectives.gates import Gate, judged, settled
 from benchmarks.collectives.links import links, placed, why_not
+from benchmarks.collectives.nodes_job import run_ranks
 from benchmarks.table import Bound, Row, under
 from muster_collectives.tools.bench.cases import (
     GLOO,
@@ -25,7 +26,6 @@ from muster_collectives.tools.bench.cases import (
 )
 from muster_collectives.tools.bench.launch import find_mpirun, start
 from muster_collectives.tools.bench.report import size_text
-from tests.collectives.support import ranks
 
 KIB, MIB = 1 << 10, 1 << 20
 WITHIN = (KIB, 64 * KIB, MIB, 16 * MIB, 32 * MIB, 256 * MIB)
@@ -117,7 +117,5 @@ def _between(cases: Sequence[Case], rounds: int) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="mc-bench-") as name:
         path, output = _spec(Path(name), cases, rounds)
         argv = ["-m", "benchmarks.collectives.p2p_rank", str(path), str(output)]
-        ended = ranks.run(2, argv, each_env=placed(2, 1), timeout_s=JOB_S)
-        if any(each.code for each in ended):
-            raise RuntimeError(ranks.shown(ended)[-3000:])
+        run_ranks(placed(2, 1), argv)
         return _results(output)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from benchmarks.collectives.training.rows import ALONE, DDP, DDP_REGISTERED, GLOO, OURS, REGISTERED
+from benchmarks.collectives.training.rows import (
+    ALONE,
+    DDP,
+    DDP_NODES,
+    DDP_REGISTERED,
+    GLOO,
+    OURS,
+    REGISTERED,
+)
 from benchmarks.collectives.training.steps import (
     Trained,
     bytes_of,
@@ -16,13 +24,23 @@ from muster_collectives.tools.bench.group import BenchGroup
 
 SHAPES = ((256, 3), (1024, 3), (2048, 3))  # width and number of layers: 0.8, 12, 48 MiB
 REGISTERED_SHAPE = (1024, 3)
+BETWEEN = ((1024, 3), (2304, 3))  # between nodes: 12, 61 MiB
 SETTLING = 3  # steps until DDP has cut its buckets anew and they are registered
 
 
 def trained(group: BenchGroup) -> Iterator[Trained]:
+    yield from _trained(group, DDP, SHAPES)
+    yield registered(group)
+
+
+def between_nodes(group: BenchGroup) -> Iterator[Trained]:
+    return _trained(group, DDP_NODES, BETWEEN)
+
+
+def _trained(group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]]) -> Iterator[Trained]:
     from torch.nn.parallel import DistributedDataParallel as Parallel
 
-    for width, layers in SHAPES:
+    for width, layers in shapes:
         models = {
             OURS: Parallel(network(group, width, layers)),
             GLOO: Parallel(network(group, width, layers), process_group=group.gloo),
@@ -32,8 +50,7 @@ def trained(group: BenchGroup) -> Iterator[Trained]:
         for name in (OURS, GLOO):
             steps[name]()
         require_alike(group, models[OURS], models[GLOO])
-        yield Trained(DDP, bytes_of(models[ALONE]), steps)
-    yield registered(group)
+        yield Trained(what, bytes_of(models[ALONE]), steps)
 
 
 def registered(group: BenchGroup) -> Trained:

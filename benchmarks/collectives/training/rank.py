@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
+from benchmarks.collectives.links import NAMESPACE, enter
 from benchmarks.collectives.training import ddp, hooks, sharded
 from benchmarks.collectives.training.steps import Trained, require_ways
 from muster_collectives.tools.bench.cases import Case, Result, encode_result
@@ -14,6 +16,7 @@ from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 PARTS: Mapping[str, Callable[[BenchGroup], Iterator[Trained]]] = {
     "ddp": ddp.trained,
+    "ddp-nodes": ddp.between_nodes,
     "sharded": sharded.trained,
     "hooks": hooks.trained,
 }
@@ -22,6 +25,8 @@ BUDGET_S = 2.0
 
 def main(part: str, rounds: int, output: str) -> None:
     warnings.filterwarnings("ignore")
+    if NAMESPACE in os.environ:
+        enter(os.environ[NAMESPACE])
     group = BenchGroup(*place())
     for each in PARTS[part](group):
         require_ways(group, each.steps)

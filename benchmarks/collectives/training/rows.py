@@ -1,4 +1,5 @@
-"""Rows of training steps on one machine: over our group and over gloo's, in the same processes."""
+"""Rows of training steps on one machine, or on two nodes that it plays: over our group and over
+gloo's, in the same processes."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.collectives.gates import Gate, judged, settled
+from benchmarks.collectives.links import placed
+from benchmarks.collectives.nodes_job import run_ranks
 from benchmarks.table import Row
 from muster_collectives.tools.bench.cases import Case, Result, decode_result
 from muster_collectives.tools.bench.launch import start
@@ -19,6 +22,7 @@ OURS, GLOO, ALONE = "muster", "gloo", "alone"
 REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
 # `Case.verb` of a step says what is trained how
 DDP, DDP_REGISTERED = "DDP", "DDP, gradients in registered memory"
+DDP_NODES = "DDP between 2 nodes of one rank,"
 FSDP1, FSDP2, TENSOR = "FSDP1", "FSDP2", "DTensor"
 FP16, BF16, INT8 = "DDP fp16 hook", "DDP bf16 hook", "DDP int8 hook"
 MIB = 1 << 20
@@ -46,6 +50,7 @@ _KINDS: Mapping[str, Kind] = {
     DDP_REGISTERED: Kind(
         tuple(gate._replace(faster=REGISTERED) for gate in _STEP), _GRADIENTS, shown=REGISTERED
     ),
+    DDP_NODES: Kind((Gate(GLOO, OURS, 1.3, "a step"),), _GRADIENTS),
     FSDP1: Kind(_FASTER, _PARAMETERS),
     FSDP2: Kind((*_FASTER, Gate(GLOO, REGISTERED, FASTER, "a step")), _PARAMETERS),
     TENSOR: Kind(_FASTER, "MLPs split in columns and rows, {mib:.0f} MiB of activations"),
@@ -71,6 +76,11 @@ def ddp(rounds: int) -> Iterator[Row]:
     return _rows("ddp", rounds)
 
 
+def between_nodes(rounds: int) -> Iterator[Row]:
+    """Within `links` of 2 nodes."""
+    return _rows("ddp-nodes", rounds)
+
+
 def sharded(rounds: int) -> Iterator[Row]:
     """FSDP1, FSDP2 and tensor parallelism."""
     return _rows("sharded", rounds)
@@ -82,8 +92,11 @@ def hooks(rounds: int) -> Iterator[Row]:
 
 def gates_of(result: Result) -> tuple[Gate, ...]:
     case = result.case
-    if case.verb == DDP and round(case.size_bytes / MIB) == LARGE:
-        return _STEP
+    if round(case.size_bytes / MIB) == LARGE:
+        if case.verb == DDP:
+            return _STEP
+        if case.verb == DDP_NODES:
+            return (Gate(GLOO, OURS, 1.4, "a step"),)
     return _KINDS[case.verb].gates
 
 
@@ -101,10 +114,13 @@ def _rows(what: str, rounds: int) -> Iterator[Row]:
 
 
 def _run(what: str, rounds: int) -> list[Result]:
-    """Raises RunError."""
+    """Raises RunError, RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="mc-bench-") as name:
         folder = Path(name)
         output = folder / "results.jsonl"
         argv = ["-m", "benchmarks.collectives.training.rank", what, str(rounds), str(output)]
-        start(argv, 2, folder)
+        if what == "ddp-nodes":
+            run_ranks(placed(2, 1), argv)
+        else:
+            start(argv, 2, folder)
         return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]

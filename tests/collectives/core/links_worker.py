@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -87,6 +89,40 @@ def leaves(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
     return {**words, "written": int(np.count_nonzero(~np.isnan(data)))}
 
 
+def streams(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """Sums of `count` and of fewer: whole numbers below 2^24 are exact. Says how many connections
+    that took."""
+    for length in (count, 1, count - 1, count // 2 + 1, 70_001):
+        pattern = (np.arange(length) % PERIOD).astype(np.float32)
+        data = pattern * np.float32(comm.rank + 1)
+        call(comm, Verb.ALL_REDUCE, data, data, length)
+        same("all_reduce", data, pattern * np.float32(comm.size * (comm.size + 1) // 2))
+    return {"connections": len(own_connections())}
+
+
+def severs(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """Rank 1 ends its last connection to rank 0 and no other one, between two sums."""
+    data: Floats = np.ones(count, np.float32)
+    call(comm, Verb.ALL_REDUCE, data, data, count)
+    if comm.rank == 1:
+        with socket.socket(fileno=os.dup(max(own_connections()))) as last:
+            last.shutdown(socket.SHUT_RDWR)
+    return described(raised(lambda: call(comm, Verb.ALL_REDUCE, data, data, count)))
+
+
+def own_connections() -> list[int]:
+    """Descriptors of this process's sockets that are connected over a network."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.getpeername():
+                    found.append(int(name))
+        except OSError:  # no socket, not connected, or the descriptor of the folder itself
+            continue
+    return found
+
+
 def connections() -> int:
     """TCP connections in this network that are established."""
     lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
@@ -117,7 +153,7 @@ def same(name: str, found: Floats, due: Floats) -> None:
 
 
 PLAYS: dict[str, Callable[[Meeting, Communicator, int], dict[str, Any]]] = {
-    each.__name__: each for each in (reduces, swaps, lasts, handles, leaves)
+    each.__name__: each for each in (reduces, swaps, lasts, handles, leaves, streams, severs)
 }
 
 

@@ -78,6 +78,32 @@ def test_more_than_sockets_hold_goes_through_in_pieces(segment: str) -> None:
         clean(started.ends())
 
 
+@pytest.mark.parametrize(
+    ("nodes", "streams", "due"), [("ab", 1, 1), ("ab", 4, 4), ("aabb", 8, 4), ("abb", 3, 3)]
+)
+def test_messages_in_parts_over_several_streams_give_the_same_sums(
+    nodes: str, streams: int, due: int
+) -> None:
+    """The ranks of a node share its streams; `due`: those of rank 0, which has one peer."""
+    given = {"COLLECTIVES_STREAMS": str(streams), "COLLECTIVES_SEGMENT_BYTES": "4MiB"}
+    with job(
+        "core.links_worker", len(nodes), "streams", "3000001", environ=given, nodes=list(nodes)
+    ) as started:
+        said = clean(started.ends())
+    assert said[0]["connections"] == due, said
+
+
+def test_a_stream_that_is_lost_is_a_loss_that_names_the_end_found_missing() -> None:
+    with job(
+        "core.links_worker", 2, "severs", "3000001", environ={"COLLECTIVES_STREAMS": "4"},
+        nodes="ab",
+    ) as started:  # fmt: skip
+        said = clean(started.ends())
+    for each in said:  # who finds it first says so to the other as well
+        assert each["kind"] == "PeerError", each
+        assert each["ranks"] in ([0], [1]), each
+
+
 @pytest.mark.parametrize(("wire", "nodes"), [("fp16", "abab"), ("bf16", "abcc"), ("int8", "abbab")])
 def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most(
     wire: str, nodes: str

@@ -91,7 +91,7 @@ void scene_open(struct scene *scene, const char *nodes, tune *other) {
   }
   scene->tuning = (struct mc_tuning){
       .slot_bytes = 8192, .one_shot_bytes = 2048, .chunk_bytes = 4096, .direct_bytes = 1024,
-      .leader_bytes = 2048, .segment_bytes = 8192, .eager_bytes = 1 << 30, .spin_s = 20e-6};
+      .leader_bytes = 2048, .segment_bytes = 8192, .eager_bytes = 1 << 30, .streams = 3, .spin_s = 20e-6};
   scene->create_s = WAIT_S;
   if (other) other(&scene->tuning);
   for (uint32_t node = 0; node < scene->nodes; node++) {

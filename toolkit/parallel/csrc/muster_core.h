@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 11u
+#define MC_ABI 12u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -83,6 +83,7 @@ struct mc_tuning {
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
   uint64_t eager_bytes;    /* within a node, larger messages are read where they lie, once there is a receive */
+  uint32_t streams;        /* TCP connections between two nodes, which their ranks share; 1 to 64 */
   uint32_t wire;           /* enum mc_wire */
   uint32_t checked;        /* 1: every frame between nodes carries a checksum */
   double spin_s;           /* busy wait before the processor is given away */

@@ -20,6 +20,7 @@ static bool sound(const struct mc_layout *layout) {
   if (layout->abi != MC_ABI || !layout->size || layout->rank >= layout->size || !layout->node_of) return false;
   /* a chunk is cut in a part for every local rank, in lines of 64 bytes */
   if (t->slot_bytes % 4096 || t->chunk_bytes % 4096 || !t->chunk_bytes || t->chunk_bytes > t->slot_bytes) return false;
+  if (t->streams < 1 || t->streams > 64) return false; /* parts of a message are counted in a byte */
   return t->wire <= MC_WIRE_I8 && t->spin_s >= 0 && t->spin_s < 1;
 }
 

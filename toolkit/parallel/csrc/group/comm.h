@@ -21,6 +21,7 @@ static inline void mc_copy_words(void *to, const void *from, size_t bytes) {
 }
 
 static inline uint64_t mc_pages(uint64_t bytes) { return (bytes + 4095) & ~(uint64_t)4095; } /* rounded up to whole ones */
+static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
 
 #define MC_LOCALS 256u /* ranks of one node */
 #define MC_BLOCK_BYTES ((size_t)16 << 10) /* of a sum: summed, then copied on while they are in the first cache */

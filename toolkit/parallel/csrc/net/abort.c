@@ -32,7 +32,7 @@ static uint32_t connect_nodes(struct mc_loop *loop, uint32_t turn) {
     left++;
     const uint32_t peer = c->members[begin + (c->local + turn) % locals];
     if (loop->outgoing[peer] || open >= AT_ONCE) continue;
-    if (mc_connect_to(loop, peer)) open++;
+    if (mc_connect_to(loop, peer, 0)) open++;
   }
   return left;
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include "net/connection.h"
 
+#define LEAST_PART 131072u /* of a message: each is a frame, to be written, read and polled for */
+
 static void release(struct mc_net *n) {
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_loop_close(&n->channels[i]);
   mc_listener_close(n);
@@ -58,44 +60,61 @@ void mc_net_close(struct mc_comm *c) {
   release(n);
 }
 
-static struct mc_conn *conn_to(struct mc_loop *loop, uint32_t peer) {
+static struct mc_conn *conn_to(struct mc_loop *loop, uint32_t peer, uint32_t stream) {
   if (peer >= loop->c->size || peer == loop->c->rank) return NULL;
-  return peer > loop->c->rank ? mc_conn_new(loop, peer, true) : mc_connect_to(loop, peer); /* of a pair the higher rank connects */
+  if (peer > loop->c->rank) return mc_conn_new(loop, peer, stream, true); /* of a pair the higher rank connects */
+  return mc_connect_to(loop, peer, stream);
+}
+
+/* How a message lies over the streams of its pair: part i is a frame of its own on stream i. Both ends work out the same
+ * from its length. Every part goes at once, so that no stream rests for longer than the pair does: over a slow link one that
+ * had rested would begin slowly again. */
+static uint32_t parts_of(const struct mc_loop *loop, size_t bytes) {
+  return bytes < 2 * LEAST_PART ? 1 : (uint32_t)mc_less(bytes / LEAST_PART, loop->streams);
+}
+
+static size_t part_of(size_t bytes, uint32_t parts, uint32_t part, size_t *begin) {
+  const size_t step = (bytes / parts + 63) / 64 * 64;
+  *begin = part * step;
+  return part + 1 == parts ? bytes - *begin : step;
 }
 
 int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  struct mc_conn *conn = conn_to(loop, peer);
-  struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, data, bytes) : NULL;
-  *ticket = out ? mc_ticket_new(loop) : 0;
-  if (!*ticket) {
-    if (out) mc_send_desc_free(out);
-    return MC_EMEM;
+  const uint32_t parts = parts_of(loop, bytes);
+  *ticket = mc_ticket_new(loop, parts);
+  for (uint32_t part = 0; part < parts; part++) {
+    size_t begin, length = part_of(bytes, parts, part, &begin);
+    struct mc_conn *conn = *ticket ? conn_to(loop, peer, part) : NULL;
+    struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, (const uint8_t *)data + begin, length) : NULL;
+    if (!out) return MC_EMEM;
+    mc_frame_call(&out->frame, c);
+    out->ticket = *ticket;
+    MC_PUSH(&conn->sends, out);
   }
-  mc_frame_call(&out->frame, c);
-  out->ticket = *ticket;
-  MC_PUSH(&conn->sends, out);
   return MC_OK;
 }
 
 int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint64_t *ticket) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  struct mc_conn *conn = conn_to(loop, peer);
-  struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
-  *ticket = posted ? mc_ticket_new(loop) : 0;
-  if (!*ticket) {
-    free(posted);
-    return MC_EMEM;
+  const uint32_t parts = parts_of(loop, bytes);
+  *ticket = mc_ticket_new(loop, parts);
+  for (uint32_t part = 0; part < parts; part++) {
+    size_t begin, length = part_of(bytes, parts, part, &begin);
+    struct mc_conn *conn = *ticket ? conn_to(loop, peer, part) : NULL;
+    struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
+    if (!posted) return MC_EMEM;
+    *posted = (struct mc_posted_recv){
+        .data = (uint8_t *)data + begin, .bytes = length, .ticket = *ticket, .fingerprint = c->call_fingerprint};
+    MC_PUSH(&conn->receives, posted);
+    if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
   }
-  *posted = (struct mc_posted_recv){.data = data, .bytes = bytes, .ticket = *ticket, .fingerprint = c->call_fingerprint};
-  MC_PUSH(&conn->receives, posted);
-  if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
   return MC_OK;
 }
 
 bool mc_net_done(struct mc_comm *c, uint64_t ticket) {
   const struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
-  return ticket < loop->done_base || (ticket < loop->done_next && loop->done[ticket & (loop->done_room - 1)]);
+  return ticket < loop->done_base || (ticket < loop->done_next && !loop->left[ticket & (loop->done_room - 1)]);
 }
 
 bool mc_net_idle(struct mc_comm *c) { return !c->net->channels[MC_NET_COLLECTIVE].open; }

@@ -11,14 +11,14 @@
 #define BATCH 8          /* frames of one system call */
 #define VISIT (8u << 20) /* bytes of one visit: others have a turn as well */
 
-struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted) {
-  struct mc_conn **row = accepted ? loop->incoming : loop->outgoing;
-  if (row[peer]) return row[peer];
+struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, uint32_t stream, bool accepted) {
+  struct mc_conn **place = (accepted ? loop->incoming : loop->outgoing) + ((size_t)peer * loop->streams + stream);
+  if (*place) return *place;
   struct mc_conn *conn = calloc(1, sizeof *conn);
   if (!conn) return NULL;
-  conn->fd = -1, conn->peer = peer, conn->accepted = accepted;
+  conn->fd = -1, conn->peer = peer, conn->stream = stream, conn->accepted = accepted;
   conn->next = loop->conns, loop->conns = conn, loop->conn_count++;
-  row[peer] = conn;
+  *place = conn;
   return conn;
 }
 

@@ -1,8 +1,8 @@
 /* Inside the net: the listener (a socket, and hellos that are under way), event loops, connections.
  *
  * An event loop is driven by one thread at a time. Only the listener and the sockets that it hands over are
- * shared between event loops, under listener.lock. On MC_NET_COLLECTIVE a pair has one connection, made by the higher
- * rank. On MC_NET_P2P connections have a direction: the sender makes its own, so that a receive from
+ * shared between event loops, under listener.lock. On MC_NET_COLLECTIVE a pair has up to `streams` connections, made by the
+ * higher rank when a message first needs them. On MC_NET_P2P connections have a direction: the sender makes its own, so that a receive from
  * any source needs no connections of its own. On MC_NET_ABORT the hello is all. */
 #ifndef MUSTER_CONNECTION_H
 #define MUSTER_CONNECTION_H
@@ -50,7 +50,7 @@ enum mc_phase { MC_HEADER, MC_HELD, MC_PAYLOAD };
 
 struct mc_conn {
   struct mc_conn *next; /* the loop's list of connections */
-  uint32_t peer;
+  uint32_t peer, stream;
   int fd, why;          /* why: errno of the last failure */
   uint32_t poll_at;     /* in the loop's polls, 0: not there */
   enum mc_conn_state state;
@@ -92,7 +92,7 @@ struct mc_handler { /* what a channel does with frames */
 struct mc_handed { /* an accepted socket that has proved itself */
   struct mc_handed *next;
   int fd;
-  uint32_t peer;
+  uint32_t peer, stream;
 };
 struct mc_loop {
   struct mc_net *net;
@@ -101,14 +101,15 @@ struct mc_loop {
   const struct mc_handler *handler;
   int wake_fd;                           /* eventfd: a socket was handed over, or work was queued */
   struct mc_handed *handed;              /* under the listener's lock */
-  struct mc_conn **outgoing, **incoming; /* [size]; collective: the same array */
+  uint32_t streams;                      /* of a pair; other channels than the collective one: 1 */
+  struct mc_conn **outgoing, **incoming; /* [size * streams], a peer's side by side; collective: the same array */
   struct mc_conn *conns;                 /* all that exist */
   struct mc_failure fault;          /* the first, zero: none */
   struct pollfd *polls;
   uint32_t poll_room, poll_count, conn_count;
   bool moved;
-  /* tickets: a ring of "done", from base to next */
-  uint8_t *done;
+  /* tickets: a ring of "parts that are left", from base to next */
+  uint8_t *left;
   uint64_t done_base, done_next, done_room, open;
   /* control messages */
   uint64_t heartbeat_ns, listener_ns, reported_ns;
@@ -159,14 +160,14 @@ bool mc_listener_is_busy(struct mc_net *n); /* a hello is under way */
 void mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */
 void mc_connect(struct mc_conn *conn);                             /* wants a connection, from now on; the other end makes it: watches that one */
-struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer); /* the one that this rank makes; NULL: no memory */
+struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer, uint32_t stream); /* the one that this rank makes; NULL: no memory */
 void mc_connect_step(struct mc_loop *loop, struct mc_conn *conn);  /* one step of connecting and the hello */
 bool mc_connect_refused(const struct mc_conn *conn, uint64_t now); /* refused for too long */
 /* This process has had no descriptor for it for so long, by either end. */
 bool mc_connect_lacks_fd(const struct mc_loop *loop, const struct mc_conn *conn, uint64_t for_ns);
 bool mc_no_descriptor(int error);
 /* --- net/connection.c */
-struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, bool accepted);
+struct mc_conn *mc_conn_new(struct mc_loop *loop, uint32_t peer, uint32_t stream, bool accepted);
 void mc_conn_up(struct mc_conn *conn, int fd);
 void mc_conn_reset(struct mc_conn *conn); /* as if it had never been */
 void mc_conn_free(struct mc_conn *conn);
@@ -202,6 +203,6 @@ extern const struct mc_handler mc_collective_handler;
 void mc_conn_differs(struct mc_loop *loop, const struct mc_conn *conn); /* its frame is of another call */
 /* MC_OK, or what is wrong: a report of another node, a foul frame, a loss. */
 int mc_loop_status(struct mc_loop *loop, struct mc_failure *loss);
-uint64_t mc_ticket_new(struct mc_loop *loop);
+uint64_t mc_ticket_new(struct mc_loop *loop, uint32_t parts); /* done when mc_ticket_done has been called for each */
 void mc_ticket_done(struct mc_loop *loop, uint64_t ticket);
 #endif

@@ -18,8 +18,8 @@ void mc_connect(struct mc_conn *conn) {
   if (conn->state == MC_CONN_NONE) conn->state = MC_CONN_RETRY, conn->pause_ns = FIRST_PAUSE_NS, conn->retry_ns = 0;
 }
 
-struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer) {
-  struct mc_conn *conn = mc_conn_new(loop, peer, false);
+struct mc_conn *mc_connect_to(struct mc_loop *loop, uint32_t peer, uint32_t stream) {
+  struct mc_conn *conn = mc_conn_new(loop, peer, stream, false);
   if (conn) mc_connect(conn);
   return conn;
 }
@@ -85,7 +85,7 @@ static void greet(struct mc_loop *loop, struct mc_conn *conn) {
     return;
   }
   struct mc_client_hello *hello = &conn->hello.client;
-  *hello = (struct mc_client_hello){.magic = MC_HELLO_MAGIC, .abi = MC_ABI, .channel = loop->which,
+  *hello = (struct mc_client_hello){.magic = MC_HELLO_MAGIC, .abi = MC_ABI, .channel = (uint16_t)loop->which, .stream = (uint16_t)conn->stream,
                                 .rank = loop->c->rank, .to_rank = conn->peer};
   memcpy(hello->group, loop->net->group, sizeof hello->group);
   if (!mc_random(hello->nonce, sizeof hello->nonce)) {

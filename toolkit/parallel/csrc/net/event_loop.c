@@ -10,11 +10,19 @@
 #include <unistd.h>
 #include "net/connection.h"
 
+/* Those of a pair of nodes, shared out among the ranks that talk there: as many as the smallest node has. */
+static uint32_t streams_of(const struct mc_comm *c) {
+  uint32_t rails = c->size;
+  for (uint32_t node = 0; node < c->nodes; node++) rails = (uint32_t)mc_less(rails, c->first_of[node + 1] - c->first_of[node]);
+  return (c->tuning.streams + rails - 1) / rails;
+}
+
 int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const struct mc_handler *handler) {
   const uint32_t size = n->c->size;
   loop->net = n, loop->c = n->c, loop->which = which, loop->handler = handler;
   loop->done_base = loop->done_next = 1; /* ticket 0: none */
-  loop->outgoing = calloc(size, sizeof(struct mc_conn *));
+  loop->streams = which == MC_NET_COLLECTIVE ? streams_of(n->c) : 1;
+  loop->outgoing = calloc((size_t)size * loop->streams, sizeof(struct mc_conn *));
   loop->incoming = which == MC_NET_COLLECTIVE ? loop->outgoing : calloc(size, sizeof(struct mc_conn *));
   loop->rank_status = calloc(size, 1);
   loop->reported_status = calloc(size, 1);
@@ -38,7 +46,7 @@ void mc_loop_close(struct mc_loop *loop) {
   }
   if (loop->incoming != loop->outgoing) free(loop->incoming);
   free(loop->outgoing), free(loop->rank_status), free(loop->reported_status), free(loop->polls);
-  free(loop->done), free(loop->scratch);
+  free(loop->left), free(loop->scratch);
   if (loop->wake_fd >= 0) close(loop->wake_fd);
 }
 
@@ -168,23 +176,22 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns) {
   }
 }
 
-uint64_t mc_ticket_new(struct mc_loop *loop) {
+uint64_t mc_ticket_new(struct mc_loop *loop, uint32_t parts) {
   if (loop->done_next - loop->done_base == loop->done_room) {
     const uint64_t room = loop->done_room ? loop->done_room * 2 : 256;
-    uint8_t *done = calloc(room, 1);
-    if (!done) return 0;
-    for (uint64_t t = loop->done_base; t < loop->done_next; t++) done[t & (room - 1)] = loop->done[t & (loop->done_room - 1)];
-    free(loop->done);
-    loop->done = done, loop->done_room = room;
+    uint8_t *left = calloc(room, 1);
+    if (!left) return 0;
+    for (uint64_t t = loop->done_base; t < loop->done_next; t++) left[t & (room - 1)] = loop->left[t & (loop->done_room - 1)];
+    free(loop->left);
+    loop->left = left, loop->done_room = room;
   }
-  loop->done[loop->done_next & (loop->done_room - 1)] = 0;
+  loop->left[loop->done_next & (loop->done_room - 1)] = (uint8_t)parts;
   loop->open++;
   return loop->done_next++;
 }
 
 void mc_ticket_done(struct mc_loop *loop, uint64_t ticket) {
-  if (!ticket) return;
-  loop->done[ticket & (loop->done_room - 1)] = 1;
+  if (!ticket || --loop->left[ticket & (loop->done_room - 1)]) return;
   loop->open--;
-  while (loop->done_base < loop->done_next && loop->done[loop->done_base & (loop->done_room - 1)]) loop->done_base++;
+  while (loop->done_base < loop->done_next && !loop->left[loop->done_base & (loop->done_room - 1)]) loop->done_base++;
 }

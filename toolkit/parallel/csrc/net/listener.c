@@ -67,6 +67,7 @@ static void set_listening(struct mc_listener *listener, bool on) {
 static bool is_for_this_rank(const struct mc_net *n, const struct mc_client_hello *hello) {
   const struct mc_comm *c = n->c;
   if (hello->magic != MC_HELLO_MAGIC || hello->abi != MC_ABI || hello->channel >= MC_NET_CHANNELS) return false;
+  if (hello->stream >= n->channels[hello->channel].streams) return false;
   if (hello->to_rank != c->rank || hello->rank >= c->size || hello->rank == c->rank) return false;
   if (hello->channel == MC_NET_COLLECTIVE && hello->rank < c->rank) return false;
   return mc_proves(hello->group, n->group);
@@ -108,7 +109,7 @@ static bool hand_over(struct mc_net *n, struct mc_pending *p) {
   MC_FAULT_POINT(listener_handed_over);
   epoll_ctl(n->listener.poll_fd, EPOLL_CTL_DEL, p->fd, NULL);
   struct mc_loop *loop = &n->channels[p->hello.client.channel];
-  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .peer = p->hello.client.rank};
+  *handed = (struct mc_handed){.next = loop->handed, .fd = p->fd, .peer = p->hello.client.rank, .stream = p->hello.client.stream};
   __atomic_store_n(&loop->handed, handed, __ATOMIC_RELEASE);
   p->fd = -1;
   mc_loop_wake(loop);
@@ -197,7 +198,7 @@ void mc_listener_fetch(struct mc_loop *loop) {
   while (row) {
     struct mc_handed *handed = row;
     row = handed->next;
-    struct mc_conn *conn = mc_conn_new(loop, handed->peer, true);
+    struct mc_conn *conn = mc_conn_new(loop, handed->peer, handed->stream, true);
     /* A rank that has a connection makes a second only if the first broke before it carried anything. */
     if (conn && conn->state == MC_CONN_GONE && !conn->send_index && !conn->recv_index && !conn->faulty) mc_conn_reset(conn);
     if (!conn || conn->state >= MC_CONN_UP) close(handed->fd);

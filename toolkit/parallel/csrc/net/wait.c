@@ -21,10 +21,10 @@ static int missing(struct mc_loop *loop, uint8_t *rank_status) {
     if (awaited(conn) && is_here(conn, seq, now) && conn->heartbeat_seq == seq)
       mc_rank_status_unpack(conn->missing, conn->missing_count, rank_status, c->size);
   rank_status[c->rank] = MC_HERE; /* another rank may have missed this one a moment ago */
-  for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) { /* what we hear ourselves is newer */
+  for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) /* what we hear ourselves is newer */
+    if (awaited(conn) && !is_here(conn, seq, now)) rank_status[conn->peer] = MC_MISSING;
+  for (const struct mc_conn *conn = loop->conns; conn; conn = conn->next) /* by any of its streams */
     if (is_here(conn, seq, now)) rank_status[conn->peer] = MC_HERE;
-    else if (awaited(conn)) rank_status[conn->peer] = MC_MISSING;
-  }
   for (uint32_t rank = 0; rank < c->size; rank++)
     if (rank_status[rank] != MC_HERE) return (int)rank;
   return -1;
@@ -65,7 +65,7 @@ static void connect_peers(struct mc_loop *loop, uint64_t now) {
   for (uint32_t node = 0; node < c->nodes; node++) {
     const uint32_t begin = c->first_of[node], locals = c->first_of[node + 1] - begin;
     const uint32_t peer = c->members[begin + (c->local < locals ? c->local : 0)];
-    if (node != c->node && peer < c->rank) mc_connect_to(loop, peer);
+    if (node != c->node && peer < c->rank) mc_connect_to(loop, peer, 0);
   }
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next)
     if (conn->accepted && awaited(conn)) mc_connect(conn);

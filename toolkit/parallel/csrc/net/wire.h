@@ -12,7 +12,9 @@
 #define MC_HELLO_MAGIC 0x3152455453554dfeu
 struct mc_client_hello {
   uint64_t magic;
-  uint32_t abi, channel, rank, to_rank;
+  uint32_t abi;
+  uint16_t channel, stream;
+  uint32_t rank, to_rank;
   uint8_t group[MC_PROOF], nonce[16];
 };
 struct mc_server_hello {

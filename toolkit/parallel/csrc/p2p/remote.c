@@ -39,7 +39,7 @@ static void on_control(struct mc_loop *loop, struct mc_conn *conn, const uint8_t
 const struct mc_handler mc_p2p_handler = {on_header, on_recv_done, on_send_done, on_control};
 
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
-  struct mc_conn *conn = mc_connect_to(p->loop, (uint32_t)r->peer);
+  struct mc_conn *conn = mc_connect_to(p->loop, (uint32_t)r->peer, 0);
   struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, r->data, r->bytes) : NULL;
   if (!out) return MC_EMEM;
   out->frame.root = r->tag, out->owner = r, r->out = out;
@@ -53,7 +53,7 @@ int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r) {
 void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r) {
   bool changed = false;
   if (r->peer >= 0) { /* our own connection to it tells whether it lives */
-    struct mc_conn *conn = mc_conn_new(p->loop, (uint32_t)r->peer, false);
+    struct mc_conn *conn = mc_conn_new(p->loop, (uint32_t)r->peer, 0, false);
     changed = conn && conn->state == MC_CONN_NONE;
     if (conn) mc_connect(conn);
   }

@@ -4,7 +4,6 @@
 #define MUSTER_SHM_H
 #include "group/comm.h"
 
-static inline size_t mc_less(size_t a, size_t b) { return a < b ? a : b; }
 /* What a rank writes to its slot in one epoch, at most, where `writers` of the node do. Of more than four it is less than the
  * tuning's chunk, or the slots that all touch would leave the caches: of up to 64 ranks they are 4 MiB in all. */
 size_t mc_chunk_bytes(const struct mc_comm *c, uint32_t writers);

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 11
+ABI = 12
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -51,8 +51,8 @@ class McTuning(ctypes.Structure):
 
     _fields_ = (
         ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
-        ("leader_bytes", u64), ("segment_bytes", u64), ("eager_bytes", u64), ("wire", u32),
-        ("checked", u32), ("spin_s", f64),
+        ("leader_bytes", u64), ("segment_bytes", u64), ("eager_bytes", u64), ("streams", u32),
+        ("wire", u32), ("checked", u32), ("spin_s", f64),
     )  # fmt: skip
 
 

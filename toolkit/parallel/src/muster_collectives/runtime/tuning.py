@@ -23,15 +23,17 @@ _WIRE_ALIASES: Mapping[str, str] = {"fp32": "same", "float16": "fp16", "bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Sizes in bytes, `spin_s` in seconds; mc_tuning in muster_core.h says what each means."""
+    """Sizes in bytes, `streams` in connections, `spin_s` in seconds; mc_tuning in muster_core.h
+    says what each means."""
 
     slot_bytes: int = MIB
     one_shot_bytes: int = 128 * KIB
     chunk_bytes: int = MIB
     direct_bytes: int = 32 * KIB
     leader_bytes: int = 256 * KIB
-    segment_bytes: int = 4 * MIB
+    segment_bytes: int = MIB
     eager_bytes: int = 128 * KIB
+    streams: int = 1
     wire: Wire = Wire.SAME
     checked: bool = False
     spin_s: float = 20e-6
@@ -42,7 +44,7 @@ class Tuning:
             if not low <= value <= high:
                 raise SettingsError(
                     f"{_variable(name)}={value} is out of bounds",
-                    f"a number of bytes from {low} to {high}",
+                    f"a number from {low} to {high}",
                 )
         for name in ("slot_bytes", "chunk_bytes"):
             value = getattr(self, name)
@@ -74,6 +76,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "leader_bytes": (0, GIB),
     "segment_bytes": (4096, GIB),
     "eager_bytes": (0, 1 << 62),
+    "streams": (1, 64),
 }
 
 

@@ -43,6 +43,7 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_SPIN_S": "busy waiting in seconds (COLLECTIVES_SPIN_US in microseconds)",
     "COLLECTIVES_SPIN_US": "busy waiting in microseconds before the processor is given away",
     "COLLECTIVES_STRAGGLER_S": "seconds between two looks for a rank that holds the others up",
+    "COLLECTIVES_STREAMS": "TCP connections between two nodes, which their ranks share",
     "COLLECTIVES_SUMMARY_DIR": "folder for a summary of each group when it ends",
     "COLLECTIVES_TIMEOUT_S": "deadline of a call in seconds",
     "COLLECTIVES_WIRE": "same, fp16, bf16 or int8: form of fp32 sums between nodes",
