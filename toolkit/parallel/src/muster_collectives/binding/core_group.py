@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from muster_collectives.binding import abi, library
 from muster_collectives.binding.entry import Entry, SignalCheck
@@ -51,11 +51,15 @@ _ANY = 0xFFFFFFFF  # what a peer of -1 is to the core
 class Tables(NamedTuple):
     """What a call points to: `arrays` live as long as it does, `at` is where they lie, 0: none."""
 
-    arrays: list[object]
-    at: tuple[int, ...]
+    arrays: tuple[object, ...]
+    at: tuple[int, int, int]
 
 
-_NO_TABLES = Tables([], (0, 0, 0))
+_NO_TABLES = Tables((), (0, 0, 0))
+
+
+def _address(array: Any) -> int:
+    return ctypes.addressof(array) if array else 0
 
 
 class CoreGroup:
@@ -395,8 +399,8 @@ class CoreGroup:
                 "blocks where each rank's lies",
                 f"give {self.size} numbers of 0 or more in each",
             )
-        arrays = [each and (ctypes.c_uint64 * self.size)(*each) for each in given]
-        return Tables(arrays, tuple(ctypes.addressof(each) if each else 0 for each in arrays))
+        ins, outs, places = (each and (ctypes.c_uint64 * self.size)(*each) for each in given)
+        return Tables((ins, outs, places), (_address(ins), _address(outs), _address(places)))
 
     def _unusable(self, code: Code) -> CollectiveError:
         return error_of(Failure(code), self.name, self.rank, self.size)
