@@ -9,6 +9,7 @@ The nonce lies behind what the core uses, so the core finds its segment zeroed.
 from __future__ import annotations
 
 import hmac
+import mmap
 import os
 import secrets
 from contextlib import suppress
@@ -63,7 +64,9 @@ def huge(bytes_: int) -> int | None:
     try:
         size = -(-bytes_ // HUGE_PAGE) * HUGE_PAGE
         os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)
+        # a mapping claims all of its pages or none: of two ranks that ask at once one has them
+        with mmap.mmap(fd, size, mmap.MAP_SHARED):
+            os.posix_fallocate(fd, 0, size)
     except OSError:
         os.close(fd)
         return None
