@@ -19,7 +19,7 @@ from benchmarks.collectives.links import (
     shape_way,
 )  # fmt: skip
 from benchmarks.simulated.network import Host, Link, seconds
-from benchmarks.simulated.schedules import Shape, ours
+from benchmarks.simulated.schedules import SEGMENT_BYTES, Shape, ours
 from tests.collectives.support import ranks
 
 _JOB_S = 200.0
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 def runs(
     nodes: int, mbit_per_s: int, sizes: Sequence[int], verb: str = "ALL_REDUCE",
-    segment_bytes: int = 4 << 20,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> list[Run]:  # fmt: skip
     """Raises LinksError, RuntimeError."""
     with links(nodes):
@@ -61,7 +61,7 @@ def least(turns: int, measured: Callable[[], list[Run]]) -> list[Run]:
 
 def of_ranks(
     environs: Sequence[Mapping[str, str]], sizes: Sequence[int], verb: str = "ALL_REDUCE",
-    batches: int = 7, mbit_per_s: int = 0, segment_bytes: int = 4 << 20,
+    batches: int = 7, mbit_per_s: int = 0, segment_bytes: int = SEGMENT_BYTES,
 ) -> list[Run]:  # fmt: skip
     """A rank for each of `environs`, each a node. Raises RuntimeError with what they wrote."""
     argv = ["-m", "benchmarks.simulated.rank", verb, ",".join(map(str, sizes)), str(batches)]

@@ -13,6 +13,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from muster_collectives.core import Tuning
+
+SEGMENT_BYTES = Tuning().segment_bytes
+
 CORE = Path(__file__).resolve().parents[2] / "toolkit" / "parallel" / "csrc"
 FRAME_BYTES = 64  # the header of each message, struct mc_frame
 ELEMENT_BYTES = 4  # float32
@@ -33,7 +37,7 @@ class Shape(NamedTuple):
     nodes: int
     locals: int = 1
     leader_bytes: int = 256 << 10
-    segment_bytes: int = 4 << 20
+    segment_bytes: int = SEGMENT_BYTES
 
 
 class Post(NamedTuple):

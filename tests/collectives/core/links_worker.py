@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -110,6 +111,23 @@ def severs(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
     return described(raised(lambda: call(comm, Verb.ALL_REDUCE, data, data, count)))
 
 
+def uneven(meeting: Meeting, comm: Communicator, count: int) -> dict[str, Any]:
+    """Rank 0 sends `count` to rank 1, which expects half of that, then the other way round."""
+    told = []
+    for number, (sent, expected) in enumerate(((count, count // 2), (count // 2, count))):
+        group = meeting.world(f"uneven-{number}")
+        data: Floats = np.zeros(count, np.float32)
+        ins, outs = ([0, sent], [0, 0]) if comm.rank == 0 else ([0, 0], [expected, 0])
+        run = partial(
+            group.run, Verb.ALL_TO_ALL, source=int(data.ctypes.data),
+            target=int(data.ctypes.data), count=0, dtype=DType.F32, in_counts=ins,
+            out_counts=outs, timeout_s=LIMIT_S,
+        )  # fmt: skip
+        told.append(described(raised(run)))
+        group.close()
+    return {"told": told}
+
+
 def own_connections() -> list[int]:
     """Descriptors of this process's sockets that are connected over a network."""
     found = []
@@ -153,7 +171,8 @@ def same(name: str, found: Floats, due: Floats) -> None:
 
 
 PLAYS: dict[str, Callable[[Meeting, Communicator, int], dict[str, Any]]] = {
-    each.__name__: each for each in (reduces, swaps, lasts, handles, leaves, streams, severs)
+    each.__name__: each
+    for each in (reduces, swaps, lasts, handles, leaves, streams, severs, uneven)
 }
 
 

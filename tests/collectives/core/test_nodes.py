@@ -104,6 +104,21 @@ def test_a_stream_that_is_lost_is_a_loss_that_names_the_end_found_missing() -> N
         assert each["ranks"] in ([0], [1]), each
 
 
+@pytest.mark.parametrize("streams", [1, 4])
+def test_ranks_that_expect_other_lengths_hear_so_however_many_streams_there_are(
+    streams: int,
+) -> None:
+    """Half a message of 512 KiB has parts like those of one of 256 KiB. A sender whose message is
+    on its way may have ended its call by then."""
+    given = {"COLLECTIVES_STREAMS": str(streams)}
+    with job("core.links_worker", 2, "uneven", "131072", environ=given, nodes="ab") as started:
+        said = clean(started.ends())
+    sender, receiver = (each["told"] for each in said)
+    for told in [*receiver, *(each for each in sender if each["kind"])]:
+        assert told["kind"] == "MismatchError", told
+        assert "has parts of other lengths for this rank" in told["text"], told
+
+
 @pytest.mark.parametrize(("wire", "nodes"), [("fp16", "abab"), ("bf16", "abcc"), ("int8", "abbab")])
 def test_compressed_sums_are_alike_on_all_ranks_and_off_by_two_roundings_at_most(
     wire: str, nodes: str

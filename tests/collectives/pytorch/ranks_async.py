@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -298,7 +299,7 @@ def groups_at_rest_have_no_threads(world: World) -> None:
     before = _threads()
     ones = torch.ones(COUNT)
     for _ in range(2):
-        groups = [dist.new_group() for _ in range(GROUPS)]
+        groups, started = [dist.new_group() for _ in range(GROUPS)], False
         for group in groups:
             sent = dist.isend(ones, 1 - world.rank, group=group)
             dist.irecv(torch.empty(COUNT), 1 - world.rank, group=group).wait()
@@ -306,8 +307,32 @@ def groups_at_rest_have_no_threads(world: World) -> None:
             total = torch.ones(COUNT)
             dist.all_reduce(total, group=group, async_op=True).wait()
             assert bool((total == 2).all())
-        assert _threads() >= before + GROUPS
+            started = started or _threads() > before
+        assert started, "it had no thread to end"
         wait_until(lambda: _threads() <= before, LIMIT_S, lambda: f"{_threads()} threads")
+    world.drop()
+
+
+def a_thread_that_cannot_be_had_is_tried_again(world: World) -> None:
+    """Who waits does the work meanwhile."""
+    _start(world)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("muster"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    total = torch.ones(COUNT)
+    threading.Thread.start = refuse  # type: ignore[method-assign]
+    try:
+        dist.all_reduce(total, async_op=True).wait()
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+    assert bool((total == 2).all())
+    later = dist.all_reduce(total, async_op=True).get_future()
+    wait_until(later.done, LIMIT_S, lambda: "nobody ends it")
+    assert bool((total == 4).all())
     world.drop()
 
 
@@ -317,6 +342,7 @@ def _threads() -> int:
 
 CHECKS = (
     groups_at_rest_have_no_threads,
+    a_thread_that_cannot_be_had_is_tried_again,
     a_sum_goes_on_while_the_main_thread_runs_python,
     calls_of_many_kinds_go_on_in_their_order,
     a_tensor_with_gaps_goes_on_too,

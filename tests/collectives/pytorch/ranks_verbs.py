@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from muster_collectives.runtime.types import Verb
 from muster_collectives.torch import stats
+from muster_collectives.torch.ops.lowered import LoweredOp
 from tests.collectives.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")
@@ -213,6 +214,36 @@ def lists_are_gathered_scattered_and_exchanged_as_gloo_does(world: World) -> Non
     same(total, expected)
 
 
+def entries_of_a_list_may_overlap_one_another_and_what_is_sent(world: World) -> None:
+    """Nobody else gets what is written for it, and nothing is written before it has been sent."""
+    size, rank = world.size, world.rank
+    other = size - 1
+    for count in (4, 300_000):
+        parts = [torch.full((count,), 10.0 + each) for each in range(size)]
+        into = parts[other] if rank == 0 else torch.zeros(count)
+        dist.scatter(into, parts if rank == 0 else None, 0)
+        assert into.tolist() == [10.0 + rank] * count
+        mine = torch.full((count,), float(rank))
+        room = torch.zeros(count)
+        into_list = [room] * size if rank == 0 else [torch.zeros(count) for _ in range(size)]
+        dist.all_gather(into_list, mine)
+        if rank:
+            assert [each[0] for each in into_list] == [*range(size)]
+        parts[other] = mine
+        dist.gather(mine, parts if rank == 0 else None, 0)
+        if rank == 0:
+            assert [each.tolist() for each in parts] == [[float(r)] * count for r in range(size)]
+    # between nodes blocks are sent from where others come to
+    plan, apart, beside = LoweredOp(), [torch.zeros(4) for _ in range(3)], torch.zeros(4)
+    for tensors, read, is_staged in (
+        (apart, beside, False), (apart, apart[1], False), (apart, apart[0], True),
+        ([apart[0]] * 3, beside, True), (apart, apart[1][1:], True),
+    ):  # fmt: skip
+        row, blocks = plan.row_or_blocks(plan.target, tensors, 1, read)
+        assert (blocks is None) is is_staged
+        assert row not in (each.data_ptr() for each in apart)
+
+
 def lists_of_different_sizes_are_gathered_and_scattered(world: World) -> None:
     sizes = [each + 1 for each in range(world.size)]
     mine = torch.full((sizes[world.rank],), float(world.rank))
@@ -333,6 +364,7 @@ CHECKS = (
     views_that_are_negated_are_reduced_as_what_they_say,
     parameters_that_need_gradients_can_be_written,
     lists_are_gathered_scattered_and_exchanged_as_gloo_does,
+    entries_of_a_list_may_overlap_one_another_and_what_is_sent,
     lists_of_different_sizes_are_gathered_and_scattered,
     exchanges_have_even_uneven_and_empty_parts,
     both_spellings_of_a_verb_are_one,

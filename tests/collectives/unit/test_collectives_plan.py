@@ -208,7 +208,8 @@ def test_ten_groups_have_room_in_dev_shm_where_the_slot_is_not_given() -> None:
     )  # fmt: skip
     assert tuning() == tuning(shm_bytes=1 << 30) == replace(Tuning(), spin_s=tuning().spin_s)
     assert tuning(shm_bytes=docker, is_slot_given=True).slot_bytes == Tuning().slot_bytes
-    assert tuning(shm_bytes=0).slot_bytes == 16 << 10
+    assert tuning(shm_bytes=4096).slot_bytes == 16 << 10
+    assert tuning(shm_bytes=0) == tuning(), "a tmpfs without a size says 0"
     # a memfd is used as it is touched, and needs no room there
     assert c.plan([info(shm_bytes=docker)] * 8).tuning.slot_bytes == Tuning().slot_bytes
 

@@ -78,11 +78,11 @@ int mc_async_post(struct mc_comm *c, struct mc_async *a, double grace_s) {
   a->done = a->ended = 0, a->code = MC_OK;
   a->due_ns = mc_now_ns() + mc_ns_of(grace_s);
   pthread_mutex_lock(&q->lock);
-  const bool runs = mc_worker_start(&q->worker, run_thread, q);
-  if (runs) MC_PUSH(&q->calls, a);
+  mc_worker_start(&q->worker, run_thread, q); /* where the machine has no more threads, who waits runs it */
+  MC_PUSH(&q->calls, a);
   pthread_cond_broadcast(&q->news);
   pthread_mutex_unlock(&q->lock);
-  return runs ? MC_OK : MC_ESYS;
+  return MC_OK;
 }
 
 int mc_async_wait(struct mc_comm *c, struct mc_async *a, double wait_s, struct mc_failure *failure) {

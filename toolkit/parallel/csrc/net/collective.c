@@ -89,6 +89,7 @@ int mc_net_send(struct mc_comm *c, uint32_t peer, const void *data, size_t bytes
     struct mc_send_desc *out = conn ? mc_send_desc_new(MC_DATA, (const uint8_t *)data + begin, length) : NULL;
     if (!out) return MC_EMEM;
     mc_frame_call(&out->frame, c);
+    out->frame.parts = (uint16_t)parts; /* or messages of other lengths could have equal parts */
     out->ticket = *ticket;
     MC_PUSH(&conn->sends, out);
   }
@@ -105,7 +106,7 @@ int mc_net_recv(struct mc_comm *c, uint32_t peer, void *data, size_t bytes, uint
     struct mc_posted_recv *posted = conn ? malloc(sizeof *posted) : NULL;
     if (!posted) return MC_EMEM;
     *posted = (struct mc_posted_recv){
-        .data = (uint8_t *)data + begin, .bytes = length, .ticket = *ticket, .fingerprint = c->call_fingerprint};
+        .data = (uint8_t *)data + begin, .bytes = length, .parts = parts, .ticket = *ticket, .fingerprint = c->call_fingerprint};
     MC_PUSH(&conn->receives, posted);
     if (conn->phase == MC_HELD || conn->state == MC_CONN_GONE) mc_conn_read(loop, conn); /* it may be there already */
   }

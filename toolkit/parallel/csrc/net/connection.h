@@ -39,6 +39,7 @@ struct mc_posted_recv { /* a posted receive of the collective channel */
   struct mc_posted_recv *next;
   uint8_t *data;
   uint64_t bytes, ticket, fingerprint;
+  uint32_t parts;
 };
 
 enum mc_conn_state {

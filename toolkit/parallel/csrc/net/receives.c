@@ -24,7 +24,8 @@ static bool on_header(struct mc_loop *loop, struct mc_conn *conn) {
   const struct mc_posted_recv *posted = conn->receives.first;
   if (conn->frame.seq > conn->heard_seq) conn->heard_seq = conn->frame.seq;
   if (!posted && !is_of_another_call(loop, conn)) return false;
-  if (!posted || conn->frame.fingerprint != posted->fingerprint || conn->frame.bytes != posted->bytes) {
+  const struct mc_frame *frame = &conn->frame;
+  if (!posted || frame->fingerprint != posted->fingerprint || frame->bytes != posted->bytes || frame->parts != posted->parts) {
     mc_conn_differs(loop, conn);
     return false;
   }

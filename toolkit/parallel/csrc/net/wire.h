@@ -32,10 +32,10 @@ void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum 
 /* A connection that has proved itself is trusted: payloads are not signed, and so neither are headers. A header tells
  * its place and has a checksum, so that one that is lost, doubled, moved or damaged ends the connection. */
 enum mc_kind { MC_DATA = 1, MC_HEARTBEAT, MC_ABORT, MC_GOODBYE };
-#define MC_FRAME_MAGIC 0x4d43464du
+#define MC_FRAME_MAGIC 0x4d43u
 #define MC_CONTROL_BYTES 4096u /* the longest payload of a heartbeat or an abort */
 struct mc_frame {
-  uint32_t magic;
+  uint16_t magic, parts; /* parts: of its message, on as many streams; 0 where that is not looked at */
   uint8_t kind, verb, dtype, op;
   uint64_t seq, fingerprint, bytes, count;
   uint32_t root;  /* p2p: the tag */

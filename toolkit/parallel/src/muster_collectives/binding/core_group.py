@@ -337,8 +337,9 @@ class CoreGroup:
                 self._entry.close()
                 free = self._gate.wait_for(lambda: not self._inside, _CLOSING_S)
             free = self._entry.left(_CLOSING_S) and free
-            self._is_kept = handle is not None and not free
-            if handle is not None and free:
+            if handle is not None and not free:
+                self._is_kept = True
+            elif handle is not None:
                 self.library.mc_close(handle)
                 for region in list(self.regions):
                     region.unmap()

@@ -92,10 +92,12 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
 
 def _fit(tuning: Tuning, locals_: int, shm_bytes: int) -> Tuning:
     """With slots so small that ten groups like this have room in a /dev/shm of `shm_bytes`, where
-    all of a group's memory is allocated; the rings of its pairs shrink with them."""
+    all of a group's memory is allocated; the rings of its pairs shrink with them. 0: it has no
+    bound, or none that is known."""
     slot_bytes = tuning.slot_bytes
     while (
-        slot_bytes >= 2 * _LEAST_SLOT_BYTES
+        shm_bytes
+        and slot_bytes >= 2 * _LEAST_SLOT_BYTES
         and locals_ * 4 * slot_bytes + locals_**2 * slot_bytes // 4 > shm_bytes * _SHARE
     ):
         slot_bytes = slot_bytes // 2 // 4096 * 4096

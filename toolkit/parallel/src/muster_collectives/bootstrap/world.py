@@ -14,7 +14,6 @@ from muster_collectives.bootstrap.rendezvous import Rendezvous
 from muster_collectives.runtime import environment
 from muster_collectives.runtime.environment import Where
 from muster_collectives.runtime.errors import UsageError
-from muster_collectives.runtime.layout import members_mark
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
 from muster_collectives.runtime.store import LocalStore, PrefixStore
@@ -77,9 +76,8 @@ def new_group(
     name = f"{parent.name}.{parent.children}"
     if parent.rank not in ranks:
         return None
-    store = PrefixStore(parent.store, members_mark(ranks))
     made = connect(
-        store, ranks.index(parent.rank), len(ranks), name=name,
+        parent.store, ranks.index(parent.rank), len(ranks), name=name,
         timeout_s=parent.timeout_s if timeout_s is None else timeout_s,
         global_ranks=[parent.global_ranks[each] for each in ranks],
     )  # fmt: skip

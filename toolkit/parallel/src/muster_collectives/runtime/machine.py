@@ -81,7 +81,7 @@ def device_of(folder: str) -> str:
 
 
 def bytes_of(folder: str) -> int:
-    """The size of its file system; 0 where that cannot be told."""
+    """The size of its file system; 0 where it has no bound or that cannot be told."""
     try:
         facts = os.statvfs(folder)
     except OSError:

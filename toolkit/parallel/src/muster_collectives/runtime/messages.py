@@ -97,6 +97,19 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def _differs(failure: Failure, rank: int, named: tuple[int, ...]) -> str:
+    """`named`: who called something else, as far as it is known."""
+    who = ranks_text(named) if named else "another rank"
+    if failure.other is None or str(failure.mine) != str(failure.other):
+        return f"{who} called {_other(failure)}"
+    if failure.reported_by in (-1, *named):  # uneven parts: lengths are no part of what is told
+        other = who if named and rank not in named else "another rank"
+        return f"{other} has parts of other lengths for this rank, in {failure.other}"
+    # this rank agrees with the one that is named: the finder is the one that differs
+    return (f"rank {failure.reported_by} called something else than {who}, which called "
+            f"{failure.other} as this rank did")  # fmt: skip
+
+
 def _what(failure: Failure, rank: int) -> str:
     named = guilty(failure)
     if failure.code is Code.EMISMATCH and rank in named:
@@ -110,11 +123,7 @@ def _what(failure: Failure, rank: int) -> str:
     if failure.code is Code.EPEER:
         return f"{who} {_gone(failure, named)}{after}"
     if failure.code is Code.EMISMATCH:
-        if failure.reported_by >= 0 and failure.other and str(failure.mine) == str(failure.other):
-            # this rank agrees with the one that is named: the finder is the one that differs
-            return (f"rank {failure.reported_by} called something else than {who}, which called "
-                    f"{failure.other} as this rank did")  # fmt: skip
-        return f"{who} called {_other(failure)}{told}"
+        return _differs(failure, rank, named) + told
     if failure.code is Code.EABORT:
         by = f"by {who}" if named else "here or on another rank"
         return f"aborted {by}{after}"

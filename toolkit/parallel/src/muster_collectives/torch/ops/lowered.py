@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -96,36 +97,38 @@ class LoweredOp:
 
     # --- addresses of tensors, staged where they are not contiguous
 
-    def source(self, *tensors: torch.Tensor) -> int:
+    def source(self, *tensors: torch.Tensor, in_a_copy: bool = False) -> int:
         """Where the core reads them, in one row."""
-        return self._row(tensors, True, False)
+        return self._row(tensors, True, False, in_a_copy)
 
-    def target(self, *tensors: torch.Tensor) -> int:
+    def target(self, *tensors: torch.Tensor, in_a_copy: bool = False) -> int:
         """Where the core writes them, in one row."""
-        return self._row(tensors, False, True)
+        return self._row(tensors, False, True, in_a_copy)
 
     def both(self, *tensors: torch.Tensor) -> int:
         """Where the core reads and writes them, in one row."""
         return self._row(tensors, True, True)
 
-    def sources(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """Where the core reads each of them."""
-        return tuple(map(self.source, tensors))
+    def row_or_blocks(
+        self, place: Callable[..., int], tensors: Sequence[torch.Tensor], own: int,
+        beside: torch.Tensor,
+    ) -> tuple[int, tuple[int, ...] | None]:  # fmt: skip
+        """Where `place` (`source` or `target`) has them: in one row where they lie so, which may
+        be registered memory, else each where it lies. `beside`: what the same call reads or writes
+        besides; it may be the `own` one of them. Where one would be written while another is still
+        to be read, in a copy."""
+        is_own = beside.data_ptr() == tensors[own].data_ptr()
+        apart = _disjoint(tensors if is_own else [*tensors, beside])
+        if not apart or _adjacent(tensors):
+            return place(*tensors, in_a_copy=not apart), None
+        return 0, tuple(map(place, tensors))
 
-    def targets(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """Where the core writes each of them."""
-        return tuple(map(self.target, tensors))
-
-    def row_or_blocks(self, tensors: Sequence[torch.Tensor]) -> tuple[int, tuple[int, ...] | None]:
-        """Where the core writes them: in one row, which may be registered memory, or each."""
-        if _adjacent(tensors):
-            return self.target(*tensors), None
-        return 0, self.targets(tensors)
-
-    def _row(self, tensors: Sequence[torch.Tensor], read: bool, write: bool) -> int:
+    def _row(
+        self, tensors: Sequence[torch.Tensor], read: bool, write: bool, in_a_copy: bool = False
+    ) -> int:
         """The address of `tensors` in one row: their own where they lie so, else of a copy."""
         self.keep.append(tensors)
-        if _adjacent(tensors):  # those without elements have no address
+        if not in_a_copy and _adjacent(tensors):  # those without elements have no address
             return int(next((each.data_ptr() for each in tensors if each.numel()), 0))
         total = sum(each.numel() for each in tensors)
         row = torch.empty(total, dtype=tensors[0].dtype, device="cpu")
@@ -174,6 +177,16 @@ def _adjacent(tensors: Sequence[torch.Tensor]) -> bool:
             return False
         place = each.data_ptr() + each.numel() * each.element_size()
     return True
+
+
+def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no byte of one is one of another; what is no row of bytes is copied anyway."""
+    spans = sorted(
+        (each.data_ptr(), each.data_ptr() + each.numel() * each.element_size())
+        for each in tensors
+        if each.numel() and is_as_it_lies(each)
+    )
+    return all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def movable(tensor: torch.Tensor) -> Element:

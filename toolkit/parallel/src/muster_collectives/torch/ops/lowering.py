@@ -69,7 +69,7 @@ def all_gather(
                 f"input {source.numel()}"
             )
         if same(targets):
-            target, blocks = plan.row_or_blocks(targets)
+            target, blocks = plan.row_or_blocks(plan.target, targets, rank, source)
             plan.add(
                 Verb.ALL_GATHER, plan.source(source), target, source.numel(), movable(source),
                 blocks=blocks,
@@ -97,14 +97,14 @@ def gather(
     plan = LoweredOp(outputs=[list(each) for each in outputs])
     for number, of in enumerate(inputs):
         source = plain(of)
-        blocks = None
+        target, blocks = 0, None
         if rank == root:
             targets = _dense("gather", size, outputs[number])
             if not same([source, *targets]):
                 raise ValueError("gather wants a list of tensors like the input")
-            blocks = plan.targets(targets)
+            target, blocks = plan.row_or_blocks(plan.target, targets, rank, source)
         place = plan.source(source)
-        plan.add(Verb.GATHER, place, 0, source.numel(), movable(source), root, blocks)
+        plan.add(Verb.GATHER, place, target, source.numel(), movable(source), root, blocks)
     return plan
 
 
@@ -115,14 +115,14 @@ def scatter(
     plan = LoweredOp(outputs=list(outputs))
     for number, to in enumerate(outputs):
         target = plain(to)
-        blocks = None
+        source, blocks = 0, None
         if rank == root:
             parts = _dense("scatter", size, inputs[number])
             if not same([target, *parts]):
                 raise ValueError("scatter wants a list of tensors like the output")
-            blocks = plan.sources(parts)
+            source, blocks = plan.row_or_blocks(plan.source, parts, rank, target)
         place = plan.target(target)
-        plan.add(Verb.SCATTER, 0, place, target.numel(), movable(target), root, blocks)
+        plan.add(Verb.SCATTER, source, place, target.numel(), movable(target), root, blocks)
     return plan
 
 

@@ -136,7 +136,8 @@ class OpQueue:
         if finish:
             self.advance()
         self._ended = error
-        thread, self._thread = self._thread, None
+        with self._starting:  # so not while it looks whether it may end
+            thread, self._thread = self._thread, None
         if thread is not None:
             self._wakes.put(False)
             if thread is not threading.current_thread():
@@ -180,13 +181,14 @@ class OpQueue:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._follow,
-                    name=f"muster-{self._name}",
-                    daemon=True,
-                )
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._follow, name=f"muster-{self._name}", daemon=True)
+            self._thread = thread  # before its first look at whether it may end
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads here: who waits runs it, the next submit tries
+                self._thread = None
 
     def _follow(self) -> None:
         """The lane thread."""
