@@ -54,7 +54,7 @@ def main() -> None:
 def refused(comm: Any) -> list[str]:
     """What becomes of wrong arguments: an exception or a code; the group goes on."""
     run = comm._run_core
-    fine = (Verb.BARRIER, DType.U8, Op.SUM, 0, 0, 0, 0, 0, 0, 60.0)
+    fine = (Verb.BARRIER, DType.U8, Op.SUM, 0, 0, 0, 0, 0, 0, 0, 60.0)
     found = []
     for wrong in (("barrier", *fine[1:]), (*fine[:-1], "soon"), fine[:-1], (-1, *fine[1:])):
         try:

@@ -52,7 +52,7 @@ def test_every_rank_of_what_was_installed_without_a_compiler_says_what_is_missin
         assert end.code == 1
         *_, last, fix = end.err.splitlines()
         assert last.endswith(f"there is no compiled core at {installed / CORE}"), end.err
-        assert "CoreError: group 'world': rank 0 cannot take part (ranks 0, 1 and 2" in last
+        assert "CoreError: group 'world0': rank 0 cannot take part (ranks 0, 1 and 2" in last
         assert fix.startswith("  Fix: install muster-parallel") and "C compiler" in fix
 
 
