@@ -19,7 +19,7 @@ _MINE = f"mcb{os.getpid()}"
 SWITCH = f"{_MINE}s"
 _NAMES = re.compile(r"mcb(\d+)(?:s|n\d+)")
 _LIMIT_S = 20.0
-_QUEUE_MS = 30
+_QUEUE_MS, _BURST_KB = 30, 256
 # what of a link's rate is payload: headers of Ethernet, IP and TCP with time stamps
 PAYLOAD = 0.95
 BLOCK, CYCLIC = "block", "cyclic"
@@ -72,16 +72,18 @@ def links(nodes: int) -> Iterator[None]:
         _remove([*map(node, range(nodes)), SWITCH])
 
 
-def shape(nodes: int, mbit_per_s: int, queue_ms: int = _QUEUE_MS) -> None:
+def shape(
+    nodes: int, mbit_per_s: int, queue_ms: int = _QUEUE_MS, burst_kb: int = _BURST_KB
+) -> None:
     """Both directions of every link. What would wait longer than `queue_ms` is lost, and sent
     again. Raises LinksError."""
     for number in range(nodes):
-        shape_way(node(number), interface(number), mbit_per_s, queue_ms)
-        shape_way(SWITCH, far_end(number), mbit_per_s, queue_ms)
+        shape_way(node(number), interface(number), mbit_per_s, queue_ms, burst_kb)
+        shape_way(SWITCH, far_end(number), mbit_per_s, queue_ms, burst_kb)
 
 
 def shape_way(
-    namespace: str, end: str, mbit_per_s: int, queue_ms: int = _QUEUE_MS, burst_kb: int = 256
+    namespace: str, end: str, mbit_per_s: int, queue_ms: int = _QUEUE_MS, burst_kb: int = _BURST_KB
 ) -> None:
     """What leaves a namespace through this end of a link. After a rest `burst_kb` pass at once.
     Raises LinksError."""

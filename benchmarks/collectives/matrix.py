@@ -3,16 +3,14 @@ least of the four ratios is judged, so that no choice of a verb or a size loses 
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.collectives.gates import Gate, Ratio, ratio, settled
 from benchmarks.collectives.links import links, placed, why_not
 from benchmarks.collectives.matrix_rank import VERBS
+from benchmarks.collectives.nodes_job import run
 from benchmarks.table import Bound, Row
 from muster_collectives.tools.bench.cases import (
     GLOO,
@@ -20,16 +18,13 @@ from muster_collectives.tools.bench.cases import (
     Case,
     Result,
     Spec,
-    decode_result,
-    encode_spec,
 )
 from muster_collectives.tools.bench.report import size_text
-from tests.collectives.support import ranks
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 64 * KIB, MIB, 16 * MIB)
 GATE = Gate(GLOO, OURS, 1)
-BUDGET_S, JOB_S = 0.2, 900.0
+BUDGET_S = 0.2
 
 
 class Layout(NamedTuple):
@@ -61,10 +56,10 @@ def rows(rounds: int) -> Iterator[Row]:
 def _measured(layout: Layout, rounds: int) -> list[Result]:
     cases = [Case(verb, "float32", size, (OURS, GLOO)) for verb in VERBS for size in SIZES]
 
-    def run(chosen: Sequence[Case]) -> list[Result]:
+    def measured(chosen: Sequence[Case]) -> list[Result]:
         return _run(layout, chosen, rounds)
 
-    return settled(run(cases), lambda _: (GATE,), run, 1)
+    return settled(measured(cases), lambda _: (GATE,), measured, 1)
 
 
 def _row(verb: str, layout: Layout, found: Sequence[Result]) -> Row:
@@ -83,13 +78,6 @@ def _row(verb: str, layout: Layout, found: Sequence[Result]) -> Row:
 
 
 def _run(layout: Layout, cases: Sequence[Case], rounds: int) -> list[Result]:
-    with tempfile.TemporaryDirectory(prefix="mc-bench-") as name:
-        path, output = Path(name) / "spec.json", Path(name) / "results.jsonl"
-        path.write_text(json.dumps(encode_spec(Spec(tuple(cases), rounds, BUDGET_S))))
-        argv = ["-m", "benchmarks.collectives.matrix_rank", str(path), str(output)]
-        each_env = placed(*layout) if layout.nodes > 1 else None
-        size = layout.nodes * layout.local
-        ended = ranks.run(size, argv, each_env=each_env, timeout_s=JOB_S)
-        if any(one.code for one in ended):
-            raise RuntimeError(ranks.shown(ended)[-3000:])
-        return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]
+    alone: list[dict[str, str]] = [{} for _ in range(layout.local)]
+    environs = placed(*layout) if layout.nodes > 1 else alone
+    return run(Spec(tuple(cases), rounds, BUDGET_S), environs, "matrix_rank")

@@ -6,14 +6,13 @@ of a gather, a scatter or an all-to-all.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
-from muster_collectives.tools.bench.cases import GLOO, Result, decode_spec, encode_result
+from muster_collectives.tools.bench.cases import GLOO, Result, read_spec
 from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 Call = Callable[[], object]
@@ -95,15 +94,12 @@ def _zeros(group: BenchGroup, count: int) -> Any:
 def main(spec_path: str, output: str) -> None:
     if NAMESPACE in os.environ:
         enter(os.environ[NAMESPACE])
-    with open(spec_path, encoding="utf-8") as file:
-        spec = decode_spec(json.load(file))
+    spec = read_spec(spec_path)
     group = BenchGroup(*place())
     for case in spec.cases:
         calls = {name: _call(group, name, case.verb, case.size_bytes) for name in case.names}
         series = measure(group, calls, spec.rounds, spec.budget_s)
-        if group.rank == 0:
-            with open(output, "a", encoding="utf-8") as file:
-                file.write(json.dumps(encode_result(Result(case, group.size, series, {}))) + "\n")
+        group.write(output, Result(case, group.size, series, {}))
     group.close()
 
 

@@ -20,11 +20,11 @@ def run_ranks(environs: Sequence[dict[str, str]], argv: Sequence[str]) -> None:
         raise RuntimeError(ranks.shown(ended)[-3000:])
 
 
-def run(spec: Spec, environs: Sequence[dict[str, str]]) -> list[Result]:
-    """A rank for each of `environs`. Raises RuntimeError with what they wrote."""
+def run(spec: Spec, environs: Sequence[dict[str, str]], script: str = "nodes_rank") -> list[Result]:
+    """A rank of `script` for each of `environs`. Raises RuntimeError with what they wrote."""
     with tempfile.TemporaryDirectory(prefix="mc-bench-") as folder:
         path, output = Path(folder) / "spec.json", Path(folder) / "results.jsonl"
         path.write_text(json.dumps(encode_spec(spec)))
-        argv = ["-m", "benchmarks.collectives.nodes_rank", str(path), str(output)]
+        argv = ["-m", f"benchmarks.collectives.{script}", str(path), str(output)]
         run_ranks(environs, argv)
         return [decode_result(json.loads(line)) for line in output.read_text().splitlines()]

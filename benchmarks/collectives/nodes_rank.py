@@ -6,7 +6,6 @@ same tensor.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
 from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
-from muster_collectives.tools.bench.cases import LIMIT, Result, decode_spec, encode_result
+from muster_collectives.tools.bench.cases import LIMIT, Result, read_spec
 from muster_collectives.tools.bench.group import LIMIT_S, BenchGroup, measure, place
 from muster_collectives.torch.store import TorchStore
 
@@ -34,8 +33,7 @@ _EXACT = 0.02  # what 8-bit blocks may lose of a value
 def main(spec_path: str, output: str) -> None:
     if NAMESPACE in os.environ:
         enter(os.environ[NAMESPACE])
-    with open(spec_path, encoding="utf-8") as file:
-        spec = decode_spec(json.load(file))
+    spec = read_spec(spec_path)
     group = BenchGroup(*place())
     store = TorchStore(group.store, "wires")
     asked = dict.fromkeys(name for case in spec.cases for name in case.names if name in GROUPS)
@@ -49,9 +47,7 @@ def main(spec_path: str, output: str) -> None:
         calls = {name: _call(group, name, comms.get(name), data) for name in case.names}
         _check(group, data, calls)
         series = measure(group, calls, spec.rounds, spec.budget_s)
-        if group.rank == 0:
-            with open(output, "a", encoding="utf-8") as file:
-                file.write(json.dumps(encode_result(Result(case, group.size, series, {}))) + "\n")
+        group.write(output, Result(case, group.size, series, {}))
     for comm in comms.values():
         comm.close()
     group.close()

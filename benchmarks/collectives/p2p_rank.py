@@ -6,7 +6,6 @@ MPI where mpirun has started this process.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.collectives.links import NAMESPACE, enter
-from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, decode_spec, encode_result
+from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, read_spec
 from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
 Call = Callable[[], object]
@@ -127,18 +126,14 @@ def main(spec_path: str, output: str) -> None:
     if NAMESPACE in os.environ:
         enter(os.environ[NAMESPACE])
     os.environ[_FLAG] = f"{output}.flag"
-    with open(spec_path, encoding="utf-8") as file:
-        spec = decode_spec(json.load(file))
+    spec = read_spec(spec_path)
     group = BenchGroup(*place())
     if group.rank == 0:
         with open(os.environ[_FLAG], "wb") as flag:
             flag.write(bytes(8))
     group.core.barrier()
     for case in spec.cases:
-        result = _measured(group, case, spec.rounds, spec.budget_s)
-        if group.rank == 0:
-            with open(output, "a", encoding="utf-8") as file:
-                file.write(json.dumps(encode_result(result)) + "\n")
+        group.write(output, _measured(group, case, spec.rounds, spec.budget_s))
     group.close()
 
 

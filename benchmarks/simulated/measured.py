@@ -8,16 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.collectives.links import (
-    PAYLOAD,
-    SWITCH,
-    far_end,
-    interface,
-    links,
-    node,
-    placed,
-    shape_way,
-)  # fmt: skip
+from benchmarks.collectives.links import PAYLOAD, links, placed, shape
 from benchmarks.simulated.network import Host, Link, seconds
 from benchmarks.simulated.schedules import SEGMENT_BYTES, Shape, ours
 from tests.collectives.support import ranks
@@ -45,9 +36,8 @@ def runs(
 ) -> list[Run]:  # fmt: skip
     """Raises LinksError, RuntimeError."""
     with links(nodes):
-        for number in range(nodes if mbit_per_s else 0):
-            for namespace, end in ((node(number), interface(number)), (SWITCH, far_end(number))):
-                shape_way(namespace, end, mbit_per_s, _QUEUE_MS, burst_kb=32)
+        if mbit_per_s:
+            shape(nodes, mbit_per_s, _QUEUE_MS, burst_kb=32)
         size = {"COLLECTIVES_SEGMENT_BYTES": str(segment_bytes)}
         given = [{**each, **size} for each in placed(nodes, 1)]
         return of_ranks(given, sizes, verb, mbit_per_s=mbit_per_s, segment_bytes=segment_bytes)

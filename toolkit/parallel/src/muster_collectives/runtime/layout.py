@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster_collectives.runtime.tuning import Tuning
 
 KEY_BYTES = 32
-
-
-def members_mark(ranks: Iterable[int]) -> str:
-    """For the names of a group's keys: other members never meet under it."""
-    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
 
 
 class ShmMethod(enum.Enum):

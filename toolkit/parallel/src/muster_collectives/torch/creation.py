@@ -8,6 +8,7 @@ reason is said once. Only ranks that do not come, or make another group, are err
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,6 @@ from muster_collectives.runtime.errors import (
     ResourceError,
     SettingsError,
 )
-from muster_collectives.runtime.layout import members_mark
 from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
 from muster_collectives.torch.group import MusterProcessGroup
@@ -150,9 +150,10 @@ def create(options: Any, backend_options: Any = None) -> MusterProcessGroup:
     """A group; all its ranks call it together. torch does, with its extended options."""
     members = [int(rank) for rank in options.global_ranks_in_group]
     # a name that comes back with other members must not meet those of its earlier life
-    mark = members_mark(members or range(int(options.group_size)))
+    text = ",".join(map(str, members)) or f"all {options.group_size}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return make_group(
-        dist.PrefixStore(f"muster-{mark}", options.store),
+        dist.PrefixStore(f"muster-{digest}", options.store),
         int(options.group_rank),
         int(options.group_size),
         member_text(str(options.group_id), members),

@@ -93,6 +93,12 @@ def decode_spec(said: Mapping[str, Any]) -> Spec:
     return Spec(tuple(map(_decode_case, said["cases"])), said["rounds"], said["budget_s"])
 
 
+def read_spec(path: str) -> Spec:
+    """Of a file of `encode_spec`."""
+    with open(path, encoding="utf-8") as file:
+        return decode_spec(json.load(file))
+
+
 def encode_result(result: Result) -> dict[str, Any]:
     return asdict(result)
 

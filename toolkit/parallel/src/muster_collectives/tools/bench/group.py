@@ -3,6 +3,7 @@ times of their calls, taken in turns A B C A B C, so that a busy machine slows a
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from array import array
@@ -11,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from muster_collectives.core import Communicator, DType, Op, Verb, connect
-from muster_collectives.tools.bench.cases import Series
+from muster_collectives.tools.bench.cases import Result, Series, encode_result
 
 
 class Team:
@@ -70,6 +71,12 @@ class BenchGroup(Team):
         shared = TorchStore(self.store, "core")
         super().__init__(connect(shared, rank, size, name="bench", timeout_s=LIMIT_S))
         self.mpi = _mpi(size)
+
+    def write(self, output: str, result: Result) -> None:
+        """Rank 0 adds a line to the file `output`."""
+        if self.rank == 0:
+            with open(output, "a", encoding="utf-8") as file:
+                file.write(json.dumps(encode_result(result)) + "\n")
 
     def close(self) -> None:
         self.core.close()
