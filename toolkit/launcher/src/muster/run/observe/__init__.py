@@ -1,0 +1,1 @@
+"""What is seen of a running job: looks at its ranks, questions between hosts, one verdict."""
