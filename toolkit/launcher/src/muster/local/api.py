@@ -241,7 +241,8 @@ class _Output:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.target = subprocess.DEVNULL if stream is None else subprocess.PIPE
-        if stream is not None and stream in (sys.__stdout__, sys.__stderr__):
+        own = any(stream is one for one in (sys.__stdout__, sys.__stderr__))
+        if stream is not None and own:
             stream.flush()
             self.target = stream.fileno()
 
