@@ -37,8 +37,8 @@ _REPEATED = ("hyperparameter", "channel", "env")
 _OF_CALLERS = ("JPY_", "PYTEST_", "PYDEVD_")  # of a notebook's kernel, a test runner, a debugger
 # no current folder on the path; the caller's muster where the interpreter alone would find none
 _BOOT = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append(sys.argv[1]); "
-    "from muster.local.api_child import main; main()"
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "from {} import main; main()"
 )
 
 
@@ -64,7 +64,7 @@ def run(
     try:
         return job.wait()
     except BaseException as error:
-        job._end(error)
+        job.end(isinstance(error, KeyboardInterrupt))
         raise
 
 
@@ -82,7 +82,7 @@ def start(
     try:
         job._wait_for_folder()
     except BaseException as error:
-        job._end(error)
+        job.end(isinstance(error, KeyboardInterrupt))
         raise
     return job
 
@@ -99,13 +99,12 @@ class Job:
         self._code: int | None = None
         self._heard = b""
         self._lock = threading.Lock()
-        self._sinks: dict[int, Callable[[bytes], None]] = {}
+        self._sinks: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         report, theirs = os.pipe()
         out, err = (_Output(None if quiet else stream) for stream in (sys.stdout, sys.stderr))
-        root = os.path.dirname(os.path.dirname(os.path.abspath(muster.__file__)))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, root],
+                program("muster.local.api_child"),
                 stdin=subprocess.PIPE,
                 stdout=out.target,
                 stderr=err.target,
@@ -118,11 +117,11 @@ class Job:
             raise
         finally:
             os.close(theirs)
-        self._report = os.fdopen(report, "rb", buffering=0)
-        self._sinks[report] = self._hear
+        self._report = report
+        self._sinks[report] = os.fdopen(report, "rb", buffering=0), self._hear
         for output, pipe in ((out, self._process.stdout), (err, self._process.stderr)):
             if pipe is not None:
-                self._sinks[pipe.fileno()] = output.write
+                self._sinks[pipe.fileno()] = pipe, output.write
         order = {"argv": list(argv), "report": theirs, "parent": os.getpid()}
         self._send(json.dumps(order).encode() + b"\n")
 
@@ -151,16 +150,20 @@ class Job:
 
     def __exit__(self, *raised: object) -> None:
         if self.alive:
-            self._end(None)
+            self.end()
 
     def _wait_for_folder(self) -> None:
         self._take_in(None, lambda: bool(self.folder))
         if self._usage:
             raise ValueError(self._usage)
 
-    def _end(self, error: BaseException | None) -> None:
-        """Stops it and waits for its end. Each further Ctrl-C goes on to it; the third kills."""
-        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+    def end(self, interrupted: bool = False) -> None:
+        """Stops it and waits for its end: after 10 s by force, after 10 more by SIGKILL.
+
+        `interrupted`: by Ctrl-C. It has the time to save that `muster local` gives it, each further
+        Ctrl-C goes on to it, and the third is SIGKILL.
+        """
+        number = signal.SIGINT if interrupted else signal.SIGTERM
         limit_s = None if number == signal.SIGINT else STOP_S
         for wanted in (number, number, signal.SIGKILL):
             self._signal(wanted)
@@ -168,10 +171,8 @@ class Job:
                 until = None if limit_s is None else time.monotonic() + limit_s
                 self._take_in(until, lambda: False)
                 return
-            except (KeyboardInterrupt, TimeoutError):
-                continue
-            except Exception:  # what it shows cannot be written, and is not the point any more
-                self._sinks = {fd: self._hear for fd in self._sinks if fd == self._report.fileno()}
+            except (KeyboardInterrupt, TimeoutError, OSError, ValueError):
+                continue  # also of a stream that cannot be written any more
 
     def _signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -196,21 +197,21 @@ class Job:
             self._lock.release()
 
     def _read(self, until: float | None, enough: Callable[[], bool]) -> None:
-        report = self._report.fileno()
         while self._sinks and not enough():
             poll = select.poll()
             for fd in self._sinks:
                 poll.register(fd, select.POLLIN)
             left_s = None if until is None else max(0.0, until - time.monotonic())
             ready = poll.poll(None if left_s is None else left_s * 1000)
-            if not ready and report in self._sinks:
+            if not ready and self._report in self._sinks:
                 raise TimeoutError("the job still runs")
             for fd in [fd for fd, _ in ready] or list(self._sinks):
                 data = os.read(fd, READ_BYTES) if ready else b""
-                sink = self._sinks[fd]
+                file, sink = self._sinks[fd]
                 if not data:
+                    file.close()
                     del self._sinks[fd]
-                    if fd == report:  # its end; the outputs are read as far as they are there
+                    if fd == self._report:  # its end; the outputs are read as far as they are there
                         until = time.monotonic() + DRAIN_S
                         self._reap()
                 sink(data)
@@ -247,9 +248,18 @@ class _Output:
             self.target = stream.fileno()
 
     def write(self, data: bytes) -> None:
-        if self._stream is not None:
-            self._stream.write(self._decoder.decode(data, final=not data))
-            self._stream.flush()
+        if (stream := self._stream) is None:
+            return
+        self._stream = None  # where it cannot be written, what follows is read and lost
+        stream.write(self._decoder.decode(data, final=not data))
+        stream.flush()
+        self._stream = stream
+
+
+def program(module: str) -> list[str]:
+    """The command that calls `main` of a module of this muster, in this Python."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(muster.__file__)))
+    return [sys.executable, "-c", _BOOT.format(module), root]
 
 
 def _argv(

@@ -28,14 +28,15 @@ class Rank(NamedTuple):
     @property
     def stdout(self) -> str:
         """All that it wrote, read from the record; "" where that is gone."""
-        return self._read("out")
+        return read_text(self.path("out"), -1)
 
     @property
     def stderr(self) -> str:
-        return self._read("err")
+        return read_text(self.path("err"), -1)
 
-    def _read(self, kind: str) -> str:
-        return read_text(os.path.join(self.folder, LOGS, f"rank-{self.number}.{kind}"), -1)
+    def path(self, kind: str) -> str:
+        """The file of its output, `out` or `err`."""
+        return os.path.join(self.folder, LOGS, f"rank-{self.number}.{kind}")
 
 
 class Failure(NamedTuple):
