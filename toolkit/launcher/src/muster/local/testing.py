@@ -43,20 +43,22 @@ class TestJobs:
     ) -> Result:
         """Runs one job; its options are those of `muster.local.run`. A script that is not in the
         current folder may lie beside the test. Raises ValueError for a request that is wrong."""
+        __tracebackhide__ = True
         import pytest
 
         self._count += 1
-        name = f"muster job {self._count}"
+        name, stacks, late = f"muster job {self._count}", "", False
         options.setdefault("output", self._folder / f"job-{self._count}")
         with api.start(self._found(script), arguments=arguments, **options) as job:
             try:
-                result = job.wait(max(0.0, self._until - time.monotonic()))
+                job.wait(max(0.0, self._until - time.monotonic()))
             except TimeoutError:
-                stacks = _stacks(job.folder)
+                late, stacks = True, _stacks(job.folder)
                 job.end()
-                self._say(name, job.wait(), stacks)
-                pytest.fail(f"{name}: {script} did not end within {self._timeout_s:g} s")
-        self._say(name, result)
+            result = job.wait()
+        self._say(name, result, stacks)
+        if late:
+            pytest.fail(f"{name}: {script} did not end within {self._timeout_s:g} s")
         return result
 
     def _found(self, script: str | os.PathLike[str]) -> str:
