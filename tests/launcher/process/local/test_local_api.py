@@ -230,7 +230,7 @@ def test_a_job_ends_with_the_process_that_wanted_it(home: Path, trace: Trace) ->
 
 
 def test_a_thread_may_end_before_its_job(home: Path) -> None:
-    jobs: list[muster.local.Job] = []
+    jobs: list[muster.local.RunningJob] = []
     thread = threading.Thread(
         target=lambda: jobs.append(muster.local.start("forever.py", isolation="process"))
     )

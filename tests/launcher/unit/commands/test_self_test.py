@@ -11,7 +11,7 @@ import pytest
 from muster.commands import doctor, doctor_facts, self_test
 from muster.commands.doctor_finding import fail
 from muster.commands.self_test import TRIALS, Trial, judge
-from muster.local.result import Rank, Result
+from muster.local.api.result import RankResult, Result
 from tests.launcher.unit.commands.test_doctor import GOOD, MPI
 
 NONE, MPI4PY = (next(one for one in TRIALS if one.name == name) for name in ("none", "mpi, mpi4py"))
@@ -24,7 +24,7 @@ def ended(folder: Path, *said: object, code: int = 0, headline: str = "") -> Res
         host = folder / f"algo-{number + 1}"
         (host / "logs").mkdir(parents=True)
         (host / f"logs/rank-{number}.out").write_text(f"a warning\n{json.dumps(document)}\n")
-        ranks.append(Rank(number, host.name, 0, str(host)))
+        ranks.append(RankResult(number, host.name, 0, str(host)))
     outcome = {"headline": headline, "fix": "install it"}
     return Result(code, str(folder), {"outcome": outcome}, tuple(ranks))
 

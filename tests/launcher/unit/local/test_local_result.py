@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from muster.local.result import read_result
+from muster.local.api.result import read_result
 
 
 def test_metrics_are_read_as_far_as_they_are_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from muster.local.testing import TestJobs
+    from muster.local.api.testing import TestJobs
 
 DEADLINE_S = 120.0
 _OPTION, _INI, _MARK = "--muster-job-timeout", "muster_job_timeout_s", "muster_job"
@@ -35,7 +35,7 @@ def muster_job(request: pytest.FixtureRequest, tmp_path: Path) -> TestJobs:
     """Runs a job as `muster.local.run` does, with its run folder below `tmp_path`, and returns its
     Result. What is known of each job stands in the text of a test that fails. A test whose jobs
     are not over in time fails, and none of them goes on."""
-    from muster.local.testing import TestJobs
+    from muster.local.api.testing import TestJobs
 
     return TestJobs(request.node, tmp_path, _deadline_s(request))
 

@@ -21,7 +21,7 @@ from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
     from muster.commands.doctor_facts import Facts
-    from muster.local.result import Result
+    from muster.local.api.result import Result
 
 HOSTS = 2
 JOB_S = 40.0
@@ -107,14 +107,14 @@ def _tried(trial: Trial, facts: Facts, script: str, until: float) -> Finding:
     no_time = fine(f"skipped: all jobs have {ALL_S:g} s, and those before it took their time")
     if limit_s < 1:
         return no_time
-    from muster.local import api
+    from muster.local.api import jobs
 
     together = trial.apart and bool(facts.isolation)
     hosts = 1 if together else HOSTS
     began = time.monotonic()
     output = os.path.join(os.path.dirname(os.path.dirname(script)), trial.name.replace(" ", "-"))
     try:
-        result = api.run(
+        result = jobs.run(
             script,
             hosts=hosts,
             processes=HOSTS if together else None,

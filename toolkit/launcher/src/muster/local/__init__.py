@@ -11,25 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from muster.local.api import Job as Job
-    from muster.local.api import run as run
-    from muster.local.api import start as start
-    from muster.local.result import Failure as Failure
-    from muster.local.result import Rank as Rank
-    from muster.local.result import Result as Result
+    from muster.local.api.jobs import RunningJob as RunningJob
+    from muster.local.api.jobs import run as run
+    from muster.local.api.jobs import start as start
+    from muster.local.api.result import Failure as Failure
+    from muster.local.api.result import RankResult as RankResult
+    from muster.local.api.result import Result as Result
 
-_OF_API = ("Job", "run", "start")
-_OF_RESULT = ("Failure", "Rank", "Result")
+_MODULES = {
+    "jobs": ("RunningJob", "run", "start"),
+    "result": ("Failure", "RankResult", "Result"),
+}
 
 
 def __getattr__(name: str) -> object:
     """What a script of yours asks for, imported then: the command and its hosts need none of it."""
-    if name in _OF_API:
-        from muster.local import api
+    from importlib import import_module
 
-        return getattr(api, name)
-    if name in _OF_RESULT:
-        from muster.local import result
-
-        return getattr(result, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"muster.local.api.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`muster local` from Python: `run` for a whole job, `start` for one that is waited for later.
 
-The job is a process of its own (`api_child`), with what makes it independent of the caller: no
+The job is a process of its own (`child`), with what makes it independent of the caller: no
 descriptor but its pipes, no signal disposition, a session of its own, and an environment without
 what a notebook or a test runner put there for itself. So it may be called from any thread, beside a
 running event loop, or where a GPU is initialised. Options are those of the command, which reads and
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 import muster
-from muster.local.result import Result, read_result
+from muster.local.api.result import Result, read_result
 
 READ_BYTES = 1 << 16
 STOP_S = 10.0  # from a stop until force, where it is not a Ctrl-C that asks for the end
@@ -60,7 +60,7 @@ def run(
     Raises ValueError with the command's words before anything has started where the request is
     wrong, KeyboardInterrupt after Ctrl-C once the job has ended (a second one ends it by force).
     """
-    job = Job(_argv(script, arguments, options), quiet)
+    job = RunningJob(_argv(script, arguments, options), quiet)
     try:
         return job.wait()
     except BaseException as error:
@@ -73,12 +73,12 @@ def start(
     *,
     arguments: Sequence[str] = (),
     **options: object,
-) -> Job:
+) -> RunningJob:
     """Starts a job and returns as soon as it has a run folder; shows nothing. See `run`.
 
     The job ends with its handle, and with the process that started it.
     """
-    job = Job(_argv(script, arguments, options), quiet=True)
+    job = RunningJob(_argv(script, arguments, options), quiet=True)
     try:
         job._wait_for_folder()
     except BaseException as error:
@@ -87,7 +87,7 @@ def start(
     return job
 
 
-class Job:
+class RunningJob:
     """A job that runs. As a context it is stopped at the end of it.
 
     `folder`: its run folder, "" until it has one.
@@ -104,7 +104,7 @@ class Job:
         out, err = (_Output(None if quiet else stream) for stream in (sys.stdout, sys.stderr))
         try:
             self._process = subprocess.Popen(
-                program("muster.local.api_child"),
+                program("muster.local.api.child"),
                 stdin=subprocess.PIPE,
                 stdout=out.target,
                 stderr=err.target,
@@ -145,7 +145,7 @@ class Job:
         returns its end."""
         self._signal(signal.SIGTERM)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> RunningJob:
         return self
 
     def __exit__(self, *raised: object) -> None:

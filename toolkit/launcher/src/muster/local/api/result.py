@@ -17,7 +17,7 @@ _METRICS = "metrics"
 _OUTPUT = re.compile(r"rank-([0-9]+)\.(?:out|err)")
 
 
-class Rank(NamedTuple):
+class RankResult(NamedTuple):
     """One rank of a run. `exit_code`: minus a signal where that ended it, None when unknown."""
 
     number: int
@@ -61,7 +61,7 @@ class Result(NamedTuple):
     exit_code: int
     folder: str
     summary: Mapping[str, Any]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankResult, ...]
 
     @property
     def succeeded(self) -> bool:
@@ -90,7 +90,7 @@ class Result(NamedTuple):
         `host`. Lines that were cut off are left out."""
         return tuple(one for rank in self.ranks for one in _metrics(rank))
 
-    def rank(self, number: int) -> Rank:
+    def rank(self, number: int) -> RankResult:
         """Raises IndexError where the run has no such rank."""
         for rank in self.ranks:
             if rank.number == number:
@@ -112,13 +112,13 @@ def read_result(exit_code: int, folder: str) -> Result:
     ended = [one for one in summary.get("ranks") or () if isinstance(one, dict)]
     known = {one.get("rank"): one for one in ended}
     ranks = {
-        number: Rank(number, host, None, os.path.join(folder, host))
+        number: RankResult(number, host, None, os.path.join(folder, host))
         for number, host in _with_output(folder)
     }
     for number, one in known.items():
         if isinstance(number, int):
             host = str(one.get("host") or "")
-            ranks[number] = Rank(number, host, one.get("status"), os.path.join(folder, host))
+            ranks[number] = RankResult(number, host, one.get("status"), os.path.join(folder, host))
     return Result(exit_code, folder, summary, tuple(ranks[number] for number in sorted(ranks)))
 
 
@@ -132,7 +132,7 @@ def _with_output(folder: str) -> list[tuple[int, str]]:
     return found
 
 
-def _metrics(rank: Rank) -> list[Mapping[str, Any]]:
+def _metrics(rank: RankResult) -> list[Mapping[str, Any]]:
     path = os.path.join(rank.folder, _METRICS, f"rank-{rank.number}.jsonl")
     found: list[Mapping[str, Any]] = []
     for line in read_text(path, -1).splitlines():

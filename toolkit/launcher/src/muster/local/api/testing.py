@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from muster.local import api
-from muster.local.result import Rank, Result
+from muster.local.api import jobs
+from muster.local.api.result import RankResult, Result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class TestJobs:
         self._count += 1
         name, stacks, late = f"muster job {self._count}", "", False
         options.setdefault("output", self._folder / f"job-{self._count}")
-        with api.start(self._found(script), arguments=arguments, **options) as job:
+        with jobs.start(self._found(script), arguments=arguments, **options) as job:
             try:
                 job.wait(max(0.0, self._until - time.monotonic()))
             except TimeoutError:
@@ -74,7 +74,7 @@ class TestJobs:
         self._item.add_report_section("call", name, "\n".join(filter(None, blocks)) + "\n")
 
 
-def _last_lines(rank: Rank) -> str:
+def _last_lines(rank: RankResult) -> str:
     lines = [f"--- rank {rank.number} on {rank.host}, {_ended(rank)}"]
     for kind in ("out", "err"):
         found = _tail(rank.path(kind)).splitlines()[-SHOWN_LINES:]
@@ -82,7 +82,7 @@ def _last_lines(rank: Rank) -> str:
     return "\n".join(lines)
 
 
-def _ended(rank: Rank) -> str:
+def _ended(rank: RankResult) -> str:
     return "end not known" if rank.exit_code is None else f"exit code {rank.exit_code}"
 
 
@@ -97,7 +97,7 @@ def _tail(path: str) -> str:
 
 def _stacks(folder: str) -> str:
     """Where the ranks of a run are; "" where that cannot be known in time."""
-    command = [*api.program("muster.cli"), "stacks", folder]
+    command = [*jobs.program("muster.cli"), "stacks", folder]
     try:
         asked = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=STACKS_S, check=False
