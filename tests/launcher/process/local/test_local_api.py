@@ -242,7 +242,8 @@ def test_a_thread_may_end_before_its_job(home: Path) -> None:
 
 def test_importing_it_imports_next_to_nothing() -> None:
     code = (
-        "import sys, muster.local; heavy = {'argparse', 'subprocess', 'rich'} & {*sys.modules};"
+        "import sys, muster; muster.local;"
+        "heavy = {'argparse', 'subprocess', 'rich'} & {*sys.modules};"
         "from muster.local import run, start, Result; print(heavy, 'rich' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

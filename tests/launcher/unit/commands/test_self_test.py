@@ -100,5 +100,5 @@ def test_two_hosts_of_a_real_job_find_each_other() -> None:
     broken = NONE._replace(name="broken", kind="missing")
     good, bad = self_test.self_test(GOOD, [NONE, broken])
     assert good.name == "job: none"
-    assert good.found.startswith("2 ranks, sum 3 on 2 hosts in ")
+    assert good.found.startswith("2 ranks, sum 3 on 2 hosts in "), good
     assert (bad.level, "KeyError: 'missing'" in bad.found) == ("FAIL", True), bad

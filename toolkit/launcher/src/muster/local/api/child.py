@@ -57,7 +57,7 @@ def _end_with(parent: int) -> None:
     os.close(null)
     try:
         poll.register(os.pidfd_open(parent), select.POLLIN)
-    except OSError:  # an old kernel, or a filter: the pipe alone
+    except (AttributeError, OSError):  # another system, an old kernel, a filter: the pipe alone
         pass
     if os.getppid() != parent:
         os._exit(USAGE_EXIT_CODE)

@@ -27,6 +27,7 @@ from muster.local.api.result import Result, read_result
 READ_BYTES = 1 << 16
 STOP_S = 10.0  # from a stop until force, where it is not a Ctrl-C that asks for the end
 DRAIN_S = 1.0
+MOST_S = 86400.0  # in one call of the kernel, which counts milliseconds in 32 bits
 _NAMES = {
     "processes": "processes-per-host",
     "timeout_s": "timeout",
@@ -188,7 +189,7 @@ class RunningJob:
 
     def _take_in(self, until: float | None, enough: Callable[[], bool]) -> None:
         """Reads until the end of the report, or `enough`. Raises TimeoutError."""
-        left_s = -1.0 if until is None else max(0.0, until - time.monotonic())
+        left_s = -1.0 if until is None else min(MOST_S, max(0.0, until - time.monotonic()))
         if not self._lock.acquire(timeout=left_s):
             raise TimeoutError("the job still runs")
         try:
@@ -201,16 +202,18 @@ class RunningJob:
             poll = select.poll()
             for fd in self._sinks:
                 poll.register(fd, select.POLLIN)
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            ready = poll.poll(None if left_s is None else left_s * 1000)
+            left_s = MOST_S if until is None else min(MOST_S, max(0.0, until - time.monotonic()))
+            ready = poll.poll(left_s * 1000)
+            if not ready and left_s == MOST_S:
+                continue
             if not ready and self._report in self._sinks:
                 raise TimeoutError("the job still runs")
             for fd in [fd for fd, _ in ready] or list(self._sinks):
                 data = os.read(fd, READ_BYTES) if ready else b""
                 file, sink = self._sinks[fd]
                 if not data:
-                    file.close()
                     del self._sinks[fd]
+                    file.close()
                     if fd == self._report:  # its end; the outputs are read as far as they are there
                         until = time.monotonic() + DRAIN_S
                         self._reap()
