@@ -60,6 +60,6 @@ def test_folders_of_jobs_that_end_while_one_looks_are_passed_over(
     with os.scandir(tmp_path) as entries:
         seen = sorted(entries, key=lambda entry: entry.name)
     (tmp_path / names[0]).rmdir()
-    monkeypatch.setattr(private_folder.os, "scandir", lambda parent: nullcontext(seen))
+    monkeypatch.setattr(os, "scandir", lambda parent: nullcontext(seen))
     private_folder.remove_abandoned(str(tmp_path))
     assert os.listdir(tmp_path) == names[1:]
