@@ -184,7 +184,7 @@ def test_a_started_job_is_waited_for_and_stopped(home: Path) -> None:
             job.wait(0.1)
     assert not job.alive
     assert job.wait().exit_code == 143
-    assert job.wait().summary["outcome"]["result"] == "Stopped"
+    assert job.wait().failure == muster.local.Failure("stopped: SIGTERM")
 
 
 def test_the_exit_code_is_known_where_somebody_else_reaps(home: Path) -> None:

@@ -75,6 +75,8 @@ class Result(NamedTuple):
         outcome = _object(self.summary.get("outcome"))
         first = _object(outcome.get("first"))
         headline = str(outcome.get("headline") or f"the run ended with exit code {self.exit_code}")
+        if outcome.get("result") == "Stopped":
+            headline = f"stopped: {headline}"
         rank = first.get("rank")
         return Failure(
             headline=headline,
