@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.types.files import write_whole
 from muster.types.outcome import Failed, Outcome, Stopped
+from muster.types.run_files import SUMMARY
 
 if TYPE_CHECKING:
     from muster.run.job.context import Ending
@@ -78,7 +79,7 @@ def outcome_fields(outcome: Outcome) -> Mapping[str, object]:
 
 def write_summary(folder: str, content: Mapping[str, object], masker: Masker) -> str:
     """Writes it whole or not at all; returns why it could not be written, or ""."""
-    path = os.path.join(folder, "summary.json")
+    path = os.path.join(folder, SUMMARY)
     text = masker.mask(json.dumps(content, indent=2, default=str))
     try:
         os.makedirs(folder, exist_ok=True)

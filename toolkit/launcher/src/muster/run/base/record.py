@@ -13,9 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-EVENTS = "events.jsonl"
-LOGS = "logs"
+from muster.types.run_files import EVENTS, LOGS
+
+SCHEMA = 1  # of events: types.events, which jobs do without
 BACKLOG_BYTES = 2 << 20
+EVENTS_BYTES = 32 << 20  # of one host; a line or two more where threads meet
+SAMPLES_BYTES = 24 << 20  # of these, for samples
+ENDS_BYTES = 2 << 20  # of these, for no others than `_ENDS`
+_ENDS = frozenset({"phase", "failure", "outcome", "left_out"})
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
 
@@ -78,6 +83,37 @@ class RankLog:
             data = data[written:]
 
 
+class EventBudget:
+    """Which events of a host still go into its record. Samples are thinned, for each rank alike and
+    the more the less room they have left; then others are left out; how the job ends is kept."""
+
+    def __init__(self) -> None:
+        self.left_out = {"samples": 0, "events": 0}
+        self._used_bytes = 0
+        self._sample_bytes = 0
+        self._samples: dict[int | None, int] = {}
+
+    def takes(self, kind: str, rank: int | None) -> bool:
+        """Whether this one does; it is counted where not."""
+        is_sample = kind == "sample"
+        room = EVENTS_BYTES - self._used_bytes - (0 if kind in _ENDS else ENDS_BYTES)
+        if room > 0 and not is_sample:
+            return True
+        if is_sample:
+            number = self._samples[rank] = self._samples.get(rank, -1) + 1
+            room = min(room, SAMPLES_BYTES - self._sample_bytes)
+            if room > 0 and number % (SAMPLES_BYTES // room) == 0:
+                return True
+        self.left_out["samples" if is_sample else "events"] += 1
+        return False
+
+    def took(self, kind: str, size: int) -> None:
+        """An event of so many bytes goes there, or lies there already."""
+        self._used_bytes += size
+        if kind == "sample":
+            self._sample_bytes += size
+
+
 class Recorder:
     """The record of one host: `events.jsonl` and `logs/` in `folder`, which is "" for no record and
     is made, for its owner alone, with the first entry.
@@ -104,17 +140,24 @@ class Recorder:
         self._wake = threading.Event()
         self._closing = False
         self._only_tails = False
+        self._budget = EventBudget()
         self._lock = threading.Lock()  # streams are kept by the pump's thread, events by another
         self._events_fd = -1
         self._thread: threading.Thread | None = None
 
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
-        """Adds one event; its time is now."""
+        """Adds one event of `types.events`; its time is now. Any thread may."""
         if not self._folder:
             return
-        fields = {"t": time.monotonic(), "time": time.time(), "host": self._host, "rank": rank}
+        with self._lock:
+            if not self._budget.takes(kind, rank):
+                return
+        now, clock = time.monotonic(), time.time()
+        fields = {"schema": SCHEMA, "t": now, "time": clock, "host": self._host, "rank": rank}
         text = json.dumps({**fields, "kind": kind, **facts}, default=str)
         line = self._mask(text).encode() + b"\n"
+        with self._lock:
+            self._budget.took(kind, len(line))
         self._put(len(line), lambda: self._write_event(line))
 
     def stream_log(self, name: str) -> Callable[[bytes], None] | None:
@@ -131,11 +174,18 @@ class Recorder:
         """The same; "" also when not all went into the record so far."""
         return "" if self.problem or self.dropped_bytes else self.log_path(name)
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many samples and other events have not gone into the record for its size."""
+        return self._budget.left_out
+
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.
 
         `only_tails`: cuts every log to its last MiB and masks secrets in it.
         """
+        if any(self.left_out.values()):
+            self.event("left_out", **self.left_out)
         self._only_tails = only_tails
         self._closing = True
         self._wake.set()
@@ -204,6 +254,9 @@ class Recorder:
             make_private(self._folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._events_fd = os.open(os.path.join(self._folder, EVENTS), flags, 0o644)
+            earlier = os.fstat(self._events_fd).st_size  # of a container that was started again
+            with self._lock:
+                self._budget.took("", earlier)
         os.write(self._events_fd, line)
 
     def _write_log(self, name: str, data: bytes) -> None:
