@@ -21,7 +21,13 @@ SCHEMA = 1
 
 def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
     """The summary as a JSON object. Keys are only ever added; `schema` counts the others."""
-    plan = ending.plan
+    plan, ended = ending.plan, ending.ended
+    figures = {
+        (host, one.rank): dict(zip(one._fields[1:], one[1:], strict=True))
+        for host, said in ended.items()
+        if said.digest is not None
+        for one in said.digest.ranks
+    }
     slots = {} if plan is None else {slot.rank: slot for slot in plan.ranks}
     return {
         "schema": SCHEMA,
@@ -51,10 +57,16 @@ def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
                 "seconds": end.duration_s,
                 "stopped": end.stopped,
                 "forced": end.forced,
+                "figures": figures.get((host, end.rank)),
             }
-            for host, end in ending.ranks
+            for end, host in sorted((end, host) for host, one in ended.items() for end in one.ranks)
         ],
-        "phases": {host: dict(phases) for host, phases in ending.phases.items()},
+        "figures_left_out": {
+            host: one.digest.left_out
+            for host, one in ended.items()
+            if one.digest is not None and one.digest.left_out
+        },
+        "phases": {host: dict(one.phases) for host, one in ended.items()},
         "seconds": round(ending.duration_s, 3),
         "platform": None if job.platform is None else job.platform._asdict(),
     }

@@ -76,6 +76,7 @@ _TABLE = (
         Field("status", "int", "exit code, or minus the signal"),
         Field("summary", "str", "the exception, or how it ended, or empty"),
         Field("at_s", "float", "when that began, by the leader's monotonic clock"),
+        Field("peer_lost", "bool", "of the kind that a rank shows when another went away first"),
     )),
     Kind("sample", "one look at a rank", (
         Field("pid", "int", "its process"),
@@ -86,7 +87,7 @@ _TABLE = (
         Field("wchan", "str?", "the kernel function in which its main thread waits"),
         Field("silent_s", "float?", "since its last output"),
         Field("throttled_s", "float?", "time so far in which a limit of its cgroup held it"),
-        Field("steal_s", "float?", "time so far that the machine's processors were given to others"),
+        Field("steal_s", "float?", "time so far that the machine gave to other machines"),
     )),
     Kind("stall", "leader: the job stands still, or was asked for its state", (
         Field("verdict", "str", "who waits for whom, and where that one is"),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
 from muster.run.base.background import BackgroundCall
@@ -37,6 +37,9 @@ from muster.types.machine import HostFacts
 from muster.types.masking import Masker
 from muster.types.outcome import Outcome, RankFailure, Succeeded, signal_name
 from muster.types.values import NamedTuple
+
+if TYPE_CHECKING:
+    from muster.run.channel.digest import HostDigest
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
@@ -80,6 +83,7 @@ class _Supervisor:
         self._mask_before: set[Any] = set()
         self._pump_failed = False
         self._notes: tuple[str, ...] = ()  # for the last lines
+        self.digest: Callable[[], HostDigest | None] = lambda: None  # of who observes the ranks
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
         self._orphans = Orphans(pool.shims)
@@ -87,7 +91,7 @@ class _Supervisor:
         self._endpoint: Endpoint = (
             LeaderEndpoint(self._loop, context, self._happen, self._log, self._recorder)
             if context.cluster.is_leader
-            else FollowerEndpoint(self._loop, context, self._happen, self._log)
+            else FollowerEndpoint(self._loop, context, self._happen, self._log, self._recorder)
         )
         self._ranks = HostRanks(
             context.cluster.me.name,
@@ -171,7 +175,7 @@ class _Supervisor:
         self._teardown.at_once()
         took = time.monotonic() - self._began_s
         limit_s = self._life.files_limit_s(time.monotonic())
-        write_and_say(self._work, Ending(outcome, self._plan, (), {}, took), limit_s)
+        write_and_say(self._work, Ending(outcome, self._plan, {}, took), limit_s)
         return outcome
 
     def _take_signals(self) -> dict[int, Any]:
@@ -272,7 +276,10 @@ class _Supervisor:
                 self._work.check(made)
             one_host = len(self._context.cluster.hosts) == 1
             ends_with_rank0 = made.ends.work_ends is WorkEnds.WITH_RANK_0
-            return e.Planned("alone" if one_host else made.digest, ends_with_rank0)
+            digest = "" if one_host else made.digest
+            names = [host.name for host in self._context.cluster.hosts]
+            self._recorder.event("plan", None, digest=digest, **made.in_words(names))
+            return e.Planned(digest or "alone", ends_with_rank0)
 
         self._off_loop("plan", plan)
 
@@ -338,7 +345,15 @@ class _Supervisor:
         self._happen(e.RankFailed(failure))
 
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
-        self._happen(e.AllGone(ends, failures))
+        self._happen(e.AllGone(ends, failures, self._seen()))
+
+    def _seen(self) -> HostDigest | None:
+        """What `digest` says; nothing where it fails, which is no reason to fail a job."""
+        try:
+            return self.digest()
+        except Exception as error:
+            self._log("record", f"no figures of ranks: {error!r}", level="WARNING")
+            return None
 
     def launch_failed(self, host_error: HostError) -> None:
         self._happen(e.HostFailed(host_error))
@@ -364,8 +379,7 @@ class _Supervisor:
             headline=outcome.headline,
         )
         took = time.monotonic() - self._began_s
-        ranks, phases = self._endpoint.ranks(), self._endpoint.phases()
-        ending = Ending(outcome, self._plan, ranks, phases, took, self._notes)
+        ending = Ending(outcome, self._plan, self._endpoint.ended(), took, self._notes)
         # on a thread: peers receive the outcome however long this disk takes
         limit_s = self._life.files_limit_s(time.monotonic())
 
