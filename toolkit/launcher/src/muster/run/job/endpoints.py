@@ -326,6 +326,7 @@ class FollowerEndpoint:
     def send(self, message: ToLeader) -> None:
         if isinstance(message, HostEnded):
             self._own = message
+            self._record_clock()  # of a job that no tick has seen
         self._follower.send(message)
 
     def job_secret(self, purpose: str) -> str:
@@ -335,6 +336,9 @@ class FollowerEndpoint:
         raise InternalError("only the leader's launcher may ask for launch daemons")
 
     def tick(self, now: float) -> None:
+        self._record_clock()
+
+    def _record_clock(self) -> None:
         """Records the offset of the clocks where it is new."""
         measured = self._follower
         changed_s = abs(measured.clock_offset_s - self._recorded_offset_s)
