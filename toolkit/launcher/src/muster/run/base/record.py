@@ -19,8 +19,8 @@ SCHEMA = 1  # of events: types.events, which jobs do without
 BACKLOG_BYTES = 2 << 20
 EVENTS_BYTES = 32 << 20  # of one host; a line or two more where threads meet
 SAMPLES_BYTES = 24 << 20  # of these, for samples
-ENDS_BYTES = 2 << 20  # of these, for no others than `_ENDS`
-_ENDS = frozenset({"phase", "failure", "outcome", "left_out"})
+ENDS_BYTES = 2 << 20  # of these, for no others than `ENDING`
+ENDING = frozenset({"phase", "failure", "outcome", "left_out"})
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
 
@@ -84,26 +84,32 @@ class RankLog:
 
 
 class EventBudget:
-    """Which events of a host still go into its record. Samples are thinned, for each rank alike and
-    the more the less room they have left; then others are left out; how the job ends is kept."""
+    """Which events of a host still go into its record.
+
+    Samples are thinned, for each rank alike: with each tenth of their room that is taken, half as
+    many are kept, so that it lasts 100 times as long as without. Others are left out once the
+    record is full; how the job ends is kept.
+    """
 
     def __init__(self) -> None:
         self.left_out = {"samples": 0, "events": 0}
         self._used_bytes = 0
         self._sample_bytes = 0
-        self._samples: dict[int | None, int] = {}
+        self._passed_over: dict[int | None, int] = {}  # rank -> samples since the last one kept
 
     def takes(self, kind: str, rank: int | None) -> bool:
         """Whether this one does; it is counted where not."""
         is_sample = kind == "sample"
-        room = EVENTS_BYTES - self._used_bytes - (0 if kind in _ENDS else ENDS_BYTES)
+        room = EVENTS_BYTES - self._used_bytes - (0 if kind in ENDING else ENDS_BYTES)
         if room > 0 and not is_sample:
             return True
         if is_sample:
-            number = self._samples[rank] = self._samples.get(rank, -1) + 1
+            passed = self._passed_over.get(rank, 0)
             room = min(room, SAMPLES_BYTES - self._sample_bytes)
-            if room > 0 and number % (SAMPLES_BYTES // room) == 0:
+            if room > 0 and passed + 1 >= 1 << 10 * self._sample_bytes // SAMPLES_BYTES:
+                self._passed_over[rank] = 0
                 return True
+            self._passed_over[rank] = passed + 1
         self.left_out["samples" if is_sample else "events"] += 1
         return False
 
@@ -156,15 +162,20 @@ class Recorder:
         fields = {"schema": SCHEMA, "t": now, "time": clock, "host": self._host, "rank": rank}
         text = json.dumps({**fields, "kind": kind, **facts}, default=str)
         line = self._mask(text).encode() + b"\n"
-        with self._lock:
-            self._budget.took(kind, len(line))
-        self._put(len(line), lambda: self._write_event(line))
+        limit = BACKLOG_BYTES + ENDS_BYTES * (kind in ENDING)
+        if self._put(len(line), lambda: self._write_event(line), limit):
+            with self._lock:
+                self._budget.took(kind, len(line))
 
     def stream_log(self, name: str) -> Callable[[bytes], None] | None:
         """Where a stream's bytes go, e.g. `rank-0.out`; None when nothing is recorded."""
         if not self._folder:
             return None
-        return lambda data: self._put(len(data), lambda: self._write_log(name, data))
+
+        def keep(data: bytes) -> None:
+            self._put(len(data), lambda: self._write_log(name, data))
+
+        return keep
 
     def log_path(self, name: str) -> str:
         """The path shown to people; "" when nothing is recorded."""
@@ -192,14 +203,16 @@ class Recorder:
         if self._thread is not None:
             self._thread.join(limit_s)
 
-    def _put(self, size: int, write: Callable[[], None]) -> None:
+    def _put(self, size: int, write: Callable[[], None], limit: int = BACKLOG_BYTES) -> bool:
+        """Whether it will be written: not beyond so many bytes that wait for the disk."""
         with self._lock:
-            if self._backlog + size > BACKLOG_BYTES or not self._runs():
+            if self._backlog + size > limit or not self._runs():
                 self.dropped_bytes += size
-                return
+                return False
             self._backlog += size
             self._queue.append(lambda: self._take(size, write))
         self._wake.set()
+        return True
 
     def _runs(self) -> bool:
         """Whether the thread that writes is there; it is started for the first entry."""
