@@ -327,7 +327,7 @@ def see_of_its_rank(rank: int, fails: bool) -> None:
         return HostDigest((RankFigures(rank, 1.5, steps=7), RankFigures(99)), 3)
 
     def run_seen(self: _Supervisor) -> object:
-        self.digest = seen
+        self.figures.provider = seen
         return run(self)
 
     _Supervisor.run = run_seen  # type: ignore[method-assign, assignment]
@@ -336,14 +336,27 @@ def see_of_its_rank(rank: int, fails: bool) -> None:
 def test_figures_of_all_ranks_reach_the_summary_and_a_defect_there_harms_no_job(
     cluster: Make,
 ) -> None:
-    job = cluster("pass", hosts=3)
+    script = (
+        "import json, os\n"
+        "folder = os.environ['COLLECTIVES_SUMMARY_DIR']\n"
+        "assert folder == os.environ['COLLECTIVES_FLIGHT_DIR']\n"
+        "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
+        "    os.makedirs(folder)\n"
+        "    with open(folder + '/collectives-world-1-x.json', 'w') as file:\n"
+        "        json.dump({'global_ranks': [0, 1], 'rank': 1, 'wait_s': 0.5}, file)\n"
+    )
+    job = cluster(script, hosts=3)
     job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
     for rank, name in enumerate(job.names):
         job.start(name, command=train_after(see_of_its_rank, rank, rank == 2))
     assert {result.code for result in job.wait(20).values()} == {0}
     summary = json.loads((job.folder / "run" / "summary.json").read_text())
     known = {"cpu_s": 1.5, "peak_memory_bytes": None, "steps": 7, "rate": None, "waits_s": None}
-    assert [rank["figures"] for rank in summary["ranks"]] == [known, known, None]
+    assert [rank["figures"] for rank in summary["ranks"]] == [
+        known,
+        {**known, "waits_s": 0.5},
+        None,
+    ]
     assert summary["figures_left_out"] == {"algo-1": 3, "algo-2": 3}
     assert "no figures of ranks: AssertionError" in job.text("algo-3", "err")
 

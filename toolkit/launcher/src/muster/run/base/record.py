@@ -177,9 +177,13 @@ class Recorder:
 
         return keep
 
+    def path(self, name: str) -> str:
+        """The path of what `types.run_files` names; "" when nothing is recorded."""
+        return os.path.join(self._folder, name) if self._folder else ""
+
     def log_path(self, name: str) -> str:
         """The path shown to people; "" when nothing is recorded."""
-        return os.path.join(self._folder, LOGS, name) if self._folder else ""
+        return self.path(os.path.join(LOGS, name))
 
     def whole_log(self, name: str) -> str:
         """The same; "" also when not all went into the record so far."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
 from muster.run.base.background import BackgroundCall
@@ -29,6 +29,7 @@ from muster.run.child.stopped import StoppedShims
 from muster.run.job import events as e
 from muster.run.job.context import Ending, JobContext, Work, host_error_of, write_and_say
 from muster.run.job.endpoints import Endpoint, FollowerEndpoint, LeaderEndpoint
+from muster.run.job.figures import Figures
 from muster.run.job.hostlife import HostLife, State
 from muster.run.job.teardown import Teardown
 from muster.run.job.verdict import from_host_error, placed
@@ -37,9 +38,6 @@ from muster.types.machine import HostFacts
 from muster.types.masking import Masker
 from muster.types.outcome import Outcome, RankFailure, Succeeded, signal_name
 from muster.types.values import NamedTuple
-
-if TYPE_CHECKING:
-    from muster.run.channel.digest import HostDigest
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 TICK_S = 0.1
@@ -83,9 +81,9 @@ class _Supervisor:
         self._mask_before: set[Any] = set()
         self._pump_failed = False
         self._notes: tuple[str, ...] = ()  # for the last lines
-        self.digest: Callable[[], HostDigest | None] = lambda: None  # of who observes the ranks
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
+        self.figures = Figures(self._loop, self._recorder, self._log)
         self._orphans = Orphans(pool.shims)
         self._steps = Steps(self._loop, pool, self._pump)
         self._endpoint: Endpoint = (
@@ -345,15 +343,7 @@ class _Supervisor:
         self._happen(e.RankFailed(failure))
 
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
-        self._happen(e.AllGone(ends, failures, self._seen()))
-
-    def _seen(self) -> HostDigest | None:
-        """What `digest` says; nothing where it fails, which is no reason to fail a job."""
-        try:
-            return self.digest()
-        except Exception as error:
-            self._log("record", f"no figures of ranks: {error!r}", level="WARNING")
-            return None
+        self.figures.gather(ends, lambda seen: self._happen(e.AllGone(ends, failures, seen)))
 
     def launch_failed(self, host_error: HostError) -> None:
         self._happen(e.HostFailed(host_error))
