@@ -254,7 +254,7 @@ def _fitting_frame(message: HostEnded) -> HostEnded:
 
     others = json.dumps(to_wire(message._replace(digest=None)), separators=(",", ":"))
     room = min(DIGEST_BYTES, MESSAGE_BYTES - len(others))
-    return message._replace(digest=fitting(message.digest, room))
+    return message._replace(digest=fitting(message.digest, room) if room > 0 else None)
 
 
 def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
