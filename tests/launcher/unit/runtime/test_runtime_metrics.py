@@ -225,7 +225,7 @@ def test_a_slow_disk_is_not_waited_for_again(
 ) -> None:
     file = module._File(str(tmp_path / "rec" / "h" / "metrics" / "rank-0.jsonl"), LIMIT)
     clock = iter([0.0, 0.2, 10.0, 25.0, 25.1])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("muster.runtime.metrics.time.monotonic", lambda: next(clock))
     for step in range(3):
         file.append({"step": step}, {})
     lines = (tmp_path / "rec" / "h" / "metrics" / "rank-0.jsonl").read_text().splitlines()
@@ -236,7 +236,7 @@ def test_progress_is_the_last_step_and_the_rate(monkeypatch: pytest.MonkeyPatch)
     reporter = module._Reporter()
     reporter._prints, reporter._file = False, module._File("", 0)
     clock = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("muster.runtime.metrics.time.monotonic", lambda: clock[0])
     assert reporter.progress() is None
     reporter.report(None, "", {}, {})
     assert reporter.progress() is None
