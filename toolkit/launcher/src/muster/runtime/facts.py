@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     first start of the job, more after a spot interruption, where the platform says so; `spot`:
     whether it runs on spot capacity. `deadline`: when the platform ends the job at the latest,
     seconds since the epoch, as `time.time()`. `rank`, `local_rank`: this process's;
-    `world_size`: ranks that work together.
+    `world_size`: ranks of the job's distribution.
     """
 
     job: str | None = None
