@@ -211,11 +211,11 @@ def test_a_descriptor_that_became_another_file_is_not_written_to(tmp_path: Path,
 def test_a_full_disk_is_said_in_the_next_entry(tmp_path: Path) -> None:
     file = module._File(str(tmp_path / "rec" / "h" / "metrics" / "rank-0.jsonl"), LIMIT)
     (tmp_path / "rec").write_text("")
-    file.append({"step": 1}, {})
-    file.append({"step": 2}, {})
+    file.append('"step": 1')
+    file.append('"step": 2')
     (tmp_path / "rec").unlink()
     file._not_before = 0.0
-    file.append({"step": 3}, {})
+    file.append('"step": 3')
     (entry,) = (tmp_path / "rec" / "h" / "metrics" / "rank-0.jsonl").read_text().splitlines()
     assert json.loads(entry)["lost"] == 2
 
@@ -227,7 +227,7 @@ def test_a_slow_disk_is_not_waited_for_again(
     clock = iter([0.0, 0.2, 10.0, 25.0, 25.1])
     monkeypatch.setattr("muster.runtime.metrics.time.monotonic", lambda: next(clock))
     for step in range(3):
-        file.append({"step": step}, {})
+        file.append(f'"step": {step}')
     lines = (tmp_path / "rec" / "h" / "metrics" / "rank-0.jsonl").read_text().splitlines()
     assert [json.loads(line).get("lost") for line in lines] == [None, 1]
 
@@ -238,13 +238,13 @@ def test_progress_is_the_last_step_and_the_rate(monkeypatch: pytest.MonkeyPatch)
     clock = [0.0]
     monkeypatch.setattr("muster.runtime.metrics.time.monotonic", lambda: clock[0])
     assert reporter.progress() is None
-    reporter.report(None, "", {}, {})
+    reporter.report(None, "", "")
     assert reporter.progress() is None
     for n in range(1000):
         clock[0] = n / 4
-        reporter.report(n, "", {}, {})
+        reporter.report(n, "", "")
     assert reporter.progress() == (999, 4.0)
-    reporter.report(0, "", {}, {})  # the next epoch
+    reporter.report(0, "", "")  # the next epoch
     assert reporter.progress() == (0, None)
 
 
@@ -257,7 +257,7 @@ def test_progress_may_be_asked_while_another_thread_reports() -> None:
         n = 0
         while not over.is_set():
             n = (n + 1) % 50
-            reporter.report(n, "", {}, {})
+            reporter.report(n, "", "")
 
     thread = threading.Thread(target=report)
     thread.start()

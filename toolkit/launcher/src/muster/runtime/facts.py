@@ -65,7 +65,10 @@ def facts() -> Facts:
 def document() -> Mapping[str, Any]:
     """The file's content; {} where there is none, or none that can be read."""
     path = os.environ.get(RUN_FACTS)
-    return _read(path) if path else {}
+    try:
+        return _read(path) if path else {}
+    except OSError:  # no descriptor is left, not even to import what reads JSON
+        return {}
 
 
 def place(found: Mapping[str, Any]) -> tuple[int | None, int | None]:
