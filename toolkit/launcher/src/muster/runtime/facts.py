@@ -19,7 +19,7 @@ _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """What is known of the run; None, and () for the hosts, where it is not.
 
     `job`: its name. `host`: this one's; `hosts`: all, the same everywhere. `attempt`: 1 for the
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     local_rank: int | None = None
 
 
-def facts() -> Facts:
+def facts() -> RunFacts:
     """The facts of this process's run. Without a job, what variables such as RANK say, else None.
 
     Never raises. The file is read once.
@@ -49,7 +49,7 @@ def facts() -> Facts:
     hosts = _of(found, "hosts", list)
     rank, local_rank = place(found)
     world_size = _number(_WORLD_SIZE)
-    return Facts(
+    return RunFacts(
         job=_of(found, "job", str) or None,
         host=_of(found, "host", str),
         hosts=tuple(filter(lambda one: isinstance(one, str), hosts or ())),
