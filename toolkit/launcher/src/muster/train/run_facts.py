@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 
 from muster.plan.launchplan import LaunchPlan
+from muster.run.base.record import METRICS
 from muster.types.environment import RUN_FACTS
 from muster.types.job import Job
 
 NAME = "facts.json"
-METRICS = "metrics"  # in this host's folder of the record
 HOST_BYTES = 32 << 20  # of metrics; the rest of a host's 64 MiB is for events, stacks and calls
 RANK_BYTES = 8 << 20
 

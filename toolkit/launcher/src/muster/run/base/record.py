@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 EVENTS = "events.jsonl"
 LOGS = "logs"
+METRICS = "metrics"  # written by ranks, not by the recorder
 BACKLOG_BYTES = 2 << 20
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
