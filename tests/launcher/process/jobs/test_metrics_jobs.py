@@ -68,6 +68,7 @@ def test_one_rank_of_the_world_prints_and_each_keeps_its_entries(cluster: Make) 
     assert "metric definition" not in results["algo-1"].err + results["algo-2"].err
 
 
+@pytest.mark.promise("B56")
 def test_definitions_that_never_matched_are_named_at_the_end(cluster: Make) -> None:
     script = "print('step 3: loss=0.5 state=good')\nprint('aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!')"
     job = cluster(script, hosts=1)

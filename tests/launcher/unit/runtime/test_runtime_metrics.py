@@ -87,6 +87,7 @@ def test_without_a_job_the_line_is_printed_and_nothing_is_kept(tmp_path: Path, r
     assert [path.name for path in tmp_path.iterdir()] == ["facts.json"]
 
 
+@pytest.mark.promise("B56")
 @pytest.mark.parametrize(
     ("given", "words"),
     [
