@@ -41,8 +41,11 @@ def write_facts(
     }
     path = os.path.join(folder, NAME)
     try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(json.dumps(facts))
-    except (OSError, ValueError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(facts).encode())
+        finally:
+            os.close(fd)
+    except OSError:
         return {}
     return {RUN_FACTS: path}
