@@ -91,6 +91,7 @@ def test_without_a_job_the_line_is_printed_and_nothing_is_kept(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({}, "nothing was given"),
         ({"step": -1}, "count steps from 0"),
         ({"step": 1.5}, r"step is a float: .*int\(step\)"),
         ({"step": "3"}, "step is a str"),

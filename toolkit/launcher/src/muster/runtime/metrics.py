@@ -49,8 +49,10 @@ def metrics(
     that waits for its device). Rank 0 prints the line, every rank keeps an entry. Takes some
     microseconds. Whatever happens to stdout or the disk, the script goes on.
     Raises ValueError for what is no metric: a value that is no number, a name that is none, a
-    negative step.
+    negative step, nothing at all.
     """
+    if step is None and samples is None and not values:
+        raise ValueError("muster.metrics: nothing was given: pass some, such as loss=0.25")
     line, fields, kept, made = PREFIX, "", "", None
     if step is not None:
         made = _step(step)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from muster.types.steps import StepRunner
 
 TIDY_S = 1.0
+FLUSH_S = 1.0
 
 
 class JobWork:
@@ -111,7 +112,8 @@ class JobWork:
         say_last(self._output, ending, self._masker, self._job.cluster.is_leader, written)
 
     def _check_metrics(self, ending: Ending, plan: LaunchPlan, record: str) -> None:
-        if isinstance(ending.outcome, Succeeded):  # else something is more urgent
+        # of a job that failed something is more urgent; half a log shows nothing
+        if isinstance(ending.outcome, Succeeded) and self._output.recorder.flush(FLUSH_S):
             from muster.train.metric_check import warnings_of
 
             for warning in warnings_of(self._job, plan, record):

@@ -132,6 +132,13 @@ class Recorder:
         """The same; "" also when not all went into the record so far."""
         return "" if self.problem or self.dropped_bytes else self.log_path(name)
 
+    def flush(self, limit_s: float) -> bool:
+        """Waits until what came so far is written; False when that took too long, or when
+        something was left out."""
+        written = threading.Event()
+        self._put(0, written.set)
+        return written.wait(limit_s) and not (self.problem or self.dropped_bytes)
+
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.
 
