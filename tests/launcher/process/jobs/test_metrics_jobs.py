@@ -74,7 +74,7 @@ def test_definitions_that_never_matched_are_named_at_the_end(cluster: Make) -> N
     job = cluster(script, hosts=1)
     found = {
         "loss": "loss=([0-9.]+)", "acc": "acc=([0-9.]+)", "state": "state=([a-z]+)",
-        "bare": "loss=", "broken": "loss=(", "slow": "(a+)+$",
+        "bare": "loss=", "broken": "loss=(", "deep": "(" * 5000, "slow": "(a+)+$",
     }  # fmt: skip
     request(job, [{"Name": name, "Regex": regex} for name, regex in found.items()])
     began_s = time.monotonic()
@@ -87,7 +87,7 @@ def test_definitions_that_never_matched_are_named_at_the_end(cluster: Make) -> N
         "'acc' matched nothing that ranks of algo-1 wrote",
         "'state', 'bare' captured no number on algo-1: put one in its first group, such as "
         "([0-9.]+)",
-        "'broken' is no regular expression of Python's and was not tried",
+        "'broken', 'deep' is no regular expression of Python's and was not tried",
         "'slow' was not tried to its end within 5 s: its expression may be slow",
     ]
 

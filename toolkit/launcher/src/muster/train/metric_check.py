@@ -27,6 +27,8 @@ def warnings_of(job: Job, plan: LaunchPlan, record: str) -> list[str]:
         return []
     logs = _logs(job, plan, record)
     found = _apply(definitions, logs)
+    if found is None:
+        return []
     return _lines(definitions, found, job.cluster.me.name, job.cluster.is_leader)
 
 
@@ -47,8 +49,9 @@ def _logs(job: Job, plan: LaunchPlan, record: str) -> list[list[str]]:
 
 def _apply(
     definitions: Sequence[tuple[str, str]], logs: list[list[str]], limit_s: float = LIMIT_S
-) -> dict[str, str]:
-    """Name -> how far it got, as far as that was known in time."""
+) -> dict[str, str] | None:
+    """Name -> how far it got, as far as that was known in time; None where it could not be
+    tried."""
     program = join(dirname(__file__), "metric_match.py")
     asked = json.dumps({"definitions": definitions, "logs": logs}).encode()
     try:
@@ -60,11 +63,13 @@ def _apply(
             timeout=limit_s,
             check=False,
         )
+        if made.returncode > 0:
+            return None
         answer = made.stdout
     except subprocess.TimeoutExpired as late:
         answer = late.stdout or b""
     except OSError:
-        return {}
+        return None
     found = {}
     for line in answer.splitlines():
         try:

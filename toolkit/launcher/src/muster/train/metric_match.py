@@ -5,9 +5,13 @@ In: a JSON object on stdin. Out: one JSON line per definition, as soon as it is 
 """
 
 import json
+import os
 import re
+import resource
 import sys
 
+MOST_BYTES = 512 << 20  # of memory: an expression may ask for any amount
+MOST_CPU_S = 6  # where `train` was killed and ends nothing any more
 MOST_CHARACTERS = 65536  # of a line: what a platform takes is shorter
 NEVER, TEXT, NUMBER, BROKEN = "never", "text", "number", "broken"
 
@@ -43,9 +47,17 @@ def _is_number(text: "str | None") -> bool:
 
 
 def main() -> None:
+    os.nice(10)
+    for what, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_CPU, MOST_CPU_S)):
+        hard = resource.getrlimit(what)[1]
+        resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
     asked = json.load(sys.stdin)
     for name, expression in asked["definitions"]:
-        print(json.dumps([name, found_in(expression, asked["logs"])]), flush=True)
+        try:
+            how = found_in(expression, asked["logs"])
+        except MemoryError:
+            continue  # it is among those that were not tried to their end
+        print(json.dumps([name, how]), flush=True)
 
 
 if __name__ == "__main__":
