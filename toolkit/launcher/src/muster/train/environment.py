@@ -13,6 +13,7 @@ from muster.types.environment import (
     MACHINE,
     MUSTER,
     REQUIREMENTS,
+    RUN_FACTS,
     USER,
     Environment,
 )
@@ -25,6 +26,7 @@ from muster.types.run_files import COLLECTIVES, host_folder
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
 _COLLECTIVES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
+_MADE_AT_START = (RUN_FACTS,)  # what another job had there is not this one's
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -48,8 +50,12 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of muster."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OURS_ALONE)}
+    """The environment without the variables of muster, and what it makes for ranks."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OURS_ALONE) and name not in _MADE_AT_START
+    }
 
 
 def with_requirements(environ: Environment, target: str) -> Environment:

@@ -194,6 +194,13 @@ class Recorder:
         """How many samples and other events have not gone into the record for its size."""
         return self._budget.left_out
 
+    def flush(self, limit_s: float) -> bool:
+        """Waits until what came so far is written; False when that took too long, or when
+        something was left out."""
+        written = threading.Event()
+        self._put(0, written.set)
+        return written.wait(limit_s) and not (self.problem or self.dropped_bytes)
+
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.
 
