@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -96,6 +97,21 @@ def test_a_run_is_a_value(home: Path) -> None:
     assert result.summary == json.loads(Path(result.folder, "summary.json").read_text())
     with pytest.raises(IndexError, match="no rank 2; its ranks: 0, 1"):
         result.rank(2)
+
+
+def test_the_metrics_of_all_ranks_are_there(home: Path) -> None:
+    (home / "train.py").write_text(
+        "import math, muster\n"
+        "for step in range(2): muster.metrics(step=step, loss=0.5 if step else math.inf)\n"
+    )
+    result = muster.local.run("train.py", hosts=2, isolation="process", quiet=True)
+    found = [(one["rank"], one["host"], one["step"], one["values"]) for one in result.metrics]
+    assert found == [
+        (0, "algo-1", 0, {"loss": math.inf}),
+        (0, "algo-1", 1, {"loss": 0.5}),
+        (1, "algo-2", 0, {"loss": math.inf}),
+        (1, "algo-2", 1, {"loss": 0.5}),
+    ]
 
 
 def test_a_failed_run_says_who_and_why(home: Path) -> None:

@@ -12,13 +12,17 @@ def test_metrics_are_read_as_far_as_they_are_whole(tmp_path: Path) -> None:
     for number in (0, 1):
         host = tmp_path / f"algo-{number + 1}"
         (host / "metrics").mkdir(parents=True)
-        lines = [json.dumps({"schema": 1, "step": step, "loss": 0.5}) for step in range(2)]
+        lines = [
+            json.dumps({"schema": 1, "step": step, "values": {"loss": 0.5}}) for step in range(2)
+        ]
         text = "\n".join([*lines, "[1]", '{"schema": 1, "st'])
         (host / f"metrics/rank-{number}.jsonl").write_text(text)
     ranks = [{"rank": n, "host": f"algo-{n + 1}", "status": 0} for n in (1, 0)]
     (tmp_path / "summary.json").write_text(json.dumps({"ranks": ranks}))
     result = read_result(0, str(tmp_path))
-    found = [(one["rank"], one["host"], one["step"], one["loss"]) for one in result.metrics]
+    found = [
+        (one["rank"], one["host"], one["step"], one["values"]["loss"]) for one in result.metrics
+    ]
     assert found == [
         (0, "algo-1", 0, 0.5),
         (0, "algo-1", 1, 0.5),

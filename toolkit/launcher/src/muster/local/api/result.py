@@ -8,12 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from muster.local.record.layout import SUMMARY
-from muster.run.base.record import LOGS
 from muster.types.files import read_object, read_text
+from muster.types.run_files import LOGS, METRICS, SUMMARY
 from muster.types.values import NamedTuple
 
-_METRICS = "metrics"
 _OUTPUT = re.compile(r"rank-([0-9]+)\.(?:out|err)")
 
 
@@ -88,8 +86,8 @@ class Result(NamedTuple):
 
     @property
     def metrics(self) -> tuple[Mapping[str, Any], ...]:
-        """What each rank gave to `muster.metrics`, rank by rank in its order, with `rank` and
-        `host`. Lines that were cut off are left out."""
+        """What each rank gave to `muster.metrics`, rank by rank in its order: `step`, `samples`,
+        `time` and `values` as far as there are, `rank`, `host`. What was cut off is left out."""
         return tuple(one for rank in self.ranks for one in _metrics(rank))
 
     def rank(self, number: int) -> RankResult:
@@ -135,7 +133,7 @@ def _with_output(folder: str) -> list[tuple[int, str]]:
 
 
 def _metrics(rank: RankResult) -> list[Mapping[str, Any]]:
-    path = os.path.join(rank.folder, _METRICS, f"rank-{rank.number}.jsonl")
+    path = os.path.join(rank.folder, METRICS, f"rank-{rank.number}.jsonl")
     found: list[Mapping[str, Any]] = []
     for line in read_text(path, -1).splitlines():
         try:
@@ -143,8 +141,14 @@ def _metrics(rank: RankResult) -> list[Mapping[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found.append({**document, "rank": rank.number, "host": rank.host})
+            values = {name: _number(one) for name, one in _object(document.get("values")).items()}
+            found.append({**document, "values": values, "rank": rank.number, "host": rank.host})
     return found
+
+
+def _number(value: object) -> object:
+    """NaN and the infinities are texts in the file."""
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _object(value: object) -> Mapping[str, Any]:
