@@ -15,6 +15,8 @@ from muster.types.machine import Machine
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
+# Facts of one process of a job around this one.
+_OF_A_RANK = ("RANK_AGENT", "RUN_FACTS")
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -39,7 +41,11 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of muster."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OURS_ALONE)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OURS_ALONE) and name not in _OF_A_RANK
+    }
 
 
 def with_requirements(environ: Environment, target: str) -> Environment:
