@@ -23,6 +23,7 @@ TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+    from typing import Any
 
 VARIABLE = "RANK_AGENT"
 NUMBER = _signal.SIGRTMIN + 5
@@ -45,7 +46,7 @@ class Agent:
         self._native = 0
         self._resting = 0  # forks under way, and the end of the interpreter
         self._inbox = b""
-        self._calls: "Callable[[], list[dict[str, object]]] | None" = None
+        self._calls: Callable[[], list[dict[str, object]]] | None = None
 
     def begin(self) -> None:
         """Starts the thread; where there can be none, there is no agent."""
@@ -139,19 +140,22 @@ class Agent:
     def _evidence(self) -> "list[dict[str, object]]":
         try:
             if self._calls is None:
-                self._calls = load(self._folder + "/calls.py")["calls"]
+                self._calls = calls_of(self._folder + "/calls.py")
             return self._calls()
         except Exception:  # no evidence is better than a wrong one
             return []
 
 
-def load(path: str) -> "dict[str, object]":
-    """What a file of this folder defines; a script's modules cannot stand in its way."""
-    import _frozen_importlib_external as loaders  # type: ignore[import-not-found]
+def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
+    """The function of that file; by its path, for a script's modules may have any name."""
+    import _frozen_importlib_external as loaders
 
-    names: dict[str, object] = {"__name__": "muster_rank_calls", "__file__": path}
-    exec(loaders.SourceFileLoader(names["__name__"], path).get_code(names["__name__"]), names)
-    return names
+    name = "muster_rank_calls"
+    names: dict[str, Any] = {"__name__": name, "__file__": path}
+    code = loaders.SourceFileLoader(name, path).get_code(name)
+    exec(code or "", names)
+    found: Callable[[], list[dict[str, object]]] = names["calls"]
+    return found
 
 
 def stacks_of(of_all: bool) -> "list[str]":
@@ -161,8 +165,8 @@ def stacks_of(of_all: bool) -> "list[str]":
     for ident in sorted(frames, key=lambda one: one != main)[:THREADS]:
         if ident == own or not (of_all or ident == main):
             continue
-        lines: "list[str]" = []
-        frame: "FrameType | None" = frames[ident]
+        lines: list[str] = []
+        frame: FrameType | None = frames[ident]
         while frame is not None and len(lines) < FRAMES:
             code = frame.f_code
             lines.append(
@@ -245,7 +249,9 @@ def start() -> None:
             os.close(dump)
             agent.forget()
 
-        os.register_at_fork(before=agent.rest, after_in_parent=agent.resume, after_in_child=in_child)
+        os.register_at_fork(
+            before=agent.rest, after_in_parent=agent.resume, after_in_child=in_child
+        )
         atexit.register(agent.rest)
     except Exception:  # no descriptors, no thread, no /proc: the script runs without
         pass

@@ -25,7 +25,7 @@ DTYPES = {
 
 def calls() -> "list[dict[str, object]]":
     """Of every group the call that runs, else the one that ended last."""
-    found: "list[dict[str, Any]]" = []
+    found: list[dict[str, Any]] = []
     for library in (of_muster, of_torch):
         try:
             found += library()
@@ -60,7 +60,7 @@ def of_torch() -> "list[dict[str, Any]]":
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(core, name, None)
         if dump is not None:
-            found += rows_of(json.loads(dump(True, False)).get("entries") or (), members)
+            found += rows_of(json.loads(dump(True, False)).get("entries") or [], members)
     return found
 
 
@@ -68,7 +68,7 @@ def rows_of(
     entries: "list[dict[str, Any]]", members: "dict[str, list[int]]"
 ) -> "list[dict[str, Any]]":
     """Of each group the oldest call that is under way, else the last one."""
-    chosen: "dict[str, dict[str, Any]]" = {}
+    chosen: dict[str, dict[str, Any]] = {}
     for entry in entries:
         group = str(entry["process_group"][0])
         if entry.get("is_p2p") or group not in members:
