@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -171,7 +172,7 @@ class _Agent:
             said = json.loads(line)
             number, signal = said.get("id", 0), said["signal"]
             answer = answer_of(said)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
             return
         if type(number) is not int or type(signal) is not int:
             return
@@ -233,40 +234,54 @@ class _Agent:
 
 
 def answer_of(said: Mapping[str, Any]) -> Answer:
-    """An agent's answer as a value. Raises ValueError, TypeError or KeyError for anything else."""
+    """An agent's answer as a value. Raises ArithmeticError, KeyError, TypeError or ValueError for
+    anything else."""
     step, rate = said.get("step"), said.get("rate")
-    if not (step is None or type(step) is int) or not (rate is None or type(rate) in (int, float)):
-        raise TypeError("no step or rate")
+    threads = tuple(
+        ThreadStack(
+            _text(thread["name"]),
+            thread["main"] is True,
+            tuple(
+                StackFrame(_text(file), int(line), _text(function))
+                for file, line, function in thread["frames"]
+            ),
+        )
+        for thread in said.get("threads", ())
+    )
+    calls = tuple(
+        Call(
+            library=_text(call["library"]),
+            group=_text(call["group"]),
+            ranks=tuple(map(int, call["ranks"])),
+            op=_text(call["op"]),
+            number=int(call["number"]),
+            shape=_text(call["shape"]),
+            running=call["running"] is True,
+            age_s=_finite(call["age_s"]),
+            absent=tuple(map(int, call["absent"])),
+        )
+        for call in said.get("calls", ())
+    )
     return Answer(
         "agent",
-        tuple(
-            ThreadStack(
-                str(thread["name"]),
-                thread["main"] is True,
-                tuple(
-                    StackFrame(str(file), int(line), str(function))
-                    for file, line, function in thread["frames"]
-                ),
-            )
-            for thread in said.get("threads", ())
-        ),
-        tuple(
-            Call(
-                library=str(call["library"]),
-                group=str(call["group"]),
-                ranks=tuple(map(int, call["ranks"])),
-                op=str(call["op"]),
-                number=int(call["number"]),
-                shape=str(call["shape"]),
-                running=call["running"] is True,
-                age_s=float(call["age_s"]),
-                absent=tuple(map(int, call["absent"])),
-            )
-            for call in said.get("calls", ())
-        ),
-        step,
-        rate,
+        threads,
+        calls,
+        None if step is None else int(step),
+        None if rate is None else _finite(rate),
     )
+
+
+def _text(value: object) -> str:
+    """Names of files may hold bytes that are no text, which nothing could print."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no string")
+    return value.encode("utf-8", "replace").decode()
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
 
 
 def catches(pid: int, number: int) -> bool:
