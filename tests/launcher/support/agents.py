@@ -41,7 +41,7 @@ class Ranks:
         self._children: dict[str, Child] = {}
         self._argv: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._folder = folder
-        self._pool.serve(self, lambda handle: handle.child and handle.child.changed())
+        self._pool.serve(self, _changed)
 
     def start(
         self,
@@ -142,6 +142,11 @@ class Ranks:
         self.loop.close()
         for handle in handles:
             os.waitpid(handle.shim_pid, 0)
+
+
+def _changed(handle: ShimHandle) -> None:
+    if handle.child is not None:
+        handle.child.changed()
 
 
 def _open() -> str:

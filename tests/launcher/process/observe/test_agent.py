@@ -13,6 +13,7 @@ import pytest
 from muster.run.observe.agent_link import Ask
 from tests.launcher.support.agents import Ranks, main_thread, where
 from tests.launcher.support.cluster import Cluster
+from tests.support.mpi import MakeMpi
 
 Make = Callable[..., Cluster]
 CANARY = "canary-5f3a"
@@ -313,3 +314,12 @@ def test_ranks_of_torchrun_have_agents(cluster: Make) -> None:
     result = cluster(script, 1, hyperparameters=two).run(limit_s=60)["algo-1"]
     assert result.code == 0, result.err
     assert result.out == "2 False\n" * 2
+
+
+@pytest.mark.parametrize("way", ["mpirun", "alone"])
+def test_ranks_of_a_job_have_agents(mpi: MakeMpi, cluster: Make, way: str) -> None:
+    script = "import os\nprint(len(os.listdir('/proc/self/task')), 'RANK_AGENT' in os.environ)\n"
+    job = mpi(script, hosts=1, processes_per_host=2) if way == "mpirun" else cluster(script, 1)
+    result = job.run(60)["algo-1"]
+    assert result.code == 0, result.err
+    assert result.out == "2 False\n" * (2 if way == "mpirun" else 1)
