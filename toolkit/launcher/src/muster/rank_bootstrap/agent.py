@@ -23,7 +23,6 @@ TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
-    from typing import Any
 
 VARIABLE = "RANK_AGENT"
 NUMBER = _signal.SIGRTMIN + 5
@@ -151,13 +150,13 @@ class Agent:
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
     """The function of that file; by its path, for a script's modules may have any name."""
+    import _frozen_importlib as importing
     import _frozen_importlib_external as loaders
 
-    name = "muster_rank_calls"
-    names: dict[str, Any] = {"__name__": name, "__file__": path}
-    code = loaders.SourceFileLoader(name, path).get_code(name)
-    exec(code or "", names)
-    found: Callable[[], list[dict[str, object]]] = names["calls"]
+    loader = loaders.SourceFileLoader("muster_rank_calls", path)
+    module = importing.module_from_spec(importing.ModuleSpec(loader.name, loader, origin=path))
+    loader.exec_module(module)
+    found: Callable[[], list[dict[str, object]]] = module.calls
     return found
 
 
