@@ -133,8 +133,9 @@ def test_a_rank_that_forks_is_asked_all_the_while(ranks: Ranks) -> None:
         "    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
         f"{WAITS}\nwait_here()\n"
     )
-    answer = ranks.asked_until(lambda answer: "waits" in ranks.output())
-    assert answer.how == "agent"
+    ranks.asked_until(lambda answer: "waits" in ranks.output())
+    answer = ranks.ask()
+    assert (answer.how, where(answer)) == ("agent", "wait_here")
 
 
 def test_forks_of_many_threads_leave_the_agent_in_place(ranks: Ranks) -> None:

@@ -56,9 +56,13 @@ class Agent:
         except BlockingIOError:
             pass  # it is the first one
         try:
-            _thread.start_new_thread(self._serve, ())
+            # by now another thread may fork: then its wake-up was read here, and it begins again
+            if not self._resting:
+                _thread.start_new_thread(self._serve, ())
+                return
         except RuntimeError:
-            self._runs.release()
+            pass
+        self._runs.release()
 
     def rest(self) -> None:
         """Returns once the thread is at its end, or busy for too long."""
@@ -94,13 +98,16 @@ class Agent:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
             poll.register(self._wake, select.POLLIN)
-            while all(fd == self._fd for fd, _ in poll.poll()):
-                data = os.read(self._fd, 4096)
-                if not data:
-                    return
-                *lines, self._inbox = (self._inbox + data).split(b"\n")
-                for line in lines:
-                    self.say(self._answer(line.decode().split()))
+            ready: list[int] = []
+            while self._wake not in ready:
+                ready = [fd for fd, _ in poll.poll()]
+                if self._fd in ready:  # first: a rank that forks all the time answers, too
+                    data = os.read(self._fd, 4096)
+                    if not data:
+                        return
+                    *lines, self._inbox = (self._inbox + data).split(b"\n")
+                    for line in lines:
+                        self.say(self._answer(line.decode().split()))
         except Exception:  # whatever it is: the script must not notice
             pass
         finally:
