@@ -129,6 +129,13 @@ _RAN = (
         ),
         lambda case: case.ran and "PYTHONFAULTHANDLER" not in case.scenario.environ,
     ),
+    *(
+        Common(
+            _added(name, "what collectives do goes into the record"),
+            lambda case: case.ran,
+        )
+        for name in ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
+    ),
     Common(
         Intended(
             "env.PYTHONPATH", "<base>/code:<bin>:*", "<base>/code:<host>/site",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 
@@ -208,6 +208,14 @@ class LaunchPlan(NamedTuple):
         """The ranks of one host, by local rank."""
         return tuple(slot for slot in self.ranks if slot.host == host)
 
+    def in_words(self, names: Sequence[str]) -> dict[str, object]:
+        """Its main facts for the record; of each host, by name, its ranks as `0-7` or `0,3`."""
+        ranks: dict[int, list[int]] = {}
+        for slot in self.ranks:
+            ranks.setdefault(slot.host, []).append(slot.rank)
+        of_hosts = {names[host]: _in_words(found) for host, found in ranks.items()}
+        return {"option": self.option, "world_size": self.world_size, "ranks": of_hosts}
+
     @property
     def launched(self) -> LaunchedRanks | None:
         """What the ranks of this host have of their launcher; None where they have none."""
@@ -257,3 +265,11 @@ class LaunchPlan(NamedTuple):
             self.agreed,
         ]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    first, last, count = ranks[0], ranks[-1], len(ranks)
+    if count == 1:
+        return str(first)
+    follow = last - first == count - 1
+    return f"{first}-{last}" if follow else ",".join(map(str, ranks))

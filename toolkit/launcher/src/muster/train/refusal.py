@@ -63,7 +63,7 @@ class RefusalWork:
 def end_alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
     """The outcome of this host when there is no peer to agree with."""
     outcome = from_host_error(host_error_of(error))
-    write_and_say(RefusalWork(environ, None, output), Ending(outcome, None, (), {}, 0.0), FILES_S)
+    write_and_say(RefusalWork(environ, None, output), Ending(outcome, None, {}, 0.0), FILES_S)
     return outcome
 
 

@@ -11,11 +11,12 @@ from muster.run.base.background import BackgroundCall
 from muster.run.base.shortage import PROCESSES
 from muster.stage.patience import Patience
 from muster.train.network_identity import NetworkIdentity, say_if_key_is_open, warn_of_init
-from muster.train.output import record_folder, say_what_is_missing
+from muster.train.output import say_what_is_missing
 from muster.train.staging import facts_of, prepare, stage
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
+from muster.types.run_files import record_folder
 from muster.version import __version__
 
 if TYPE_CHECKING:

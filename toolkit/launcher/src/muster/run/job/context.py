@@ -9,7 +9,7 @@ from muster.plan.launchplan import LaunchPlan
 from muster.run.base.causes import Surroundings
 from muster.run.base.memory import Memory
 from muster.run.channel.identity import Identity
-from muster.run.channel.messages import HostError, RankEnd, shortened
+from muster.run.channel.messages import HostEnded, HostError, shortened
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines
 from muster.types.machine import HostFacts
@@ -49,13 +49,13 @@ class JobContext(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What a host knows of the run when it writes its files; the leader knows all hosts. `notes`:
-    lines that a person should see before the outcome."""
+    """What a host knows of the run when it writes its files; the leader knows all hosts. `ended`:
+    what hosts said when their ranks had ended. `notes`: lines that a person should see before the
+    outcome."""
 
     outcome: Outcome
     plan: LaunchPlan | None
-    ranks: tuple[tuple[str, RankEnd], ...]
-    phases: Mapping[str, Mapping[str, float]]  # host -> state -> seconds
+    ended: Mapping[str, HostEnded]
     duration_s: float
     notes: tuple[str, ...] = ()
 

@@ -29,6 +29,7 @@ from muster.run.child.stopped import StoppedShims
 from muster.run.job import events as e
 from muster.run.job.context import Ending, JobContext, Work, host_error_of, write_and_say
 from muster.run.job.endpoints import Endpoint, FollowerEndpoint, LeaderEndpoint
+from muster.run.job.figures import Figures
 from muster.run.job.hostlife import HostLife, State
 from muster.run.job.teardown import Teardown
 from muster.run.job.verdict import from_host_error, placed
@@ -82,12 +83,13 @@ class _Supervisor:
         self._notes: tuple[str, ...] = ()  # for the last lines
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
+        self.figures = Figures(self._loop, self._recorder, self._log)
         self._orphans = Orphans(pool.shims)
         self._steps = Steps(self._loop, pool, self._pump)
         self._endpoint: Endpoint = (
             LeaderEndpoint(self._loop, context, self._happen, self._log, self._recorder)
             if context.cluster.is_leader
-            else FollowerEndpoint(self._loop, context, self._happen, self._log)
+            else FollowerEndpoint(self._loop, context, self._happen, self._log, self._recorder)
         )
         self._ranks = HostRanks(
             context.cluster.me.name,
@@ -171,7 +173,7 @@ class _Supervisor:
         self._teardown.at_once()
         took = time.monotonic() - self._began_s
         limit_s = self._life.files_limit_s(time.monotonic())
-        write_and_say(self._work, Ending(outcome, self._plan, (), {}, took), limit_s)
+        write_and_say(self._work, Ending(outcome, self._plan, {}, took), limit_s)
         return outcome
 
     def _take_signals(self) -> dict[int, Any]:
@@ -272,7 +274,10 @@ class _Supervisor:
                 self._work.check(made)
             one_host = len(self._context.cluster.hosts) == 1
             ends_with_rank0 = made.ends.work_ends is WorkEnds.WITH_RANK_0
-            return e.Planned("alone" if one_host else made.digest, ends_with_rank0)
+            digest = "" if one_host else made.digest
+            names = [host.name for host in self._context.cluster.hosts]
+            self._recorder.event("plan", None, digest=digest, **made.in_words(names))
+            return e.Planned(digest or "alone", ends_with_rank0)
 
         self._off_loop("plan", plan)
 
@@ -338,7 +343,7 @@ class _Supervisor:
         self._happen(e.RankFailed(failure))
 
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
-        self._happen(e.AllGone(ends, failures))
+        self.figures.gather(ends, lambda seen: self._happen(e.AllGone(ends, failures, seen)))
 
     def launch_failed(self, host_error: HostError) -> None:
         self._happen(e.HostFailed(host_error))
@@ -364,8 +369,7 @@ class _Supervisor:
             headline=outcome.headline,
         )
         took = time.monotonic() - self._began_s
-        ranks, phases = self._endpoint.ranks(), self._endpoint.phases()
-        ending = Ending(outcome, self._plan, ranks, phases, took, self._notes)
+        ending = Ending(outcome, self._plan, self._endpoint.ended(), took, self._notes)
         # on a thread: peers receive the outcome however long this disk takes
         limit_s = self._life.files_limit_s(time.monotonic())
 
