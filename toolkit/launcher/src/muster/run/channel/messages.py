@@ -21,6 +21,9 @@ from muster.types.values import Bare, NamedTuple
 FACTS_BYTES = 48 << 10  # of one frame
 MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
 JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
+REPLY_BYTES = 48 << 10  # of one part of an answer
+MOST_PARTS = 512  # of one answer
+MOST_RANKS_ASKED = 8192  # of one question: they fit a frame
 
 
 class WireError(Exception):
@@ -132,8 +135,32 @@ class Leave(Bare):
     """To a host: the leader has written its files, go."""
 
 
-ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
-ToHost = Union[FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave]  # noqa: UP007
+class Query(NamedTuple):
+    """A question about ranks, beside the life of the job: to a host about its own (`ranks`; none:
+    all of them), to the leader about the whole job. `number`: the asker's, in the answer's parts
+    too. `what`: see `run.observe.query`."""
+
+    number: int
+    what: str
+    ranks: tuple[int, ...] = ()
+
+
+class Reply(NamedTuple):
+    """One part of the answer to a question: `REPLY_BYTES` of base64 text at most."""
+
+    number: int
+    part: int
+    parts: int
+    text: str
+
+
+Question = Union[Query, Reply]  # noqa: UP007 - no state machine sees them
+ToLeader = Union[  # noqa: UP007
+    StagedHost, Ready, Registered, Report, Stopping, HostEnded, Query, Reply
+]
+ToHost = Union[  # noqa: UP007
+    FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave, Query, Reply
+]
 Message = Union[ToLeader, ToHost]  # noqa: UP007
 
 _PLAIN: Mapping[str, type[Any]] = {
@@ -174,6 +201,10 @@ def from_wire(fields: list[Any]) -> Message:
             return Report(_failures(failures), error)
         if name == "HostEnded":
             return _host_ended(*values)
+        if name == "Query":
+            return _query(*values)
+        if name == "Reply":
+            return _reply(_typed(Reply, values))
     except (TypeError, ValueError) as error:
         raise WireError(f"a {name} with wrong fields") from error
     raise WireError("an unknown message")
@@ -302,6 +333,22 @@ def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
     ):
         raise TypeError("durations that are not numbers")
     return HostEnded(ends, _failures(failures), phases)
+
+
+def _query(number: Any, what: Any, ranks: Any) -> Query:
+    made = _typed(Query, [number, what, ()])
+    asked = _list_of(ranks)
+    if len(asked) > MOST_RANKS_ASKED or len(made.what) > 32:
+        raise ValueError("a question of impossible size")
+    if not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in asked):
+        raise TypeError("a rank that is none")
+    return made._replace(ranks=tuple(asked))
+
+
+def _reply(made: Reply) -> Reply:
+    if not 0 <= made.part < made.parts <= MOST_PARTS or len(made.text) > REPLY_BYTES:
+        raise ValueError("a part that does not exist, or is too large")
+    return made
 
 
 def _failures(values: Any) -> tuple[RankFailure, ...]:
