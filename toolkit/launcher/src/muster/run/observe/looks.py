@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.types.values import NamedTuple
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One line of a stack; `line` 0 where it is not known."""
 
     file: str
@@ -18,7 +18,7 @@ class ThreadStack(NamedTuple):
 
     name: str
     is_main: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
 
 class Call(NamedTuple):
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     rate: float | None = None
 
 
-class Process(NamedTuple):
+class ProcessState(NamedTuple):
     """What the kernel says of a rank's process.
 
     `state`: the letter of /proc/PID/stat, "" when it is gone. `wchan`: the kernel function in which
@@ -79,7 +79,7 @@ class RankLook(NamedTuple):
 
     rank: int
     host: str
-    process: Process
+    process: ProcessState
     silent_s: float
     answer: Answer
     ended: int | None = None
