@@ -108,6 +108,11 @@ class Recorder:
         self._events_fd = -1
         self._thread: threading.Thread | None = None
 
+    @property
+    def folder(self) -> str:
+        """Of this host; "" for no record."""
+        return self._folder
+
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
         """Adds one event; its time is now."""
         if not self._folder:

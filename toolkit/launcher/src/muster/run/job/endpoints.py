@@ -16,7 +16,10 @@ from muster.run.channel.messages import (
     HostEnded,
     Leave,
     Message,
+    Query,
+    Question,
     RankEnd,
+    Reply,
     StartDaemon,
     Stopping,
     ToHost,
@@ -41,7 +44,7 @@ ASKERS = 64  # that claim to be one host while its name is looked up
 class LeaderEndpoint:
     """The leader's end of the control channel, with the coordinator.
 
-    `happen` takes the events of this host's own life.
+    `happen` takes the events of this host's own life, `on_question` what is asked beside it.
     """
 
     clock_offset_s = 0.0
@@ -59,6 +62,7 @@ class LeaderEndpoint:
         self._loop = loop
         self._context = context
         self._happen = happen
+        self.on_question: Callable[[int, Question], None] = lambda _host, _question: None
         self._log = log
         self._recorder = recorder
         self._me = cluster.current
@@ -86,6 +90,11 @@ class LeaderEndpoint:
 
     def send(self, message: ToLeader) -> None:
         self.peer_said(self._me, message)
+
+    def ask(self, host: int, question: Question) -> None:
+        """A question or an answer to another host, beside the life of the job."""
+        if self._leader is not None:
+            self._leader.send(host, question)
 
     def job_secret(self, purpose: str) -> str:
         """A secret of this job, the same on all hosts."""
@@ -149,6 +158,9 @@ class LeaderEndpoint:
         self._carry_out()
 
     def peer_said(self, host: int, message: ToLeader) -> None:
+        if isinstance(message, Query | Reply):
+            self.on_question(host, message)
+            return
         if isinstance(message, HostEnded) and self._coordinator.outcome is None:
             self._ended[host] = message  # a later one is no part of the outcome
         if isinstance(message, Stopping):
@@ -293,6 +305,7 @@ class FollowerEndpoint:
 
         self._context = context
         self._happen = happen
+        self.on_question: Callable[[int, Question], None] = lambda _host, _question: None
         self._log = log
         self._leader = context.cluster.leader.name
         self._own: HostEnded | None = None
@@ -324,6 +337,10 @@ class FollowerEndpoint:
         if isinstance(message, HostEnded):
             self._own = message
         self._follower.send(message)
+
+    def ask(self, host: int, question: Question) -> None:
+        """A question or an answer to the leader."""
+        self._follower.send(question)
 
     def job_secret(self, purpose: str) -> str:
         return self._follower.job_secret(purpose)
@@ -362,6 +379,9 @@ class FollowerEndpoint:
         self._happen(e.NotJoined(text))
 
     def leader_said(self, message: Message) -> None:
+        if isinstance(message, Query | Reply):
+            self.on_question(self._context.cluster.distribution[0], message)
+            return
         self._happen(e.FromLeader(message))  # type: ignore[arg-type]
 
     def leader_silent(self, silent_s: float) -> None:

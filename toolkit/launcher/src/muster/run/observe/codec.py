@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from muster.run.channel.messages import MOST_PARTS, REPLY_BYTES, WireError
-from muster.run.observe.looks import Answer, Call, Frame, Process, RankLook, ThreadStack
+from muster.run.observe.looks import Answer, Call, ProcessState, RankLook, StackFrame, ThreadStack
 from muster.run.observe.wording import main_thread
 
 TEXT_CHARACTERS = 1024  # of one name or path
@@ -51,7 +51,7 @@ def unpack(parts: Iterable[str]) -> Any:
 def looks_to_json(looks: Sequence[RankLook], all_threads: bool) -> object:
     """A table of kinds (`how`, threads), one of groups, and a row for each rank. `all_threads`:
     else the main one alone."""
-    kinds: dict[tuple[object, ...], int] = {}
+    kinds: dict[tuple[str, tuple[ThreadStack, ...]], int] = {}
     groups: dict[tuple[object, ...], int] = {}
     group_of: dict[tuple[object, ...], int] = {}  # by identity of the members, which are many
     rows = []
@@ -107,14 +107,17 @@ def looks_from_json(
 
 
 def _kind(how: str, threads: Sequence[ThreadStack]) -> list[object]:
-    return [how, [[t.name, t.is_main, [list(frame) for frame in _fitting(t.frames)]] for t in threads]]
+    return [
+        how,
+        [[t.name, t.is_main, [list(frame) for frame in _fitting(t.frames)]] for t in threads],
+    ]
 
 
-def _fitting(frames: Sequence[Frame]) -> Sequence[Frame]:
+def _fitting(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     if len(frames) <= MOST_FRAMES:
         return frames
     half = MOST_FRAMES // 2
-    left_out = Frame(f"... {len(frames) - MOST_FRAMES} frames ...", 0, "")
+    left_out = StackFrame(f"... {len(frames) - MOST_FRAMES} frames ...", 0, "")
     return [*frames[: half - 1], left_out, *frames[-half:]]
 
 
@@ -124,7 +127,7 @@ def _kind_from(how: Any, threads: Any) -> tuple[str, tuple[ThreadStack, ...]]:
             _text(name),
             _exact(is_main, bool),
             tuple(
-                Frame(_text(file), _whole(line), _text(function))
+                StackFrame(_text(file), _whole(line), _text(function))
                 for file, line, function in _items(frames, MOST_FRAMES)
             ),
         )
@@ -155,7 +158,7 @@ def _look(
     return RankLook(
         _whole(rank),
         host,
-        Process(_whole(pid), _text(state), _text(wchan), _number(cpu_share), _text(waits_for)),
+        ProcessState(_whole(pid), _text(state), _text(wchan), _number(cpu_share), _text(waits_for)),
         _number(silent_s),
         Answer(
             how,
@@ -179,9 +182,7 @@ def _ranges(ranks: Sequence[int]) -> str:
     return ",".join(f"{low}-{high}" for low, high in found)
 
 
-def _members(
-    spelled: str, known: dict[str, tuple[int, ...]], world: int
-) -> tuple[int, ...]:
+def _members(spelled: str, known: dict[str, tuple[int, ...]], world: int) -> tuple[int, ...]:
     found = known.get(spelled)
     if found is None:
         ranks: list[int] = []

@@ -34,7 +34,7 @@ WORK = "work"
 STUCK = frozenset({"waiting", "mismatch", "circle", "transfer", "stopped", "gone"})
 
 
-class Verdict(NamedTuple):
+class RollVerdict(NamedTuple):
     """What a roll call found.
 
     `kind`: waiting (for `guilty`, which do nothing useful), busy (for `guilty`, which compute, save
@@ -63,9 +63,9 @@ class _Wait:
 
 def call_roll(
     looks: Sequence[RankLook],
-    silent: Mapping[int, str] = {},  # noqa: B006 - never changed
+    silent: Mapping[int, str] = {},
     brief_s: float = BRIEF_S,
-) -> Verdict:
+) -> RollVerdict:
     """The verdict. `silent`: rank -> its host, of hosts that did not answer; `brief_s`: shorter
     waits do not count."""
     by_rank = {look.rank: look for look in looks}
@@ -163,7 +163,7 @@ def _wait(calls: Mapping[int, Call]) -> _Wait | None:
     return wait
 
 
-def _of_calls(roll: _Roll, waits: list[_Wait]) -> Verdict | None:
+def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     odd = [wait for wait in waits if wait.odd]
     if odd:
         return _mismatch(max(odd, key=lambda wait: wait.age_s), waits)
@@ -193,10 +193,10 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> Verdict | None:
     if not busy:
         sentence += ": look there"
     kind = "busy" if busy else "waiting"
-    return Verdict(kind, sentence, tuple(guilty), waiting, root.age_s)
+    return RollVerdict(kind, sentence, tuple(guilty), waiting, root.age_s)
 
 
-def _mismatch(wait: _Wait, waits: list[_Wait]) -> Verdict:
+def _mismatch(wait: _Wait, waits: list[_Wait]) -> RollVerdict:
     """Members are in the same call of their group, which is not the same to all of them."""
     named = [
         f"{of_ranks(ranks)} called {call_in_words(call)}" + (f" {call.shape[:80]}").rstrip()
@@ -209,7 +209,7 @@ def _mismatch(wait: _Wait, waits: list[_Wait]) -> Verdict:
     guilty = tuple(sorted(rank for ranks in few for rank in ranks))
     waiting = tuple(sorted({rank for one in waits for rank in one.at}))
     said = listed(named, NAMED).replace("\n", " ")
-    return Verdict(
+    return RollVerdict(
         "mismatch",
         f"{said}, since {seconds(wait.age_s)}: {what}, all ranks must make the same calls",
         guilty,
@@ -218,7 +218,7 @@ def _mismatch(wait: _Wait, waits: list[_Wait]) -> Verdict:
     )
 
 
-def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> Verdict:
+def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> RollVerdict:
     """Every rank that is waited for waits itself, in another group."""
     path: list[_Wait] = []
     seen: set[int] = set()
@@ -228,12 +228,10 @@ def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> Verdict:
         path.append(wait)
         wait = of_rank[wait.absent[0]]
     path = path[path.index(wait) :]
-    said = [
-        f"{of_ranks(w.at)} in {call_in_words(w.call)} for {of_ranks(w.absent)}" for w in path
-    ]
+    said = [f"{of_ranks(w.at)} in {call_in_words(w.call)} for {of_ranks(w.absent)}" for w in path]
     guilty = tuple(sorted({w.absent[0] for w in path}))
     waiting = tuple(sorted({rank for w in blocked for rank in w.at}))
-    return Verdict(
+    return RollVerdict(
         "circle",
         f"ranks wait for one another in a circle: {listed(said, NAMED)}, since "
         f"{seconds(min(w.age_s for w in path))}: all ranks must call them in one order",
@@ -243,7 +241,7 @@ def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> Verdict:
     )
 
 
-def _in_transfer(roll: _Roll, waits: list[_Wait]) -> Verdict | None:
+def _in_transfer(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     """All members have come, and the call does not end. Libraries may keep calls that nobody waits
     for, so a rank that computes shows that this is none."""
     held = [
@@ -256,7 +254,7 @@ def _in_transfer(roll: _Roll, waits: list[_Wait]) -> Verdict | None:
     wait = max(held, key=lambda wait: wait.age_s)
     guilty = tuple(roll.those(wait.call.ranks, lambda look: is_stopped(look) or is_gone(look)))
     why = f"{roll.tells(guilty)}: look there" if guilty else "look at the network and the devices"
-    return Verdict(
+    return RollVerdict(
         "transfer",
         f"all ranks of {call_in_words(wait.call)}{roll.place(wait.at)} have come, and it has not "
         f"ended since {seconds(wait.age_s)}: {why}",
@@ -269,7 +267,7 @@ def _in_transfer(roll: _Roll, waits: list[_Wait]) -> Verdict | None:
 # stacks and processes
 
 
-def _of_processes(roll: _Roll) -> Verdict:
+def _of_processes(roll: _Roll) -> RollVerdict:
     ranks = sorted(roll.by_rank)
     stopped = roll.those(ranks, is_stopped)
     gone = roll.those(ranks, is_gone)
@@ -277,17 +275,17 @@ def _of_processes(roll: _Roll) -> Verdict:
     looks = [roll.by_rank[rank] for rank in here]
     quiet_s = min((look.silent_s for look in looks), default=0.0)
     if stopped:
-        return Verdict("stopped", f"{roll.tells(stopped)}", tuple(stopped), (), quiet_s)
+        return RollVerdict("stopped", f"{roll.tells(stopped)}", tuple(stopped), (), quiet_s)
     if not here:
-        return Verdict(WORK, "all ranks have ended" if gone else "there are no ranks")
+        return RollVerdict(WORK, "all ranks have ended" if gone else "there are no ranks")
     idle = [look for look in looks if is_idle(look)]
     if len(idle) < len(looks):
-        return _apart(roll, looks) or Verdict(WORK, "all ranks work, nobody waits")
+        return _apart(roll, looks) or RollVerdict(WORK, "all ranks work, nobody waits")
     waiting = tuple(here)
     since = f"{of_ranks(here)} {'is' if len(here) == 1 else 'are'} idle"
     if gone:
         said = f"{since}{roll.place(here)}, and {roll.tells(gone)}"
-        return Verdict("gone", said, tuple(gone), waiting, quiet_s)
+        return RollVerdict("gone", said, tuple(gone), waiting, quiet_s)
     apart = _apart(roll, looks)
     if apart is not None:
         return apart
@@ -295,10 +293,10 @@ def _of_processes(roll: _Roll) -> Verdict:
     same = len({place(f) if (f := where(look)) else "" for look in looks}) == 1
     guilty = tuple(named or (here if same else ()))
     said = f"{since} and silent since {seconds(quiet_s)}: {roll.tells(guilty or here)}"
-    return Verdict("idle", said, guilty, waiting, quiet_s)
+    return RollVerdict("idle", said, guilty, waiting, quiet_s)
 
 
-def _apart(roll: _Roll, looks: Sequence[RankLook]) -> Verdict | None:
+def _apart(roll: _Roll, looks: Sequence[RankLook]) -> RollVerdict | None:
     """Most ranks are idle at one line, and a few are somewhere else: they are what to look at."""
     at: dict[str, list[RankLook]] = {}
     for look in looks:
@@ -317,4 +315,4 @@ def _apart(roll: _Roll, looks: Sequence[RankLook]) -> Verdict | None:
     waiting = tuple(look.rank for look in most)
     quiet_s = min(look.silent_s for look in most)
     said = f"{of_ranks(waiting)} are idle at {line}; {roll.tells(guilty)}: look there"
-    return Verdict("apart", said, guilty, waiting, quiet_s)
+    return RollVerdict("apart", said, guilty, waiting, quiet_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from muster.run.observe.looks import Call, Frame, RankLook, ThreadStack
+from muster.run.observe.looks import Call, RankLook, StackFrame, ThreadStack
 from muster.types.outcome import signal_name
 from muster.types.plain import printable, shortened
 
@@ -59,12 +59,12 @@ def main_thread(look: RankLook) -> ThreadStack | None:
     return next((one for one in threads if one.is_main), threads[0] if threads else None)
 
 
-def is_users(frame: Frame) -> bool:
+def is_users(frame: StackFrame) -> bool:
     """Neither of the standard library nor of a package."""
     return not any(part in frame.file for part in _HIDDEN)
 
 
-def where(look: RankLook) -> Frame | None:
+def where(look: RankLook) -> StackFrame | None:
     """The line of the user's code in which the main thread is, else its innermost one."""
     thread = main_thread(look)
     if thread is None or not thread.frames:
@@ -72,7 +72,7 @@ def where(look: RankLook) -> Frame | None:
     return next((one for one in reversed(thread.frames) if is_users(one)), thread.frames[-1])
 
 
-def place(frame: Frame) -> str:
+def place(frame: StackFrame) -> str:
     """`data.py:12`."""
     line = f":{frame.line}" if frame.line else ""
     return text_of(os.path.basename(frame.file) or frame.file or "?") + line
