@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from muster.types.environment import AT_START, LAUNCHER, MUSTER, Environment
+from muster.types.environment import AT_START, LAUNCHER, MUSTER, RUN_FACTS, Environment
 from muster.types.values import Bare, NamedTuple
 
 
@@ -236,10 +236,10 @@ class LaunchPlan(NamedTuple):
     @property
     def made_at_start(self) -> tuple[str, ...]:
         """Names, and prefixes ending in `*`, of variables of ranks that no plan knows: what their
-        launcher makes, private folders, a secret, and the mark of the run."""
+        launcher makes, private folders, a secret, the mark of the run, the file of its facts."""
         launched = self.launched or LaunchedRanks()
         secret = (self.secret_variable,) if self.secret_variable else ()
-        names = (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID)
+        names = (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID, RUN_FACTS)
         return tuple(name for name in names if name not in self.script.env)
 
     @property

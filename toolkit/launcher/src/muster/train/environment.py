@@ -7,7 +7,15 @@ import os
 import pwd
 from collections.abc import Mapping
 
-from muster.types.environment import AT_START, CONTRACT, MACHINE, REQUIREMENTS, USER, Environment
+from muster.types.environment import (
+    AT_START,
+    CONTRACT,
+    MACHINE,
+    REQUIREMENTS,
+    RUN_FACTS,
+    USER,
+    Environment,
+)
 from muster.types.errors import LaunchError
 from muster.types.job import Job, Program
 from muster.types.machine import Machine
@@ -15,6 +23,7 @@ from muster.types.machine import Machine
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
+_MADE_AT_START = (RUN_FACTS,)  # what another job had there is not this one's
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -38,8 +47,12 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of muster."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OURS_ALONE)}
+    """The environment without the variables of muster, and what it makes for ranks."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OURS_ALONE) and name not in _MADE_AT_START
+    }
 
 
 def with_requirements(environ: Environment, target: str) -> Environment:

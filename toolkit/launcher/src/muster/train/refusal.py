@@ -42,6 +42,9 @@ class RefusalWork:
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
         raise InternalError("a refused request is not planned")
 
+    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
+        raise InternalError("a refused request is not planned")
+
     def check(self, plan: LaunchPlan) -> None:
         raise InternalError("a refused request is not planned")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.contract import report
@@ -43,6 +44,7 @@ class JobWork:
         self._staged: Staged | None = None
         self._staging = False
         self._folder = folder
+        self._began = time.time()
         self._prepared = BackgroundCall("prepare", lambda: prepare(job, self._log, folder))
         for warning in job.warnings:
             self._log("read", warning, level="WARNING")
@@ -66,6 +68,13 @@ class JobWork:
         plan = plan_job(self._job, facts, self._staged)
         say_plan(self._job, plan, self._log, self._masker.mask)
         return plan
+
+    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """See `Work`: where the facts of the run are for `muster.runtime`."""
+        from muster.train.run_facts import write_facts
+
+        record = record_folder(self._job)
+        return write_facts(self._job, plan, self._began, self._folder, record)
 
     def check(self, plan: LaunchPlan) -> None:
         """See `Work`."""

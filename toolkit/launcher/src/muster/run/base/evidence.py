@@ -72,14 +72,13 @@ class Watcher:
     def __init__(self) -> None:
         self.tail = b""
         self.spoke = False  # on its standard output
-        self.heard_s = 0.0  # when it last wrote anything; 0 until then
+        self.heard_s = 0.0  # when it last wrote anything, a part of a line too; 0 until then
         self._began_s: float | None = None
         self._last_s = 0.0
         self._open = False
 
     def feed(self, block: bytes, now: float, error_stream: bool) -> None:
         """`block` ends at a line end where possible. Times are monotonic seconds."""
-        self.heard_s = now
         if not error_stream:
             self.spoke = True
             self._open = False

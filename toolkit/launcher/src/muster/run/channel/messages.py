@@ -154,14 +154,10 @@ class Reply(NamedTuple):
     text: str
 
 
-Question = Union[Query, Reply]  # noqa: UP007 - no state machine sees them
-ToLeader = Union[  # noqa: UP007
-    StagedHost, Ready, Registered, Report, Stopping, HostEnded, Query, Reply
-]
-ToHost = Union[  # noqa: UP007
-    FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave, Query, Reply
-]
-Message = Union[ToLeader, ToHost]  # noqa: UP007
+Question = Union[Query, Reply]  # noqa: UP007 - beside the state machines, which never see them
+ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
+ToHost = Union[FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave]  # noqa: UP007
+Message = Union[ToLeader, ToHost, Question]  # noqa: UP007
 
 _PLAIN: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, WindDown, Stop, Leave)
@@ -193,18 +189,12 @@ def from_wire(fields: list[Any]) -> Message:
         if name == "StagedHost":
             (facts,) = values
             return StagedHost(_facts(facts))
-        if name == "FactsPart":
-            return _facts_part(*values)
         if name == "Report":
             failures, host_error = values
             error = None if host_error is None else _typed(HostError, host_error)
             return Report(_failures(failures), error)
-        if name == "HostEnded":
-            return _host_ended(*values)
-        if name == "Query":
-            return _query(*values)
-        if name == "Reply":
-            return _reply(_typed(Reply, values))
+        if isinstance(name, str) and name in _MADE:
+            return _MADE[name](*values)
     except (TypeError, ValueError) as error:
         raise WireError(f"a {name} with wrong fields") from error
     raise WireError("an unknown message")
@@ -345,7 +335,8 @@ def _query(number: Any, what: Any, ranks: Any) -> Query:
     return made._replace(ranks=tuple(asked))
 
 
-def _reply(made: Reply) -> Reply:
+def _reply(*values: Any) -> Reply:
+    made = _typed(Reply, list(values))
     if not 0 <= made.part < made.parts <= MOST_PARTS or len(made.text) > REPLY_BYTES:
         raise ValueError("a part that does not exist, or is too large")
     return made
@@ -360,3 +351,11 @@ def _outcome(values: Any) -> Outcome:
     if isinstance(made, Failed) and made.first is not None:
         made = made._replace(first=_typed(RankFailure, list(made.first)))
     return _typed(type(made), list(made))
+
+
+_MADE: Mapping[str, Callable[..., Message]] = {
+    "FactsPart": _facts_part,
+    "HostEnded": _host_ended,
+    "Query": _query,
+    "Reply": _reply,
+}

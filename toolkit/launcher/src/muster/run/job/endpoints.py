@@ -157,7 +157,7 @@ class LeaderEndpoint:
         self._coordinator.disagrees(host, what, time.monotonic())
         self._carry_out()
 
-    def peer_said(self, host: int, message: ToLeader) -> None:
+    def peer_said(self, host: int, message: ToLeader | Question) -> None:
         if isinstance(message, Query | Reply):
             self.on_question(host, message)
             return

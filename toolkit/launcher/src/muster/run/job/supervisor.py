@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
@@ -77,6 +77,7 @@ class _Supervisor:
         self._busy = False
         self._plan: LaunchPlan | None = None
         self._addresses: frozenset[str] = frozenset()  # of all hosts of the job
+        self._at_start: Mapping[str, str] = {}  # variables of ranks that no plan holds
         self._thread: threading.Thread | None = None  # that stages or plans
         self._mask_before: set[Any] = set()
         self._pump_failed = False
@@ -273,6 +274,7 @@ class _Supervisor:
     def _make_plan(self, facts: Sequence[HostFacts]) -> None:
         def plan() -> e.Event:
             made = self._plan = self._work.plan(facts)
+            self._at_start = self._work.at_start(made)
             self._addresses = frozenset(host.address for host in facts)
             if self._context.cluster.is_leader:
                 self._work.check(made)
@@ -285,7 +287,7 @@ class _Supervisor:
     def _spawn(self) -> None:
         plan = self._plan
         assert plan is not None
-        at_start = self._orphans.mark
+        at_start = {**self._orphans.mark, **self._at_start}
         if plan.secret_variable:
             secret = self._endpoint.job_secret(plan.secret_variable)
             self._learn([secret])

@@ -1,8 +1,8 @@
 """The control socket of a host: a unix socket in its record, for people of the same user.
 
-A request is one JSON line, so is the answer: `{"do": "state"}`, `{"do": "stacks", "ranks": "1,last",
-"all_threads": true}`, `{"do": "stop"}`; the answer has `error` where there is none. Nothing here
-ever fails a job: a socket that cannot be made is said once, and the rest goes on without it.
+A request is one JSON line, so is the answer: `{"do": "state"}`, `{"do": "stop"}`,
+`{"do": "stacks", "ranks": "1,last", "all_threads": true}`; the answer has `error` where there is
+none. Nothing here ever fails a job: a socket that cannot be made is said once, and the rest goes on without it.
 """
 
 from __future__ import annotations

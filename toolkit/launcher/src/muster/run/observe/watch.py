@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 STACKS = "stacks"
 DETAIL_BYTES = 8192
 FIX = "look at the stacks below, and at docs/how-to/it-hangs.md; MUSTER_HANG_S asked for this end"
-    "look at the stacks below and at docs/how-to/it-hangs.md; without MUSTER_HANG_S it is only said"
-)
 
 
 class StallWatch:
