@@ -2,7 +2,8 @@
 
 A request is one JSON line, so is the answer: `{"do": "state"}`, `{"do": "stop"}`,
 `{"do": "stacks", "ranks": "1,last", "all_threads": true}`; the answer has `error` where there is
-none. Nothing here ever fails a job: a socket that cannot be made is said once, and the rest goes on without it.
+none. Nothing here ever fails a job: a socket that cannot be made is said once, and the rest goes
+on without it.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Control:
         self._listener: socket.socket | None = None
         self._connections: set[_Connection] = set()
         self._over = False
+        self.users = {os.getuid(), 0}  # who may ask; the owner of the record, too (containers)
 
     def begin(self) -> None:
         """Makes the socket, on a thread: the record's file system may hang. Raises RuntimeError
@@ -101,6 +103,7 @@ class Control:
         try:
             make_private(self._folder)
             listener = bound(self._folder)
+            self.users.add(os.stat(os.path.dirname(self._folder)).st_uid)
         except OSError as error:
             why = f"there is no control socket: {error.strerror or error}"
             self._loop.post(lambda: self._warn(why))
@@ -154,8 +157,9 @@ class _Connection:
         self._closed = False
         self._timer = loop.after(REQUEST_S, self._expire)
         loop.watch(sock.fileno(), self._ready)
-        if not _may_ask(sock):
-            self._say(refusal(f"this job is of user {os.getuid()}", "ask as that user, or as root"))
+        if _asker(sock) not in control.users:
+            users = " or ".join(map(str, sorted(control.users)))
+            self._say(refusal(f"this job is of another user ({users})", "ask as that user"))
 
     def close(self) -> None:
         if not self._closed:
@@ -300,8 +304,8 @@ def ask(folder: str, request: Request, limit_s: float = 2 * REQUEST_S) -> dict[s
     return answer
 
 
-def _may_ask(sock: socket.socket) -> bool:
-    """Whether the other end runs as this user, or as root."""
+def _asker(sock: socket.socket) -> int:
+    """The user of the other end."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(data)
-    return uid in (os.getuid(), 0)
+    return int(uid)
