@@ -41,6 +41,8 @@ EXAMPLES: list[m.Message] = [
     m.Verdict(Failed(1, "headline", "fix", "detail", FAILURE, 3, 2)),
     m.Verdict(Failed(102, "headline", "fix")),
     m.Leave(),
+    m.Query(7, "roll", (0, 3)),
+    m.Reply(7, 1, 2, "eJw="),
 ]
 
 
@@ -110,7 +112,7 @@ def check_types(value: Any) -> None:
                 if hasattr(item, "_fields"):
                     check_types(item)
                 else:
-                    assert isinstance(item, str), (value, name)
+                    assert isinstance(item, str | int), (value, name)
 
 
 @pytest.mark.promise("S03")
@@ -220,6 +222,8 @@ TEXTS = {  # every text that travels between hosts, and what it is; none is a va
     "Ready": {"digest"},
     "Stopping": {"by"},
     "Stop": {"by"},
+    "Query": {"what"},  # one of a few words (run.observe.query)
+    "Reply": {"text"},  # looks at ranks: lines of stacks, states; masked by the host that they are of
     "Stopped": {"by", "headline"},
     "Succeeded": {"headline"},
     "Failed": {"headline", "fix", "detail"},
@@ -251,7 +255,7 @@ def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
                 assert (kind.__name__, name) in OPEN_MAPS
                 assert get_args(annotation) == (str, float)
             elif annotation not in (int, float, bool):
-                found = [item for item in flat(annotation) if item not in (type(None), Ellipsis)]
+                found = [item for item in flat(annotation) if item not in (int, type(None), Ellipsis)]
                 assert all(hasattr(item, "_fields") for item in found), (kind, name)
                 queue += found
         assert texts == TEXTS.get(kind.__name__, set()), kind

@@ -102,16 +102,15 @@ def _listens(folder: str) -> bool:
 
 
 def _named(name: str) -> LiveRun:
-    for path in (os.path.join(layout.RUNS, name), name):
-        if name and os.path.isdir(path):
-            path = os.path.realpath(path)
-            found = _live(path)
-            if found is not None:
-                return found
-            if os.path.exists(os.path.join(path, layout.MARK)) and not history.is_over(path):
-                fix = "a run answers from 0.3 s after its ranks have started"
-                raise UsageError(f"{name} cannot be asked yet", fix)
-            raise UsageError(f"{name} is not running", "muster history lists the runs that ended")
+    places = [os.path.join(layout.RUNS, name), name] if name else []
+    for path in map(os.path.realpath, filter(os.path.isdir, places)):
+        found = _live(path)
+        if found is not None:
+            return found
+        if os.path.exists(os.path.join(path, layout.MARK)) and not history.is_over(path):
+            fix = "a run answers from 0.3 s after its ranks have started"
+            raise UsageError(f"{name} cannot be asked yet", fix)
+        raise UsageError(f"{name} is not running", "muster history lists the runs that ended")
     known = [os.path.basename(path) for path in _candidates()[:-1]]
     guess = did_you_mean(name, known, likeness=TYPED)
     running = f"running: {listed(known)}" if known else "no run is running here"

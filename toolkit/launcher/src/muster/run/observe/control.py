@@ -30,6 +30,7 @@ REQUEST_S = 5.0  # from the connection to the end of the answer
 LINE_BYTES = 1 << 16
 RANKS_TEXT = 4096  # characters
 MOST_CONNECTIONS = 16
+BACKLOG = 128
 REST_S = 1.0
 STATE, STACKS, STOP = REQUESTS = ("state", "stacks", "stop")
 _CREDENTIALS = struct.Struct("3i")
@@ -260,7 +261,7 @@ def bound(folder: str) -> socket.socket:
             pass
         listener.bind(path)
         os.chmod(path, MODE)
-        listener.listen(MOST_CONNECTIONS)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()

@@ -68,7 +68,7 @@ def call_roll(
 ) -> RollVerdict:
     """The verdict. `silent`: rank -> its host, of hosts that did not answer; `brief_s`: shorter
     waits do not count."""
-    by_rank = {look.rank: look for look in looks}
+    by_rank = {look.rank: look for look in sorted(looks, key=lambda look: look.rank)}
     roll = _Roll(by_rank, silent)
     waits = [wait for wait in _waits(by_rank) if wait.age_s >= brief_s]
     verdict = _of_calls(roll, waits) or _of_processes(roll)
