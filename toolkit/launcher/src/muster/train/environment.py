@@ -23,7 +23,7 @@ from muster.types.machine import Machine
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
-_MADE_AT_START = (RUN_FACTS,)  # what another job had there is not this one's
+_MADE_AT_START = (RUN_FACTS, "RANK_AGENT")  # what another job had there is not this one's
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 

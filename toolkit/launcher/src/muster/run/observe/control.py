@@ -103,8 +103,8 @@ class Control:
 
         try:
             make_private(self._folder)
-            listener = bound(self._folder)
             self.users.add(os.stat(os.path.dirname(self._folder)).st_uid)
+            listener = bound(self._folder)
         except OSError as error:
             why = f"there is no control socket: {error.strerror or error}"
             self._loop.post(lambda: self._warn(why))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.run.base.loop import Loop
 from muster.run.child.rank import Rank
+from muster.run.child.shim_handle import ShimHandle
 from muster.run.observe.looks import Answer, ProcessState, RankLook
 from muster.run.observe.query import CALLS, ROLL, STACKS, THREADS
 from muster.run.observe.wording import IDLE_SHARE
@@ -50,8 +51,7 @@ class LocalLooks:
         self._used: _Activity | None = None
 
     def close(self) -> None:
-        if self._link is not None and hasattr(self._link, "close"):
-            self._link.close()
+        self._link = None
 
     def look(
         self, what: str, ranks: Collection[int], done: Callable[[list[RankLook]], None]
@@ -234,6 +234,8 @@ def _agent_link(loop: Loop, ranks: Callable[[], Sequence[Rank]]) -> AgentLink | 
         from muster.run.observe.agent_link import AgentLink
     except ImportError:
         return None
-    return AgentLink(
-        loop, lambda: {rank.slot.rank: rank.handle for rank in ranks() if rank.handle is not None}
-    )
+
+    def handle_of(number: int) -> ShimHandle | None:
+        return next((one.handle for one in ranks() if one.slot.rank == number), None)
+
+    return AgentLink(loop, handle_of)
