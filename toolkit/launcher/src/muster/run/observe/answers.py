@@ -15,6 +15,7 @@ from muster.run.observe.wording import (
     is_idle,
     is_stopped,
     ranges,
+    spot,
     text_of,
 )
 
@@ -105,7 +106,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
         for thread in one["threads"]:
             if not thread["main"]:
                 lines.append(f"  thread {text_of(thread['name'])}")
-            lines += [_line(StackFrame(*frame)) for frame in thread["frames"]]
+            lines += [_line(StackFrame(*f)) for f in thread["frames"] if "<frozen " not in f[0]]
     if answer.get("silent"):
         lines += ["", f"did not answer: {', '.join(map(text_of, answer['silent']))}"]
     return "\n".join(lines) + "\n"
@@ -123,7 +124,7 @@ def _line(frame: StackFrame) -> str:
 
 
 def _kind(look: RankLook) -> tuple[object, ...]:
-    main = tuple(one.frames for one in look.answer.threads if one.is_main)
+    main = tuple(spot(one) for one in look.answer.threads if one.is_main)
     return (look.answer.how, main) if main else (look.answer.how, state_of(look))
 
 

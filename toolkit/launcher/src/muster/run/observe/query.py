@@ -13,6 +13,7 @@ from typing import Any
 from muster.run.channel.messages import Reply, WireError
 from muster.run.observe import codec
 from muster.run.observe.looks import RankLook
+from muster.run.observe.wording import spot
 
 STATE, CALLS, ROLL, STACKS, THREADS = OF_HOSTS = ("state", "calls", "roll", "stacks", "threads")
 KINDS_SHOWN = 64  # whose full stacks are asked for
@@ -116,7 +117,7 @@ def one_of_each_kind(looks: Iterable[RankLook]) -> list[int]:
     """The first rank of each kind of stack, the rarest kinds first, at most `KINDS_SHOWN`."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for look in looks:
-        threads = tuple((one.name, one.frames) for one in look.answer.threads if one.is_main)
+        threads = tuple(spot(one) for one in look.answer.threads if one.is_main)
         kinds.setdefault((look.answer.how, threads), []).append(look.rank)
     found = sorted(kinds.values(), key=len)[:KINDS_SHOWN]
     return sorted(min(ranks) for ranks in found)

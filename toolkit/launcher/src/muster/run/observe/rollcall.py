@@ -84,6 +84,7 @@ class _Roll:
     def __init__(self, by_rank: Mapping[int, RankLook], silent: Mapping[int, str]) -> None:
         self.by_rank = by_rank
         self.silent = silent
+        self.world = len(by_rank) + len(silent)
         self._names_hosts = len({look.host for look in by_rank.values()} | set(silent.values())) > 1
 
     def name(self, rank: int) -> str:
@@ -166,7 +167,7 @@ def _wait(calls: Mapping[int, Call]) -> _Wait | None:
 def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     odd = [wait for wait in waits if wait.odd]
     if odd:
-        return _mismatch(max(odd, key=lambda wait: wait.age_s), waits)
+        return _mismatch(roll, max(odd, key=lambda wait: wait.age_s), waits)
     blocked = [wait for wait in waits if wait.absent]
     if not blocked:
         return _in_transfer(roll, waits)
@@ -175,7 +176,7 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
         of_rank.update(dict.fromkeys(wait.at, wait))
     roots = [w for w in blocked if any(of_rank.get(r, w) is w for r in w.absent)]
     if not roots:
-        return _circle(blocked, of_rank)
+        return _circle(roll, blocked, of_rank)
     root = max(roots, key=lambda wait: wait.age_s)
     guilty = sorted({r for w in roots for r in w.absent if of_rank.get(r, w) is w})
     own = [rank for rank in root.absent if of_rank.get(rank, root) is root]
@@ -184,7 +185,7 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     busy = bool(looks) and len(looks) == len(guilty) and all(map(is_busy, looks))
     verb = "waits" if len(root.at) == 1 else "wait"
     sentence = (
-        f"{of_ranks(root.at)} {verb} in {call_in_words(root.call)}{roll.place(root.at)} "
+        f"{of_ranks(root.at)} {verb} in {call_in_words(root.call, roll.world)}{roll.place(root.at)} "
         f"since {seconds(root.age_s)}; {roll.tells(own)}"
     )
     others = len(waiting) - len(root.at)
@@ -196,10 +197,11 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     return RollVerdict(kind, sentence, tuple(guilty), waiting, root.age_s)
 
 
-def _mismatch(wait: _Wait, waits: list[_Wait]) -> RollVerdict:
+def _mismatch(roll: _Roll, wait: _Wait, waits: list[_Wait]) -> RollVerdict:
     """Members are in the same call of their group, which is not the same to all of them."""
     named = [
-        f"{of_ranks(ranks)} called {call_in_words(call)}" + (f" {call.shape[:80]}").rstrip()
+        f"{of_ranks(ranks)} called {call_in_words(call, roll.world)}"
+        + (f" {call.shape[:80]}").rstrip()
         for ranks, call in zip(wait.odd[::-1], wait.odd_calls[::-1], strict=True)
     ]
     same_op = len({call.op for call in wait.odd_calls}) == 1
@@ -218,7 +220,7 @@ def _mismatch(wait: _Wait, waits: list[_Wait]) -> RollVerdict:
     )
 
 
-def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> RollVerdict:
+def _circle(roll: _Roll, blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> RollVerdict:
     """Every rank that is waited for waits itself, in another group."""
     path: list[_Wait] = []
     seen: set[int] = set()
@@ -228,7 +230,10 @@ def _circle(blocked: list[_Wait], of_rank: Mapping[int, _Wait]) -> RollVerdict:
         path.append(wait)
         wait = of_rank[wait.absent[0]]
     path = path[path.index(wait) :]
-    said = [f"{of_ranks(w.at)} in {call_in_words(w.call)} for {of_ranks(w.absent)}" for w in path]
+    said = [
+        f"{of_ranks(w.at)} in {call_in_words(w.call, roll.world)} for {of_ranks(w.absent)}"
+        for w in path
+    ]
     guilty = tuple(sorted({w.absent[0] for w in path}))
     waiting = tuple(sorted({rank for w in blocked for rank in w.at}))
     return RollVerdict(
@@ -256,7 +261,7 @@ def _in_transfer(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     why = f"{roll.tells(guilty)}: look there" if guilty else "look at the network and the devices"
     return RollVerdict(
         "transfer",
-        f"all ranks of {call_in_words(wait.call)}{roll.place(wait.at)} have come, and it has not "
+        f"all ranks of {call_in_words(wait.call, roll.world)}{roll.place(wait.at)} have come, and it has not "
         f"ended since {seconds(wait.age_s)}: {why}",
         guilty,
         tuple(rank for rank in wait.at if rank not in guilty),

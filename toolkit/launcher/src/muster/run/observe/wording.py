@@ -78,9 +78,16 @@ def place(frame: StackFrame) -> str:
     return text_of(os.path.basename(frame.file) or frame.file or "?") + line
 
 
-def call_in_words(call: Call) -> str:
-    """`all_reduce no. 6 of world`."""
-    return f"{text_of(call.op, 40)} no. {call.number} of {text_of(call.group or 'world', 40)}"
+def call_in_words(call: Call, world: int) -> str:
+    """`all_reduce no. 6 of world`. `world`: how many ranks there are."""
+    group = f"group {text_of(call.group, 40)} ({of_ranks(call.ranks)})"
+    of = "world" if len(call.ranks) == world else group
+    return f"{text_of(call.op, 40)} no. {call.number} of {of}"
+
+
+def spot(thread: ThreadStack) -> tuple[tuple[str, int, str], ...]:
+    """Where a thread is, the same on hosts with folders of their own."""
+    return tuple((os.path.basename(f.file), f.line, f.function) for f in thread.frames)
 
 
 def task(look: RankLook) -> str:
