@@ -118,7 +118,11 @@ CASES = {
         ],
         "waiting",
         (2,),
-        ("rank 1 waits in all_reduce no. 2 of group b (ranks 1-2)", "rank 2 is at data.py:3", "1 more rank waits"),
+        (
+            "rank 1 waits in all_reduce no. 2 of group b (ranks 1-2)",
+            "rank 2 is at data.py:3",
+            "1 more rank waits",
+        ),
     ),
     "a circle": Case(
         [

@@ -223,7 +223,9 @@ TEXTS = {  # every text that travels between hosts, and what it is; none is a va
     "Stopping": {"by"},
     "Stop": {"by"},
     "Query": {"what"},  # one of a few words (run.observe.query)
-    "Reply": {"text"},  # looks at ranks: lines of stacks, states; masked by the host that they are of
+    "Reply": {
+        "text"
+    },  # looks at ranks: lines of stacks, states; masked by the host that they are of
     "Stopped": {"by", "headline"},
     "Succeeded": {"headline"},
     "Failed": {"headline", "fix", "detail"},
@@ -255,7 +257,9 @@ def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
                 assert (kind.__name__, name) in OPEN_MAPS
                 assert get_args(annotation) == (str, float)
             elif annotation not in (int, float, bool):
-                found = [item for item in flat(annotation) if item not in (int, type(None), Ellipsis)]
+                found = [
+                    item for item in flat(annotation) if item not in (int, type(None), Ellipsis)
+                ]
                 assert all(hasattr(item, "_fields") for item in found), (kind, name)
                 queue += found
         assert texts == TEXTS.get(kind.__name__, set()), kind

@@ -185,8 +185,8 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     busy = bool(looks) and len(looks) == len(guilty) and all(map(is_busy, looks))
     verb = "waits" if len(root.at) == 1 else "wait"
     sentence = (
-        f"{of_ranks(root.at)} {verb} in {call_in_words(root.call, roll.world)}{roll.place(root.at)} "
-        f"since {seconds(root.age_s)}; {roll.tells(own)}"
+        f"{of_ranks(root.at)} {verb} in {call_in_words(root.call, roll.world)}"
+        f"{roll.place(root.at)} since {seconds(root.age_s)}; {roll.tells(own)}"
     )
     others = len(waiting) - len(root.at)
     if others > 0:
@@ -261,8 +261,8 @@ def _in_transfer(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
     why = f"{roll.tells(guilty)}: look there" if guilty else "look at the network and the devices"
     return RollVerdict(
         "transfer",
-        f"all ranks of {call_in_words(wait.call, roll.world)}{roll.place(wait.at)} have come, and it has not "
-        f"ended since {seconds(wait.age_s)}: {why}",
+        f"all ranks of {call_in_words(wait.call, roll.world)}{roll.place(wait.at)} have come, and "
+        f"it has not ended since {seconds(wait.age_s)}: {why}",
         guilty,
         tuple(rank for rank in wait.at if rank not in guilty),
         wait.age_s,
