@@ -105,9 +105,9 @@ class Control:
             make_private(self._folder)
             self.users.add(os.stat(os.path.dirname(self._folder)).st_uid)
             listener = bound(self._folder)
-        except OSError as error:
-            why = f"there is no control socket: {error.strerror or error}"
-            self._loop.post(lambda: self._warn(why))
+        except Exception as error:  # a defect too: this thread has nobody else to say it
+            said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self._loop.post(lambda: self._warn(f"there is no control socket: {said}"))
             return
         self._loop.post(lambda: self._listen(listener))
 
