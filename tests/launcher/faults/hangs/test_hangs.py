@@ -88,6 +88,15 @@ PLACES = {
 }
 
 
+def is_short(hang: str, place: str) -> bool:
+    return hang == "sleeps before it" or (place.startswith("gloo") and hang in ALWAYS)
+
+
+LIVE = pytest.mark.skipif(
+    find_spec("muster_collectives.binding.live") is None, reason="no call that waits is told"
+)
+
+
 def cases() -> list[Any]:
     """All of them; outside the long tests a few, where the difference is."""
     return [
@@ -95,9 +104,10 @@ def cases() -> list[Any]:
             hang,
             place,
             id=f"{hang}, {place}",
-            marks=()
-            if (place.startswith("gloo") and hang in ALWAYS) or hang == "sleeps before it"
-            else pytest.mark.long,
+            marks=[
+                *([LIVE] if place.startswith("muster") else []),
+                *([] if is_short(hang, place) else [pytest.mark.long]),
+            ],
         )
         for place in PLACES
         for hang in HANGS

@@ -159,6 +159,9 @@ CASES = {
     "two at two lines without evidence": Case(
         [look(0, at=("a.py:1 f",)), look(1, at=("a.py:2 f",))], "idle", ()
     ),
+    "two at two lines, of which one sleeps": Case(
+        [look(0, at=("a.py:1 f",)), look(1, at=("a.py:2 f",), waits_for="sleeping")], "idle", ()
+    ),
     "two that work at two lines": Case(
         [look(0, at=("a.py:1 f",), cpu=1.0), look(1, at=("a.py:2 f",), cpu=1.0)], "work", ()
     ),

@@ -294,7 +294,9 @@ def _of_processes(roll: _Roll) -> RollVerdict:
     apart = _apart(roll, looks)
     if apart is not None:
         return apart
-    named = [one.rank for one in looks if one.process.waits_for or one.process.state == "D"]
+    # a sleep alone says nothing: it may be how a library polls
+    told = {one.rank: one.process.waits_for not in ("", "sleeping") for one in looks}
+    named = [one.rank for one in looks if told[one.rank] or one.process.state == "D"]
     same = len({place(f) if (f := where(look)) else "" for look in looks}) == 1
     guilty = tuple(named or (here if same else ()))
     said = f"{since} and silent since {seconds(quiet_s)}: {roll.tells(guilty or here)}"
