@@ -380,6 +380,12 @@ class HostRanks:
         return failure
 
     @property
+    def of_world(self) -> list[Rank]:
+        """The ranks of this host that belong to the world."""
+        size = 0 if self._plan is None else self._plan.world_size
+        return [rank for rank in self._ranks if rank.slot.rank < size]
+
+    @property
     def all_ran(self) -> bool:
         return all(rank.ran for rank in self._ranks)
 
