@@ -122,14 +122,15 @@ class Ranks:
         self.until(lambda: got)
         return got[0][rank]
 
-    def asked_until(self, condition: Callable[[Answer], object], rank: int = 0) -> Answer:
+    def asked_until(
+        self, condition: Callable[[Answer], object], rank: int = 0, what: Ask = EVERYTHING
+    ) -> Answer:
         """Asks again and again until an answer is as it should be."""
         ends_s = time.monotonic() + within(LIMIT_S)
-        answer = self.ask(rank)
+        answer = self.ask(rank, what)
         while not condition(answer):
             assert time.monotonic() < ends_s, (answer, self.output(rank))
-            self.until(lambda: True)
-            answer = self.ask(rank)
+            answer = self.ask(rank, what)
         return answer
 
     def end(self) -> None:

@@ -62,16 +62,19 @@ class Agent:
             self._runs.release()
 
     def rest(self) -> None:
-        """Returns once the thread is gone, or busy for too long."""
+        """Returns once the thread is at its end, or busy for too long."""
         self._resting += 1
         os.eventfd_write(self._wake, 1)
         if self._runs.acquire(timeout=REST_S):
             self._runs.release()
-            # Python counts threads at a fork, and this one lives on for a moment
-            task, tries = f"/proc/self/task/{self._native}", 0
-            while self._native and tries < GONE_TRIES and os.path.exists(task):
-                tries += 1
-                os.sched_yield()
+
+    def rest_for_fork(self) -> None:
+        """Python counts the threads at a fork, and this one lives on for a moment."""
+        self.rest()
+        task, tries = f"/proc/self/task/{self._native}", 0
+        while self._native and tries < GONE_TRIES and os.path.exists(task):
+            tries += 1
+            os.sched_yield()
 
     def resume(self) -> None:
         """After the fork of one thread; another may still be in its own."""
@@ -244,13 +247,13 @@ def start() -> None:
         agent.begin()
 
         def in_child() -> None:
-            if is_free:
+            if agent.signal:  # else it would take the script's own handler away
                 faulthandler.unregister(NUMBER)
             os.close(dump)
             agent.forget()
 
         os.register_at_fork(
-            before=agent.rest, after_in_parent=agent.resume, after_in_child=in_child
+            before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=in_child
         )
         atexit.register(agent.rest)
     except Exception:  # no descriptors, no thread, no /proc: the script runs without

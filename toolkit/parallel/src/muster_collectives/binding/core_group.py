@@ -70,6 +70,7 @@ class CoreGroup:
 
     transport = "native"
     global_ranks: tuple[int, ...] = ()  # of its ranks in the world
+    world_ranks: tuple[int, ...] = ()  # the same, () where its maker did not say
     # of groups that `init` and `new_group` made: where their children meet, and what ends with them
     store: Store | None = None
     children: int = 0

@@ -28,7 +28,7 @@ def calls() -> list[dict[str, object]]:
 
 
 def _row(group: CoreGroup) -> dict[str, object] | None:
-    members = group.global_ranks
+    members = group.world_ranks
     now = group.now() if len(members) == group.size else None
     if now is None:
         return None

@@ -229,6 +229,8 @@ def test_a_stopped_one_is_silent_and_answers_once_it_goes_on(ranks: Ranks) -> No
     handle = ranks.start(f"{WAITS}\nwait_here()\n")
     ranks.says("waits")
     os.kill(handle.pid, signal.SIGSTOP)
+    stats = list(Path(f"/proc/{handle.pid}/task").glob("*/stat"))
+    ranks.until(lambda: all(stat.read_text().rpartition(") ")[2][0] == "T" for stat in stats))
     assert ranks.ask(limit_s=1.5).how == "silent"
     os.kill(handle.pid, signal.SIGCONT)
     assert where(ranks.ask()) == "wait_here"
