@@ -64,7 +64,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     assert not made.path.exists()
 
 
-@pytest.mark.promise("S20")
+@pytest.mark.promise("S21")
 def test_a_request_is_answered_and_the_socket_is_its_owners(served: Served) -> None:
     assert served.path.stat().st_mode & 0o777 == 0o700
     answer = control.ask(str(served.folder), Request("stacks", "1,last", True))
@@ -73,8 +73,8 @@ def test_a_request_is_answered_and_the_socket_is_its_owners(served: Served) -> N
     assert served.asked == [Request("stacks", "1,last", True)]
 
 
-@pytest.mark.promise("S20")
-def test_another_users_request_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.promise("S21")
+def test_another_users_request_is_refused(served: Served) -> None:
     served.control.users = {12345}
     answer = control.ask(str(served.folder), Request("stop"))
     assert "another user" in answer["error"]
@@ -92,7 +92,7 @@ def test_an_asker_that_waits_for_ever_is_answered_in_time(
     assert time.monotonic() - began < 4
 
 
-@pytest.mark.promise("S20")
+@pytest.mark.promise("S21")
 def test_askers_without_end_hold_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "REQUEST_S", 0.5)
     idle = [control.connected(str(served.folder), 5) for _ in range(control.MOST_CONNECTIONS + 5)]

@@ -90,7 +90,7 @@ def test_a_host_speaks_for_its_own_ranks_once() -> None:
     assert asked.looks == []
 
 
-@pytest.mark.promise("S20")
+@pytest.mark.promise("S21")
 @pytest.mark.parametrize(
     "texts",
     [

@@ -158,9 +158,6 @@ class _Connection:
         self._closed = False
         self._timer = loop.after(REQUEST_S, self._expire)
         loop.watch(sock.fileno(), self._ready)
-        if _asker(sock) not in control.users:
-            users = " or ".join(map(str, sorted(control.users)))
-            self._say(refusal(f"this job is of another user ({users})", "ask as that user"))
 
     def close(self) -> None:
         if not self._closed:
@@ -190,6 +187,10 @@ class _Connection:
             self._say(refusal("a request is one line of JSON", "ask with `muster stacks`"))
 
     def _ask(self, line: bytes) -> None:
+        if _asker(self._sock) not in self._control.users:
+            users = " or ".join(map(str, sorted(self._control.users)))
+            self._say(refusal(f"this job is of another user ({users})", "ask as that user"))
+            return
         request = parse(line)
         if isinstance(request, dict):
             self._say(request)

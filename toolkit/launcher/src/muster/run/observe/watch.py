@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STACKS = "stacks"
 DETAIL_BYTES = 8192
-FIX = "look at the stacks below, and at docs/how-to/symptoms/it-hangs.md; MUSTER_HANG_S ended the job"
+FIX = "the stacks are below (docs/how-to/symptoms/it-hangs.md); MUSTER_HANG_S ended the job"
 
 
 class StallWatch:
