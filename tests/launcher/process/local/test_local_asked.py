@@ -142,7 +142,7 @@ def test_another_users_run_is_said_to_be_so(
     def refused(_path: str) -> list[str]:
         raise PermissionError
 
-    monkeypatch.setattr(control_client.os, "listdir", refused)
+    monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(UsageError, match="is a run of user"):
         control_client.find(str(tmp_path))
 

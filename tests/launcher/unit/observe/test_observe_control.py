@@ -15,7 +15,7 @@ import pytest
 
 from muster.run.base.loop import Loop
 from muster.run.observe import control
-from muster.run.observe.control import Answered, Control, Request, parse
+from muster.run.observe.control import Answered, Control, Inquiry, parse
 from tests.support.waiting import wait_until
 
 
@@ -25,7 +25,7 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.loop = Loop()
-        self.asked: list[Request] = []
+        self.asked: list[Inquiry] = []
         self.said: list[str] = []
         self.hold = False
         self.control = Control(self.loop, str(folder), self.answer, self.said.append)
@@ -33,7 +33,7 @@ class Served:
         self.thread.start()
         self.loop.post(self.control.begin)
 
-    def answer(self, request: Request, done: Answered) -> None:
+    def answer(self, request: Inquiry, done: Answered) -> None:
         self.asked.append(request)
         if not self.hold:
             done({"ok": request.do, "long": "x" * 3_000_000})
@@ -67,16 +67,16 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.promise("S21")
 def test_a_request_is_answered_and_the_socket_is_its_owners(served: Served) -> None:
     assert served.path.stat().st_mode & 0o777 == 0o700
-    answer = control.ask(str(served.folder), Request("stacks", "1,last", True))
+    answer = control.ask(str(served.folder), Inquiry("stacks", "1,last", True))
     assert answer["ok"] == "stacks"
     assert len(answer["long"]) == 3_000_000
-    assert served.asked == [Request("stacks", "1,last", True)]
+    assert served.asked == [Inquiry("stacks", "1,last", True)]
 
 
 @pytest.mark.promise("S21")
 def test_another_users_request_is_refused(served: Served) -> None:
     served.control.users = {12345}
-    answer = control.ask(str(served.folder), Request("stop"))
+    answer = control.ask(str(served.folder), Inquiry("stop"))
     assert "another user" in answer["error"]
     assert not served.asked
 
@@ -87,7 +87,7 @@ def test_an_asker_that_waits_for_ever_is_answered_in_time(
     monkeypatch.setattr(control, "REQUEST_S", 0.3)
     served.hold = True
     began = time.monotonic()
-    answer = control.ask(str(served.folder), Request("state"), 5.0)
+    answer = control.ask(str(served.folder), Inquiry("state"), 5.0)
     assert "no answer within" in answer["error"]
     assert time.monotonic() - began < 4
 
@@ -104,7 +104,7 @@ def test_askers_without_end_hold_up_nobody(served: Served, monkeypatch: pytest.M
 
     def answered() -> bool:
         try:
-            return control.ask(str(served.folder), Request("state"))["ok"] == "state"
+            return control.ask(str(served.folder), Inquiry("state"))["ok"] == "state"
         except (OSError, ValueError):
             return False
 

@@ -10,7 +10,7 @@ from typing import Any
 from muster.arguments import UsageError
 from muster.local.record import history, layout, runfolder
 from muster.run.observe import control
-from muster.run.observe.control import Request
+from muster.run.observe.control import Inquiry
 from muster.types.names import TYPED, did_you_mean, listed
 from muster.types.plain import printable
 from muster.types.values import NamedTuple
@@ -47,7 +47,7 @@ def find(name: str | None) -> LiveRun:
     )
 
 
-def ask(run: LiveRun, request: Request) -> dict[str, Any]:
+def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
     """The answer of the first host that gives one. Raises UsageError."""
     why = "no host listens"
     for folder in run.folders:

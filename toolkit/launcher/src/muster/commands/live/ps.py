@@ -11,7 +11,7 @@ from typing import Any
 from muster.arguments import Parser, UsageError
 from muster.commands.live.stacks import add_run
 from muster.local import control_client
-from muster.run.observe.control import STATE, Request
+from muster.run.observe.control import STATE, Inquiry
 from muster.run.observe.wording import seconds, text_of
 from muster.types.plain import columns
 
@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises UsageError where nothing answers."""
     found = control_client.find(args.run)
-    answer = control_client.ask(found, Request(STATE))
+    answer = control_client.ask(found, Inquiry(STATE))
     if args.json:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0

@@ -9,7 +9,7 @@ import sys
 from muster.arguments import Parser, UsageError
 from muster.local import control_client
 from muster.run.observe import answers
-from muster.run.observe.control import STACKS, Request
+from muster.run.observe.control import STACKS, Inquiry
 from muster.types.shown import parse_ranks
 
 EXAMPLES = """\
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(f"--ranks: {error}", "write such as --ranks 0,last") from None
     found = control_client.find(args.run)
-    answer = control_client.ask(found, Request(STACKS, args.ranks, args.all_threads))
+    answer = control_client.ask(found, Inquiry(STACKS, args.ranks, args.all_threads))
     if args.json:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0

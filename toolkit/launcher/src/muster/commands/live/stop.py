@@ -8,7 +8,7 @@ import sys
 from muster.arguments import Parser
 from muster.commands.live.stacks import add_run
 from muster.local import control_client
-from muster.run.observe.control import STOP, Request
+from muster.run.observe.control import STOP, Inquiry
 
 EXAMPLES = """\
 examples:
@@ -24,6 +24,6 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0 once the run knows of it. Raises UsageError where nothing answers."""
     found = control_client.find(args.run)
-    control_client.ask(found, Request(STOP))
+    control_client.ask(found, Inquiry(STOP))
     sys.stdout.write(f"stopping {found.name}: its ranks get SIGTERM and time to save\n")
     return 0

@@ -23,7 +23,7 @@ OBSERVE_S = 0.3  # after the ranks run: what has ended by then is not looked int
 
 class Observing:
     """Makes the observer 0.3 s after the ranks run, or with the first question, and ends it with
-    the outcome. It is also what the observer may ask of this host (`observer.Owner`)."""
+    the outcome. It is also what the observer may ask of this host (`observer.ObserverHost`)."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Observing:
         if self._observer is not None or self._over or plan is None:
             return
         try:
-            from muster.run.observe.observer import Observer, Place  # trivial jobs go without
+            from muster.run.observe.observer import HostPlace, Observer  # trivial jobs go without
 
             cluster = self._context.cluster
             names = tuple(host.name for host in cluster.hosts)
             self._observer = Observer(
                 self._loop,
-                Place(cluster.current, cluster.distribution[0], names),
+                HostPlace(cluster.current, cluster.distribution[0], names),
                 plan,
                 lambda: self._ranks.of_world,
                 self._context.deadlines,
@@ -98,18 +98,18 @@ class Observing:
     # what the observer may ask of this host
 
     def ask_host(self, host: int, question: Question) -> None:
-        """See `Owner`."""
+        """See `ObserverHost`."""
         if not self._over:
             self._endpoint.ask(host, question)
 
     def stop_job(self, by: str) -> None:
-        """See `Owner`."""
+        """See `ObserverHost`."""
         self._loop.post(lambda: self._happen(e.Signalled(by)))
 
     def job_hangs(self, error: HostError) -> None:
-        """See `Owner`."""
+        """See `ObserverHost`."""
         self._loop.post(lambda: self._happen(e.HostFailed(error)))
 
     def is_at_work(self) -> bool:
-        """See `Owner`."""
+        """See `ObserverHost`."""
         return self._at_work()

@@ -36,7 +36,7 @@ STATE, STACKS, STOP = REQUESTS = ("state", "stacks", "stop")
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Request(NamedTuple):
+class Inquiry(NamedTuple):
     """What is asked for. `ranks`: whose stacks, as `types.shown.parse_ranks` reads them; "": one of
     each kind."""
 
@@ -59,7 +59,7 @@ class Control:
         self,
         loop: Loop,
         folder: str,
-        answer: Callable[[Request, Answered], None],
+        answer: Callable[[Inquiry, Answered], None],
         warn: Callable[[str], None],
     ) -> None:
         self._loop = loop
@@ -95,7 +95,7 @@ class Control:
     def forget(self, connection: _Connection) -> None:
         self._connections.discard(connection)
 
-    def ask(self, request: Request, done: Answered) -> None:
+    def ask(self, request: Inquiry, done: Answered) -> None:
         self._answer(request, done)
 
     def _bind(self) -> None:
@@ -220,7 +220,7 @@ class _Connection:
         self.close()
 
 
-def parse(line: bytes) -> Request | dict[str, Any]:
+def parse(line: bytes) -> Inquiry | dict[str, Any]:
     """The request of a line, or the answer to one that cannot be."""
     try:
         asked = json.loads(line)
@@ -238,7 +238,7 @@ def parse(line: bytes) -> Request | dict[str, Any]:
             parse_ranks(ranks if isinstance(ranks, str) and len(ranks) < RANKS_TEXT else "too long")
     except ValueError as error:
         return refusal(f"`ranks`: {error}", "write such as 0,last or 0-3")
-    return Request(do, ranks or "", threads is True)
+    return Inquiry(do, ranks or "", threads is True)
 
 
 def refusal(error: str, fix: str) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def connected(folder: str, limit_s: float) -> socket.socket:
     return sock
 
 
-def ask(folder: str, request: Request, limit_s: float = 2 * REQUEST_S) -> dict[str, Any]:
+def ask(folder: str, request: Inquiry, limit_s: float = 2 * REQUEST_S) -> dict[str, Any]:
     """The answer of the host whose record's folder it is. Raises OSError, ValueError for an
     answer that is none."""
     by = time.monotonic() + limit_s

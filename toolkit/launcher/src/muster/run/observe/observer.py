@@ -16,7 +16,7 @@ from muster.run.base.record import Recorder
 from muster.run.channel.messages import HostError, Query, Question, Reply, WireError
 from muster.run.child.rank import Rank
 from muster.run.observe import answers, codec, control
-from muster.run.observe.control import Answered, Control, Request, refusal
+from muster.run.observe.control import Answered, Control, Inquiry, refusal
 from muster.run.observe.guard import GuardedLoop
 from muster.run.observe.local_looks import LocalLooks
 from muster.run.observe.looks import RankLook
@@ -43,7 +43,7 @@ PENDING = 8  # questions of one host to the leader that are not answered yet
 MINE = -1  # a question of this host's own
 
 
-class Place(NamedTuple):
+class HostPlace(NamedTuple):
     """This host in its job: indices into `names`."""
 
     me: int
@@ -55,7 +55,7 @@ class Place(NamedTuple):
         return self.me == self.leader
 
 
-class Owner(Protocol):
+class ObserverHost(Protocol):
     """What the observer may ask of its supervisor, on the loop's thread."""
 
     def ask_host(self, host: int, question: Question) -> None:
@@ -79,14 +79,14 @@ class Observer:
     def __init__(
         self,
         loop: Loop,
-        place: Place,
+        place: HostPlace,
         plan: LaunchPlan,
         ranks: Callable[[], Sequence[Rank]],
         deadlines: Deadlines,
         recorder: Recorder,
         log: Log,
         mask: Callable[[str], str],
-        owner: Owner,
+        owner: ObserverHost,
     ) -> None:
         self._loop = GuardedLoop(loop, self._broke)
         self._place = place
@@ -129,7 +129,7 @@ class Observer:
 
     # requests of people
 
-    def request(self, request: Request, done: Answered) -> None:
+    def request(self, request: Inquiry, done: Answered) -> None:
         """A request at this host's socket. `done` is called once."""
         if request.do == control.STOP:
             self._owner.stop_job("muster stop")

@@ -27,7 +27,7 @@ from muster.types.errors import HangError
 from muster.types.steps import Log
 
 if TYPE_CHECKING:
-    from muster.run.observe.observer import Owner
+    from muster.run.observe.observer import ObserverHost
 
 STACKS = "stacks"
 DETAIL_BYTES = 8192
@@ -44,7 +44,7 @@ class StallWatch:
         rounds: Rounds,
         recorder: Recorder,
         log: Log,
-        owner: Owner,
+        owner: ObserverHost,
         deadlines: Deadlines,
         leads: bool,
         tell: Callable[[], None],
