@@ -106,7 +106,7 @@ def made() -> Iterator[Callable[..., Host]]:
 
 
 def reply_to(query: Question, looks: Sequence[Any]) -> list[Reply]:
-    parts = codec.pack(to_json(list(looks), 0.0, "roll"))
+    parts = codec.pack(to_json(list(looks), {}, "roll"))
     return [Reply(query.number, n, len(parts), text) for n, text in enumerate(parts)]
 
 

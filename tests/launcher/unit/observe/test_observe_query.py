@@ -23,7 +23,7 @@ from tests.launcher.support.looks import call, look, stack
 
 
 def replies(number: int, looks: Sequence[RankLook], what: str = ROLL) -> list[Reply]:
-    parts = codec.pack(to_json(list(looks), 1.5, what))
+    parts = codec.pack(to_json(list(looks), {one.rank: 1.5 for one in looks}, what))
     return [Reply(number, place, len(parts), text) for place, text in enumerate(parts)]
 
 
@@ -43,7 +43,7 @@ def test_looks_survive_the_wire() -> None:
         asked.take(0, reply)
     assert asked.done
     assert asked.looks == [first, second]
-    assert asked.idle_s == {0: 1.5}
+    assert asked.idle_s == {0: 1.5, 1: 1.5}
     assert not asked.silent()
 
 

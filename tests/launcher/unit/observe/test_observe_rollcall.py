@@ -166,7 +166,7 @@ CASES = {
         [look(0, at=("a.py:1 f",), cpu=1.0), look(1, at=("a.py:2 f",), cpu=1.0)], "work", ()
     ),
     "one of four elsewhere": Case(
-        [look(r) for r in (0, 1, 3)] + [look(2, at=("data.py:9 f",), cpu=0.3)],
+        [look(r) for r in (0, 1, 3)] + [look(2, at=("data.py:9 f",))],
         "apart",
         (2,),
         ("ranks 0-1, 3 are idle at train.py:41", "rank 2 is at data.py:9"),

@@ -46,10 +46,10 @@ def test_nothing_is_looked_at_where_all_limits_are_off() -> None:
 
 def test_a_job_ends_only_after_two_roll_calls_that_agree() -> None:
     made = clock(hang_s=30)
-    assert not made.hangs(WAIT, STUCK, 0.0, 200.0)
+    assert not made.hangs(WAIT, STUCK, 60.0, 200.0)
     assert made.doubts
-    assert not made.hangs(WAIT, STUCK._replace(guilty=(2,)), 0.0, 201.0)
-    assert made.hangs(WAIT, STUCK._replace(guilty=(2,)), 0.0, 202.0)
+    assert not made.hangs(WAIT, STUCK._replace(guilty=(2,)), 60.0, 201.0)
+    assert made.hangs(WAIT, STUCK._replace(guilty=(2,)), 60.0, 202.0)
 
 
 def test_who_works_saves_or_has_not_waited_long_enough_ends_no_job() -> None:
@@ -60,8 +60,8 @@ def test_who_works_saves_or_has_not_waited_long_enough_ends_no_job() -> None:
         STUCK._replace(kind="apart"),
         STUCK._replace(waited_s=29),
     ):
-        assert not any(made.hangs(WAIT, verdict, 0.0, 200.0 + n) for n in range(3))
-    assert not any(clock().hangs(WAIT, STUCK, 0.0, 200.0 + n) for n in range(3))
+        assert not any(made.hangs(WAIT, verdict, 60.0, 200.0 + n) for n in range(3))
+    assert not any(clock().hangs(WAIT, STUCK, 60.0, 200.0 + n) for n in range(3))
 
 
 def test_idle_ranks_end_a_job_by_the_time_that_all_hosts_agree_on() -> None:
@@ -69,3 +69,9 @@ def test_idle_ranks_end_a_job_by_the_time_that_all_hosts_agree_on() -> None:
     idle = RollVerdict("idle", "ranks 0-1 are idle", (), (0, 1), 500.0)
     assert not any(made.hangs(IDLE, idle, 10.0, 200.0 + n) for n in range(3))
     assert [made.hangs(IDLE, idle, 31.0, 200.0 + n) for n in range(2)] == [False, True]
+
+
+def test_a_guilty_rank_that_did_something_of_late_ends_no_job() -> None:
+    made = clock(hang_s=30)
+    assert not any(made.hangs(WAIT, STUCK, 14.0, 200.0 + n) for n in range(3))
+    assert [made.hangs(WAIT, STUCK, 15.0, 200.0 + n) for n in range(2)] == [False, True]

@@ -106,6 +106,16 @@ def looks_from_json(
         raise WireError("looks at ranks that cannot be read") from error
 
 
+def numbers_from_json(value: Any, ranks: Collection[int]) -> dict[int, float]:
+    """Rank -> number, of those of `ranks` that are in it. Raises WireError."""
+    try:
+        # a host knows more of its ranks than it is asked about
+        pairs = [(_whole(rank), _number(number)) for rank, number in _items(value, 1 << 14)]
+    except (TypeError, ValueError) as error:
+        raise WireError("numbers of ranks that cannot be read") from error
+    return {rank: number for rank, number in pairs if rank in ranks}
+
+
 def _kind(how: str, threads: Sequence[ThreadStack]) -> list[object]:
     return [
         how,

@@ -28,7 +28,7 @@ IDLE_BYTES_PER_S = 4096  # what polling threads move counts for nothing
 
 
 class _Activity(NamedTuple):
-    """What the processes of this host's ranks had used so far, at `at_s`."""
+    """What the process tree of a rank had used so far, at `at_s`."""
 
     at_s: float
     cpu_s: float
@@ -38,8 +38,8 @@ class _Activity(NamedTuple):
 class LocalLooks:
     """Asks the ranks that `ranks()` gives, on the loop's thread; never blocks it.
 
-    `idle_s`: since when none of them has used a processor, moved bytes or written anything, as far
-    as was looked: `measure` looks.
+    `idle_s`: since when each rank that runs has used no processor, moved no bytes and written
+    nothing, as far as was looked: `measure` looks, and every look at processes.
     """
 
     def __init__(self, loop: Loop, host: str, ranks: Callable[[], Sequence[Rank]]) -> None:
@@ -47,8 +47,9 @@ class LocalLooks:
         self._host = host
         self._ranks = ranks
         self._link: AgentLink | None = _agent_link(loop, ranks)
-        self._active_s = time.monotonic()
-        self._used: _Activity | None = None
+        self._began_s = time.monotonic()
+        self._active_s: dict[int, float] = {}  # when a rank was last seen at work
+        self._used: Mapping[int, _Activity] = {}
 
     def close(self) -> None:
         self._link = None
@@ -77,8 +78,15 @@ class LocalLooks:
         return min((now - _heard_s(rank) for rank in self._ranks() if rank.runs), default=0.0)
 
     @property
-    def idle_s(self) -> float:
-        return min(self.silent_s(), time.monotonic() - self._active_s)
+    def idle_s(self) -> dict[int, float]:
+        now = time.monotonic()
+        return {
+            rank.slot.rank: max(
+                0.0, now - max(_heard_s(rank), self._active_s.get(rank.slot.rank, self._began_s))
+            )
+            for rank in self._ranks()
+            if rank.runs
+        }
 
     def measure(self, done: Callable[[], None]) -> None:
         """Looks at what they used since the last time, on a thread."""
@@ -92,19 +100,15 @@ class LocalLooks:
 
     def was_away(self) -> None:
         """This host was suspended: what was not seen does not count."""
-        self._active_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._active_s.clear()
 
-    def _note(self, used: _Activity) -> None:
+    def _note(self, used: Mapping[int, _Activity]) -> None:
         """Compares with the time before: a sum over minutes would count what threads poll."""
         before, self._used = self._used, used
-        if before is None:
-            self._active_s = used.at_s
-            return
-        took_s = used.at_s - before.at_s
-        worked = abs(used.cpu_s - before.cpu_s) > IDLE_SHARE * took_s + 0.02  # two ticks
-        moved = abs(used.moved_bytes - before.moved_bytes) > IDLE_BYTES_PER_S * max(1.0, took_s)
-        if worked or moved:
-            self._active_s = used.at_s
+        for rank, now in used.items():
+            if rank not in before or _works(before[rank], now):
+                self._active_s[rank] = now.at_s
 
     def _ask(
         self, what: str, ranks: Sequence[Rank], done: Callable[[Mapping[int, Answer]], None]
@@ -132,7 +136,7 @@ class LocalLooks:
         if not subjects or not self._start(run):
             look.seen({})
 
-    def _noted(self, used: _Activity, then: Callable[[], None]) -> None:
+    def _noted(self, used: Mapping[int, _Activity], then: Callable[[], None]) -> None:
         self._note(used)
         then()
 
@@ -209,19 +213,28 @@ def _heard_s(rank: Rank) -> float:
     return max(rank.began_s, rank.watcher.heard_s)
 
 
-def _used(subjects: Sequence[Any]) -> _Activity:
-    """Of the trees of all ranks, by the same reading as a sample's."""
+def _used(subjects: Sequence[Any]) -> dict[int, _Activity]:
+    """Of the tree of each rank, by the same reading as a sample's."""
     from muster.run.base import procfs
 
     table = procfs.processes()
-    roots = [one.shim_pid or one.pid for one in subjects]
-    below = procfs.trees(table, roots)
-    pids = {pid for one in subjects for pid in (one.pid, *below[one.shim_pid or one.pid])}
-    return _Activity(
-        time.monotonic(),
-        sum(table[pid].cpu_s + table[pid].children_cpu_s for pid in pids if pid in table),
-        sum(map(procfs.moved_bytes, pids)),
-    )
+    below = procfs.trees(table, [one.shim_pid or one.pid for one in subjects])
+    found = {}
+    for one in subjects:
+        pids = {one.pid, *below[one.shim_pid or one.pid]}
+        alive = [table[pid] for pid in pids if pid in table]
+        cpu_s = sum(stat.cpu_s + stat.children_cpu_s for stat in alive)
+        moved = sum(map(procfs.moved_bytes, pids))
+        found[one.rank] = _Activity(time.monotonic(), cpu_s, moved)
+    return found
+
+
+def _works(before: _Activity, now: _Activity) -> bool:
+    """Whether that is more than what waiting threads use by polling. Trees shrink, too."""
+    took_s = now.at_s - before.at_s
+    worked = abs(now.cpu_s - before.cpu_s) > IDLE_SHARE * took_s + 0.02  # two ticks
+    moved = abs(now.moved_bytes - before.moved_bytes) > IDLE_BYTES_PER_S * max(1.0, took_s)
+    return worked or moved
 
 
 def _raise(error: Exception) -> None:

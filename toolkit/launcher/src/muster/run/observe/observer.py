@@ -6,7 +6,7 @@ Whatever goes wrong in here ends observing, is said once, and changes no outcome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -244,7 +244,10 @@ class Observer:
         self._watch.begin()
 
     def _look_here(
-        self, what: str, ranks: Collection[int], done: Callable[[list[RankLook], float], None]
+        self,
+        what: str,
+        ranks: Collection[int],
+        done: Callable[[list[RankLook], Mapping[int, float]], None],
     ) -> None:
         self._looks.look(
             what,

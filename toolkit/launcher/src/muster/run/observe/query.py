@@ -56,7 +56,7 @@ class Collector:
         have answered."""
         self.number = number
         self.looks: list[RankLook] = []
-        self.idle_s: dict[int, float] = {}  # host -> since when none of its ranks did anything
+        self.idle_s: dict[int, float] = {}  # rank that runs -> since when it has done nothing
         self._hosts = dict(hosts)
         self._world = world
         self._members: dict[str, tuple[int, ...]] = {}
@@ -80,16 +80,17 @@ class Collector:
             if not parts.take(reply):
                 return
             name, ranks = self._hosts[host]
-            idle_s, looks = _pair(parts.value())
-            self.add(host, codec.looks_from_json(looks, name, ranks, self._members, self._world))
-            self.idle_s[host] = idle_s
+            idle, made = _pair(parts.value())
+            looks = codec.looks_from_json(made, name, ranks, self._members, self._world)
+            self.add(host, looks, codec.numbers_from_json(idle, ranks))
         except WireError:
             self._parts.pop(host, None)
 
-    def add(self, host: int, looks: Iterable[RankLook]) -> None:
+    def add(self, host: int, looks: Iterable[RankLook], idle_s: Mapping[int, float]) -> None:
         """The whole answer of a host."""
         if self._parts.pop(host, None) is not None:
             self.looks += looks
+            self.idle_s.update(idle_s)
             self._hosts.pop(host)
 
     def expire(self, now: float) -> None:
@@ -102,15 +103,16 @@ class Collector:
         return {rank: name for name, ranks in self._hosts.values() for rank in ranks}
 
 
-def to_json(looks: list[RankLook], idle_s: float, what: str) -> object:
-    """A host's answer. `idle_s`: since when none of its ranks has done anything."""
-    return [round(idle_s, 2), codec.looks_to_json(looks, all_threads=what == THREADS)]
+def to_json(looks: list[RankLook], idle_s: Mapping[int, float], what: str) -> object:
+    """A host's answer. `idle_s`: rank -> since when it has done nothing."""
+    idle = [[rank, round(time_s, 2)] for rank, time_s in idle_s.items()]
+    return [idle, codec.looks_to_json(looks, all_threads=what == THREADS)]
 
 
-def _pair(value: Any) -> tuple[float, Any]:
-    if not isinstance(value, list) or len(value) != 2 or type(value[0]) not in (int, float):
+def _pair(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, list) or len(value) != 2:
         raise WireError("an answer of another kind")
-    return float(value[0]), value[1]
+    return value[0], value[1]
 
 
 def one_of_each_kind(looks: Iterable[RankLook]) -> list[int]:

@@ -4,7 +4,7 @@ over."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from muster.plan.launchplan import RankSlot
 from muster.run.base.loop import Loop
@@ -26,7 +26,9 @@ class Rounds:
         names: Sequence[str],
         ranks: Sequence[RankSlot],
         send: Callable[[int, Query], None],
-        look: Callable[[str, Collection[int], Callable[[list[RankLook], float], None]], None],
+        look: Callable[
+            [str, Collection[int], Callable[[list[RankLook], Mapping[int, float]], None]], None
+        ],
     ) -> None:
         self._loop = loop
         self._me = me
@@ -65,11 +67,10 @@ class Rounds:
             found[0].take(host, reply)
             self._try(reply.number)
 
-    def _own(self, number: int, looks: list[RankLook], idle_s: float) -> None:
+    def _own(self, number: int, looks: list[RankLook], idle_s: Mapping[int, float]) -> None:
         found = self._open.get(number)
         if found is not None:
-            found[0].add(self._me, looks)
-            found[0].idle_s[self._me] = idle_s
+            found[0].add(self._me, looks, idle_s)
             self._try(number)
 
     def _expire(self, number: int) -> None:

@@ -11,6 +11,7 @@ from muster.types.deadlines import Deadlines
 MOST_S = 5.0  # between two looks
 AWAY_S = 2.0  # a look that is so late shows that the host was suspended
 CONFIRM_S = 1.0  # between two roll calls that must agree before a job is ended
+IDLE_PART = 0.5  # of the limit, for which the guilty ranks must have done nothing at all
 WAIT, IDLE = "wait", "idle"
 
 
@@ -62,9 +63,12 @@ class StallClock:
 
     def hangs(self, kind: str, verdict: RollVerdict, idle_s: float, now: float) -> bool:
         """Whether the job is to be ended: two roll calls in a row say the same of ranks that do
-        nothing. One that computes, saves or evaluates may well come to its end."""
+        nothing. `idle_s`: since when that is so, of all ranks, or of the guilty ones where others
+        wait. One that computes, moves bytes, saves or evaluates may well come to its end."""
         waited_s = idle_s if kind == IDLE else self.counted(verdict.waited_s, now)
         stuck = verdict.kind in STUCK or (kind == IDLE and verdict.kind in ("idle", "apart"))
+        if verdict.kind in ("waiting", "stopped"):  # the others were seen where they are
+            stuck = self.counted(idle_s, now) >= IDLE_PART * self._hang_s
         if not (stuck and self.may_hang(waited_s)):
             self._suspect = ()
             return False

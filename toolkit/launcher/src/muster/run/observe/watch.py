@@ -76,7 +76,7 @@ class StallWatch:
             self._looks.was_away()
         if self._owner.is_at_work() and not self._calling:
             self._looks.calls(self._waited)
-            if self._looks.silent_s() > self._clock.every_s:
+            if self._deadlines.hang_s or self._looks.silent_s() > self._clock.every_s:
                 self._looks.measure(self._measured)
 
     def _waited(self, age_s: float) -> None:
@@ -89,7 +89,8 @@ class StallWatch:
                 self._tell()
 
     def _measured(self) -> None:
-        idle_s = self._clock.counted(self._looks.idle_s, time.monotonic())
+        idle = self._looks.idle_s
+        idle_s = self._clock.counted(min(idle.values(), default=0.0), time.monotonic())
         if self._leads and self._clock.is_due(IDLE, idle_s) and not self._calling:
             self._calling = True
             self._rounds.ask(STATE, (), self._all_idle)
@@ -120,7 +121,8 @@ class StallWatch:
         self._calling = False
         now = time.monotonic()
         verdict = answers.verdict_of(found)
-        idle_s = self._idle_s(found) if kind == IDLE else 0.0
+        guilty_s = min((found.idle_s.get(rank, 0.0) for rank in verdict.guilty), default=0.0)
+        idle_s = self._idle_s(found) if kind == IDLE else guilty_s
         waited_s = self._clock.counted(verdict.waited_s, now)
         time_s = idle_s if kind == IDLE else waited_s
         if not self._owner.is_at_work() or verdict.kind == WORK:

@@ -118,10 +118,11 @@ def is_idle(look: RankLook) -> bool:
 
 
 def is_busy(look: RankLook) -> bool:
-    """Whether it does what takes long and may well end: it computes, saves or evaluates."""
+    """Whether it does what takes long and may well end: it computes, saves or evaluates. Where
+    processors are short, whoever computes has little of one."""
     if is_stopped(look) or is_gone(look):
         return False
-    return bool(task(look)) or look.process.cpu_share >= BUSY_SHARE
+    return bool(task(look)) or not (is_idle(look) or look.process.state in ("D", "?"))
 
 
 def doing(look: RankLook) -> str:
@@ -145,12 +146,16 @@ def doing(look: RankLook) -> str:
         found.append("in C code that holds Python's lock (the GIL)")
     if process.state == "D":
         found.append(f"waiting for a disk or a mount{_in_kernel(look)}")
-    elif process.cpu_share >= BUSY_SHARE:
+    elif process.cpu_share >= BUSY_SHARE or process.state == "R":
         found.append("computing")
+    elif not is_idle(look) and process.state != "?":
+        found.append(f"working ({100 * process.cpu_share:.0f} % of a processor)")
+    elif not found and process.state == "?":
+        return "could not be looked at"
     elif not found:
-        found.append(f"is idle{_in_kernel(look)}" if is_idle(look) else "works")
+        found.append(f"is idle{_in_kernel(look)}")
     said = ", ".join(found)
-    return said if said.startswith(("is ", "saves", "evaluates", "works")) else f"is {said}"
+    return said if said.startswith(("is ", "saves", "evaluates")) else f"is {said}"
 
 
 def _in_kernel(look: RankLook) -> str:
