@@ -116,6 +116,10 @@ _RAN = (
         lambda case: case.ran,
     ),
     Common(
+        _added("RUN_FACTS", "names the file that muster.runtime reads"),
+        lambda case: case.ran,
+    ),
+    Common(
         Intended(
             "env.PYTHONUNBUFFERED", ABSENT, "1",
             "lines appear when they are printed",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster.runtime import Facts, facts
+from muster.runtime import RunFacts, facts
 from muster.train.environment import without_own_variables
 
 VARIABLES = ("RUN_FACTS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -23,13 +23,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_job_nothing_is_known() -> None:
-    assert facts() == Facts() == Facts(None, None, (), None, None, None, None, None, None)
+    assert facts() == RunFacts() == RunFacts(None, None, (), None, None, None, None, None, None)
 
 
 def test_under_another_launcher_its_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(VARIABLES[1:], ("3", "1", "8"), strict=True):
         monkeypatch.setenv(name, value)
-    assert facts() == Facts(world_size=8, rank=3, local_rank=1)
+    assert facts() == RunFacts(world_size=8, rank=3, local_rank=1)
 
 
 def test_the_file_says_who_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_the_file_says_who_takes_part(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("RUN_FACTS", str(path))
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
     hosts = ("algo-1", "algo-2")
-    assert facts() == Facts("j", "algo-2", hosts, 2, True, 99.5, 4, 3, 1)
+    assert facts() == RunFacts("j", "algo-2", hosts, 2, True, 99.5, 4, 3, 1)
 
 
 @pytest.mark.parametrize(

@@ -18,5 +18,6 @@ def __getattr__(name: str) -> object:
     if name == "metrics":
         from muster.runtime.metrics import metrics
 
+        globals()[name] = metrics  # a script calls it at each step
         return metrics
     raise AttributeError(f"module 'muster' has no attribute {name!r}")

@@ -33,6 +33,7 @@ commands:
   stop     end a run that runs, with time for its ranks to save
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
+  sdk      print what a SageMaker client passes: metric-definitions
 
 options:
   -h, --help   this page; `muster COMMAND --help` for one command
@@ -61,6 +62,7 @@ COMMANDS = {  # its module
     "stop": "muster.commands.live.stop",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
+    "sdk": "muster.commands.sdk",
 }
 OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
 

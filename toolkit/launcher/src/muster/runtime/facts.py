@@ -19,14 +19,14 @@ _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """What is known of the run; None, and () for the hosts, where it is not.
 
     `job`: its name. `host`: this one's; `hosts`: all, the same everywhere. `attempt`: 1 for the
     first start of the job, more after a spot interruption, where the platform says so; `spot`:
     whether it runs on spot capacity. `deadline`: when the platform ends the job at the latest,
     seconds since the epoch, as `time.time()`. `rank`, `local_rank`: this process's;
-    `world_size`: ranks that work together.
+    `world_size`: ranks of the job's distribution.
     """
 
     job: str | None = None
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     local_rank: int | None = None
 
 
-def facts() -> Facts:
+def facts() -> RunFacts:
     """The facts of this process's run. Without a job, what variables such as RANK say, else None.
 
     Never raises. The file is read once.
@@ -49,7 +49,7 @@ def facts() -> Facts:
     hosts = _of(found, "hosts", list)
     rank, local_rank = place(found)
     world_size = _number(_WORLD_SIZE)
-    return Facts(
+    return RunFacts(
         job=_of(found, "job", str) or None,
         host=_of(found, "host", str),
         hosts=tuple(filter(lambda one: isinstance(one, str), hosts or ())),
@@ -65,7 +65,10 @@ def facts() -> Facts:
 def document() -> Mapping[str, Any]:
     """The file's content; {} where there is none, or none that can be read."""
     path = os.environ.get(RUN_FACTS)
-    return _read(path) if path else {}
+    try:
+        return _read(path) if path else {}
+    except OSError:  # no descriptor is left, not even to import what reads JSON
+        return {}
 
 
 def place(found: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -16,7 +16,6 @@ is left out, and `lost` in the next entry says how many were.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -33,7 +32,7 @@ SLOW_S = 0.05  # a write that takes longer is not repeated for REST times as lon
 REST = 100
 RETRY_S = 1.0
 _MOST = 1 << 63
-_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_NOT_FINITE = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -50,28 +49,29 @@ def metrics(
     that waits for its device). Rank 0 prints the line, every rank keeps an entry. Takes some
     microseconds. Whatever happens to stdout or the disk, the script goes on.
     Raises ValueError for what is no metric: a value that is no number, a name that is none, a
-    negative step.
+    negative step, nothing at all.
     """
-    entry: dict[str, object] = {}
-    words, made = [PREFIX], None
+    if step is None and samples is None and not values:
+        raise ValueError("muster.metrics: nothing was given: pass some, such as loss=0.25")
+    line, fields, kept, made = PREFIX, "", "", None
     if step is not None:
-        entry["step"] = made = _step(step)
-        words.append(f"step={made}")
+        made = _step(step)
+        line += f" step={made}"
+        fields = f'"step": {made}, '
     if samples is not None:
         number = _number("samples", samples)
         if not number >= 0 or number == math.inf:
             raise ValueError(f"muster.metrics: samples={number} counts nothing: pass 0 or more")
-        entry["samples"] = number
-        words.append(f"samples={number}")
-    kept: dict[str, object] = {}
+        line += f" samples={number}"
+        fields += f'"samples": {number}, '
     for name, value in values.items():
         if not name.isidentifier() or not name.isascii():
             raise ValueError(_bad_name(name))
-        number = value if type(value) is float else _number(name, value)
-        text = repr(number)
-        words.append(f"{name}={text}")
-        kept[name] = _NOT_FINITE.get(text, number)
-    _reporter.report(made, " ".join(words) + "\n", entry, kept)
+        text = repr(value if type(value) is float else _number(name, value))
+        line += f" {name}={text}"
+        # names and numbers are as JSON has them: no encoder is needed
+        kept += f'"{name}": {_NOT_FINITE.get(text, text)}, '
+    _reporter.report(made, line + "\n", f'{fields}"values": {{{kept[:-2]}}}')
 
 
 def progress() -> tuple[int, float | None] | None:
@@ -132,9 +132,7 @@ class _Reporter:
         self._file: _File | None = None
         self._prints = True
 
-    def report(
-        self, step: int | None, line: str, entry: dict[str, object], values: dict[str, object]
-    ) -> None:
+    def report(self, step: int | None, line: str, fields: str) -> None:
         if step is not None:
             points = self._points
             if points and step < points[-1][1]:
@@ -145,7 +143,7 @@ class _Reporter:
             file = self._open()
         if self._prints:
             _say(line)
-        file.append(entry, values)
+        file.append(fields)
 
     def progress(self) -> tuple[int, float | None] | None:
         try:
@@ -186,7 +184,8 @@ class _File:
         self._lost = 0
         self._not_before = 0.0
 
-    def append(self, entry: dict[str, object], values: dict[str, object]) -> None:
+    def append(self, fields: str) -> None:
+        """`fields`: of the entry, as JSON without braces."""
         if not self._path:
             return
         self._skipped += 1
@@ -196,11 +195,11 @@ class _File:
         if began < self._not_before:
             self._lost += 1
             return
-        more = {"every": self._every} if self._every > 1 else {}
+        if self._every > 1:
+            fields += f', "every": {self._every}'
         if self._lost:
-            more["lost"] = self._lost
-        whole = {"schema": 1, "time": round(time.time(), 4), **entry, "values": values, **more}
-        line = json.dumps(whole).encode() + b"\n"
+            fields += f', "lost": {self._lost}'
+        line = f'{{"schema": 1, "time": {time.time():.4f}, {fields}}}\n'.encode()
         if self._size + len(line) > self._limit > 0:
             self._lost += 1
             return

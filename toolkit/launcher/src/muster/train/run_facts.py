@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 
 from muster.plan.launchplan import LaunchPlan
+from muster.run.base.record import METRICS
 from muster.types.environment import RUN_FACTS
 from muster.types.job import Job
 
 NAME = "facts.json"
-METRICS = "metrics"  # in this host's folder of the record
 HOST_BYTES = 32 << 20  # of metrics; the rest of a host's 64 MiB is for events, stacks and calls
 RANK_BYTES = 8 << 20
 
@@ -41,8 +41,11 @@ def write_facts(
     }
     path = os.path.join(folder, NAME)
     try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(json.dumps(facts))
-    except (OSError, ValueError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(facts).encode())
+        finally:
+            os.close(fd)
+    except OSError:
         return {}
     return {RUN_FACTS: path}

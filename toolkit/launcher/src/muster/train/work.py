@@ -17,6 +17,7 @@ from muster.train.staging import facts_of, prepare, stage
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
+from muster.types.outcome import Succeeded
 from muster.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from muster.types.steps import StepRunner
 
 TIDY_S = 1.0
+FLUSH_S = 1.0
 
 
 class JobWork:
@@ -98,6 +100,8 @@ class JobWork:
             problem = write_summary(folder, summary(job, ending, __version__), self._masker)
             if problem:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
+        if job.platform is not None and job.platform.metrics and ending.plan is not None:
+            self._check_metrics(ending, ending.plan, folder)
         return written
 
     def say(self, ending: Ending, written: bool) -> None:
@@ -106,6 +110,14 @@ class JobWork:
 
         say_what_is_missing(self._output)
         say_last(self._output, ending, self._masker, self._job.cluster.is_leader, written)
+
+    def _check_metrics(self, ending: Ending, plan: LaunchPlan, record: str) -> None:
+        # of a job that failed something is more urgent; half a log shows nothing
+        if isinstance(ending.outcome, Succeeded) and self._output.recorder.flush(FLUSH_S):
+            from muster.train.metric_check import warnings_of
+
+            for warning in warnings_of(self._job, plan, record):
+                self._log("metrics", warning, level="WARNING")
 
     def _tidy(self) -> None:
         """Removes code that is there in part; a mount that hangs is left to itself, and all is left

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 EVENTS = "events.jsonl"
 LOGS = "logs"
+METRICS = "metrics"  # written by ranks, not by the recorder
 BACKLOG_BYTES = 2 << 20
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
@@ -135,6 +136,13 @@ class Recorder:
     def whole_log(self, name: str) -> str:
         """The same; "" also when not all went into the record so far."""
         return "" if self.problem or self.dropped_bytes else self.log_path(name)
+
+    def flush(self, limit_s: float) -> bool:
+        """Waits until what came so far is written; False when that took too long, or when
+        something was left out."""
+        written = threading.Event()
+        self._put(0, written.set)
+        return written.wait(limit_s) and not (self.problem or self.dropped_bytes)
 
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.

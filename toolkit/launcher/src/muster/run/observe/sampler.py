@@ -105,6 +105,7 @@ class Sampler:
         self._first_s = first_s
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._shims: dict[int, int] = {}  # rank -> PID
         self._delays: dict[int, _Sum] = {}
         self._at_first: tuple[float | None, float] | None = None
 
@@ -119,7 +120,8 @@ class Sampler:
         self._thread = thread
 
     def end(self) -> None:
-        """No more looks but a last one, if there were any; returns after at most END_S."""
+        """No more looks but a last one, if there were any; returns after at most END_S. Before the
+        shims are let go: they know what ended ranks have used."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(END_S)
@@ -132,6 +134,7 @@ class Sampler:
                 wait_s = self._every_s
             if self.last:
                 self.sample()
+                self._count_ended()
         except Exception as error:  # a defect here is not worth the job
             self.problem = f"{type(error).__name__}: {error}"
 
@@ -151,10 +154,17 @@ class Sampler:
         for one in subjects:
             made = self._sample_of(one, trees[one.rank], table, now)
             made = made._replace(throttled_s=throttled_s, steal_s=round(steal_s - steal_0, 2))
-            self.last[one.rank] = made
+            self.last[one.rank], self._shims[one.rank] = made, one.shim_pid
             peak = max(made.memory_bytes, procfs.peak_bytes(one.pid))
             self.peak_bytes[one.rank] = max(self.peak_bytes.get(one.rank, 0), peak)
             self._emit("sample", one.rank, **made._asdict())
+
+    def _count_ended(self) -> None:
+        """What ranks that have ended since their last sample used until then."""
+        for rank, shim_pid in self._shims.items():
+            shim, last = procfs.stat(shim_pid), self.last[rank]
+            if shim is not None and shim.children_cpu_s > last.cpu_s:
+                self.last[rank] = last._replace(cpu_s=round(shim.children_cpu_s, 2))
 
     def _sample_of(
         self, one: Subject, tree: Sequence[int], table: dict[int, Stat], now: float

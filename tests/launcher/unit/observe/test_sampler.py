@@ -85,6 +85,33 @@ def test_what_a_shim_waited_for_still_counts() -> None:
         process.kill()
 
 
+def test_what_a_rank_used_after_its_last_sample_is_in_its_figures(tmp_path: Path) -> None:
+    """Its shim knows, which is still there."""
+    burn = "import sys, time\nsys.stdin.read()\nwhile time.process_time() < 0.4: pass"
+    shim = (
+        "import subprocess, sys\n"
+        f"made = subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=subprocess.PIPE)\n"
+        "print(made.pid, flush=True)\nsys.stdin.readline()\nmade.communicate()\n"
+        "print('ended', flush=True)\nsys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", shim], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        subjects = [Subject(0, int(process.stdout.readline()), process.pid, 0.0)]
+        sampler = Sampler(lambda: list(subjects), Events(), every_s=600, first_s=0.0)
+        sampler.begin()
+        wait_until(lambda: 0 in sampler.last, 20)
+        assert sampler.last[0].cpu_s < 0.3
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        subjects.clear()
+        sampler.end()
+        assert sampler.last[0].cpu_s >= 0.35
+        process.kill()
+
+
 def test_a_short_job_is_not_looked_at() -> None:
     asked = []
     sampler = Sampler(lambda: asked.append(1) or [], Events())
