@@ -84,6 +84,7 @@ class Observing:
                 self._log,
                 self._mask,
                 self,
+                self._context.throttled_s,
             )
         except Exception as error:
             self._over = True

@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from muster.run.base import procfs
 from muster.run.base.loop import Loop
 from muster.run.child.rank import Rank
 from muster.run.child.shim_handle import ShimHandle
+from muster.run.observe import sampler
 from muster.run.observe.looks import Answer, ProcessState, RankLook
 from muster.run.observe.query import CALLS, ROLL, STACKS, THREADS
+from muster.run.observe.sampler import Subject
 from muster.run.observe.wording import IDLE_SHARE
 from muster.types.values import NamedTuple
 
@@ -88,6 +91,10 @@ class LocalLooks:
             if rank.runs
         }
 
+    def subjects(self) -> list[Subject]:
+        """The ranks that run, as samples are taken of them; from any thread."""
+        return self._subjects(self._ranks())
+
     def measure(self, done: Callable[[], None]) -> None:
         """Looks at what they used since the last time, on a thread."""
         subjects = self._subjects(self._ranks())
@@ -127,8 +134,6 @@ class LocalLooks:
         subjects, all_of_them = self._subjects(ranks), self._subjects(self._ranks())
 
         def run() -> None:
-            from muster.run.observe import sampler
-
             found = sampler.look(subjects)
             used = _used(all_of_them)
             self._loop.post(lambda: self._noted(used, lambda: look.seen(found)))
@@ -155,9 +160,7 @@ class LocalLooks:
             return False
         return True
 
-    def _subjects(self, ranks: Sequence[Rank]) -> list[Any]:
-        from muster.run.observe.sampler import Subject
-
+    def _subjects(self, ranks: Sequence[Rank]) -> list[Subject]:
         found = []
         for rank in ranks:
             handle = rank.handle
@@ -213,10 +216,8 @@ def _heard_s(rank: Rank) -> float:
     return max(rank.began_s, rank.watcher.heard_s)
 
 
-def _used(subjects: Sequence[Any]) -> dict[int, _Activity]:
+def _used(subjects: Sequence[Subject]) -> dict[int, _Activity]:
     """Of the tree of each rank, by the same reading as a sample's."""
-    from muster.run.base import procfs
-
     table = procfs.processes()
     below = procfs.trees(table, [one.shim_pid or one.pid for one in subjects])
     found = {}

@@ -31,6 +31,7 @@ from muster.run.observe.query import (
     to_json,
 )
 from muster.run.observe.rounds import Rounds
+from muster.run.observe.sampler import Sampler
 from muster.run.observe.watch import StallWatch
 from muster.types.deadlines import Deadlines
 from muster.types.shown import parse_ranks
@@ -87,6 +88,7 @@ class Observer:
         log: Log,
         mask: Callable[[str], str],
         owner: ObserverHost,
+        throttled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._loop = GuardedLoop(loop, self._broke)
         self._place = place
@@ -97,6 +99,7 @@ class Observer:
         self._world = plan.world_size
         self._looks = LocalLooks(self._loop, place.names[place.me], ranks)
         world = [slot for slot in plan.ranks if slot.rank < plan.world_size]
+        self.sampler = Sampler(self._looks.subjects, recorder.event, throttled_s)
         self._rounds = Rounds(
             self._loop, place.me, place.names, world, owner.ask_host, self._look_here
         )
@@ -121,6 +124,7 @@ class Observer:
             if self._control is not None:
                 self._control.end()
             self._looks.close()
+            self.sampler.end()
             self._loop.end()
 
     def heard(self, host: int, question: Question) -> None:
@@ -242,6 +246,8 @@ class Observer:
             except RuntimeError as error:  # no thread can be had
                 self._warn(f"there is no control socket: {error}")
         self._watch.begin()
+        if self._control is not None:  # else there is no record for samples
+            self.sampler.begin()
 
     def _look_here(
         self,
