@@ -140,7 +140,7 @@ class StallWatch:
         self._log("observe", f"roll call: {verdict.sentence}", level="WARNING")
         self._recorder.event(
             "stall",
-            verdict=verdict.kind,
+            verdict=verdict.sentence,
             ranks=list(verdict.guilty[:64]),
             waited_s=round(verdict.waited_s, 1),
         )
