@@ -111,6 +111,7 @@ def cases() -> list[Any]:
         )
         for place in PLACES
         for hang in HANGS
+        if place.startswith("gloo") or "mismatch" not in HANGS[hang].kinds  # else: F42
     ]
 
 

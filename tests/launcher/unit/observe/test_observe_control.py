@@ -133,6 +133,16 @@ def test_a_folder_where_no_socket_can_be_is_said_and_no_more(tmp_path: Path) -> 
     assert "there is no control socket" in made.said[0]
 
 
+def test_a_job_that_ends_as_its_socket_is_made_leaves_none(tmp_path: Path) -> None:
+    for number in range(20):
+        made = Served(tmp_path / str(number) / "algo-1")
+        made.close()
+    names = [thread for thread in threading.enumerate() if thread.name == "control"]
+    for thread in names:
+        thread.join(5)
+    assert not list(tmp_path.rglob("control"))
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

@@ -109,14 +109,16 @@ class Control:
             said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._loop.post(lambda: self._warn(f"there is no control socket: {said}"))
             return
-        self._loop.post(lambda: self._listen(listener))
-
-    def _listen(self, listener: socket.socket) -> None:
-        if self._over:
-            listener.close()
-            return
         self._listener = listener
-        self._loop.watch(listener.fileno(), self._accept)
+        if self._over:  # since it began; nothing is posted any more
+            listener.close()
+            self._remove()
+            return
+        self._loop.post(self._listen)
+
+    def _listen(self) -> None:
+        if self._listener is not None:
+            self._loop.watch(self._listener.fileno(), self._accept)
 
     def _remove(self) -> None:
         try:
@@ -132,17 +134,13 @@ class Control:
             return
         except OSError:  # no descriptors: a listener that stays readable would take all time
             self._loop.forget(self._listener.fileno())
-            self._loop.after(REST_S, self._accept_again)
+            self._loop.after(REST_S, self._listen)
             return
         sock.setblocking(False)
         if len(self._connections) >= MOST_CONNECTIONS:
             sock.close()
             return
         self._connections.add(_Connection(self._loop, sock, self))
-
-    def _accept_again(self) -> None:
-        if self._listener is not None:
-            self._loop.watch(self._listener.fileno(), self._accept)
 
 
 class _Connection:
