@@ -23,6 +23,17 @@ def test_a_stall_is_said_at_its_limit_and_again_after_twice_the_time() -> None:
     assert said == [60, 120, 240, 480]
 
 
+def test_a_roll_call_that_found_nothing_is_not_made_at_every_look() -> None:
+    made, called = clock(stall_wait_s=60, hang_s=100), []
+    for time_s in range(0, 500, 5):
+        if made.is_due(WAIT, time_s):
+            made.called(WAIT, time_s)
+            called.append(time_s)
+    assert called == [60, 90, 100, 150, 225, 340]
+    assert not made.is_due(WAIT, 2)
+    assert made.is_due(WAIT, 60)
+
+
 def test_another_wait_counts_from_its_own_beginning() -> None:
     made = clock(stall_wait_s=60)
     assert made.says(WAIT, 200)

@@ -17,6 +17,7 @@ from muster.types.steps import Log
 
 if TYPE_CHECKING:
     from muster.run.observe.observer import Observer
+    from muster.run.observe.sampler import Sampler
 
 OBSERVE_S = 0.3  # after the ranks run: what has ended by then is not looked into
 
@@ -55,6 +56,11 @@ class Observing:
     def begin(self) -> None:
         """All ranks of this host run."""
         self._loop.after(OBSERVE_S, self._observe)
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What was sampled of the ranks so far; None where nothing was."""
+        return self._observer.sampler if self._observer is not None else None
 
     def end(self) -> None:
         """Nothing is asked or answered from here on; may be called at any time, also twice."""

@@ -22,6 +22,7 @@ class StallClock:
         self._first = {WAIT: deadlines.stall_wait_s, IDLE: deadlines.stall_idle_s}
         self._next = dict(self._first)
         self._hang_s = deadlines.hang_s
+        self._again = {WAIT: 0.0, IDLE: 0.0}  # no roll call before
         self._counted_from = now
         self._looked_s = now
         self._suspect: tuple[object, ...] = ()
@@ -44,12 +45,20 @@ class StallClock:
         """Whether a roll call is due after so long; again after twice the time, and from the
         beginning once nothing waits so long any more."""
         first = self._first[kind]
-        if not first:
-            return self.may_hang(time_s)
         if time_s < first:
             self._next[kind] = first
-            return self.may_hang(time_s)
-        return time_s >= self._next[kind] or self.may_hang(time_s)
+        late = bool(first) and time_s >= self._next[kind]
+        if not (late or self.may_hang(time_s)):
+            if time_s < (first or self._hang_s):
+                self._again[kind] = 0.0
+            return False
+        return time_s >= self._again[kind]
+
+    def called(self, kind: str, time_s: float) -> None:
+        """The roll is called: again after half as long once more, for it may find that all is
+        well, and costs the ranks a look at their stacks."""
+        again_s = 1.5 * time_s
+        self._again[kind] = min(again_s, self._hang_s) if time_s < self._hang_s else again_s
 
     def says(self, kind: str, time_s: float) -> bool:
         """Whether the verdict is to be said; then the next is due after twice the time."""

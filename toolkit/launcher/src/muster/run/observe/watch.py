@@ -81,7 +81,9 @@ class StallWatch:
 
     def _waited(self, age_s: float) -> None:
         """How long a rank of this host has waited in one call."""
-        if self._clock.is_due(WAIT, self._clock.counted(age_s, time.monotonic())):
+        counted_s = self._clock.counted(age_s, time.monotonic())
+        if self._clock.is_due(WAIT, counted_s):
+            self._clock.called(WAIT, counted_s)
             if self._leads:
                 self._call(WAIT)
             else:
@@ -92,6 +94,7 @@ class StallWatch:
         idle = self._looks.idle_s
         idle_s = self._clock.counted(min(idle.values(), default=0.0), time.monotonic())
         if self._leads and self._clock.is_due(IDLE, idle_s) and not self._calling:
+            self._clock.called(IDLE, idle_s)
             self._calling = True
             self._rounds.ask(STATE, (), self._all_idle)
 
