@@ -28,6 +28,7 @@ commands:
   plan     print what a run would do, for a script or a folder of SageMaker's files
   history  list, show, repeat and remove the runs of `muster local`
   logs     print what the ranks of a run wrote, also while they write
+  report   one page: what a run did, why it ended so, what to do; or two runs compared
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
 
@@ -52,6 +53,7 @@ COMMANDS = {  # its module
     "plan": "muster.commands.show_plan",
     "history": "muster.local.record.history_command",
     "logs": "muster.local.record.logs_command",
+    "report": "muster.commands.report",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
 }

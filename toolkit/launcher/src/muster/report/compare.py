@@ -1,0 +1,169 @@
+"""Two runs: what was asked, what was planned, how each ended, how long, how fast. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from muster.report.figures import Figures
+from muster.report.svg import PHASES
+from muster.report.verdict import Verdict, duration, size
+from muster.types.values import NamedTuple
+
+SAME = 0.03  # changes below are taken for noise
+WORTH_S = 0.05  # of a phase
+
+
+class Row(NamedTuple):
+    """One thing of both runs, in words. `change`: of the second over the first, or ""."""
+
+    name: str
+    a: str
+    b: str
+    change: str
+    differs: bool
+
+
+class Group(NamedTuple):
+    name: str
+    rows: tuple[Row, ...]
+
+
+class Comparison(NamedTuple):
+    """`verdict`: in words what is different."""
+
+    verdict: Verdict
+    groups: tuple[Group, ...]
+
+
+def compare(a: Figures, b: Figures) -> Comparison:
+    """What the second run does otherwise than the first."""
+    groups = [
+        Group("Request and plan", tuple(_facts(a.facts, b.facts))),
+        Group("End", tuple(_ends(a, b))),
+        Group("Durations, slowest host", tuple(_durations(a, b))),
+        Group("Ranks", tuple(_rates(a, b))),
+        Group("Metrics, last values", tuple(_metrics(a, b))),
+    ]
+    return Comparison(_verdict(a, b, groups), tuple(one for one in groups if one.rows))
+
+
+def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Row]:
+    for name in dict.fromkeys([*a, *b]):
+        left, right = a.get(name, "-"), b.get(name, "-")
+        change = _words(left, right) if name == "command" else ""
+        yield Row(name, left, right, change, left != right)
+
+
+def _words(a: str, b: str) -> str:
+    """The words of two command lines that only one of them has."""
+    try:
+        left, right = shlex.split(a), shlex.split(b)
+    except ValueError:
+        return ""
+    gone = [one for one in left if one not in right]
+    new = [one for one in right if one not in left]
+    return "; ".join(filter(None, [gone and f"without {' '.join(gone)}", new and f"with {' '.join(new)}"]))
+
+
+def _ends(a: Figures, b: Figures) -> Iterator[Row]:
+    left, right = a.verdict, b.verdict
+    yield Row("verdict", left.headline, right.headline, "", left.level != right.level)
+    counts = [sum(one.good is False for one in run.ranks) for run in (a, b)]
+    if any(counts):
+        yield _number_row("ranks that failed", *counts)
+
+
+def _durations(a: Figures, b: Figures) -> Iterator[Row]:
+    yield _number_row("whole run", a.seconds, b.seconds, duration)
+    left, right = _phases(a), _phases(b)
+    for name in dict.fromkeys([*left, *right]):
+        if max(left.get(name, 0.0), right.get(name, 0.0)) >= WORTH_S:
+            words = PHASES.get(name, name)
+            yield _number_row(words, left.get(name), right.get(name), duration)
+
+
+def _phases(run: Figures) -> dict[str, float]:
+    """Phase -> the longest of all hosts."""
+    found: dict[str, float] = {}
+    for one in run.phases:
+        if one.ends_s is not None:
+            found[one.name] = max(found.get(one.name, 0.0), one.ends_s - one.begins_s)
+    return found
+
+
+def _rates(a: Figures, b: Figures) -> Iterator[Row]:
+    kinds = (
+        ("steps/s, slowest rank", "rate", min, _short),
+        ("last step, first rank there", "steps", min, _short),
+        ("most memory of a rank", "peak_memory_bytes", max, size),
+        ("processors used, most", "cpus", max, _short),
+        ("waited for a processor, most", "run_delay_s", max, duration),
+        ("waited for ranks, most", "waits_s", max, duration),
+    )
+    for name, field, choose, words in kinds:
+        values = [_chosen((getattr(one, field) for one in run.ranks), choose) for run in (a, b)]
+        if any(one is not None for one in values):
+            yield _number_row(name, values[0], values[1], words)
+
+
+def _chosen(values: Iterable[float | None], choose) -> float | None:  # type: ignore[no-untyped-def]
+    found = [one for one in values if one is not None]
+    return choose(found) if found else None
+
+
+def _metrics(a: Figures, b: Figures) -> Iterator[Row]:
+    left, right = ({one.name: one for one in run.metrics} for run in (a, b))
+    for name in dict.fromkeys([*left, *right]):
+        values = [one.lowest if one is not None else None
+                  for one in (left.get(name), right.get(name))]  # fmt: skip
+        yield _number_row(name, *values)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _number_row(name: str, a: float | None, b: float | None, words=_short) -> Row:  # type: ignore[no-untyped-def]
+    left, right = ("-" if one is None else words(one) for one in (a, b))
+    change = _change(a, b)
+    differs = left != right if a is None or b is None or not a else abs(b / a - 1) > SAME
+    return Row(name, left, right, change, differs)
+
+
+def _change(a: float | None, b: float | None) -> str:
+    if not a or b is None:
+        return ""
+    ratio = b / a
+    return f"{ratio:.2f} times" if ratio > 2 or ratio < 0 else f"{ratio - 1:+.1%}"
+
+
+def _verdict(a: Figures, b: Figures, groups: Iterable[Group]) -> Verdict:
+    rows = {group.name: [row for row in group.rows if row.differs] for group in groups}
+    asked = [f"{row.name}: {row.change or f'{row.a} before, {row.b} now'}"
+             for row in rows["Request and plan"]][:4]  # fmt: skip
+    slower = rows["Durations, slowest host"][1:]
+    slower.sort(key=lambda row: row.change)
+    why = [*asked, *(f"{row.name}: {row.a} before, {row.b} now" for row in
+                     (*rows["Ranks"], *slower, *rows["Metrics, last values"])[:4])]  # fmt: skip
+    todo: tuple[str, ...] = ("The bold rows below differ; the rest is the same.",)
+    if a.verdict.level != b.verdict.level:
+        level, headline = b.verdict.level, f"They end differently. {b.name}: {b.verdict.headline}"
+        if b.verdict.level != "good":
+            todo = (*b.verdict.next, *todo)
+    else:
+        level, headline = a.verdict.level, _speed(a, b)
+    return Verdict(level, headline, tuple(why) or ("Nothing of note differs.",), todo)
+
+
+def _speed(a: Figures, b: Figures) -> str:
+    rates = [_chosen((one.rate for one in run.ranks), min) for run in (a, b)]
+    if rates[0] and rates[1]:
+        if abs(rates[1] / rates[0] - 1) <= SAME:
+            return f"Both run at the same rate: {rates[0]:.4g} and {rates[1]:.4g} steps/s"
+        faster = "faster" if rates[1] > rates[0] else "slower"
+        return (f"{b.name} is {abs(rates[1] / rates[0] - 1):.0%} {faster}: {rates[0]:.4g} before, "
+                f"{rates[1]:.4g} steps/s now")  # fmt: skip
+    if a.seconds and b.seconds:
+        return f"{a.name} took {duration(a.seconds)}, {b.name} {duration(b.seconds)}"
+    return f"{a.name} and {b.name} end alike"

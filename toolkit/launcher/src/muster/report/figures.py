@@ -1,0 +1,293 @@
+"""The figures of a run: what the page shows and `--json` prints. Pure: a record in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from muster.report import charts
+from muster.report.align import Aligned, align
+from muster.report.cells import mapping, number, sequence, whole
+from muster.report.charts import Chart
+from muster.report.values import Event, Host, Metrics, Record, Sample
+from muster.report.verdict import Failure, Facts, Verdict, judge
+from muster.types.values import NamedTuple
+
+SCHEMA = 1
+MOST_MOMENTS = 200
+
+
+class Phase(NamedTuple):
+    """A host is in a phase, in seconds since the beginning; `ends_s` None: to the end."""
+
+    host: str
+    name: str
+    begins_s: float
+    ends_s: float | None
+
+
+class Rank(NamedTuple):
+    """One rank; None and "" where the record does not say. `good`: it exited 0, or was stopped
+    because another failed or had ended. `cpus`: processors used on average. `run_delay_s`: it
+    could run and had no processor. `waits_s`: in collectives, for other ranks."""
+
+    rank: int
+    host: str
+    end: str
+    good: bool | None
+    begins_s: float | None
+    ends_s: float | None
+    seconds: float | None
+    cpus: float | None
+    peak_memory_bytes: float | None
+    run_delay_s: float | None
+    throttled_s: float | None
+    steps: float | None
+    rate: float | None
+    waits_s: float | None
+
+
+class Moment(NamedTuple):
+    """Something that happened at one time: failure, stall, stacks, missing, fault."""
+
+    at_s: float
+    host: str
+    rank: int | None
+    kind: str
+    text: str
+
+
+class Metric(NamedTuple):
+    """The last value of a metric, over its ranks."""
+
+    name: str
+    ranks: int
+    lowest: float | None
+    highest: float | None
+    odd_step: float | None
+
+
+class Figures(NamedTuple):
+    """All that is known of one run. `seconds`: of the whole."""
+
+    schema: int
+    name: str
+    verdict: Verdict
+    failure: Failure | None
+    facts: Mapping[str, str]
+    seconds: float | None
+    phases: tuple[Phase, ...]
+    ranks: tuple[Rank, ...]
+    moments: tuple[Moment, ...]
+    metrics: tuple[Metric, ...]
+    charts: tuple[Chart, ...]
+    tails: Mapping[str, str]
+    stacks: Mapping[str, str]
+    missing: tuple[str, ...]
+
+
+def figures_of(record: Record) -> Figures:
+    summary = record.summary
+    leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
+                   if one.get("leader")), "")  # fmt: skip
+    aligned = align(record.hosts, leader)
+    phases = tuple(_phases(record, aligned))
+    ranks = _ranks(record, aligned)
+    moments = tuple(sorted(_moments(record, aligned)))[:MOST_MOMENTS]
+    seconds = number(mapping(summary.get("local")).get("seconds")) or number(summary.get("seconds"))
+    if seconds is None:
+        seconds = _last_time(record, aligned)
+    reported = {rank: one for host in record.hosts for rank, one in host.metrics.items()}
+    metrics = tuple(_metrics(reported))
+    facts = Facts(
+        summary=summary,
+        live=record.live,
+        seconds=seconds,
+        hosts=len(record.hosts) or len(sequence(summary.get("hosts"))),
+        ranks=tuple((one.rank, one.host, one.end, one.good, one.peak_memory_bytes) for one in ranks),
+        phases=tuple((one.host, one.name, (one.ends_s or one.begins_s) - one.begins_s)
+                     for one in phases),  # fmt: skip
+        stalls=tuple(one.text for one in moments if one.kind == "stall"),
+        odd=tuple((one.name, one.odd_step) for one in metrics if one.odd_step is not None),
+    )
+    verdict, failure = judge(facts)
+    guessed = [f"{host}: its clock is not in the record, times of it are as good as its wall clock"
+               for host in aligned.guessed]  # fmt: skip
+    return Figures(
+        schema=SCHEMA,
+        name=record.name,
+        verdict=verdict,
+        failure=failure,
+        facts=dict(_facts(record, len(ranks))),
+        seconds=seconds,
+        phases=phases,
+        ranks=ranks,
+        moments=moments,
+        metrics=metrics,
+        charts=(*charts.of_metrics(reported), *charts.of_samples(record.hosts, aligned)),
+        tails={f"rank {rank} on {host.name}": text
+               for host in record.hosts for rank, text in sorted(host.tails.items())},
+        stacks={f"{host.name}: {file}": text
+                for host in record.hosts for file, text in host.stacks.items()},
+        missing=(*record.missing, *guessed),
+    )  # fmt: skip
+
+
+def as_json(value: Any) -> Any:
+    """The figures as JSON values: named tuples become objects."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: as_json(one) for name, one in zip(value._fields, value, strict=True)}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): as_json(one) for name, one in value.items()}
+    return value
+
+
+def _facts(record: Record, ranks: int) -> Iterator[tuple[str, str]]:
+    summary = record.summary
+    plan = mapping(summary.get("plan"))
+    hosts = len(sequence(summary.get("hosts"))) or len(record.hosts)
+    known = {
+        "program": summary.get("program"),
+        "command": " ".join(("muster local", *record.command)) if record.command else None,
+        "distribution": summary.get("option"),
+        "hosts": hosts,
+        "ranks": plan.get("world_size") or ranks or None,
+        "isolation": mapping(summary.get("local")).get("isolation"),
+        "muster": summary.get("toolkit"),
+    }
+    for name, value in mapping(summary.get("platform")).items():
+        known.setdefault(name.replace("_", " "), value)
+    for name, found in known.items():
+        if isinstance(found, str | int | float) and found != "":
+            yield name, str(found)
+
+
+def _phases(record: Record, aligned: Aligned) -> Iterator[Phase]:
+    said = mapping(record.summary.get("phases"))
+    for host in record.hosts:
+        changes = [(aligned.at(host.name, event.t), str(event.fields.get("name", "?")))
+                   for event in host.events if event.kind == "phase"]  # fmt: skip
+        for at, (begins, name) in enumerate(changes):
+            if name in ("done", "ended"):
+                continue
+            ends = changes[at + 1][0] if at + 1 < len(changes) else None
+            yield Phase(host.name, name, _short(begins), None if ends is None else _short(ends))
+    for name in [str(one) for one in said if str(one) not in {h.name for h in record.hosts}]:
+        at_s = 0.0
+        for phase, took in mapping(said[name]).items():
+            took_s = number(took) or 0.0
+            yield Phase(name, str(phase), _short(at_s), _short(at_s + took_s))
+            at_s += took_s
+
+
+def _ranks(record: Record, aligned: Aligned) -> tuple[Rank, ...]:
+    ended = {number: one for one in _mappings(record.summary.get("ranks"))
+             if (number := whole(one.get("rank"))) is not None}  # fmt: skip
+    hosts = {rank: host for host in record.hosts for rank in _ranks_of(host)}
+    found = []
+    for rank in sorted({*ended, *hosts}):
+        said, host = ended.get(rank, {}), hosts.get(rank)
+        name = str(said.get("host") or (host.name if host else "?"))
+        found.append(_rank(rank, name, said, host, aligned))
+    return tuple(found)
+
+
+def _rank(
+    rank: int, name: str, said: Mapping[str, object], host: Host | None, aligned: Aligned
+) -> Rank:
+    begun = _event(host, "rank_started", rank)
+    over = _event(host, "rank_ended", rank)
+    samples = host.samples.get(rank, ()) if host else ()
+    metrics = host.metrics.get(rank) if host else None
+    figures = mapping(said.get("figures"))
+    status = whole(said.get("status"))
+    stopped = bool(said.get("stopped"))
+    if status is None and over is not None:
+        status, stopped = whole(over.fields.get("status")), bool(over.fields.get("stopped"))
+    begins = None if begun is None else _short(aligned.at(name, begun.t))
+    ends = None if over is None else _short(aligned.at(name, over.t))
+    seconds = number(said.get("seconds"))
+    if seconds is None and begins is not None and ends is not None:
+        seconds = ends - begins
+    cpu_s = number(figures.get("cpu_s")) or _last(samples, "cpu_s")
+    over_s = seconds or (samples[-1].t - begun.t if samples and begun else None)
+    return Rank(
+        rank=rank,
+        host=name,
+        end="" if status is None else end_in_words(status) + ", stopped" * stopped,
+        good=None if status is None else status == 0 or stopped,
+        begins_s=begins,
+        ends_s=ends,
+        seconds=None if seconds is None else _short(seconds),
+        cpus=cpu_s / over_s if cpu_s is not None and over_s else None,
+        peak_memory_bytes=number(figures.get("peak_memory_bytes"))
+        or max((one.memory_bytes or 0.0 for one in samples), default=0.0)
+        or None,
+        run_delay_s=_last(samples, "run_delay_s"),
+        throttled_s=_last(samples, "throttled_s"),
+        steps=metrics.last_step if metrics else number(figures.get("steps")),
+        rate=metrics.rate if metrics and metrics.rate else number(figures.get("rate")),
+        waits_s=host.waits_s.get(rank, number(figures.get("waits_s"))) if host else None,
+    )
+
+
+def _ranks_of(host: Host) -> set[int]:
+    begun = {event.rank for event in host.events if event.kind == "rank_started"}
+    return {one for one in begun if one is not None} | {*host.samples, *host.metrics, *host.tails}
+
+
+def _event(host: Host | None, kind: str, rank: int) -> Event | None:
+    events = host.events if host else ()
+    return next((one for one in reversed(events) if one.kind == kind and one.rank == rank), None)
+
+
+def _last(samples: tuple[Sample, ...], field: str) -> float | None:
+    found = (getattr(one, field) for one in reversed(samples))
+    return next((one for one in found if one is not None), None)
+
+
+def _moments(record: Record, aligned: Aligned) -> Iterator[Moment]:
+    texts = {"stall": "verdict", "failure": "summary", "missing": "text", "stacks": "reason"}
+    for host in record.hosts:
+        for event in host.events:
+            if event.kind in texts or event.kind == "fault":
+                text = str(event.fields.get(texts.get(event.kind, "text")) or "")
+                if event.kind == "failure" and not text:
+                    text = end_in_words(whole(event.fields.get("status")) or 0)
+                rank = -1 if event.rank is None else event.rank
+                at_s = _short(aligned.at(host.name, event.t))
+                yield Moment(at_s, host.name, rank if rank >= 0 else None, event.kind, text)
+
+
+def _metrics(reported: Mapping[int, Metrics]) -> Iterator[Metric]:
+    for name in charts.names_of(reported):
+        series = [one.series[name] for one in reported.values() if name in one.series]
+        last = [one.last for one in series if one.last is not None]
+        odd = [one.odd_step for one in series if one.odd_step is not None]
+        yield Metric(name, len(series), min(last, default=None), max(last, default=None),
+                     min(odd, default=None))  # fmt: skip
+
+
+def _last_time(record: Record, aligned: Aligned) -> float | None:
+    times = [aligned.at(host.name, host.events[-1].t) for host in record.hosts if host.events]
+    return _short(max(times)) if times else None
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [mapping(one) for one in sequence(value)]
+
+
+def _short(value: float) -> float:
+    return round(value, 3)
+
+
+def end_in_words(status: int) -> str:
+    """`exit 1`, or the name of the signal."""
+    import signal
+
+    try:
+        return f"exit {status}" if status >= 0 else signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
