@@ -40,12 +40,20 @@ def names_of(reported: Mapping[int, Metrics]) -> list[str]:
 
 
 def of_metrics(reported: Mapping[int, Metrics]) -> Iterator[Chart]:
-    for name in names_of(reported)[:MOST_CHARTS]:
+    changing = [name for name in names_of(reported) if _changes(reported, name)]
+    for name in changing[:MOST_CHARTS]:
         points = {f"rank {rank}": one.series[name].buckets
                   for rank, one in sorted(reported.items()) if name in one.series}  # fmt: skip
         chart = _chart(name, "", "step", points)
         if chart is not None:
             yield chart
+
+
+def _changes(reported: Mapping[int, Metrics], name: str) -> bool:
+    """Whether it is worth a chart: a value that never changes stands in the table."""
+    series = [one.series[name].buckets for one in reported.values() if name in one.series]
+    low = min((bucket.low for one in series for bucket in one), default=0.0)
+    return any(bucket.high > low for one in series for bucket in one)
 
 
 def of_samples(hosts: Sequence[Host], aligned: Aligned) -> Iterator[Chart]:
@@ -78,8 +86,7 @@ def _chart(title: str, unit: str, x: str, points: Mapping[str, Sequence[Bucket]]
     lines = [_line(name, buckets, xs) for name, buckets in points.items()]
     if len(lines) > MOST_LINES:
         lines = _range(lines)
-    if all(one.low == one.high for one in lines):
-        lines = [one._replace(high=()) for one in lines]
+    lines = [one._replace(high=()) if one.low == one.high else one for one in lines]
     return Chart(title, unit, x, tuple(map(_round, xs)), tuple(lines))
 
 
@@ -113,8 +120,8 @@ def _range(lines: Sequence[Line]) -> list[Line]:
         mids = [(a + b) / 2 for a, b in pairs if b is not None]
         middle.append(_rounded(median(mids)) if mids else None)
     return [
-        Line(f"lowest to highest of {len(lines)} ranks", tuple(low), tuple(high)),
-        Line("median", tuple(middle), tuple(middle)),
+        Line(f"{len(lines)} ranks", tuple(low), tuple(high)),
+        Line("median", tuple(middle)),
     ]
 
 

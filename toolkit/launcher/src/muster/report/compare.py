@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from muster.report.figures import Figures
-from muster.report.svg import PHASES
+from muster.report.svg import longest_phases
 from muster.report.verdict import Verdict, duration, size
 from muster.types.values import NamedTuple
 
 SAME = 0.03  # changes below are taken for noise
-WORTH_S = 0.05  # of a phase
+UNSEEN = 0.0005
 
 
 class Row(NamedTuple):
@@ -50,6 +50,8 @@ def compare(a: Figures, b: Figures) -> Comparison:
 
 def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Row]:
     for name in dict.fromkeys([*a, *b]):
+        if name == "run":
+            continue
         left, right = a.get(name, "-"), b.get(name, "-")
         change = _words(left, right) if name == "command" else ""
         yield Row(name, left, right, change, left != right)
@@ -76,20 +78,9 @@ def _ends(a: Figures, b: Figures) -> Iterator[Row]:
 
 def _durations(a: Figures, b: Figures) -> Iterator[Row]:
     yield _number_row("whole run", a.seconds, b.seconds, duration)
-    left, right = _phases(a), _phases(b)
+    left, right = dict(longest_phases(a)), dict(longest_phases(b))
     for name in dict.fromkeys([*left, *right]):
-        if max(left.get(name, 0.0), right.get(name, 0.0)) >= WORTH_S:
-            words = PHASES.get(name, name)
-            yield _number_row(words, left.get(name), right.get(name), duration)
-
-
-def _phases(run: Figures) -> dict[str, float]:
-    """Phase -> the longest of all hosts."""
-    found: dict[str, float] = {}
-    for one in run.phases:
-        if one.ends_s is not None:
-            found[one.name] = max(found.get(one.name, 0.0), one.ends_s - one.begins_s)
-    return found
+        yield _number_row(name, left.get(name), right.get(name), duration)
 
 
 def _rates(a: Figures, b: Figures) -> Iterator[Row]:
@@ -135,6 +126,8 @@ def _change(a: float | None, b: float | None) -> str:
     if not a or b is None:
         return ""
     ratio = b / a
+    if abs(ratio - 1) < UNSEEN:
+        return "same"
     return f"{ratio:.2f} times" if ratio > 2 or ratio < 0 else f"{ratio - 1:+.1%}"
 
 
@@ -153,6 +146,8 @@ def _verdict(a: Figures, b: Figures, groups: Iterable[Group]) -> Verdict:
             todo = (*b.verdict.next, *todo)
     else:
         level, headline = a.verdict.level, _speed(a, b)
+        if level == "good" and " slower: " in headline:
+            level = "warn"
     return Verdict(level, headline, tuple(why) or ("Nothing of note differs.",), todo)
 
 

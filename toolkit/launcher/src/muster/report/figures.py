@@ -129,8 +129,13 @@ def figures_of(record: Record) -> Figures:
                for host in record.hosts for rank, text in sorted(host.tails.items())},
         stacks={f"{host.name}: {file}": text
                 for host in record.hosts for file, text in host.stacks.items()},
-        missing=(*record.missing, *guessed),
+        missing=(*record.missing, *guessed, *_no_samples(record, seconds)),
     )  # fmt: skip
+
+
+def _no_samples(record: Record, seconds: float | None) -> Iterator[str]:
+    if record.hosts and not any(one.samples for one in record.hosts) and (seconds or 0.0) > 30:
+        yield "no samples of processor and memory are in the record"
 
 
 def as_json(value: Any) -> Any:
@@ -149,6 +154,7 @@ def _facts(record: Record, ranks: int) -> Iterator[tuple[str, str]]:
     plan = mapping(summary.get("plan"))
     hosts = len(sequence(summary.get("hosts"))) or len(record.hosts)
     known = {
+        "run": record.name,
         "program": summary.get("program"),
         "command": " ".join(("muster local", *record.command)) if record.command else None,
         "distribution": summary.get("option"),

@@ -4,7 +4,8 @@ neighbouring steps, so that no spike is lost."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from muster.report.cells import any_number, number
@@ -39,11 +40,10 @@ class Reader:
         self._time(entries[-1], steps[-1])
         names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
                  for name in entry}  # fmt: skip
-        for name in sorted(names.difference(_NO_VALUES)):
-            if name not in self._series and len(self._series) >= MOST_NAMES:
-                continue
-            growing = self._series.setdefault(name, _Growing())
-            growing.take(steps, [entry.get(name) for entry in entries])
+        wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]
+        for name, values in zip(wanted, _columns(entries, wanted), strict=True):
+            if name in self._series or len(self._series) < MOST_NAMES:
+                self._series.setdefault(name, _Growing()).take(steps, list(values))
 
     def _time(self, entry: dict[str, Any], step: object) -> None:
         time_s, at = number(entry.get("t", entry.get("time"))), number(step)
@@ -59,6 +59,16 @@ class Reader:
             rate = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
         return Metrics(self._lines, self._last_step, rate, series)
+
+
+def _columns(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterable[Sequence[Any]]:
+    """The values of each name; None in entries that lack it."""
+    try:
+        if len(names) > 1:  # for one name itemgetter makes no tuple
+            return list(zip(*map(itemgetter(*names), entries), strict=True))
+    except KeyError:
+        pass
+    return [[entry.get(name) for entry in entries] for name in names]
 
 
 class _Growing:

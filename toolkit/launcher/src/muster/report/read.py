@@ -162,8 +162,6 @@ def _lacking(
     if absent := [name for name in known if name not in hosts]:
         yield (f"no record of {counted(len(absent), 'host')}: {listed(absent, 5)}; "
                "lay the folders of all hosts side by side to see them")  # fmt: skip
-    if hosts and not any(host.samples for host in hosts.values()):
-        yield "no samples of processor and memory: the job was too short, or of an earlier muster"
 
 
 def _order(summary: Mapping[str, object]):  # type: ignore[no-untyped-def]

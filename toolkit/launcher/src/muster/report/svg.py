@@ -11,7 +11,7 @@ from muster.report.figures import Figures, Phase, Rank
 from muster.report.verdict import duration
 from muster.types.values import NamedTuple
 
-ROW, THIN = 18, 5  # pixels of a rank's row, and of one where there are many
+ROW, THIN = 18, 3  # pixels of a rank's row, and of one where there are many
 MANY = 48
 COLORS = 8  # classes c0 to c7 of lines
 WIDTH, HEIGHT = 1000, 180  # units of a chart
@@ -19,6 +19,8 @@ PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "wa
           "spawn": "starts ranks", "watch": "ranks run", "report": "reports", "stop": "stops ranks",
           "verdict": "agrees on the end", "leave": "leaves"}  # fmt: skip
 MOST_MARKS = 40
+MOST_HOSTS = 64
+SHOWN_S = 0.05  # of a phase in words
 
 
 class Lane(NamedTuple):
@@ -38,21 +40,43 @@ def timeline(figures: Figures) -> list[Lane]:
         return []
     ticks = _ticks(end)
     lanes = [Lane("", "axis", _svg(16, (_tick(at, end) for at in ticks)))]
-    hosts = dict.fromkeys([*(p.host for p in figures.phases), *(r.host for r in figures.ranks)])
     many = len(figures.ranks) > MANY
-    for host in hosts:
+    for host in _hosts(figures)[:MOST_HOSTS]:
         phases = [one for one in figures.phases if one.host == host]
         ranks = [one for one in figures.ranks if one.host == host and one.begins_s is not None]
         marks = [(one.at_s, one.kind, f"{duration(one.at_s)}: {one.kind}: {one.text}")
                  for one in figures.moments if one.host == host]  # fmt: skip
         lanes.append(Lane(host, "host", _host(phases, marks[:MOST_MARKS], end, ticks)))
         if many and ranks:
-            label = f"ranks {ranks[0].rank} to {ranks[-1].rank}" if ranks[1:] else "1 rank"
+            label = f"{ranks[0].rank} to {ranks[-1].rank}" if ranks[1:] else f"rank {ranks[0].rank}"
             lanes.append(Lane(label, "rank", _ranks(ranks, end, ticks, THIN)))
         elif not many:
             lanes += [Lane(f"rank {one.rank}", "rank", _ranks([one], end, ticks, ROW))
                       for one in ranks]  # fmt: skip
     return lanes
+
+
+def _hosts(figures: Figures) -> list[str]:
+    """In the order of the record, but of many those with a failed rank first."""
+    hosts = dict.fromkeys([*(p.host for p in figures.phases), *(r.host for r in figures.ranks)])
+    failed = {one.host for one in figures.ranks if one.good is False}
+    if len(hosts) <= MOST_HOSTS:
+        return list(hosts)
+    return sorted(hosts, key=lambda host: host not in failed)
+
+
+def hidden_hosts(figures: Figures) -> int:
+    return max(0, len(_hosts(figures)) - MOST_HOSTS)
+
+
+def longest_phases(figures: Figures) -> list[tuple[str, float]]:
+    """Each phase in words, and how long it took on the slowest host; in the order of the run."""
+    found: dict[str, float] = {}
+    for one in figures.phases:
+        if one.ends_s is not None:
+            words = PHASES.get(one.name, one.name)
+            found[words] = max(found.get(words, 0.0), one.ends_s - one.begins_s)
+    return [(name, took) for name, took in found.items() if took >= SHOWN_S]
 
 
 def _host(

@@ -11,6 +11,7 @@ from muster.types.values import NamedTuple
 
 STARTS = ("join", "stage", "plan", "ready", "spawn")
 SLOW_START_S = 30.0
+WORTH = 0.05  # of the whole run, to be said
 _AT = re.compile(r'File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})')
 
 
@@ -132,7 +133,8 @@ def _failed(facts: Facts, outcome: Mapping[str, object], failure: Failure | None
         what = failure.summary or failure.end
         headline = f"Rank {failure.rank} on {failure.host} failed: {what}"
         where = f", at {failure.where}" if failure.where else ""
-        why.append(f"It ended with {failure.end} after {_rank_time(facts, failure.rank)}{where}.")
+        end = failure.end.replace("exit ", "exit code ")
+        why.append(f"It ended with {end} after {_rank_time(facts, failure.rank)}{where}.")
     elif failure is not None:
         why.append(f"{failure.summary or failure.end} on {failure.host}.")
     first = mapping(outcome.get("first"))
@@ -142,13 +144,12 @@ def _failed(facts: Facts, outcome: Mapping[str, object], failure: Failure | None
     if also := whole(outcome.get("also_failed")):
         why.append(f"{counted(also, 'more rank')} failed by themselves.")
     if stopped := whole(outcome.get("stopped_ranks")):
-        why.append(f"{counted(stopped, 'other rank')} stopped because of it.")
+        why.append(f"muster stopped {counted(stopped, 'other rank')} because of it.")
     fix = str(first.get("fix") or outcome.get("fix") or "")
     todo = [fix[:1].upper() + fix[1:]] if fix and not fix.startswith("see the last lines") else []
-    if failure is not None and failure.where:
-        todo.append(f"Look at {failure.where}.")
-    if failure is not None and failure.tail:
-        todo.append("Its last lines are below.")
+    if failure is not None and (failure.where or failure.tail):
+        look = f"Open {failure.where}" if failure.where else "Read"
+        todo.append(f"{look}: the last lines of the failure are below." if failure.tail else f"{look}.")
     if failure is not None and failure.log:
         todo.append(f"All that it wrote: {failure.log}")
     return Verdict("bad", headline, (*why, *_stood(facts), *_odd(facts)),
@@ -190,7 +191,7 @@ def _rank_time(facts: Facts, rank: int) -> str:
 
 def _stood(facts: Facts) -> Iterator[str]:
     if facts.stalls:
-        yield facts.stalls[-1]
+        yield f"Before that the job stood still: {facts.stalls[-1]}"
 
 
 def _odd(facts: Facts) -> Iterator[str]:
@@ -208,9 +209,12 @@ def _start_s(facts: Facts) -> float:
 
 def _where_time_went(facts: Facts) -> Iterator[str]:
     start = _start_s(facts)
-    if facts.seconds and start:
-        yield (f"Until all ranks ran it took {duration(start)} "
-               f"({min(1.0, start / facts.seconds):.0%} of the whole).")  # fmt: skip
+    if facts.seconds and start > facts.seconds * WORTH:
+        yield (f"Until all ranks ran it took {duration(start)}, "
+               f"{min(1.0, start / facts.seconds):.0%} of the whole.")  # fmt: skip
+    runs = max((took for _, name, took in facts.phases if name == "watch"), default=0.0)
+    if runs:
+        yield f"The ranks ran for {duration(runs)}."
 
 
 def duration(seconds: float) -> str:

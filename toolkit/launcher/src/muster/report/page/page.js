@@ -13,11 +13,11 @@
     chart.lines.forEach((line, at) => {
       const stroke = color(`--c${at % 8}`), wide = line.high.length > 0;
       data.push(line.low);
-      series.push({ label: wide ? `${line.name}, low` : line.name, stroke, width: 1.5, points: { show: false },
+      series.push({ label: wide ? `${line.name}: lowest` : line.name, stroke, width: 1.5, points: { show: false },
                     value: (u, v) => shown(v) });
       if (wide) {
         data.push(line.high);
-        series.push({ label: `${line.name}, high`, stroke, width: 1.5, points: { show: false }, value: (u, v) => shown(v) });
+        series.push({ label: `${line.name}: highest`, stroke, width: 1.5, points: { show: false }, value: (u, v) => shown(v) });
         bands.push({ series: [data.length - 1, data.length - 2], fill: `${stroke}38` });
       }
     });
