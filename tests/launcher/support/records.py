@@ -35,8 +35,9 @@ def host_name(index: int) -> str:
     return f"algo-{index + 1}"
 
 
-def write_record(folder: str, made: Made = Made()) -> str:
+def write_record(folder: str, made: Made | None = None) -> str:
     """Writes it as `muster local` would; returns the folder."""
+    made = made or Made()
     for index in range(made.hosts):
         _write_host(os.path.join(folder, host_name(index)), index, made)
     _write(os.path.join(folder, "summary.json"), json.dumps(summary(made), indent=1))
@@ -44,8 +45,10 @@ def write_record(folder: str, made: Made = Made()) -> str:
 
 
 def traceback(made: Made) -> str:
-    return (f'Traceback (most recent call last):\n  File "/opt/ml/code/{made.program}", line 41, in '
-            f"main\n    loss = step(batch)\n{made.error}")  # fmt: skip
+    return (
+        f'Traceback (most recent call last):\n  File "/opt/ml/code/{made.program}", line 41, in main'
+        f"\n    loss = step(batch)\n{made.error}"
+    )
 
 
 def summary(made: Made) -> dict[str, Any]:
@@ -133,8 +136,10 @@ def _metrics(rank: int, made: Made) -> Sequence[Mapping[str, object]]:
         loss = 2.3 * math.exp(-3 * step / made.steps) + 0.15 * noise
         if made.nan_from is not None and step >= made.nan_from:
             loss = math.nan
-        found.append({"schema": 1, "t": 100 + step / made.rate, "step": step, "samples": 64,
-                      "loss": round(loss, 5), "accuracy": round(1 - math.exp(-4 * step / made.steps), 4)})  # fmt: skip
+        loss = round(loss, 5) if math.isfinite(loss) else "NaN"
+        values = {"loss": loss, "accuracy": round(1 - math.exp(-4 * step / made.steps), 4)}
+        found.append({"schema": 1, "time": START + 3 + step / made.rate, "step": step,
+                      "samples": 64 * (step + 1), "values": values})  # fmt: skip
     return found
 
 

@@ -16,6 +16,7 @@ from muster.local.record.history import LATEST
 from muster.report.compare import compare
 from muster.report.figures import Figures, as_json, figures_of
 from muster.report.read import NoRecord, read_record
+from muster.report.verdict import RunVerdict
 from muster.types.files import write_whole
 
 EXAMPLES = """\
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _say(verdict, path: str) -> None:  # type: ignore[no-untyped-def]
+def _say(verdict: RunVerdict, path: str) -> None:
     print(verdict.headline)
     for name, lines in (("why", verdict.why), ("next", verdict.next)):
         for line in lines:

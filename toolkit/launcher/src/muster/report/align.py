@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from muster.report.cells import number
-from muster.report.values import Host
+from muster.report.values import HostRecord
 from muster.types.values import NamedTuple
 
 SAME_BOOT_S = 0.05  # clocks of one machine differ by less, whatever its wall clock did meanwhile
 
 
-class Clock(NamedTuple):
+class HostClock(NamedTuple):
     """How one host's times become the leader's. `known`: as its events say; else by the wall
     clocks, which are as good as the hosts keep them."""
 
@@ -28,7 +28,7 @@ class Clock(NamedTuple):
 class Aligned(NamedTuple):
     """`at(host, t)`: seconds since the beginning. `guessed`: hosts aligned by their wall clocks."""
 
-    clocks: Mapping[str, Clock]
+    clocks: Mapping[str, HostClock]
     began: float
     guessed: tuple[str, ...]
 
@@ -36,7 +36,7 @@ class Aligned(NamedTuple):
         return self.clocks[host](t) - self.began
 
 
-def align(hosts: Sequence[Host], leader: str) -> Aligned:
+def align(hosts: Sequence[HostRecord], leader: str) -> Aligned:
     """`leader`: its name, "" when unknown."""
     walls = {host.name: _wall(host) for host in hosts}
     base = next((walls[h.name] for h in hosts if h.name == leader and walls[h.name]), None)
@@ -48,30 +48,28 @@ def align(hosts: Sequence[Host], leader: str) -> Aligned:
     return Aligned(clocks, min(firsts, default=0.0), tuple(guessed))
 
 
-def _clock(host: Host, leader: str, wall: float | None, base: float | None) -> Clock:
+def _clock(host: HostRecord, leader: str, wall: float | None, base: float | None) -> HostClock:
     said = [(event.t, offset) for event in host.events if event.kind == "clock"
             if (offset := number(event.fields.get("offset_s"))) is not None]  # fmt: skip
     if said:
         said.sort()
-        return Clock(tuple(t for t, _ in said), tuple(offset for _, offset in said), True)
+        return HostClock(tuple(t for t, _ in said), tuple(offset for _, offset in said), True)
     if host.name == leader or wall is None or base is None:
-        return Clock((0.0,), (0.0,), True)
+        return HostClock((0.0,), (0.0,), True)
     offset = wall - base
     if abs(offset) < SAME_BOOT_S:
-        return Clock((0.0,), (0.0,), True)
-    return Clock((0.0,), (offset,), False)
+        return HostClock((0.0,), (0.0,), True)
+    return HostClock((0.0,), (offset,), False)
 
 
-def _wall(host: Host) -> float | None:
+def _wall(host: HostRecord) -> float | None:
     """Wall clock minus monotonic clock."""
     found = [event.time - event.t for event in host.events if event.time > 0]
     return median(found) if found else None
 
 
-def _times(host: Host) -> list[float]:
+def _times(host: HostRecord) -> list[float]:
     return [event.t for event in host.events] or [
         sample.t for samples in host.samples.values() for sample in samples
     ]
 
-
-At = Callable[[str, float], float]

@@ -27,19 +27,19 @@ _WANTED = re.compile(
 _PIECE = 1 << 20
 
 
-class Limits(NamedTuple):
+class UnpackLimits(NamedTuple):
     read_bytes: int = MOST_READ_BYTES
     written_bytes: int = MOST_WRITTEN_BYTES
     files: int = MOST_FILES
 
 
-def unpack(path: str, target: str, limits: Limits = Limits()) -> list[str]:
+def unpack(path: str, target: str, limits: UnpackLimits | None = None) -> list[str]:
     """Writes the record's files of the archive below `target`. What could not be read, in
     sentences. Raises OSError where the file cannot be opened or the target cannot be written."""
     name = os.path.basename(path)
     try:
         with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            return _unpack(tar, target, name, limits)
+            return _unpack(tar, target, name, limits or UnpackLimits())
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         return [f"{name} is damaged ({error}): what came before that place is shown"]
     except OSError as error:
@@ -48,13 +48,13 @@ def unpack(path: str, target: str, limits: Limits = Limits()) -> list[str]:
         return [f"{name} is damaged ({error}): what came before that place is shown"]  # gzip, lzma
 
 
-def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: Limits) -> list[str]:
+def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) -> list[str]:
     read = written = files = 0
     for member in tar:
         read += member.size
         if read > limits.read_bytes or files >= limits.files:
             return [f"{name} is too large: what follows {member.name!r:.80} is not read"]
-        tar.members = []  # type: ignore[assignment] # a stream keeps every one of them
+        vars(tar)["members"] = []  # it keeps every one that it has passed
         inside = os.path.normpath(member.name.lstrip("/"))
         if not member.isreg() or ".." in inside.split("/") or not _WANTED.fullmatch(inside):
             continue

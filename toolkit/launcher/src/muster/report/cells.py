@@ -52,7 +52,7 @@ class Cleaner:
         self._masker = masker
 
     def text(self, value: object, most: int = MOST_TEXT) -> str:
-        """"" for what is no text. Of one that is too long the end, where errors stand."""
+        """ "" for what is no text. Of one that is too long the end, where errors stand."""
         if not isinstance(value, str):
             return ""
         text = printable(_ESCAPES.sub("", self._masker.mask(value)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from muster.report.align import Aligned
-from muster.report.values import Bucket, Host, Metrics
+from muster.report.values import Bucket, HostRecord, RankMetrics
 from muster.types.values import NamedTuple
 
 COLUMNS = 300
@@ -17,7 +17,7 @@ MOST_CHARTS = 12
 MIB = 1 << 20
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One value a column, None where there is none. `high` is () where it is the same."""
 
     name: str
@@ -32,14 +32,14 @@ class Chart(NamedTuple):
     unit: str
     x: str
     xs: tuple[float, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
 
 
-def names_of(reported: Mapping[int, Metrics]) -> list[str]:
+def names_of(reported: Mapping[int, RankMetrics]) -> list[str]:
     return list(dict.fromkeys(name for one in reported.values() for name in one.series))
 
 
-def of_metrics(reported: Mapping[int, Metrics]) -> Iterator[Chart]:
+def of_metrics(reported: Mapping[int, RankMetrics]) -> Iterator[Chart]:
     changing = [name for name in names_of(reported) if _changes(reported, name)]
     for name in changing[:MOST_CHARTS]:
         points = {f"rank {rank}": one.series[name].buckets
@@ -49,14 +49,14 @@ def of_metrics(reported: Mapping[int, Metrics]) -> Iterator[Chart]:
             yield chart
 
 
-def _changes(reported: Mapping[int, Metrics], name: str) -> bool:
+def _changes(reported: Mapping[int, RankMetrics], name: str) -> bool:
     """Whether it is worth a chart: a value that never changes stands in the table."""
     series = [one.series[name].buckets for one in reported.values() if name in one.series]
     low = min((bucket.low for one in series for bucket in one), default=0.0)
     return any(bucket.high > low for one in series for bucket in one)
 
 
-def of_samples(hosts: Sequence[Host], aligned: Aligned) -> Iterator[Chart]:
+def of_samples(hosts: Sequence[HostRecord], aligned: Aligned) -> Iterator[Chart]:
     memory: dict[int, list[Bucket]] = {}
     cpus: dict[int, list[Bucket]] = {}
     for host in hosts:
@@ -98,7 +98,7 @@ def _columns(xs: set[float]) -> list[float]:
     return [first + width * at for at in range(COLUMNS)]
 
 
-def _line(name: str, buckets: Iterable[Bucket], xs: Sequence[float]) -> Line:
+def _line(name: str, buckets: Iterable[Bucket], xs: Sequence[float]) -> ChartLine:
     low: list[float | None] = [None] * len(xs)
     high = list(low)
     for one in buckets:
@@ -107,21 +107,25 @@ def _line(name: str, buckets: Iterable[Bucket], xs: Sequence[float]) -> Line:
         lowest, highest = low[at], high[at]
         low[at] = one.low if lowest is None else min(lowest, one.low)
         high[at] = one.high if highest is None else max(highest, one.high)
-    return Line(name, tuple(map(_rounded, low)), tuple(map(_rounded, high)))
+    return ChartLine(name, tuple(map(_rounded, low)), tuple(map(_rounded, high)))
 
 
-def _range(lines: Sequence[Line]) -> list[Line]:
+def _range(lines: Sequence[ChartLine]) -> list[ChartLine]:
     low, middle, high = [], [], []
-    for lows, highs in zip(zip(*(one.low for one in lines), strict=True),
-                           zip(*(one.high for one in lines), strict=True), strict=True):  # fmt: skip
+    columns = zip(
+        zip(*(one.low for one in lines), strict=True),
+        zip(*(one.high for one in lines), strict=True),
+        strict=True,
+    )
+    for lows, highs in columns:
         pairs = [(a, b) for a, b in zip(lows, highs, strict=True) if a is not None]
         low.append(min((a for a, _ in pairs), default=None))
         high.append(max((b for _, b in pairs if b is not None), default=None))
         mids = [(a + b) / 2 for a, b in pairs if b is not None]
         middle.append(_rounded(median(mids)) if mids else None)
     return [
-        Line(f"{len(lines)} ranks", tuple(low), tuple(high)),
-        Line("median", tuple(middle)),
+        ChartLine(f"{len(lines)} ranks", tuple(low), tuple(high)),
+        ChartLine("median", tuple(middle)),
     ]
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from muster.report.figures import Figures
 from muster.report.svg import longest_phases
-from muster.report.verdict import Verdict, duration, size
+from muster.report.verdict import RunVerdict, duration, size
 from muster.types.values import NamedTuple
 
 SAME = 0.03  # changes below are taken for noise
 UNSEEN = 0.0005
+Words = Callable[[float], str]
+Choose = Callable[[Iterable[float]], float]
 
 
-class Row(NamedTuple):
+class DifferenceRow(NamedTuple):
     """One thing of both runs, in words. `change`: of the second over the first, or ""."""
 
     name: str
@@ -24,37 +26,37 @@ class Row(NamedTuple):
     differs: bool
 
 
-class Group(NamedTuple):
+class DifferenceGroup(NamedTuple):
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[DifferenceRow, ...]
 
 
 class Comparison(NamedTuple):
     """`verdict`: in words what is different."""
 
-    verdict: Verdict
-    groups: tuple[Group, ...]
+    verdict: RunVerdict
+    groups: tuple[DifferenceGroup, ...]
 
 
 def compare(a: Figures, b: Figures) -> Comparison:
     """What the second run does otherwise than the first."""
     groups = [
-        Group("Request and plan", tuple(_facts(a.facts, b.facts))),
-        Group("End", tuple(_ends(a, b))),
-        Group("Durations, slowest host", tuple(_durations(a, b))),
-        Group("Ranks", tuple(_rates(a, b))),
-        Group("Metrics, last values", tuple(_metrics(a, b))),
+        DifferenceGroup("Request and plan", tuple(_facts(a.facts, b.facts))),
+        DifferenceGroup("End", tuple(_ends(a, b))),
+        DifferenceGroup("Durations, slowest host", tuple(_durations(a, b))),
+        DifferenceGroup("Ranks", tuple(_rates(a, b))),
+        DifferenceGroup("Metrics, last values", tuple(_metrics(a, b))),
     ]
     return Comparison(_verdict(a, b, groups), tuple(one for one in groups if one.rows))
 
 
-def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Row]:
+def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[DifferenceRow]:
     for name in dict.fromkeys([*a, *b]):
         if name == "run":
             continue
         left, right = a.get(name, "-"), b.get(name, "-")
         change = _words(left, right) if name == "command" else ""
-        yield Row(name, left, right, change, left != right)
+        yield DifferenceRow(name, left, right, change, left != right)
 
 
 def _words(a: str, b: str) -> str:
@@ -63,29 +65,30 @@ def _words(a: str, b: str) -> str:
         left, right = shlex.split(a), shlex.split(b)
     except ValueError:
         return ""
-    gone = [one for one in left if one not in right]
-    new = [one for one in right if one not in left]
-    return "; ".join(filter(None, [gone and f"without {' '.join(gone)}", new and f"with {' '.join(new)}"]))
+    gone = " ".join(one for one in left if one not in right)
+    new = " ".join(one for one in right if one not in left)
+    return "; ".join(filter(None, [gone and f"without {gone}", new and f"with {new}"]))
 
 
-def _ends(a: Figures, b: Figures) -> Iterator[Row]:
+def _ends(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
     left, right = a.verdict, b.verdict
-    yield Row("verdict", left.headline, right.headline, "", left.level != right.level)
+    yield DifferenceRow("verdict", left.headline, right.headline, "", left.level != right.level)
     counts = [sum(one.good is False for one in run.ranks) for run in (a, b)]
     if any(counts):
-        yield _number_row("ranks that failed", *counts)
+        yield _number_row("ranks that failed", counts[0], counts[1])
 
 
-def _durations(a: Figures, b: Figures) -> Iterator[Row]:
+def _durations(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
     yield _number_row("whole run", a.seconds, b.seconds, duration)
     left, right = dict(longest_phases(a)), dict(longest_phases(b))
     for name in dict.fromkeys([*left, *right]):
         yield _number_row(name, left.get(name), right.get(name), duration)
 
 
-def _rates(a: Figures, b: Figures) -> Iterator[Row]:
+def _rates(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
     kinds = (
         ("steps/s, slowest rank", "rate", min, _short),
+        ("samples/s, slowest rank", "sample_rate", min, _short),
         ("last step, first rank there", "steps", min, _short),
         ("most memory of a rank", "peak_memory_bytes", max, size),
         ("processors used, most", "cpus", max, _short),
@@ -98,28 +101,28 @@ def _rates(a: Figures, b: Figures) -> Iterator[Row]:
             yield _number_row(name, values[0], values[1], words)
 
 
-def _chosen(values: Iterable[float | None], choose) -> float | None:  # type: ignore[no-untyped-def]
+def _chosen(values: Iterable[float | None], choose: Choose) -> float | None:
     found = [one for one in values if one is not None]
     return choose(found) if found else None
 
 
-def _metrics(a: Figures, b: Figures) -> Iterator[Row]:
+def _metrics(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
     left, right = ({one.name: one for one in run.metrics} for run in (a, b))
     for name in dict.fromkeys([*left, *right]):
         values = [one.lowest if one is not None else None
                   for one in (left.get(name), right.get(name))]  # fmt: skip
-        yield _number_row(name, *values)
+        yield _number_row(name, values[0], values[1])
 
 
 def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _number_row(name: str, a: float | None, b: float | None, words=_short) -> Row:  # type: ignore[no-untyped-def]
+def _number_row(name: str, a: float | None, b: float | None, words: Words = _short) -> DifferenceRow:
     left, right = ("-" if one is None else words(one) for one in (a, b))
     change = _change(a, b)
     differs = left != right if a is None or b is None or not a else abs(b / a - 1) > SAME
-    return Row(name, left, right, change, differs)
+    return DifferenceRow(name, left, right, change, differs)
 
 
 def _change(a: float | None, b: float | None) -> str:
@@ -131,7 +134,7 @@ def _change(a: float | None, b: float | None) -> str:
     return f"{ratio:.2f} times" if ratio > 2 or ratio < 0 else f"{ratio - 1:+.1%}"
 
 
-def _verdict(a: Figures, b: Figures, groups: Iterable[Group]) -> Verdict:
+def _verdict(a: Figures, b: Figures, groups: Iterable[DifferenceGroup]) -> RunVerdict:
     rows = {group.name: [row for row in group.rows if row.differs] for group in groups}
     asked = [f"{row.name}: {row.change or f'{row.a} before, {row.b} now'}"
              for row in rows["Request and plan"]][:4]  # fmt: skip
@@ -148,7 +151,7 @@ def _verdict(a: Figures, b: Figures, groups: Iterable[Group]) -> Verdict:
         level, headline = a.verdict.level, _speed(a, b)
         if level == "good" and " slower: " in headline:
             level = "warn"
-    return Verdict(level, headline, tuple(why) or ("Nothing of note differs.",), todo)
+    return RunVerdict(level, headline, tuple(why) or ("Nothing of note differs.",), todo)
 
 
 def _speed(a: Figures, b: Figures) -> str:

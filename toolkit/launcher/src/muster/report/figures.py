@@ -9,15 +9,15 @@ from muster.report import charts
 from muster.report.align import Aligned, align
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
-from muster.report.values import Event, Host, Metrics, Record, Sample
-from muster.report.verdict import Failure, Facts, Verdict, judge
+from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
+from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
 MOST_MOMENTS = 200
 
 
-class Phase(NamedTuple):
+class PhaseSpan(NamedTuple):
     """A host is in a phase, in seconds since the beginning; `ends_s` None: to the end."""
 
     host: str
@@ -26,7 +26,7 @@ class Phase(NamedTuple):
     ends_s: float | None
 
 
-class Rank(NamedTuple):
+class RankRow(NamedTuple):
     """One rank; None and "" where the record does not say. `good`: it exited 0, or was stopped
     because another failed or had ended. `cpus`: processors used on average. `run_delay_s`: it
     could run and had no processor. `waits_s`: in collectives, for other ranks."""
@@ -44,6 +44,7 @@ class Rank(NamedTuple):
     throttled_s: float | None
     steps: float | None
     rate: float | None
+    sample_rate: float | None
     waits_s: float | None
 
 
@@ -57,7 +58,7 @@ class Moment(NamedTuple):
     text: str
 
 
-class Metric(NamedTuple):
+class MetricEnd(NamedTuple):
     """The last value of a metric, over its ranks."""
 
     name: str
@@ -72,21 +73,21 @@ class Figures(NamedTuple):
 
     schema: int
     name: str
-    verdict: Verdict
-    failure: Failure | None
+    verdict: RunVerdict
+    failure: FirstFailure | None
     facts: Mapping[str, str]
     seconds: float | None
-    phases: tuple[Phase, ...]
-    ranks: tuple[Rank, ...]
+    phases: tuple[PhaseSpan, ...]
+    ranks: tuple[RankRow, ...]
     moments: tuple[Moment, ...]
-    metrics: tuple[Metric, ...]
+    metrics: tuple[MetricEnd, ...]
     charts: tuple[Chart, ...]
     tails: Mapping[str, str]
     stacks: Mapping[str, str]
     missing: tuple[str, ...]
 
 
-def figures_of(record: Record) -> Figures:
+def figures_of(record: RunRecord) -> Figures:
     summary = record.summary
     leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
                    if one.get("leader")), "")  # fmt: skip
@@ -99,14 +100,17 @@ def figures_of(record: Record) -> Figures:
         seconds = _last_time(record, aligned)
     reported = {rank: one for host in record.hosts for rank, one in host.metrics.items()}
     metrics = tuple(_metrics(reported))
-    facts = Facts(
+    facts = VerdictInput(
         summary=summary,
         live=record.live,
         seconds=seconds,
         hosts=len(record.hosts) or len(sequence(summary.get("hosts"))),
-        ranks=tuple((one.rank, one.host, one.end, one.good, one.peak_memory_bytes) for one in ranks),
-        phases=tuple((one.host, one.name, (one.ends_s or one.begins_s) - one.begins_s)
-                     for one in phases),  # fmt: skip
+        ranks=tuple(
+            (one.rank, one.host, one.end, one.good, one.peak_memory_bytes) for one in ranks
+        ),
+        phases=tuple(
+            (one.host, one.name, (one.ends_s or one.begins_s) - one.begins_s) for one in phases
+        ),
         stalls=tuple(one.text for one in moments if one.kind == "stall"),
         odd=tuple((one.name, one.odd_step) for one in metrics if one.odd_step is not None),
     )
@@ -133,7 +137,7 @@ def figures_of(record: Record) -> Figures:
     )  # fmt: skip
 
 
-def _no_samples(record: Record, seconds: float | None) -> Iterator[str]:
+def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:
     if record.hosts and not any(one.samples for one in record.hosts) and (seconds or 0.0) > 30:
         yield "no samples of processor and memory are in the record"
 
@@ -149,7 +153,7 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def _facts(record: Record, ranks: int) -> Iterator[tuple[str, str]]:
+def _facts(record: RunRecord, ranks: int) -> Iterator[tuple[str, str]]:
     summary = record.summary
     plan = mapping(summary.get("plan"))
     hosts = len(sequence(summary.get("hosts"))) or len(record.hosts)
@@ -170,7 +174,7 @@ def _facts(record: Record, ranks: int) -> Iterator[tuple[str, str]]:
             yield name, str(found)
 
 
-def _phases(record: Record, aligned: Aligned) -> Iterator[Phase]:
+def _phases(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
     said = mapping(record.summary.get("phases"))
     for host in record.hosts:
         changes = [(aligned.at(host.name, event.t), str(event.fields.get("name", "?")))
@@ -179,16 +183,16 @@ def _phases(record: Record, aligned: Aligned) -> Iterator[Phase]:
             if name in ("done", "ended"):
                 continue
             ends = changes[at + 1][0] if at + 1 < len(changes) else None
-            yield Phase(host.name, name, _short(begins), None if ends is None else _short(ends))
+            yield PhaseSpan(host.name, name, _short(begins), None if ends is None else _short(ends))
     for name in [str(one) for one in said if str(one) not in {h.name for h in record.hosts}]:
         at_s = 0.0
         for phase, took in mapping(said[name]).items():
             took_s = number(took) or 0.0
-            yield Phase(name, str(phase), _short(at_s), _short(at_s + took_s))
+            yield PhaseSpan(name, str(phase), _short(at_s), _short(at_s + took_s))
             at_s += took_s
 
 
-def _ranks(record: Record, aligned: Aligned) -> tuple[Rank, ...]:
+def _ranks(record: RunRecord, aligned: Aligned) -> tuple[RankRow, ...]:
     ended = {number: one for one in _mappings(record.summary.get("ranks"))
              if (number := whole(one.get("rank"))) is not None}  # fmt: skip
     hosts = {rank: host for host in record.hosts for rank in _ranks_of(host)}
@@ -201,8 +205,8 @@ def _ranks(record: Record, aligned: Aligned) -> tuple[Rank, ...]:
 
 
 def _rank(
-    rank: int, name: str, said: Mapping[str, object], host: Host | None, aligned: Aligned
-) -> Rank:
+    rank: int, name: str, said: Mapping[str, object], host: HostRecord | None, aligned: Aligned
+) -> RankRow:
     begun = _event(host, "rank_started", rank)
     over = _event(host, "rank_ended", rank)
     samples = host.samples.get(rank, ()) if host else ()
@@ -219,7 +223,7 @@ def _rank(
         seconds = ends - begins
     cpu_s = number(figures.get("cpu_s")) or _last(samples, "cpu_s")
     over_s = seconds or (samples[-1].t - begun.t if samples and begun else None)
-    return Rank(
+    return RankRow(
         rank=rank,
         host=name,
         end="" if status is None else end_in_words(status) + ", stopped" * stopped,
@@ -235,31 +239,33 @@ def _rank(
         throttled_s=_last(samples, "throttled_s"),
         steps=metrics.last_step if metrics else number(figures.get("steps")),
         rate=metrics.rate if metrics and metrics.rate else number(figures.get("rate")),
+        sample_rate=metrics.sample_rate if metrics else None,
         waits_s=host.waits_s.get(rank, number(figures.get("waits_s"))) if host else None,
     )
 
 
-def _ranks_of(host: Host) -> set[int]:
+def _ranks_of(host: HostRecord) -> set[int]:
     begun = {event.rank for event in host.events if event.kind == "rank_started"}
     return {one for one in begun if one is not None} | {*host.samples, *host.metrics, *host.tails}
 
 
-def _event(host: Host | None, kind: str, rank: int) -> Event | None:
+def _event(host: HostRecord | None, kind: str, rank: int) -> RecordEvent | None:
     events = host.events if host else ()
     return next((one for one in reversed(events) if one.kind == kind and one.rank == rank), None)
 
 
-def _last(samples: tuple[Sample, ...], field: str) -> float | None:
+def _last(samples: tuple[SamplePoint, ...], field: str) -> float | None:
     found = (getattr(one, field) for one in reversed(samples))
     return next((one for one in found if one is not None), None)
 
 
-def _moments(record: Record, aligned: Aligned) -> Iterator[Moment]:
+def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
     texts = {"stall": "verdict", "failure": "summary", "missing": "text", "stacks": "reason"}
     for host in record.hosts:
         for event in host.events:
             if event.kind in texts or event.kind == "fault":
-                text = str(event.fields.get(texts.get(event.kind, "text")) or "")
+                text = str(event.fields.get("sentence")
+                           or event.fields.get(texts.get(event.kind, "text")) or "")  # fmt: skip
                 if event.kind == "failure" and not text:
                     text = end_in_words(whole(event.fields.get("status")) or 0)
                 rank = -1 if event.rank is None else event.rank
@@ -267,16 +273,16 @@ def _moments(record: Record, aligned: Aligned) -> Iterator[Moment]:
                 yield Moment(at_s, host.name, rank if rank >= 0 else None, event.kind, text)
 
 
-def _metrics(reported: Mapping[int, Metrics]) -> Iterator[Metric]:
+def _metrics(reported: Mapping[int, RankMetrics]) -> Iterator[MetricEnd]:
     for name in charts.names_of(reported):
         series = [one.series[name] for one in reported.values() if name in one.series]
         last = [one.last for one in series if one.last is not None]
         odd = [one.odd_step for one in series if one.odd_step is not None]
-        yield Metric(name, len(series), min(last, default=None), max(last, default=None),
+        yield MetricEnd(name, len(series), min(last, default=None), max(last, default=None),
                      min(odd, default=None))  # fmt: skip
 
 
-def _last_time(record: Record, aligned: Aligned) -> float | None:
+def _last_time(record: RunRecord, aligned: Aligned) -> float | None:
     times = [aligned.at(host.name, host.events[-1].t) for host in record.hosts if host.events]
     return _short(max(times)) if times else None
 

@@ -12,7 +12,7 @@ from typing import Any
 from muster.report.cells import Cleaner, mapping, number, sequence, whole
 from muster.report.lines import Lines, tail
 from muster.report.metrics import read_metrics
-from muster.report.values import Event, Host, Metrics, Sample
+from muster.report.values import HostRecord, RankMetrics, RecordEvent, SamplePoint
 from muster.types.names import counted
 
 EVENTS, LOGS, STACKS, METRICS, COLLECTIVES = (
@@ -28,13 +28,13 @@ _RANK_FILE = re.compile(r"rank-([0-9]{1,7})\.(out|err|jsonl)")
 
 
 def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bool]) -> (
-    tuple[Host, list[str]]
+    tuple[HostRecord, list[str]]
 ):  # fmt: skip
     """The host, and what is missing of it, in sentences. `wanted`: of which ranks the end of the
     log is read. Raises nothing: what cannot be read is missing."""
     missing: list[str] = []
     events, samples = _events(os.path.join(folder, EVENTS), name, clean, missing)
-    host = Host(
+    host = HostRecord(
         name=name,
         events=events,
         samples=samples,
@@ -48,10 +48,10 @@ def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bo
 
 def _events(
     path: str, name: str, clean: Cleaner, missing: list[str]
-) -> tuple[tuple[Event, ...], dict[int, tuple[Sample, ...]]]:
+) -> tuple[tuple[RecordEvent, ...], dict[int, tuple[SamplePoint, ...]]]:
     lines = Lines(path)
-    events: list[Event] = []
-    samples: dict[int, list[Sample]] = {}
+    events: list[RecordEvent] = []
+    samples: dict[int, list[SamplePoint]] = {}
     newer = left_out = 0
     try:
         for piece in lines.pieces():
@@ -79,22 +79,22 @@ def _events(
     return tuple(events), {rank: tuple(found) for rank, found in samples.items()}
 
 
-def _event(line: dict[str, Any], rank: int | None, clean: Cleaner) -> Event | None:
+def _event(line: dict[str, Any], rank: int | None, clean: Cleaner) -> RecordEvent | None:
     t, kind = number(line.get("t")), line.get("kind")
     if t is None or not isinstance(kind, str):
         return None
     fields = {key: clean.all(value) for key, value in line.items()
               if key not in ("t", "time", "kind", "rank", "host", "schema")}  # fmt: skip
-    return Event(t, number(line.get("time")) or 0.0, clean.text(kind, 60), rank, fields)
+    return RecordEvent(t, number(line.get("time")) or 0.0, clean.text(kind, 60), rank, fields)
 
 
-def _add_sample(kept: list[Sample], line: dict[str, Any]) -> None:
+def _add_sample(kept: list[SamplePoint], line: dict[str, Any]) -> None:
     t = number(line.get("t"))
     if t is None:
         return
     state = line.get("state")
     kept.append(
-        Sample(
+        SamplePoint(
             t,
             number(line.get("cpu_s")),
             number(line.get("memory_bytes")),
@@ -110,8 +110,8 @@ def _add_sample(kept: list[Sample], line: dict[str, Any]) -> None:
         kept[:-1] = [max(pair, key=lambda one: one.memory_bytes or 0.0) for pair in pairs]
 
 
-def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict[int, Metrics]:
-    found: dict[int, Metrics] = {}
+def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict[int, RankMetrics]:
+    found: dict[int, RankMetrics] = {}
     bad = Counter[str]()
     for path, rank, _ in _rank_files(folder):
         try:

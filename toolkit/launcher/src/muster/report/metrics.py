@@ -1,5 +1,8 @@
 """What ranks reported (metrics/rank-N.jsonl), thinned as it is read: lowest and highest value of
-neighbouring steps, so that no spike is lost."""
+neighbouring steps, so that no spike is lost.
+
+A line: {"schema": 1, "time": 1764.2, "step": 10, "samples": 640, "values": {"loss": 0.25}};
+`samples` are those so far. Values may lie beside `step`, too."""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any
 
 from muster.report.cells import any_number, number
 from muster.report.lines import Lines
-from muster.report.values import Bucket, Metrics, Series
+from muster.report.values import Bucket, MetricSeries, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
-_NO_VALUES = ("schema", "t", "time", "step", "rank", "host")
+_NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
 
 
 class Reader:
@@ -24,6 +27,7 @@ class Reader:
         self._lines = 0
         self._first: tuple[float, float] | None = None  # time, step
         self._last: tuple[float, float] | None = None
+        self._samples: tuple[float | None, float | None] = (None, None)
         self._last_step: float | None = None
         self._series: dict[str, _Growing] = {}
 
@@ -38,6 +42,8 @@ class Reader:
         self._last_step = float(steps[-1] or 0)
         self._time(entries[0], steps[0])
         self._time(entries[-1], steps[-1])
+        if isinstance(entries[0].get("values"), dict):
+            entries = [_values_of(entry) for entry in entries]
         names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
                  for name in entry}  # fmt: skip
         wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]
@@ -51,14 +57,25 @@ class Reader:
             return
         if self._first is None:
             self._first = time_s, at
+            self._samples = number(entry.get("samples")), None
         self._last = time_s, at
+        self._samples = self._samples[0], number(entry.get("samples"))
 
-    def metrics(self) -> Metrics:
-        rate = None
+    def metrics(self) -> RankMetrics:
+        rate = sample_rate = None
         if self._first and self._last and self._last[0] > self._first[0]:
-            rate = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+            took_s = self._last[0] - self._first[0]
+            rate = (self._last[1] - self._first[1]) / took_s
+            before, after = self._samples
+            if before is not None and after is not None:
+                sample_rate = (after - before) / took_s
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
-        return Metrics(self._lines, self._last_step, rate, series)
+        return RankMetrics(self._lines, self._last_step, rate, sample_rate, series)
+
+
+def _values_of(entry: dict[str, Any]) -> dict[str, Any]:
+    values = entry.get("values")
+    return values if isinstance(values, dict) else {}
 
 
 def _columns(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterable[Sequence[Any]]:
@@ -125,13 +142,13 @@ class _Growing:
         self._buckets = merged + self._buckets[len(merged) * 2 :]
         self._width *= 2
 
-    def series(self) -> Series:
+    def series(self) -> MetricSeries:
         steps, values = self._rest
         rest = [Bucket(steps[0], min(values), max(values))] if values else []
-        return Series((*self._buckets, *rest), self._last, self._odd)
+        return MetricSeries((*self._buckets, *rest), self._last, self._odd)
 
 
-def read_metrics(path: str) -> tuple[Metrics, int]:
+def read_metrics(path: str) -> tuple[RankMetrics, int]:
     """Of one rank, and how many lines could not be read. Raises OSError."""
     lines, reader = Lines(path), Reader()
     for piece in lines.pieces():

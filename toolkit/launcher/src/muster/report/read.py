@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from muster.report.archive import unpack
 from muster.report.cells import Cleaner, mapping, sequence, whole
 from muster.report.host import COLLECTIVES, EVENTS, LOGS, METRICS, read_host
-from muster.report.values import Host, Record
+from muster.report.values import HostRecord, RunRecord
 from muster.types.files import read_object
 from muster.types.masking import Masker
 from muster.types.names import counted, listed
@@ -36,7 +36,7 @@ class _Place(NamedTuple):
     hosts: tuple[str, ...]
 
 
-def read_record(path: str, secrets: Mapping[str, object], live: bool = False) -> Record:
+def read_record(path: str, secrets: Mapping[str, object], live: bool = False) -> RunRecord:
     """The record at the path. `secrets`: names and values, of which those that look secret are
     masked wherever they stand. Raises NoRecord, and OSError where the path cannot be read."""
     path = os.path.abspath(path)
@@ -50,7 +50,7 @@ def read_record(path: str, secrets: Mapping[str, object], live: bool = False) ->
 
 def _read(
     path: str, said: str, secrets: Mapping[str, object], live: bool, missing: list[str]
-) -> Record:
+) -> RunRecord:
     places = list(_places(path))
     if not places:
         archive = os.path.join(path, "output.tar.gz")
@@ -67,7 +67,7 @@ def _read(
     summary = mapping(clean.all(max(summaries, key=_worth)))
     command = [read_object(os.path.join(place.path, COMMAND)) for place in places]
     wanted = _wanted(summary)
-    hosts: dict[str, Host] = {}
+    hosts: dict[str, HostRecord] = {}
     for place in places:
         for folder in place.hosts:
             name = clean.text(folder, 200)
@@ -78,7 +78,7 @@ def _read(
             hosts[name], lacking = read_host(full, name, clean, wanted)
             missing += lacking
     missing += _lacking(summary, hosts, live)
-    return Record(
+    return RunRecord(
         name=clean.text(summary.get("job")) or clean.text(os.path.basename(said)),
         summary=summary,
         command=tuple(clean.text(one) for one in sequence(command[0].get("argv"))),
@@ -130,27 +130,18 @@ def _worth(summary: Mapping[str, object]) -> tuple[bool, int]:
     return summary.get("complete") is not False and bool(summary), len(summary)
 
 
-def _wanted(summary: Mapping[str, object]) -> "_Wanted":
+def _wanted(summary: Mapping[str, object]) -> Callable[[int], bool]:
+    """Whether the log of a rank is read: of those that failed, and of the first few."""
     first = mapping(mapping(summary.get("outcome")).get("first"))
     failed = {whole(first.get("rank"))}
     for one in map(mapping, sequence(summary.get("ranks"))):
         if whole(one.get("status")) and not one.get("stopped") and len(failed) < ALL_TAILS:
             failed.add(whole(one.get("rank")))
-    return _Wanted(frozenset(one for one in failed if one is not None))
-
-
-class _Wanted:
-    """Ranks whose logs are read: those that failed, and the first few."""
-
-    def __init__(self, failed: frozenset[int]) -> None:
-        self._failed = failed
-
-    def __call__(self, rank: int) -> bool:
-        return rank in self._failed or rank < ALL_TAILS
+    return lambda rank: rank in failed or rank < ALL_TAILS
 
 
 def _lacking(
-    summary: Mapping[str, object], hosts: Mapping[str, Host], live: bool
+    summary: Mapping[str, object], hosts: Mapping[str, HostRecord], live: bool
 ) -> Iterator[str]:
     if not summary and not live:
         yield "no summary.json: the leader was killed, or its record is not here"
@@ -164,7 +155,7 @@ def _lacking(
                "lay the folders of all hosts side by side to see them")  # fmt: skip
 
 
-def _order(summary: Mapping[str, object]):  # type: ignore[no-untyped-def]
+def _order(summary: Mapping[str, object]) -> Callable[[HostRecord], tuple[int, int, str]]:
     known = [str(mapping(one).get("name")) for one in sequence(summary.get("hosts"))]
     places = {name: at for at, name in enumerate(known)}
     return lambda host: (places.get(host.name, len(places)), len(host.name), host.name)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from muster.report.charts import Chart, Line
-from muster.report.figures import Figures, Phase, Rank
+from muster.report.charts import Chart, ChartLine
+from muster.report.figures import Figures, PhaseSpan, RankRow
 from muster.report.verdict import duration
 from muster.types.values import NamedTuple
 
@@ -23,7 +23,7 @@ MOST_HOSTS = 64
 SHOWN_S = 0.05  # of a phase in words
 
 
-class Lane(NamedTuple):
+class TimelineLane(NamedTuple):
     """One row of the timeline: a host's phases, or one rank, or a host's many ranks; or the axis.
     `drawing`: markup, whole and escaped."""
 
@@ -32,26 +32,26 @@ class Lane(NamedTuple):
     drawing: str
 
 
-def timeline(figures: Figures) -> list[Lane]:
+def timeline(figures: Figures) -> list[TimelineLane]:
     """The rows from the top; [] where the record has no times."""
     end = max([figures.seconds or 0.0, *(one.ends_s or 0.0 for one in figures.phases),
                *(one.ends_s or 0.0 for one in figures.ranks)])  # fmt: skip
     if not end or not (figures.phases or any(one.begins_s is not None for one in figures.ranks)):
         return []
     ticks = _ticks(end)
-    lanes = [Lane("", "axis", _svg(16, (_tick(at, end) for at in ticks)))]
+    lanes = [TimelineLane("", "axis", _svg(16, (_tick(at, end) for at in ticks)))]
     many = len(figures.ranks) > MANY
     for host in _hosts(figures)[:MOST_HOSTS]:
         phases = [one for one in figures.phases if one.host == host]
         ranks = [one for one in figures.ranks if one.host == host and one.begins_s is not None]
         marks = [(one.at_s, one.kind, f"{duration(one.at_s)}: {one.kind}: {one.text}")
                  for one in figures.moments if one.host == host]  # fmt: skip
-        lanes.append(Lane(host, "host", _host(phases, marks[:MOST_MARKS], end, ticks)))
+        lanes.append(TimelineLane(host, "host", _host(phases, marks[:MOST_MARKS], end, ticks)))
         if many and ranks:
             label = f"{ranks[0].rank} to {ranks[-1].rank}" if ranks[1:] else f"rank {ranks[0].rank}"
-            lanes.append(Lane(label, "rank", _ranks(ranks, end, ticks, THIN)))
+            lanes.append(TimelineLane(label, "rank", _ranks(ranks, end, ticks, THIN)))
         elif not many:
-            lanes += [Lane(f"rank {one.rank}", "rank", _ranks([one], end, ticks, ROW))
+            lanes += [TimelineLane(f"rank {one.rank}", "rank", _ranks([one], end, ticks, ROW))
                       for one in ranks]  # fmt: skip
     return lanes
 
@@ -80,7 +80,7 @@ def longest_phases(figures: Figures) -> list[tuple[str, float]]:
 
 
 def _host(
-    phases: Sequence[Phase], marks: Sequence[tuple[float, str, str]], end: float,
+    phases: Sequence[PhaseSpan], marks: Sequence[tuple[float, str, str]], end: float,
     ticks: Sequence[float],
 ) -> str:  # fmt: skip
     bars = []
@@ -100,7 +100,7 @@ def _host(
     return _svg(ROW, [*_grid(ticks, end, ROW), *bars])
 
 
-def _ranks(ranks: Sequence[Rank], end: float, ticks: Sequence[float], height: int) -> str:
+def _ranks(ranks: Sequence[RankRow], end: float, ticks: Sequence[float], height: int) -> str:
     parts = list(_grid(ticks, end, height * len(ranks)))
     for at, one in enumerate(ranks):
         begins = one.begins_s or 0.0
@@ -115,7 +115,7 @@ def _ranks(ranks: Sequence[Rank], end: float, ticks: Sequence[float], height: in
     return _svg(height * len(ranks), parts)
 
 
-def _ending(one: Rank, kind: str, ends: float, end: float) -> str:
+def _ending(one: RankRow, kind: str, ends: float, end: float) -> str:
     words = one.end or "end unknown"
     x, inside = _percent(ends, end), ends / end > 0.6
     side = 'class="in" text-anchor="end" dx="-5"' if inside else 'dx="5"'
@@ -127,8 +127,10 @@ def _bar(
     begins: float, ends: float, end: float, height: int, kind: str, title: str, y: int = 0
 ) -> str:
     width = max(0.15, 100 * (ends - begins) / end)
-    return (f'<rect class="{_name(kind)}" x="{_percent(begins, end)}" y="{y}" '
-            f'width="{width:.2f}%" height="{height}"><title>{escape(title)}</title></rect>')  # fmt: skip
+    return (
+        f'<rect class="{_name(kind)}" x="{_percent(begins, end)}" y="{y}" width="{width:.2f}%" '
+        f'height="{height}"><title>{escape(title)}</title></rect>'
+    )
 
 
 def _grid(ticks: Iterable[float], end: float, height: int) -> Iterator[str]:
@@ -164,7 +166,9 @@ def _percent(at: float, end: float) -> str:
 
 def _name(text: str) -> str:
     """As a class of the style sheet."""
-    return "".join(char for char in text.lower() if char.isascii() and (char.isalnum() or char == "-"))
+    return "".join(
+        char for char in text.lower() if char.isascii() and (char.isalnum() or char == "-")
+    )
 
 
 def chart(one: Chart) -> str:
@@ -183,7 +187,7 @@ def chart(one: Chart) -> str:
 
 
 def _points(
-    xs: Sequence[float], line: Line, first: float, span: float, low: float, room: float
+    xs: Sequence[float], line: ChartLine, first: float, span: float, low: float, room: float
 ) -> Iterator[str]:
     """One text of points for each part of the line without a gap."""
     part: list[str] = []

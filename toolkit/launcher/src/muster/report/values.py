@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from muster.types.values import NamedTuple
 
 
-class Event(NamedTuple):
+class RecordEvent(NamedTuple):
     """One line of events.jsonl. `t`: seconds of the host's monotonic clock; `time`: since 1970."""
 
     t: float
@@ -17,7 +17,7 @@ class Event(NamedTuple):
     fields: Mapping[str, object]
 
 
-class Sample(NamedTuple):
+class SamplePoint(NamedTuple):
     """One look at one rank; sums are since its start. None where the record has none."""
 
     t: float
@@ -37,7 +37,7 @@ class Bucket(NamedTuple):
     high: float
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """One metric of one rank. `odd_step`: the first at which it was NaN or infinite."""
 
     buckets: tuple[Bucket, ...]
@@ -45,35 +45,37 @@ class Series(NamedTuple):
     odd_step: float | None
 
 
-class Metrics(NamedTuple):
-    """What one rank reported. `rate`: steps per second from its first line to its last."""
+class RankMetrics(NamedTuple):
+    """What one rank reported. `rate`: steps per second from its first line to its last;
+    `sample_rate`: samples."""
 
     lines: int
     last_step: float | None
     rate: float | None
-    series: Mapping[str, Series]
+    sample_rate: float | None
+    series: Mapping[str, MetricSeries]
 
 
-class Host(NamedTuple):
+class HostRecord(NamedTuple):
     """One host's part of a record. `waits_s`: rank -> seconds that it waited in collectives;
     `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning."""
 
     name: str
-    events: tuple[Event, ...] = ()
-    samples: Mapping[int, tuple[Sample, ...]] = {}
-    metrics: Mapping[int, Metrics] = {}
+    events: tuple[RecordEvent, ...] = ()
+    samples: Mapping[int, tuple[SamplePoint, ...]] = {}
+    metrics: Mapping[int, RankMetrics] = {}
     waits_s: Mapping[int, float] = {}
     tails: Mapping[int, str] = {}
     stacks: Mapping[str, str] = {}
 
 
-class Record(NamedTuple):
+class RunRecord(NamedTuple):
     """A run. `summary`: the leader's, {} where there is none; `command`: the words after `muster
     local`; `missing`: what the record lacks, in sentences; `live`: it has not ended yet."""
 
     name: str
     summary: Mapping[str, object]
     command: tuple[str, ...]
-    hosts: tuple[Host, ...]
+    hosts: tuple[HostRecord, ...]
     missing: tuple[str, ...]
     live: bool = False

@@ -15,7 +15,7 @@ WORTH = 0.05  # of the whole run, to be said
 _AT = re.compile(r'File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})')
 
 
-class Facts(NamedTuple):
+class VerdictInput(NamedTuple):
     """What the verdict is made of. `ranks`: number, host, end, whether it is a good one, peak
     memory; `phases`: host, name, seconds; `stalls`: sentences; `odd`: metric and first step at
     which it was no finite number."""
@@ -30,7 +30,7 @@ class Facts(NamedTuple):
     odd: tuple[tuple[str, float], ...]
 
 
-class Failure(NamedTuple):
+class FirstFailure(NamedTuple):
     """What failed first. `where`: file and line, or ""; `tail`: its last lines; `log`: the file."""
 
     host: str
@@ -42,7 +42,7 @@ class Failure(NamedTuple):
     log: str
 
 
-class Verdict(NamedTuple):
+class RunVerdict(NamedTuple):
     """`level`: good, bad, warn. `why` and `next`: sentences."""
 
     level: str
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     next: tuple[str, ...]
 
 
-def judge(facts: Facts) -> tuple[Verdict, Failure | None]:
+def judge(facts: VerdictInput) -> tuple[RunVerdict, FirstFailure | None]:
     """The verdict, and the failure where there is one."""
     outcome = mapping(facts.summary.get("outcome"))
     result = str(outcome.get("result") or "")
@@ -67,42 +67,47 @@ def judge(facts: Facts) -> tuple[Verdict, Failure | None]:
     return _failed(facts, outcome, failure), failure
 
 
-def _size(facts: Facts) -> str:
+def _size(facts: VerdictInput) -> str:
     took = "" if facts.seconds is None else f" after {duration(facts.seconds)}"
     ranks = f"{counted(len(facts.ranks), 'rank')} on " if facts.ranks else ""
     return f"{ranks}{counted(facts.hosts, 'host')}{took}"
 
 
-def _succeeded(facts: Facts) -> Verdict:
+def _succeeded(facts: VerdictInput) -> RunVerdict:
     why = list(_where_time_went(facts))
     odd = list(_odd(facts))
     level = "warn" if odd else "good"
     todo = ["Look for what makes it so: rate, data, or precision."] if odd else ["Nothing to do."]
     if (start := _start_s(facts)) > max(SLOW_START_S, (facts.seconds or 0.0) / 2):
         todo = [f"The start took {duration(start)}: see the phases below."]
-    return Verdict(level, f"The job succeeded: {_size(facts)}", (*odd, *why, *_stood(facts)),
+    return RunVerdict(level, f"The job succeeded: {_size(facts)}", (*odd, *why, *_stood(facts)),
                    tuple(todo))  # fmt: skip
 
 
-def _stopped(facts: Facts, outcome: Mapping[str, object]) -> Verdict:
+def _stopped(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
     by = outcome.get("by") or mapping(facts.summary.get("local")).get("ended_by")
     who = f" by {by}" if isinstance(by, str) and by else ""
-    why = [str(outcome.get("headline") or ""), *_stood(facts), *_odd(facts), *_where_time_went(facts)]
+    why = [
+        str(outcome.get("headline") or ""),
+        *_stood(facts),
+        *_odd(facts),
+        *_where_time_went(facts),
+    ]
     todo = ["Run it again, or give it more time, if that was not intended."]
     if facts.stalls:
         todo = ["Look at the rank that the sentence above names: the others waited for it."]
-    return Verdict("warn", f"The job was stopped{who}: {_size(facts)}",
+    return RunVerdict("warn", f"The job was stopped{who}: {_size(facts)}",
                    tuple(filter(None, why)), tuple(todo))  # fmt: skip
 
 
-def _running(facts: Facts) -> Verdict:
+def _running(facts: VerdictInput) -> RunVerdict:
     still = [rank for rank, _, end, _, _ in facts.ranks if not end]
     why = [f"{counted(len(still), 'rank')} of {len(facts.ranks)} still running."]
-    return Verdict("warn", f"The job is running: {_size(facts)}", (*why, *_stood(facts),
+    return RunVerdict("warn", f"The job is running: {_size(facts)}", (*why, *_stood(facts),
                    *_odd(facts)), ("Make the report again when it has ended.",))  # fmt: skip
 
 
-def _lost(facts: Facts, outcome: Mapping[str, object]) -> Verdict:
+def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
     why = []
     if headline := str(outcome.get("headline") or ""):
         why.append(f"{headline}.")
@@ -122,11 +127,13 @@ def _lost(facts: Facts, outcome: Mapping[str, object]) -> Verdict:
         why.append(f"A rank held up to {size(peak)} of memory.")
     todo = ("Look whether the machine or container was killed from outside, or had no memory left "
             "(dmesg, the platform's log).",)  # fmt: skip
-    return Verdict("bad", f"The job ended without an outcome: {_size(facts)}",
+    return RunVerdict("bad", f"The job ended without an outcome: {_size(facts)}",
                    (*why, *_stood(facts), *_odd(facts)), todo)  # fmt: skip
 
 
-def _failed(facts: Facts, outcome: Mapping[str, object], failure: Failure | None) -> Verdict:
+def _failed(
+    facts: VerdictInput, outcome: Mapping[str, object], failure: FirstFailure | None
+) -> RunVerdict:
     headline = str(outcome.get("headline") or "The job failed")
     why: list[str] = []
     if failure is not None and failure.rank is not None:
@@ -149,21 +156,23 @@ def _failed(facts: Facts, outcome: Mapping[str, object], failure: Failure | None
     todo = [fix[:1].upper() + fix[1:]] if fix and not fix.startswith("see the last lines") else []
     if failure is not None and (failure.where or failure.tail):
         look = f"Open {failure.where}" if failure.where else "Read"
-        todo.append(f"{look}: the last lines of the failure are below." if failure.tail else f"{look}.")
+        todo.append(
+            f"{look}: the last lines of the failure are below." if failure.tail else f"{look}."
+        )
     if failure is not None and failure.log:
         todo.append(f"All that it wrote: {failure.log}")
-    return Verdict("bad", headline, (*why, *_stood(facts), *_odd(facts)),
+    return RunVerdict("bad", headline, (*why, *_stood(facts), *_odd(facts)),
                    tuple(todo) or ("Look at the events below.",))  # fmt: skip
 
 
-def _failure(facts: Facts, outcome: Mapping[str, object]) -> Failure | None:
+def _failure(facts: VerdictInput, outcome: Mapping[str, object]) -> FirstFailure | None:
     first = mapping(outcome.get("first"))
     if not first:
         return None
     rank, status = whole(first.get("rank")), whole(first.get("status"))
     ends = {number: end for number, _, end, _, _ in facts.ranks}
     tail = str(first.get("tail") or "")
-    return Failure(
+    return FirstFailure(
         host=str(first.get("host") or "?"),
         rank=rank,
         end=ends.get(rank, "") if rank is not None and ends.get(rank) else f"status {status}",
@@ -183,23 +192,23 @@ def _place(tail: str) -> str:
     return ""
 
 
-def _rank_time(facts: Facts, rank: int) -> str:
+def _rank_time(facts: VerdictInput, rank: int) -> str:
     said = (mapping(one) for one in sequence(facts.summary.get("ranks")))
     took = next((number(one.get("seconds")) for one in said if one.get("rank") == rank), None)
     return "an unknown time" if took is None else duration(took)
 
 
-def _stood(facts: Facts) -> Iterator[str]:
+def _stood(facts: VerdictInput) -> Iterator[str]:
     if facts.stalls:
         yield f"Before that the job stood still: {facts.stalls[-1]}"
 
 
-def _odd(facts: Facts) -> Iterator[str]:
+def _odd(facts: VerdictInput) -> Iterator[str]:
     for name, step in facts.odd[:3]:
         yield f"{name} is NaN or infinite, for the first time at step {step:g}."
 
 
-def _start_s(facts: Facts) -> float:
+def _start_s(facts: VerdictInput) -> float:
     """Of the slowest host."""
     per: dict[str, float] = {}
     for host, name, took in facts.phases:
@@ -207,7 +216,7 @@ def _start_s(facts: Facts) -> float:
     return max(per.values(), default=0.0)
 
 
-def _where_time_went(facts: Facts) -> Iterator[str]:
+def _where_time_went(facts: VerdictInput) -> Iterator[str]:
     start = _start_s(facts)
     if facts.seconds and start > facts.seconds * WORTH:
         yield (f"Until all ranks ran it took {duration(start)}, "

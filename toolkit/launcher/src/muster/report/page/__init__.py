@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from muster.report import svg
@@ -98,7 +98,7 @@ def _hash(text: str) -> str:
 def _columns(figures: Figures) -> list[str]:
     """Columns of the table of ranks for which at least one rank has a value."""
     names = ("seconds", "cpus", "peak_memory_bytes", "run_delay_s", "throttled_s", "steps", "rate",
-             "waits_s")  # fmt: skip
+             "sample_rate", "waits_s")  # fmt: skip
     return [one for one in names if any(getattr(rank, one) is not None for rank in figures.ranks)]
 
 
@@ -106,7 +106,7 @@ def _legend(chart: Chart) -> list[tuple[int, str]]:
     return [(at % svg.COLORS, line.name) for at, line in enumerate(chart.lines)]
 
 
-def _or_dash(words):  # type: ignore[no-untyped-def]
+def _or_dash(words: Callable[[float], str]) -> Callable[[float | None], str]:
     return lambda value: "-" if value is None else words(value)
 
 
