@@ -72,4 +72,3 @@ def _times(host: HostRecord) -> list[float]:
     return [event.t for event in host.events] or [
         sample.t for samples in host.samples.values() for sample in samples
     ]
-

@@ -118,7 +118,9 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _number_row(name: str, a: float | None, b: float | None, words: Words = _short) -> DifferenceRow:
+def _number_row(
+    name: str, a: float | None, b: float | None, words: Words = _short
+) -> DifferenceRow:
     left, right = ("-" if one is None else words(one) for one in (a, b))
     change = _change(a, b)
     differs = left != right if a is None or b is None or not a else abs(b / a - 1) > SAME

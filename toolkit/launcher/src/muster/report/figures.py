@@ -216,8 +216,9 @@ def _rank(
     stopped = bool(said.get("stopped"))
     if status is None and over is not None:
         status, stopped = whole(over.fields.get("status")), bool(over.fields.get("stopped"))
-    begins = None if begun is None else _short(aligned.at(name, begun.t))
-    ends = None if over is None else _short(aligned.at(name, over.t))
+    own = host.name if host else name  # that of its folder, whatever the summary calls it
+    begins = None if begun is None else _short(aligned.at(own, begun.t))
+    ends = None if over is None else _short(aligned.at(own, over.t))
     seconds = number(said.get("seconds"))
     if seconds is None and begins is not None and ends is not None:
         seconds = ends - begins
