@@ -46,8 +46,8 @@ def write_record(folder: str, made: Made | None = None) -> str:
 
 def traceback(made: Made) -> str:
     return (
-        f'Traceback (most recent call last):\n  File "/opt/ml/code/{made.program}", line 41, in main'
-        f"\n    loss = step(batch)\n{made.error}"
+        f'Traceback (most recent call last):\n  File "/opt/ml/code/{made.program}", line 41, in '
+        f"main\n    loss = step(batch)\n{made.error}"
     )
 
 
@@ -105,7 +105,8 @@ def _write_host(folder: str, index: int, made: Made) -> None:
     for look in range(int((end - 2.0) / 5)):
         for rank in ranks:
             at = 2.5 + look * 5
-            event(at, "sample", rank, pid=100 + rank, cpu_s=round((at - 2.0) * (0.9 + 0.05 * rank), 2),
+            cpu_s = round((at - 2.0) * (0.9 + 0.05 * rank), 2)
+            event(at, "sample", rank, pid=100 + rank, cpu_s=cpu_s,
                   run_delay_s=round(0.01 * look, 3), state="R", wchan="0", silent_s=1.0,
                   memory_bytes=int(4e8 + 3e7 * math.log1p(look) + 1e6 * (rank % 7)),
                   throttled_s=None, steal_s=0.0)  # fmt: skip

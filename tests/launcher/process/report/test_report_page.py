@@ -14,8 +14,10 @@ from tests.support.browser import look_at
 
 pytestmark = pytest.mark.dev
 HOSTILE = "</script><img src=http://127.0.0.1:9/x onerror='window.hostile=1'>\u2028\x1b[31m"
-STALL = ("ranks 0, 2, 3 wait in all_reduce no. 6 of world (train.py:41) since 38 s; rank 1 (algo-1) "
-         "is at data.py:12: look there")  # fmt: skip
+STALL = (
+    "ranks 0, 2, 3 wait in all_reduce no. 6 of world (train.py:41) since 38 s; rank 1 is at "
+    "data.py:12: look there"
+)
 
 
 def report(folder: Path, *words: object) -> Path:
@@ -62,9 +64,7 @@ def test_a_real_run_has_a_page(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('begun')\nraise ValueError('no data in </b>')\n")
     argv = [sys.executable, "-m", "muster", "local", "train.py", "--output", "run"]
-    done = subprocess.run(
-        argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=60)
     assert done.returncode == 1
     text = report(tmp_path, "run").read_text()
     assert "Rank 0 on algo-1 failed: ValueError: no data in &lt;/b&gt;" in text

@@ -90,7 +90,8 @@ def test_a_newer_schema_is_said_and_read_as_far_as_known(record: Path) -> None:
     assert found.hosts[0].samples
 
 
-GARBAGE = ("", "{", "[]", "null", '{"t": "x"}', '{"kind": 3, "t": 1}', '{"t": 1e999, "kind": "phase"}',
+GARBAGE = ("", "{", "[]", "null", '{"t": "x"}', '{"kind": 3, "t": 1}',
+           '{"t": 1e999, "kind": "phase"}',
            '{"t": 1, "kind": "phase", "name": {"a": [1]}}', "[" * 100_000, "\x00\xff", "9" * 5000,
            '{"t": 1, "kind": "sample", "rank": 1, "cpu_s": [], "memory_bytes": "1"}',
            '{"t": 1, "kind": "clock", "offset_s": NaN}',
@@ -111,9 +112,12 @@ def test_garbage_in_any_file_is_no_error(record: Path, name: str, line: str) -> 
     json.dumps(as_json(figures_of(read_record(str(record), {}))), allow_nan=False)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"outcome": 3}', '{"outcome": {"first": []}}',
-                         '{"ranks": [1, {"rank": "x"}], "outcome": {"result": "Failed"}}',
-                         '{"hosts": {}, "phases": [], "plan": 4, "outcome": {"result": "Odd"}}'])  # fmt: skip
+SUMMARIES = ("", "[]", "{}", '{"outcome": 3}', '{"outcome": {"first": []}}',
+             '{"ranks": [1, {"rank": "x"}], "outcome": {"result": "Failed"}}',
+             '{"hosts": {}, "phases": [], "plan": 4, "outcome": {"result": "Odd"}}')  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SUMMARIES)
 def test_a_summary_of_any_shape_is_no_error(record: Path, text: str) -> None:
     (record / "summary.json").write_text(text)
     json.dumps(as_json(figures_of(read_record(str(record), {}))), allow_nan=False)
@@ -194,10 +198,16 @@ def test_a_cut_archive_shows_what_came_before(record: Path, tmp_path: Path) -> N
 def test_nothing_leaves_the_folder_that_an_archive_is_unpacked_to(tmp_path: Path) -> None:
     archive, target = tmp_path / "x.tar", tmp_path / "deep" / "target"
     target.mkdir(parents=True)
-    members = [("../../out/events.jsonl", tarfile.REGTYPE, ""), ("/abs/events.jsonl", tarfile.REGTYPE, ""),
-               ("algo-1", tarfile.SYMTYPE, str(tmp_path)), ("algo-1/events.jsonl", tarfile.REGTYPE, ""),
-               ("algo-2/events.jsonl", tarfile.LNKTYPE, "/etc/passwd"), ("model.bin", tarfile.REGTYPE, ""),
-               ("algo-3/logs/rank-0.out", tarfile.FIFOTYPE, "")]  # fmt: skip
+    plain = tarfile.REGTYPE
+    members = (
+        ("../../out/events.jsonl", plain, ""),
+        ("/abs/events.jsonl", plain, ""),
+        ("algo-1", tarfile.SYMTYPE, str(tmp_path)),
+        ("algo-1/events.jsonl", plain, ""),
+        ("algo-2/events.jsonl", tarfile.LNKTYPE, "/etc/passwd"),
+        ("model.bin", plain, ""),
+        ("algo-3/logs/rank-0.out", tarfile.FIFOTYPE, ""),
+    )
     with tarfile.open(archive, "w") as tar:
         for name, kind, link in members:
             member = tarfile.TarInfo(name)

@@ -12,7 +12,7 @@ from importlib import resources
 from muster.report import svg
 from muster.report.charts import Chart
 from muster.report.compare import Comparison
-from muster.report.figures import Figures, as_json
+from muster.report.figures import Figures, RankRow, as_json
 from muster.report.verdict import duration, size
 from muster.version import __version__
 
@@ -73,6 +73,8 @@ def _render(title: str, runs: Sequence[Figures], comparison: Comparison | None) 
         chart=svg.chart,
         columns=_columns,
         legend=_legend,
+        range=_range,
+        failed_first=_failed_first,
         shown_ranks=SHOWN_RANKS,
         version=__version__,
     )
@@ -104,6 +106,15 @@ def _columns(figures: Figures) -> list[str]:
 
 def _legend(chart: Chart) -> list[tuple[int, str]]:
     return [(at % svg.COLORS, line.name) for at, line in enumerate(chart.lines)]
+
+
+def _range(chart: Chart) -> str:
+    values = [v for line in chart.lines for v in (*line.low, *line.high) if v is not None]
+    return f"{_plain(min(values))} to {_plain(max(values))}" if values else "no values"
+
+
+def _failed_first(figures: Figures) -> list[RankRow]:
+    return sorted(figures.ranks, key=lambda rank: rank.good is not False)
 
 
 def _or_dash(words: Callable[[float], str]) -> Callable[[float | None], str]:
