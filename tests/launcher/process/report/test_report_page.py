@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.support.records import Made, write_record
+from tests.launcher.support.generated_records import Made, write_record
 from tests.support.browser import look_at
 
 pytestmark = pytest.mark.dev

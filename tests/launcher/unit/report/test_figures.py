@@ -16,7 +16,7 @@ from muster.report.figures import Figures, figures_of
 from muster.report.metrics import read_metrics
 from muster.report.read import read_record
 from muster.report.values import Bucket
-from tests.launcher.support.records import Made, as_lines, write_record
+from tests.launcher.support.generated_records import Made, as_lines, write_record
 
 HOSTILE = "</script><img src=x onerror=window.hostile=1>\u2028\x1b[31m\x07 {{ 7*7 }} & \"'"
 

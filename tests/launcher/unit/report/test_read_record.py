@@ -13,7 +13,7 @@ import pytest
 from muster.report.archive import UnpackLimits, unpack
 from muster.report.figures import as_json, figures_of
 from muster.report.read import NoRecord, read_record
-from tests.launcher.support.records import Made, as_lines, write_record
+from tests.launcher.support.generated_records import Made, as_lines, write_record
 
 SMALL = Made(steps=20, seconds=30)
 
