@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from benchmarks.launcher import desk, load, lost, mpi, outages, parent, pump, soak, told
+from benchmarks.launcher import desk, load, lost, mpi, outages, parent, pump, reports, soak, told
 from benchmarks.launcher.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.launcher.software import (
     INCUMBENT,
@@ -182,6 +182,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "lost": lambda folder, rounds: lost.rows(folder),
     "outages": lambda folder, rounds: outages.rows(folder),
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
+    "report": lambda folder, rounds: reports.rows(folder / "report", rounds),
     "load": lambda folder, rounds: load.rows(),
     "soak": lambda folder, rounds: soak.rows(),
 }

@@ -126,8 +126,13 @@ def _write_host(folder: str, index: int, made: Made) -> None:
         if rank == made.fails:
             _write(os.path.join(folder, "logs", f"rank-{rank}.err"), traceback(made) + "\n")
         if made.steps:
-            _write(os.path.join(folder, "metrics", f"rank-{rank}.jsonl"),
-                   as_lines(_metrics(rank, made)))  # fmt: skip
+            metrics = os.path.join(folder, "metrics", f"rank-{rank}.jsonl")
+            _write(metrics, metrics_lines(rank, made))
+
+
+def metrics_lines(rank: int, made: Made) -> str:
+    """A rank's file of metrics."""
+    return as_lines(_metrics(rank, made))
 
 
 def _metrics(rank: int, made: Made) -> Sequence[Mapping[str, object]]:
@@ -137,8 +142,8 @@ def _metrics(rank: int, made: Made) -> Sequence[Mapping[str, object]]:
         loss = 2.3 * math.exp(-3 * step / made.steps) + 0.15 * noise
         if made.nan_from is not None and step >= made.nan_from:
             loss = math.nan
-        loss = round(loss, 5) if math.isfinite(loss) else "NaN"
-        values = {"loss": loss, "accuracy": round(1 - math.exp(-4 * step / made.steps), 4)}
+        shown: float | str = round(loss, 5) if math.isfinite(loss) else "NaN"
+        values = {"loss": shown, "accuracy": round(1 - math.exp(-4 * step / made.steps), 4)}
         found.append({"schema": 1, "time": START + 3 + step / made.rate, "step": step,
                       "samples": 64 * (step + 1), "values": values})  # fmt: skip
     return found
