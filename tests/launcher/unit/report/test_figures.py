@@ -137,3 +137,20 @@ def test_a_run_that_cannot_be_drawn_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"outcome": {"result": "Succeeded"}}')
     text = page.page(figures_of(read_record(str(tmp_path), {})))
     assert "The job succeeded" in text and "<svg" not in text and "uPlot" not in text
+
+
+def test_a_record_of_any_size_makes_a_page_that_opens(tmp_path: Path) -> None:
+    folder = Path(write_record(str(tmp_path), Made(seconds=30, steps=0)))
+    summary = json.loads((folder / "summary.json").read_text())
+    first = summary["ranks"][0]
+    summary["ranks"] = [{**first, "rank": rank} for rank in range(20_000)]
+    summary["platform"] = {f"name{at}": "x" * 5000 for at in range(500)}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    many = [{"t": 1002.0 + at / 1e4, "kind": kind, "rank": at, "name": "watch", "text": "y" * 999}
+            for at in range(3000) for kind in ("phase", "missing", "rank_started")]  # fmt: skip
+    odd = {"t": 1005.0, "kind": "left_out", "samples": 70_000, "events": 3}
+    with (folder / "algo-1" / "events.jsonl").open("a") as file:
+        file.write(as_lines([*many, odd]))
+    found = figures_of(read_record(str(folder), {}))
+    assert len(page.page(found)) < 3_000_000
+    assert any("70,000 samples and 3 other events" in one for one in found.missing)

@@ -11,10 +11,15 @@ from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
+from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
 MOST_MOMENTS = 200
+MOST_PHASES = 64  # of one host
+MOST_METRICS = 64
+MOST_FACTS = 24
+MOST_TEXT = 600  # characters of one fact or moment
 
 
 class PhaseSpan(NamedTuple):
@@ -133,8 +138,18 @@ def figures_of(record: RunRecord) -> Figures:
                for host in record.hosts for rank, text in sorted(host.tails.items())},
         stacks={f"{host.name}: {file}": text
                 for host in record.hosts for file, text in host.stacks.items()},
-        missing=(*record.missing, *guessed, *_no_samples(record, seconds)),
+        missing=(*record.missing, *guessed, *_left_out(record), *_no_samples(record, seconds)),
     )  # fmt: skip
+
+
+def _left_out(record: RunRecord) -> Iterator[str]:
+    for host in record.hosts:
+        for event in host.events:
+            if event.kind == "left_out":
+                samples, others = (whole(event.fields.get(name)) or 0
+                                   for name in ("samples", "events"))  # fmt: skip
+                yield (f"{host.name}: its record was full: {samples:,} samples and {others:,} "
+                       "other events are not in it")  # fmt: skip
 
 
 def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:
@@ -169,9 +184,9 @@ def _facts(record: RunRecord, ranks: int) -> Iterator[tuple[str, str]]:
     }
     for name, value in mapping(summary.get("platform")).items():
         known.setdefault(name.replace("_", " "), value)
-    for name, found in known.items():
+    for name, found in list(known.items())[:MOST_FACTS]:
         if isinstance(found, str | int | float) and found != "":
-            yield name, str(found)
+            yield name, shortened(str(found), MOST_TEXT)
 
 
 def _phases(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
@@ -179,7 +194,7 @@ def _phases(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
     for host in record.hosts:
         changes = [(aligned.at(host.name, event.t), str(event.fields.get("name", "?")))
                    for event in host.events if event.kind == "phase"]  # fmt: skip
-        for at, (begins, name) in enumerate(changes):
+        for at, (begins, name) in enumerate(changes[:MOST_PHASES]):
             if name in ("done", "ended"):
                 continue
             ends = changes[at + 1][0] if at + 1 < len(changes) else None
@@ -270,12 +285,13 @@ def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
                 if event.kind == "failure" and not text:
                     text = end_in_words(whole(event.fields.get("status")) or 0)
                 rank = -1 if event.rank is None else event.rank
+                text = shortened(text, MOST_TEXT)
                 at_s = _short(aligned.at(host.name, event.t))
                 yield Moment(at_s, host.name, rank if rank >= 0 else None, event.kind, text)
 
 
 def _metrics(reported: Mapping[int, RankMetrics]) -> Iterator[MetricEnd]:
-    for name in charts.names_of(reported):
+    for name in charts.names_of(reported)[:MOST_METRICS]:
         series = [one.series[name] for one in reported.values() if name in one.series]
         last = [one.last for one in series if one.last is not None]
         odd = [one.odd_step for one in series if one.odd_step is not None]

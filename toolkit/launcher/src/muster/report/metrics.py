@@ -35,7 +35,7 @@ class Reader:
         if not entries:
             return
         steps = [entry.get("step") for entry in entries]
-        if any(type(step) is not int for step in steps):
+        if set(map(type, steps)) != {int}:
             count = self._lines
             steps = [count + at if number(s) is None else s for at, s in enumerate(steps)]
         self._lines += len(entries)
@@ -43,7 +43,7 @@ class Reader:
         self._time(entries[0], steps[0])
         self._time(entries[-1], steps[-1])
         if isinstance(entries[0].get("values"), dict):
-            entries = [_values_of(entry) for entry in entries]
+            entries = list(map(_values_of, entries))
         names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
                  for name in entry}  # fmt: skip
         wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]

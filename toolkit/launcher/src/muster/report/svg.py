@@ -20,6 +20,7 @@ PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "wa
           "verdict": "agrees on the end", "leave": "leaves"}  # fmt: skip
 MOST_MARKS = 40
 MOST_HOSTS = 64
+MOST_RANKS = 512  # of one host
 SHOWN_S = 0.05  # of a phase in words
 
 
@@ -44,6 +45,7 @@ def timeline(figures: Figures) -> list[TimelineLane]:
     for host in _hosts(figures)[:MOST_HOSTS]:
         phases = [one for one in figures.phases if one.host == host]
         ranks = [one for one in figures.ranks if one.host == host and one.begins_s is not None]
+        ranks = ranks[:MOST_RANKS]
         marks = [(one.at_s, one.kind, f"{duration(one.at_s)}: {one.kind}: {one.text}")
                  for one in figures.moments if one.host == host]  # fmt: skip
         lanes.append(TimelineLane(host, "host", _host(phases, marks[:MOST_MARKS], end, ticks)))

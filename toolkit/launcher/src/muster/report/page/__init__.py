@@ -21,6 +21,7 @@ UPLOT_SHA256 = {  # of the package uplot on npm; make check compares
     "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
     "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
+MOST_RANKS = 2048
 SHOWN_RANKS = 32  # a longer table scrolls in its place
 
 
@@ -76,6 +77,7 @@ def _render(title: str, runs: Sequence[Figures], comparison: Comparison | None) 
         range=_range,
         failed_first=_failed_first,
         shown_ranks=SHOWN_RANKS,
+        most_ranks=MOST_RANKS,
         version=__version__,
     )
 
@@ -114,7 +116,7 @@ def _range(chart: Chart) -> str:
 
 
 def _failed_first(figures: Figures) -> list[RankRow]:
-    return sorted(figures.ranks, key=lambda rank: rank.good is not False)
+    return sorted(figures.ranks, key=lambda rank: rank.good is not False)[:MOST_RANKS]
 
 
 def _or_dash(words: Callable[[float], str]) -> Callable[[float | None], str]:
