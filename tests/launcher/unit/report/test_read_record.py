@@ -38,7 +38,8 @@ def test_a_downloaded_archive_is_read_like_the_folder(
     archive = tmp_path / "output.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(record, arcname=depth or ".")
-    assert read_record(str(archive), {}) == read_record(str(record), {})
+    found = read_record(str(archive), {})
+    assert found == read_record(str(record), {})._replace(read_at=found.read_at)
 
 
 def test_records_of_hosts_laid_side_by_side_are_one(record: Path, tmp_path: Path) -> None:

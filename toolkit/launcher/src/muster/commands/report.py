@@ -28,6 +28,7 @@ examples:
   muster report output.tar.gz -o why.html   a job that ran elsewhere
   muster report 20261121-103956-train latest    what differs between two runs
 """
+SHOWN_MISSING = 4
 
 
 def add_arguments(parser: Parser) -> None:
@@ -69,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         why = f"{path} cannot be written: {error.strerror or error}"
         raise UsageError(why, "name another file with --output FILE") from None
     _say(comparison.verdict if comparison else runs[0].verdict, path)
+    for line in [line for one in runs for line in one.missing][:SHOWN_MISSING]:
+        print(f"  lacks {line}")
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from muster.report.archive import unpack
@@ -85,6 +86,7 @@ def _read(
         hosts=tuple(sorted(hosts.values(), key=_order(summary))),
         missing=tuple(dict.fromkeys(clean.text(one) for one in missing)),
         live=live,
+        read_at=time.time(),
     )
 
 

@@ -8,16 +8,13 @@ from html import escape
 
 from muster.report.charts import Chart, ChartLine
 from muster.report.figures import Figures, PhaseSpan, RankRow
-from muster.report.verdict import duration
+from muster.report.verdict import PHASES, duration
 from muster.types.values import NamedTuple
 
 ROW, THIN = 18, 3  # pixels of a rank's row, and of one where there are many
 MANY = 48
 COLORS = 8  # classes c0 to c7 of lines
 WIDTH, HEIGHT = 1000, 180  # units of a chart
-PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "waits for hosts",
-          "spawn": "starts ranks", "watch": "ranks run", "report": "reports", "stop": "stops ranks",
-          "verdict": "agrees on the end", "leave": "leaves"}  # fmt: skip
 MOST_MARKS = 40
 MOST_HOSTS = 64
 MOST_RANKS = 512  # of one host

@@ -9,6 +9,9 @@ from muster.report.cells import mapping, number, sequence, whole
 from muster.types.names import counted
 from muster.types.values import NamedTuple
 
+PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "waits for hosts",
+          "spawn": "starts ranks", "watch": "ranks run", "report": "reports", "stop": "stops ranks",
+          "verdict": "agrees on the end", "leave": "leaves"}  # fmt: skip
 STARTS = ("join", "stage", "plan", "ready", "spawn")
 SLOW_START_S = 30.0
 WORTH = 0.05  # of the whole run, to be said
@@ -117,7 +120,7 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
     for name in dict.fromkeys(last.values()):
         hosts = [host for host, phase in last.items() if phase == name]
         some = hosts[0] if len(hosts) == 1 else counted(len(hosts), "host")
-        why.append(f"The last that {some} recorded is the phase {name}.")
+        why.append(f"The last that {some} recorded: {PHASES.get(name, name)}.")
     open_ = [(rank, host) for rank, host, end, _, _ in facts.ranks if not end]
     if open_:
         why.append(f"The end of {counted(len(open_), 'rank')} is not recorded, first rank "
@@ -127,7 +130,9 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
         why.append(f"A rank held up to {size(peak)} of memory.")
     todo = ("Look whether the machine or container was killed from outside, or had no memory left "
             "(dmesg, the platform's log).",)  # fmt: skip
-    return RunVerdict("bad", f"The job ended without an outcome: {_size(facts)}",
+    took = "" if facts.seconds is None else f", last heard of after {duration(facts.seconds)}"
+    what = f"The job ended without an outcome: {_size(facts._replace(seconds=None))}{took}"
+    return RunVerdict("bad", what,
                    (*why, *_stood(facts), *_odd(facts)), todo)  # fmt: skip
 
 
