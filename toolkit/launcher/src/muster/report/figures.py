@@ -304,8 +304,9 @@ def _last_time(record: RunRecord, aligned: Aligned) -> float | None:
     if record.live:
         walls = [event.time for host in record.hosts for event in host.events if event.time > 0]
         return _short(max(0.0, record.read_at - min(walls))) if walls else None
-    times = [aligned.at(host.name, one.t) for host in record.hosts
-             for group in (host.events, *host.samples.values()) for one in group[-1:]]  # fmt: skip
+    times = [aligned.at(host.name, host.events[-1].t) for host in record.hosts if host.events]
+    for host in record.hosts:
+        times += [aligned.at(host.name, one[-1].t) for one in host.samples.values()]
     return _short(max(times)) if times else None
 
 

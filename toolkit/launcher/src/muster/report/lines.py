@@ -36,23 +36,23 @@ class Lines:
                 if not cut:
                     rest += data
                     continue
-                yield self._objects((rest + data[:cut]).split(b"\n"))
+                yield self._objects(rest + data[:cut])
                 rest = data[cut:]
         self.beyond = max(0, size - read)
         if rest:
             self.cut = True
-            yield self._objects([rest])
+            yield self._objects(rest)
 
-    def _objects(self, lines: list[bytes]) -> list[dict[str, Any]]:
-        lines = [line for line in lines if line.strip()]
+    def _objects(self, data: bytes) -> list[dict[str, Any]]:
+        data = data.strip(b"\n")
         try:
-            found = json.loads(b"[" + b",".join(lines) + b"]")
+            found = json.loads(b"[" + data.replace(b"\n", b",") + b"]")
         except (ValueError, RecursionError):
             found = []
-        if len(found) != len(lines):
-            found = [_parsed(line) for line in lines]
+        if len(found) != data.count(b"\n") + 1:  # a bad line, or none at all
+            found = [_parsed(line) for line in data.split(b"\n") if line.strip()]
         good = [one for one in found if isinstance(one, dict)]
-        self.bad += len(lines) - len(good)
+        self.bad += len(found) - len(good)
         return good
 
 

@@ -71,8 +71,8 @@ class HostRecord(NamedTuple):
 
 class RunRecord(NamedTuple):
     """A run. `summary`: the leader's, {} where there is none; `command`: the words after `muster
-    local`; `missing`: what the record lacks, in sentences; `live`: it has not ended yet; `read_at`: when it was read, seconds since
-    1970."""
+    local`; `missing`: what the record lacks, in sentences; `live`: it has not ended yet;
+    `read_at`: when it was read, seconds since 1970."""
 
     name: str
     summary: Mapping[str, object]
