@@ -76,9 +76,21 @@ def test_a_killed_run_without_a_summary_says_where_it_was(record: Path) -> None:
     kept = [line for line in events.read_text().splitlines() if '"rank_ended"' not in line]
     events.write_text("\n".join(kept[:6]) + "\n")
     figures = figures_of(read_record(str(record), {}))
-    assert figures.verdict.headline.startswith("The job ended without an outcome")
+    assert figures.verdict.headline.startswith("How the job ended is not in the record")
     assert any("rank 0 on algo-1" in one or "phase" in one for one in figures.verdict.why)
     assert any("no summary.json" in one for one in figures.missing)
+
+
+def test_what_a_host_recorded_of_the_end_counts_where_the_leaders_summary_is_not_here(
+    record: Path,
+) -> None:
+    (record / "summary.json").unlink()
+    with (record / "algo-2" / "events.jsonl").open("a") as file:
+        failure = {"t": 2028, "time": 5, "kind": "failure", "rank": 3, "status": 1, "summary": "X"}
+        outcome = {"t": 2029, "time": 6, "kind": "outcome", "result": "Failed", "exit_code": 1}
+        file.write(as_lines([failure, outcome]))
+    verdict = figures_of(read_record(str(record), {})).verdict
+    assert verdict.headline == "Rank 3 on algo-2 failed: X"
 
 
 def test_a_newer_schema_is_said_and_read_as_far_as_known(record: Path) -> None:

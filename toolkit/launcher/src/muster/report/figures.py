@@ -93,7 +93,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(record: RunRecord) -> Figures:
-    summary = record.summary
+    summary = {**record.summary, **_outcome_of_events(record)}
     leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
                    if one.get("leader")), "")  # fmt: skip
     aligned = align(record.hosts, leader)
@@ -140,6 +140,22 @@ def figures_of(record: RunRecord) -> Figures:
                 for host in record.hosts for file, text in host.stacks.items()},
         missing=(*record.missing, *guessed, *_left_out(record), *_no_samples(record, seconds)),
     )  # fmt: skip
+
+
+def _outcome_of_events(record: RunRecord) -> Mapping[str, object]:
+    """What any host recorded of the end, where the leader left no summary of its own."""
+    if record.summary.get("outcome") and record.summary.get("complete") is not False:
+        return {}
+    ends = [event for host in record.hosts for event in host.events if event.kind == "outcome"]
+    if not ends:
+        return {}
+    failed = [(event.time, host.name, event) for host in record.hosts for event in host.events
+              if event.kind == "failure"]  # fmt: skip
+    outcome = dict(ends[-1].fields)
+    if failed:
+        _, name, event = min(failed, key=lambda one: one[0])
+        outcome["first"] = {**event.fields, "host": name, "rank": event.rank}
+    return {"outcome": outcome, "complete": True}
 
 
 def _left_out(record: RunRecord) -> Iterator[str]:

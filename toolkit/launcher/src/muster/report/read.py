@@ -57,7 +57,8 @@ def _read(
         archive = os.path.join(path, "output.tar.gz")
         if os.path.isfile(archive):
             return read_record(archive, secrets)
-        raise NoRecord("; ".join([f"{said} has no record of muster", *missing]))
+        why = f" ({missing[0].partition(':')[0]})" if missing else ""
+        raise NoRecord(f"{said} has no record of muster{why}")
     hyperparameters = {
         host: read_object(os.path.join(place.path, host, _HYPERPARAMETERS))
         for place in places

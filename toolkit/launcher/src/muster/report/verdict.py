@@ -129,9 +129,10 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
     if peak:
         why.append(f"A rank held up to {size(peak)} of memory.")
     todo = ("Look whether the machine or container was killed from outside, or had no memory left "
-            "(dmesg, the platform's log).",)  # fmt: skip
+            "(dmesg, the platform's log).",
+            "Get the records of the other hosts, if this is not all of it.")  # fmt: skip
     took = "" if facts.seconds is None else f", last heard of after {duration(facts.seconds)}"
-    what = f"The job ended without an outcome: {_size(facts._replace(seconds=None))}{took}"
+    what = f"How the job ended is not in the record: {_size(facts._replace(seconds=None))}{took}"
     return RunVerdict("bad", what,
                    (*why, *_stood(facts), *_odd(facts)), todo)  # fmt: skip
 
