@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         text = page.comparison_page(comparison, runs) if comparison else page.page(runs[0])
     except page.NoJinja:
-        fix = "pip install 'muster-training[report]', or print the figures with --json"
+        fix = "pip install jinja2, or print the figures with --json"
         raise UsageError("the page is made with Jinja2, which is not installed", fix) from None
     path = args.output or page.default_name([one.name for one in runs])
     try:
