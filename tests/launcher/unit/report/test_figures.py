@@ -122,12 +122,15 @@ def test_what_is_inlined_is_the_published_uplot() -> None:
 def test_two_runs_are_compared_in_words(tmp_path: Path) -> None:
     a = figures(tmp_path / "a", Made(seconds=60))
     b = figures(tmp_path / "b", Made(seconds=90, rate=1.5, program="other.py", hosts=1, per_host=4))
+    b = b._replace(name=f"{b.name} (2)")
     found = compare(a, b)
     assert "25% slower" in found.verdict.headline
     rows = {row.name: row for group in found.groups for row in group.rows}
     assert (rows["program"].a, rows["program"].b) == ("train.py", "other.py")
     assert rows["hosts"].differs and not rows["ranks"].differs
     assert rows["loss"].change == "same"
+    loss = next(one for one in found.charts if one.title == "loss")
+    assert [line.name for line in loss.lines] == [a.name, b.name]
     failed = figures(tmp_path / "c", Made(seconds=60, fails=0))
     verdict = compare(a, failed).verdict
     assert verdict.level == "bad" and "They end differently" in verdict.headline

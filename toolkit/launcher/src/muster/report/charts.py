@@ -79,6 +79,30 @@ def of_samples(hosts: Sequence[HostRecord], aligned: Aligned) -> Iterator[Chart]
             yield chart
 
 
+def overlaid(runs: Mapping[str, Sequence[Chart]]) -> list[Chart]:
+    """Charts that several runs have, each run as one line: the median of its ranks."""
+    titles = dict.fromkeys(one.title for charts in runs.values() for one in charts)
+    found = []
+    for title in titles:
+        alike = {name: one for name, charts in runs.items() for one in charts if one.title == title}
+        first = next(iter(alike.values()))
+        points = {name: _middle(one) for name, one in alike.items()}
+        chart = _chart(title, first.unit, first.x, points) if len(alike) > 1 else None
+        if chart is not None:
+            found.append(chart)
+    return found
+
+
+def _middle(chart: Chart) -> list[Bucket]:
+    found = []
+    for at, x in enumerate(chart.xs):
+        values = [v for line in chart.lines for v in (line.low[at], *line.high[at : at + 1])
+                  if v is not None]  # fmt: skip
+        if values:
+            found.append(Bucket(x, median(values), median(values)))
+    return found
+
+
 def _chart(title: str, unit: str, x: str, points: Mapping[str, Sequence[Bucket]]) -> Chart | None:
     xs = _columns({one.step for buckets in points.values() for one in buckets})
     if len(xs) < 2:

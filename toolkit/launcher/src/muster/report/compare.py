@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from muster.report.charts import Chart, overlaid
 from muster.report.figures import Figures
 from muster.report.svg import longest_phases
 from muster.report.verdict import RunVerdict, duration, size
@@ -32,10 +33,11 @@ class DifferenceGroup(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """`verdict`: in words what is different."""
+    """`verdict`: in words what is different. `charts`: of both runs, a line each."""
 
     verdict: RunVerdict
     groups: tuple[DifferenceGroup, ...]
+    charts: tuple[Chart, ...]
 
 
 def compare(a: Figures, b: Figures) -> Comparison:
@@ -47,7 +49,9 @@ def compare(a: Figures, b: Figures) -> Comparison:
         DifferenceGroup("Ranks", tuple(_rates(a, b))),
         DifferenceGroup("Metrics, last values", tuple(_metrics(a, b))),
     ]
-    return Comparison(_verdict(a, b, groups), tuple(one for one in groups if one.rows))
+    kept = tuple(one for one in groups if one.rows)
+    charts = overlaid({a.name: a.charts, b.name: b.charts})
+    return Comparison(_verdict(a, b, groups), kept, tuple(charts))
 
 
 def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[DifferenceRow]:

@@ -35,7 +35,7 @@ def page(figures: Figures) -> str:
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[Figures]) -> str:
-    """The page of two runs: what differs, then their timelines and charts. Raises NoJinja."""
+    """The page of two runs: what differs, charts of both, their timelines. Raises NoJinja."""
     return _render(f"{runs[0].name} and {runs[1].name}", runs, comparison)
 
 
@@ -49,7 +49,8 @@ def _render(title: str, runs: Sequence[Figures], comparison: Comparison | None) 
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(duration=_or_dash(duration), size=_or_dash(size), plain=_plain)
-    has_charts = any(run.charts for run in runs)
+    drawn = runs[0].charts if comparison is None else comparison.charts
+    has_charts = bool(drawn)
     style = _file("page.css") + (_file("uplot.css") if has_charts else "")
     scripts = [_file("uplot.js"), _file("page.js")] if has_charts else []
     policy = "; ".join([
@@ -63,10 +64,11 @@ def _render(title: str, runs: Sequence[Figures], comparison: Comparison | None) 
         title=title,
         runs=runs,
         comparison=comparison,
+        charts=drawn,
         style=style,
         scripts=scripts,
         policy=policy,
-        data=embedded([as_json(chart) for run in runs for chart in run.charts]),
+        data=embedded([as_json(chart) for chart in drawn]),
         timeline=svg.timeline,
         hidden_hosts=svg.hidden_hosts,
         many=svg.MANY,
