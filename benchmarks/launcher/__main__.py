@@ -16,7 +16,19 @@ from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from benchmarks.launcher import desk, load, lost, mpi, outages, parent, pump, reports, soak, told
+from benchmarks.launcher import (
+    desk,
+    load,
+    lost,
+    metrics,
+    mpi,
+    outages,
+    parent,
+    pump,
+    reports,
+    soak,
+    told,
+)
 from benchmarks.launcher.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.launcher.software import (
     INCUMBENT,
@@ -184,6 +196,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
     "report": lambda folder, rounds: reports.rows(folder / "report", rounds),
     "load": lambda folder, rounds: load.rows(),
+    "metrics": lambda folder, rounds: metrics.rows(folder / "metrics"),
     "soak": lambda folder, rounds: soak.rows(),
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from muster.report import charts, page, svg
 from muster.report.compare import compare
-from muster.report.figures import Figures, figures_of
+from muster.report.figures import RunFigures, figures_of
 from muster.report.metrics import read_metrics
 from muster.report.read import read_record
 from muster.report.values import Bucket
@@ -21,7 +21,7 @@ from tests.launcher.support.generated_records import Made, as_lines, write_recor
 HOSTILE = "</script><img src=x onerror=window.hostile=1>\u2028\x1b[31m\x07 {{ 7*7 }} & \"'"
 
 
-def figures(folder: Path, made: Made) -> Figures:
+def figures(folder: Path, made: Made) -> RunFigures:
     return figures_of(read_record(write_record(str(folder), made), {}))
 
 

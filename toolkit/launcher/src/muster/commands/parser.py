@@ -31,6 +31,7 @@ commands:
   report   one page: what a run did, why it ended so, what to do; or two runs compared
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
+  sdk      print what a SageMaker client passes: metric-definitions
 
 options:
   -h, --help   this page; `muster COMMAND --help` for one command
@@ -56,6 +57,7 @@ COMMANDS = {  # its module
     "report": "muster.commands.report",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
+    "sdk": "muster.commands.sdk",
 }
 OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
 

@@ -14,7 +14,7 @@ from muster.local.paths import shown
 from muster.local.record import history, runfolder
 from muster.local.record.history import LATEST
 from muster.report.compare import compare
-from muster.report.figures import Figures, as_json, figures_of
+from muster.report.figures import RunFigures, as_json, figures_of
 from muster.report.read import NoRecord, read_record
 from muster.report.verdict import RunVerdict
 from muster.types.files import write_whole
@@ -83,7 +83,7 @@ def _say(verdict: RunVerdict, path: str) -> None:
     print(f"  page  {shown(os.path.abspath(path))}")
 
 
-def _figures(name: str) -> Figures:
+def _figures(name: str) -> RunFigures:
     path, live = _place(name)
     try:
         return figures_of(read_record(path, _secrets(), live))

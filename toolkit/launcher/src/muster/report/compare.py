@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from muster.report.charts import Chart, overlaid
-from muster.report.figures import Figures
+from muster.report.figures import RunFigures
 from muster.report.svg import longest_phases
 from muster.report.verdict import RunVerdict, duration, size
 from muster.types.values import NamedTuple
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
     charts: tuple[Chart, ...]
 
 
-def compare(a: Figures, b: Figures) -> Comparison:
+def compare(a: RunFigures, b: RunFigures) -> Comparison:
     """What the second run does otherwise than the first."""
     groups = [
         DifferenceGroup("Request and plan", tuple(_facts(a.facts, b.facts))),
@@ -74,7 +74,7 @@ def _words(a: str, b: str) -> str:
     return "; ".join(filter(None, [gone and f"without {gone}", new and f"with {new}"]))
 
 
-def _ends(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
+def _ends(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
     left, right = a.verdict, b.verdict
     yield DifferenceRow("verdict", left.headline, right.headline, "", left.level != right.level)
     counts = [sum(one.good is False for one in run.ranks) for run in (a, b)]
@@ -82,14 +82,14 @@ def _ends(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
         yield _number_row("ranks that failed", counts[0], counts[1])
 
 
-def _durations(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
+def _durations(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
     yield _number_row("whole run", a.seconds, b.seconds, duration)
     left, right = dict(longest_phases(a)), dict(longest_phases(b))
     for name in dict.fromkeys([*left, *right]):
         yield _number_row(name, left.get(name), right.get(name), duration)
 
 
-def _rates(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
+def _rates(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
     kinds = (
         ("steps/s, slowest rank", "rate", min, _short),
         ("samples/s, slowest rank", "sample_rate", min, _short),
@@ -110,7 +110,7 @@ def _chosen(values: Iterable[float | None], choose: Choose) -> float | None:
     return choose(found) if found else None
 
 
-def _metrics(a: Figures, b: Figures) -> Iterator[DifferenceRow]:
+def _metrics(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
     left, right = ({one.name: one for one in run.metrics} for run in (a, b))
     for name in dict.fromkeys([*left, *right]):
         values = [one.lowest if one is not None else None
@@ -140,7 +140,7 @@ def _change(a: float | None, b: float | None) -> str:
     return f"{ratio:.2f} times" if ratio > 2 or ratio < 0 else f"{ratio - 1:+.1%}"
 
 
-def _verdict(a: Figures, b: Figures, groups: Iterable[DifferenceGroup]) -> RunVerdict:
+def _verdict(a: RunFigures, b: RunFigures, groups: Iterable[DifferenceGroup]) -> RunVerdict:
     rows = {group.name: [row for row in group.rows if row.differs] for group in groups}
     asked = [f"{row.name}: {row.change or f'{row.a} before, {row.b} now'}"
              for row in rows["Request and plan"]][:4]  # fmt: skip
@@ -160,7 +160,7 @@ def _verdict(a: Figures, b: Figures, groups: Iterable[DifferenceGroup]) -> RunVe
     return RunVerdict(level, headline, tuple(why) or ("Nothing of note differs.",), todo)
 
 
-def _speed(a: Figures, b: Figures) -> str:
+def _speed(a: RunFigures, b: RunFigures) -> str:
     rates = [_chosen((one.rate for one in run.ranks), min) for run in (a, b)]
     if rates[0] and rates[1]:
         if abs(rates[1] / rates[0] - 1) <= SAME:

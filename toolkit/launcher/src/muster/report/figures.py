@@ -73,7 +73,7 @@ class MetricEnd(NamedTuple):
     odd_step: float | None
 
 
-class Figures(NamedTuple):
+class RunFigures(NamedTuple):
     """All that is known of one run. `seconds`: of the whole."""
 
     schema: int
@@ -92,7 +92,7 @@ class Figures(NamedTuple):
     missing: tuple[str, ...]
 
 
-def figures_of(record: RunRecord) -> Figures:
+def figures_of(record: RunRecord) -> RunFigures:
     summary = {**record.summary, **_outcome_of_events(record)}
     leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
                    if one.get("leader")), "")  # fmt: skip
@@ -122,7 +122,7 @@ def figures_of(record: RunRecord) -> Figures:
     verdict, failure = judge(facts)
     guessed = [f"{host}: its clock is not in the record, times of it are as good as its wall clock"
                for host in aligned.guessed]  # fmt: skip
-    return Figures(
+    return RunFigures(
         schema=SCHEMA,
         name=record.name,
         verdict=verdict,

@@ -14,9 +14,8 @@ from muster.report.lines import Lines, tail
 from muster.report.metrics import read_metrics
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, SamplePoint
 from muster.types.names import counted
+from muster.types.run_files import COLLECTIVES, EVENTS, LOGS, METRICS, STACKS
 
-EVENTS, LOGS, STACKS, METRICS, COLLECTIVES = (
-    "events.jsonl", "logs", "stacks", "metrics", "collectives")  # fmt: skip
 SCHEMA = 1
 MOST_EVENTS = 20_000  # of one host, besides samples
 MOST_SAMPLES = 1_000  # of one rank, thinned beyond twice that

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from muster.report.archive import unpack
 from muster.report.cells import Cleaner, mapping, sequence, whole
-from muster.report.host import COLLECTIVES, EVENTS, LOGS, METRICS, read_host
+from muster.report.host import read_host
 from muster.report.values import HostRecord, RunRecord
 from muster.types.files import read_object
 from muster.types.masking import Masker
 from muster.types.names import counted, listed
+from muster.types.run_files import COLLECTIVES, EVENTS, LOGS, METRICS, SUMMARY
 from muster.types.values import NamedTuple
 
-SUMMARY, COMMAND = "summary.json", "command.json"
+COMMAND = "command.json"
 SCHEMA = 1
 DEPTH = 5  # folders below the one that was named
 MOST_FOLDERS = 5_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from muster.report.charts import Chart, ChartLine
-from muster.report.figures import Figures, PhaseSpan, RankRow
+from muster.report.figures import PhaseSpan, RankRow, RunFigures
 from muster.report.verdict import PHASES, duration
 from muster.types.values import NamedTuple
 
@@ -30,7 +30,7 @@ class TimelineLane(NamedTuple):
     drawing: str
 
 
-def timeline(figures: Figures) -> list[TimelineLane]:
+def timeline(figures: RunFigures) -> list[TimelineLane]:
     """The rows from the top; [] where the record has no times."""
     end = max([figures.seconds or 0.0, *(one.ends_s or 0.0 for one in figures.phases),
                *(one.ends_s or 0.0 for one in figures.ranks)])  # fmt: skip
@@ -55,7 +55,7 @@ def timeline(figures: Figures) -> list[TimelineLane]:
     return lanes
 
 
-def _hosts(figures: Figures) -> list[str]:
+def _hosts(figures: RunFigures) -> list[str]:
     """In the order of the record, but of many those with a failed rank first."""
     hosts = dict.fromkeys([*(p.host for p in figures.phases), *(r.host for r in figures.ranks)])
     failed = {one.host for one in figures.ranks if one.good is False}
@@ -64,11 +64,11 @@ def _hosts(figures: Figures) -> list[str]:
     return sorted(hosts, key=lambda host: host not in failed)
 
 
-def hidden_hosts(figures: Figures) -> int:
+def hidden_hosts(figures: RunFigures) -> int:
     return max(0, len(_hosts(figures)) - MOST_HOSTS)
 
 
-def longest_phases(figures: Figures) -> list[tuple[str, float]]:
+def longest_phases(figures: RunFigures) -> list[tuple[str, float]]:
     """Each phase in words, and how long it took on the slowest host; in the order of the run."""
     found: dict[str, float] = {}
     for one in figures.phases:

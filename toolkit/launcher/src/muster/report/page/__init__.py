@@ -12,7 +12,7 @@ from importlib import resources
 from muster.report import svg
 from muster.report.charts import Chart
 from muster.report.compare import Comparison
-from muster.report.figures import Figures, RankRow, as_json
+from muster.report.figures import RankRow, RunFigures, as_json
 from muster.report.verdict import duration, size
 from muster.version import __version__
 
@@ -29,17 +29,17 @@ class NoJinja(Exception):  # noqa: N818 - the caller says how to install it
     """Jinja2 is not installed."""
 
 
-def page(figures: Figures) -> str:
+def page(figures: RunFigures) -> str:
     """The page of one run. Raises NoJinja."""
     return _render(figures.name, [figures], None)
 
 
-def comparison_page(comparison: Comparison, runs: Sequence[Figures]) -> str:
+def comparison_page(comparison: Comparison, runs: Sequence[RunFigures]) -> str:
     """The page of two runs: what differs, charts of both, their timelines. Raises NoJinja."""
     return _render(f"{runs[0].name} and {runs[1].name}", runs, comparison)
 
 
-def _render(title: str, runs: Sequence[Figures], comparison: Comparison | None) -> str:
+def _render(title: str, runs: Sequence[RunFigures], comparison: Comparison | None) -> str:
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -101,7 +101,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _columns(figures: Figures) -> list[str]:
+def _columns(figures: RunFigures) -> list[str]:
     """Columns of the table of ranks for which at least one rank has a value."""
     names = ("seconds", "cpus", "peak_memory_bytes", "run_delay_s", "throttled_s", "steps", "rate",
              "sample_rate", "waits_s")  # fmt: skip
@@ -117,7 +117,7 @@ def _range(chart: Chart) -> str:
     return f"{_plain(min(values))} to {_plain(max(values))}" if values else "no values"
 
 
-def _failed_first(figures: Figures) -> list[RankRow]:
+def _failed_first(figures: RunFigures) -> list[RankRow]:
     return sorted(figures.ranks, key=lambda rank: rank.good is not False)[:MOST_RANKS]
 
 
