@@ -16,7 +16,20 @@ from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from benchmarks.launcher import desk, load, lost, metrics, mpi, outages, parent, pump, soak, told
+from benchmarks.launcher import (
+    agent,
+    desk,
+    load,
+    lost,
+    metrics,
+    mpi,
+    outages,
+    parent,
+    pump,
+    reports,
+    soak,
+    told,
+)
 from benchmarks.launcher.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.launcher.software import (
     INCUMBENT,
@@ -177,11 +190,13 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "parent": lambda folder, rounds: parent.rows(folder, os.environ.get("PARENT", "")),
     "mpi": lambda folder, rounds: mpi.rows(_software(), max(3, rounds // 3)),
     "parameters": lambda folder, rounds: parameter_server.rows(rounds),
+    "agent": lambda folder, rounds: agent.rows(),
     "pump": lambda folder, rounds: pump.rows(folder, _software()),
     "told": lambda folder, rounds: told.rows(folder),
     "lost": lambda folder, rounds: lost.rows(folder),
     "outages": lambda folder, rounds: outages.rows(folder),
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
+    "report": lambda folder, rounds: reports.rows(folder / "report", rounds),
     "load": lambda folder, rounds: load.rows(),
     "metrics": lambda folder, rounds: metrics.rows(folder / "metrics"),
     "soak": lambda folder, rounds: soak.rows(),

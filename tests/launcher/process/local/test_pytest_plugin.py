@@ -81,6 +81,8 @@ def test_a_test_that_fails_says_what_is_known_of_its_jobs(project: Path) -> None
     assert "--- rank 1 on algo-2, exit code 1\nout: ready on algo-2\nerr: Traceback" in bad
     assert "muster job 1: job.py did not end within 1 s" in late
     assert "out: ready on algo-1" in late
+    assert "stacks before it was stopped:\nroll call: " in late
+    assert "job.py:4 <module>" in late
     assert "TimeoutError" not in late
     trace = Trace(MARK, mark)
     trace.look()
