@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local import environment, tree
@@ -17,6 +18,9 @@ from muster.local.request import Request
 from muster.run.base.record import LOGS
 from muster.types.distribution import Distribution
 from muster.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    from muster.local.faults.spec import Fault
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
 
@@ -56,6 +60,18 @@ def asked_ranks(request: Request, keys: Mapping[str, str]) -> int:
     if isinstance(option, Single):
         return request.hosts
     return getattr(option, "processes", None) or request.hosts * (option.processes_per_host or 1)
+
+
+def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) -> tuple[Fault, ...]:
+    """The faults of the request as hosts of this kind can suffer them. Raises UsageError."""
+    if not request.faults:
+        return ()
+    from muster.local.faults.plan import settle
+
+    # without a number of processes a device each may get a rank
+    exact = request.processes_per_host is not None or request.distribution in (None, "none")
+    ranks = asked_ranks(request, keys)
+    return settle(request.faults, request.host_names, ranks, exact, isolation)
 
 
 def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
