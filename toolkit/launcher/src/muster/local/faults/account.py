@@ -33,8 +33,9 @@ def lines(
     after = ""
     if landed and isinstance(at, (int, float)):
         after = f" {at - landed[0].t:.1f} s after the {'first ' * (len(reports) > 1)}fault"
-    told = f"said{after}: {said}" if said else "said nothing of a failure"
-    found.append(f"  the job {told} (exit code {exit_code})")
+    who = (outcome or {}).get("host", "the job")
+    found.append(f"  {who} said{after}: {said}" if said else "  the job said nothing of a failure")
+    found.append(f"  exit code {exit_code}")
     found.append(f"  {_saved(saved, landed)}")
     return found
 

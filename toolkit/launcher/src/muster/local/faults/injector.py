@@ -84,7 +84,7 @@ class Injector(threading.Thread):
         self._tail.close()
         for tail in self._metrics.values():
             tail.close()
-        return [shot.report or self._missed(shot.fault) for shot in self._shots]
+        return [shot.report or self._tell(shot, self._missed(shot.fault)) for shot in self._shots]
 
     def _look(self) -> None:
         for event in self._tail.read():
@@ -142,10 +142,10 @@ class Injector(threading.Thread):
             target = self._aim(fault)
             what = self._do(shot, target)
         except NotLandedError as error:
-            self._tell(shot, Report(fault.spec, False, str(error)), "")
+            self._tell(shot, Report(fault.spec, False, str(error)))
             return
         except Exception as error:  # a defect: the job is not to pay for it
-            self._tell(shot, Report(fault.spec, False, f"muster failed: {error!r}"), "")
+            self._tell(shot, Report(fault.spec, False, f"muster failed: {error!r}"))
             return
         now = time.monotonic()
         assert self._began is not None
@@ -207,7 +207,8 @@ class Injector(threading.Thread):
             lasted = time.monotonic() - shot.report.t
             self.said.append(f"fault: {shot.fault.spec} is over after {lasted:.1f} s")
 
-    def _tell(self, shot: _Shot, report: Report, target: str) -> None:
+    def _tell(self, shot: _Shot, report: Report, target: str = "") -> Report:
+        """On the screen and in the record."""
         shot.report = report
         self.said.append(f"fault: {report.text}" if report.landed else _not_landed(report))
         fault = shot.fault
@@ -219,6 +220,7 @@ class Injector(threading.Thread):
         }  # fmt: skip
         with suppress(OSError):  # a container's record may be its own: the run's summary has it
             _append(self._folder.events(host), event)
+        return report
 
     def _missed(self, fault: Fault) -> Report:
         """Of a fault whose moment never came."""
