@@ -130,7 +130,7 @@ def test_a_host_that_is_frozen_for_good_is_lost_and_the_run_still_ends(
 def test_what_is_slow_has_a_part_of_the_time(start: Start, home: Path) -> None:
     result = begin(start, home, "slow:rank=1:20%@0.3s+1.5s", seconds=2.5).wait()
     assert result.code == 0, result.err
-    assert "fault: slowed rank 1 " in result.err and " to 20 % 0.3 s after" in result.err
+    assert re.search(r"fault: slowed rank 1 \(pid \d+\) of algo-2 to 20 % 0\.\d s", result.err)
     assert 0.8 < stood(result, "algo-2") < within(2)  # 1.2 s of 1.5 s
     assert stood(result, "algo-1") < stood(result, "algo-2")
 
@@ -189,9 +189,7 @@ def test_a_fault_that_cannot_be_is_refused_before_anything_starts(
     ("fault", "code", "said"),
     [
         ("kill:rank=1@0.5s", 137, "FAILED algo-2 rank 1: killed by signal 9 (SIGKILL)"),
-        ("kill:host=algo-2@0.5s", 102, "FAILED PeerError: lost algo-2"),
         ("freeze:host=algo-2@0.5s", 102, "FAILED PeerError: lost algo-2"),
-        ("freeze:rank=1@0.5s+1s", 0, "SUCCEEDED"),
     ],
 )
 def test_the_digits_example_says_what_was_done_to_it(
@@ -199,12 +197,13 @@ def test_the_digits_example_says_what_was_done_to_it(
 ) -> None:
     """Read as a person does: the exit code and what the screen ends with."""
     argv = [str(DIGITS / "train.py"), "--hosts", "2", "--distribution", "torch_distributed"]
-    argv += ["--hyperparameter", f"epochs={8 if code == 0 else 100000}"]
+    argv += ["--hyperparameter", "epochs=100000"]
     run = start(tmp_path, [*argv, *PROCESS, "--fault", fault])
     if code == 102:
         run.expect(apart=frozenset({"algo-2"}))
     result = run.wait(120)
     assert result.code == code, result.err
-    told = result.err[result.err.rindex("faults:") :] if code else result.err
-    assert said in told
-    assert f"exit code {code}" in told
+    told = result.err[result.err.rindex("faults:") :]
+    assert f"  {fault}: " in told and "s after the ranks started" in told
+    assert "s after the fault: " in told
+    assert said in told and told.endswith(f"exit code {code}\n")

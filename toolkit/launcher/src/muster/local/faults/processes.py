@@ -13,9 +13,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
+from muster.run.child.private_folder import remove_abandoned
 from muster.run.child.rank_shim import descendants
 from muster.types.files import find_program
 
@@ -51,6 +52,7 @@ class ProcessMeans(Means):
             time.sleep(POLL_S)
         if self._is_ours(root):
             raise NotLandedError(f"{target.host} outlived SIGKILL by {LIMIT_S:g} s")
+        self._tidy()
 
     def freeze(self, target: Target) -> None:
         root = self._root(target)
@@ -124,6 +126,13 @@ class ProcessMeans(Means):
     def _unplug(self, root: int) -> None:
         """What else a machine without power does not do any more; plain processes have nothing."""
 
+    def _tidy(self) -> None:
+        """What a machine would have taken with it: its private files lie in this one's folders, and
+        nobody is left to remove them."""
+        for parent in dict.fromkeys((os.environ.get("TMPDIR", "/tmp"), "/tmp")):
+            with suppress(OSError):
+                remove_abandoned(parent)
+
 
 class NamespaceMeans(ProcessMeans):
     """Hosts with a network of their own. `addresses`: of each host. A cut gives every packet for
@@ -162,6 +171,9 @@ class NamespaceMeans(ProcessMeans):
             self._ip(self._root(Target(host)), "neigh", "del", *entry)
         except NotLandedError:
             pass  # the host has ended, and its network with it
+
+    def _tidy(self) -> None:
+        """Its private files went with its own /tmp."""
 
     def _unplug(self, root: int) -> None:
         """Its connections do not end, they fall silent."""
