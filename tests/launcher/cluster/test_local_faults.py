@@ -79,12 +79,12 @@ def check_a_cut(run: LocalRun) -> None:
     assert all(float(silence) > 0.9 for silence in silences.values()), silences
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_what_hosts_that_are_cut_send_is_lost_for_as_long(home: Path, start: Start) -> None:
     check_a_cut(start(home, argv("cut:algo-1/algo-2@0.5s+1s", seconds=3)))
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_user_without_privileges_can_do_the_same(nobodys_home: Path, start: Start) -> None:
     run = start(
         nobodys_home,
@@ -95,7 +95,7 @@ def test_a_user_without_privileges_can_do_the_same(nobodys_home: Path, start: St
     check_a_cut(run)
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
@@ -115,7 +115,7 @@ def test_rootless_ranks_are_hit_by_their_number(
     assert f"fault: {said}" in result.err
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_hosts_that_stay_cut_off_lose_one_another(home: Path, start: Start) -> None:
     run = start(home, argv("cut:algo-1/algo-2@0.3s"))
     run.expect(apart=frozenset({"algo-2"}))
@@ -124,7 +124,7 @@ def test_hosts_that_stay_cut_off_lose_one_another(home: Path, start: Start) -> N
     assert "FAILED PeerError: lost algo-2 (no heartbeat for 2 s)" in result.err
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_host_that_is_killed_falls_silent_like_a_machine(home: Path, start: Start) -> None:
     """Nothing tells the others: its connections stay open until nobody answers."""
     result = start(home, argv("kill:host=algo-2@0.3s")).wait()
@@ -133,7 +133,7 @@ def test_a_host_that_is_killed_falls_silent_like_a_machine(home: Path, start: St
     assert [h["status"] for h in result.summary["local"]["hosts"]] == [102, -signal.SIGKILL]
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_host_that_is_frozen_for_a_while_is_heard_again(home: Path, start: Start) -> None:
     result = start(home, argv("freeze:host=algo-1@0.3s+1s", seconds=3)).wait()
     assert result.code == 0, result.err

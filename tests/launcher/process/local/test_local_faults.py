@@ -70,7 +70,7 @@ def block(result: Result) -> list[str]:
     return [line for line in told[at + 1 :] if line.startswith("  ")]
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_killed_rank_is_the_first_failure_of_the_job(start: Start, home: Path) -> None:
     result = begin(start, home, "kill:rank=1@0.5s").wait()
     assert result.code == 128 + signal.SIGKILL, result.err
@@ -93,7 +93,7 @@ def test_a_killed_rank_is_the_first_failure_of_the_job(start: Start, home: Path)
     assert fault["landed"] and fault["spec"] == "kill:rank=1@0.5s"
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_killed_host_goes_with_all_its_processes(start: Start, home: Path) -> None:
     run = begin(start, home, "kill:host=algo-2@0.3s")
     result = run.wait()
@@ -103,7 +103,7 @@ def test_a_killed_host_goes_with_all_its_processes(start: Start, home: Path) -> 
     assert [h["status"] for h in result.summary["local"]["hosts"]] == [102, -signal.SIGKILL]
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 @pytest.mark.parametrize(("who", "frozen"), [("rank=1", 1), ("host=algo-2", 1), ("rank=0", 0)])
 def test_what_is_frozen_stands_still_for_as_long_and_goes_on(
     start: Start, home: Path, who: str, frozen: int
@@ -115,7 +115,7 @@ def test_what_is_frozen_stands_still_for_as_long_and_goes_on(
     assert f"fault: freeze:{who}@0.3s+1s is over after 1." in result.err
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_host_that_is_frozen_for_good_is_lost_and_the_run_still_ends(
     start: Start, home: Path
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_host_that_is_frozen_for_good_is_lost_and_the_run_still_ends(
     assert "FAILED PeerError: lost algo-2 (no heartbeat for 2 s)" in result.err
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_what_is_slow_has_a_part_of_the_time(start: Start, home: Path) -> None:
     result = begin(start, home, "slow:rank=1:20%@0.3s+1.5s", seconds=2.5).wait()
     assert result.code == 0, result.err
@@ -135,7 +135,7 @@ def test_what_is_slow_has_a_part_of_the_time(start: Start, home: Path) -> None:
     assert stood(result, "algo-1") < stood(result, "algo-2")
 
 
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 def test_a_stop_is_that_of_the_platform(start: Start, home: Path) -> None:
     result = begin(start, home, "stop@0.3s").wait()
     assert result.code == 143, result.err
@@ -184,7 +184,7 @@ def test_a_fault_that_cannot_be_is_refused_before_anything_starts(
 
 
 @pytest.mark.torch
-@pytest.mark.promise("F105")
+@pytest.mark.promise("F80")
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [

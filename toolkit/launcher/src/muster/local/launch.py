@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
@@ -172,8 +173,9 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
         hosts.close(0 if session.ending.abandoned else LIMIT_S)
         caches.release(in_use)
         tail.close()
+    killed = injector.killed if injector is not None else ()
     ends = tuple(
-        summary.HostEnd(name, hosts.statuses.get(host_index))
+        summary.HostEnd(name, -SIGKILL if name in killed else hosts.statuses.get(host_index))
         for host_index, name in enumerate(request.host_names)
     )
     end = summary.RunEnd(

@@ -41,7 +41,8 @@ class Report(NamedTuple):
 
 class Injector(threading.Thread):
     """`ended`: the hosts that have ended. `said` fills with lines for the screen;
-    `stops`: faults that want the job to be stopped, to be taken by the session."""
+    `stops`: faults that want the job to be stopped, to be taken by the session; `killed`: hosts
+    that were, of which an engine tells no more than 137."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Injector(threading.Thread):
         super().__init__(name="faults", daemon=True)
         self.said: deque[str] = deque()
         self.stops: deque[str] = deque()
+        self.killed: list[str] = []
         self._folder = folder
         self._hosts = hosts
         self._means = means
@@ -184,6 +186,7 @@ class Injector(threading.Thread):
             return f"cut {' and '.join(fault.hosts)} off from one another"
         if fault.kind == KILL:
             self._means.kill(target)
+            self.killed += [target.host] if target.rank is None else []
         else:
             self._means.freeze(target)
         shot.target = target
