@@ -34,7 +34,7 @@ from muster.types.names import counted
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
-    from muster.local.faults.injector import Report
+    from muster.local.faults.injector import Landing
     from muster.local.faults.spec import Fault
 
 STOP_MARGIN_S = 1.0
@@ -164,7 +164,7 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
     session = HostSession(
         signals, hosts, progress, tail, screen, timeout, stop_limit_s(request), injector
     )
-    reports: Sequence[Report] = ()
+    reports: Sequence[Landing] = ()
     try:
         session.run()
     finally:

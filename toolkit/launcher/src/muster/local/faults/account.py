@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.local.faults.injector import Report
+from muster.local.faults.injector import Landing
 from muster.types.names import counted, listed
 
 SHOWN_FILES = 4
@@ -13,7 +13,7 @@ SHOWN_CHARACTERS = 160
 
 
 def lines(
-    reports: Sequence[Report],
+    reports: Sequence[Landing],
     outcome: Mapping[str, object] | None,
     exit_code: int,
     saved: Sequence[tuple[str, float]],
@@ -40,7 +40,7 @@ def lines(
     return found
 
 
-def _saved(saved: Sequence[tuple[str, float]], landed: Sequence[Report]) -> str:
+def _saved(saved: Sequence[tuple[str, float]], landed: Sequence[Landing]) -> str:
     """Which checkpoints and models survived."""
     if not saved:
         return "no checkpoint and no model of this run is left"

@@ -1,7 +1,7 @@
 """Does the faults of a run, each at its moment, in a thread of `muster local`.
 
 It reads what everybody may read, the hosts' events and the ranks' metrics, and touches the job by
-`Means` alone. Nothing it meets ends the run: what goes wrong is in a `Report`.
+`Means` alone. Nothing it meets ends the run: what goes wrong is in a `Landing`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRICS = "metrics"  # folder in the record of a host
 _DONE = {KILL: "killed", FREEZE: "froze", SLOW: "slowed"}
 
 
-class Report(NamedTuple):
+class Landing(NamedTuple):
     """What became of a fault. `text`: what landed on whom and when, or why nothing did. `t`: the
     moment on the monotonic clock, 0 for none; `time`: the same in seconds since 1970."""
 
@@ -75,7 +75,7 @@ class Injector(threading.Thread):
             for shot in self._shots:
                 self._advance(shot)
 
-    def close(self) -> list[Report]:
+    def close(self) -> list[Landing]:
         """Ends what still lasts; a report for every fault. Waits for `CLOSE_S` at most."""
         self._over.set()
         self.join(CLOSE_S)
@@ -144,10 +144,10 @@ class Injector(threading.Thread):
             target = self._aim(fault)
             what = self._do(shot, target)
         except NotLandedError as error:
-            self._tell(shot, Report(fault.spec, False, str(error)))
+            self._tell(shot, Landing(fault.spec, False, str(error)))
             return
         except Exception as error:  # a defect: the job is not to pay for it
-            self._tell(shot, Report(fault.spec, False, f"muster failed: {error!r}"))
+            self._tell(shot, Landing(fault.spec, False, f"muster failed: {error!r}"))
             return
         now = time.monotonic()
         assert self._began is not None
@@ -156,7 +156,7 @@ class Injector(threading.Thread):
             after += f", at step {self._step_of(fault)}"
         shot.until = None if fault.lasts_s is None else now + fault.lasts_s
         shot.lasts = fault.kind in (FREEZE, SLOW, CUT)
-        report = Report(fault.spec, True, f"{what} {after}", now, time.time())
+        report = Landing(fault.spec, True, f"{what} {after}", now, time.time())
         self._tell(shot, report, target.in_words() if target else "/".join(fault.hosts))
 
     def _aim(self, fault: Fault) -> Target | None:
@@ -210,7 +210,7 @@ class Injector(threading.Thread):
             lasted = time.monotonic() - shot.report.t
             self.said.append(f"fault: {shot.fault.spec} is over after {lasted:.1f} s")
 
-    def _tell(self, shot: _Shot, report: Report, target: str = "") -> Report:
+    def _tell(self, shot: _Shot, report: Landing, target: str = "") -> Landing:
         """On the screen and in the record."""
         shot.report = report
         self.said.append(f"fault: {report.text}" if report.landed else _not_landed(report))
@@ -225,7 +225,7 @@ class Injector(threading.Thread):
             _append(self._folder.events(host), event)
         return report
 
-    def _missed(self, fault: Fault) -> Report:
+    def _missed(self, fault: Fault) -> Landing:
         """Of a fault whose moment never came."""
         if self._began is None:
             why = "its ranks never all ran"
@@ -237,7 +237,7 @@ class Injector(threading.Thread):
                 "no step was reported (muster.metrics(step=...) does)"
             )  # fmt: skip
             why = f"never reached @{fault.when}: {said}"
-        return Report(fault.spec, False, why)
+        return Landing(fault.spec, False, why)
 
 
 class _Shot:
@@ -245,7 +245,7 @@ class _Shot:
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-        self.report: Report | None = None
+        self.report: Landing | None = None
         self.target: Target | None = None
         self.slowing: _Slowing | None = None
         self.until: float | None = None
@@ -278,7 +278,7 @@ class _Slowing(threading.Thread):
         self.join(CLOSE_S)
 
 
-def _not_landed(report: Report) -> str:
+def _not_landed(report: Landing) -> str:
     return f"fault: {report.spec} did not land: {report.text}"
 
 

@@ -25,7 +25,7 @@ from muster.types.plain import columns
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
-    from muster.local.faults.injector import Report
+    from muster.local.faults.injector import Landing
 
 SCHEMA = 1
 TIMEOUT_EXIT_CODE = 124
@@ -55,7 +55,7 @@ class RunEnd(NamedTuple):
     notes: tuple[str, ...] = ()
     facts: Mapping[str, object] = {}
     hints: tuple[str, ...] = ()  # lines about what stayed
-    reports: tuple[Report, ...] = ()  # of the faults that were asked for
+    reports: tuple[Landing, ...] = ()  # of the faults that were asked for
 
 
 def exit_code(end: RunEnd) -> int:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from muster.arguments import UsageError
 from muster.local.faults.account import lines, saved_since
-from muster.local.faults.injector import Injector, Report
+from muster.local.faults.injector import Injector, Landing
 from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.faults.plan import read_faults, settle
 from muster.local.faults.processes import ProcessMeans
@@ -265,8 +265,8 @@ def test_the_last_word_says_what_landed_what_was_said_and_what_is_left(tmp_path:
     for name, time_s in (("old.pt", 50), ("epoch-1.pt", 110), ("epoch-2.pt", 118.5)):
         (folder / name).write_text("x")
         os.utime(folder / name, (time_s, time_s))
-    reports = [Report("kill:rank=1@1s", True, "killed rank 1 1.0 s after", 10.0, 120.0),
-               Report("stop@9s", False, "the job ended before @9s")]  # fmt: skip
+    reports = [Landing("kill:rank=1@1s", True, "killed rank 1 1.0 s after", 10.0, 120.0),
+               Landing("stop@9s", False, "the job ended before @9s")]  # fmt: skip
     outcome = {"t": 10.5, "host": "algo-1", "headline": "UserScriptError: killed\nmore"}
     assert lines(reports, outcome, 137, saved_since([str(folder)], 100)) == [
         "faults:",
