@@ -183,6 +183,11 @@ def test_a_fault_that_cannot_be_is_refused_before_anything_starts(
     assert not result.folder.exists()
 
 
+def test_a_plan_of_a_model_suffers_no_faults(start: Start, home: Path) -> None:
+    result = start(home, ["train.py", "--model-plan", "--fault", "stop@1s", *PROCESS]).wait()
+    assert result.code == 2 and "leave out one of them" in result.err, result.err
+
+
 @pytest.mark.torch
 @pytest.mark.promise("F80")
 @pytest.mark.parametrize(

@@ -67,9 +67,16 @@ def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) ->
     if not request.faults:
         return ()
     from muster.local.faults.plan import settle
+    from muster.types.distribution import Single
 
+    if request.model_plan:
+        raise UsageError(
+            "--fault needs a job: --model-plan runs none", "leave out one of them"
+        )
     # without a number of processes a device each may get a rank
-    exact = request.processes_per_host is not None or request.distribution in (None, "none")
+    option = asked_distribution(request, keys)
+    given = (getattr(option, name, None) for name in ("processes", "processes_per_host"))
+    exact = isinstance(option, Single) or any(given)
     ranks = asked_ranks(request, keys)
     return settle(request.faults, request.host_names, ranks, exact, isolation)
 

@@ -56,6 +56,7 @@ class Injector(threading.Thread):
         self.said: deque[str] = deque()
         self.stops: deque[str] = deque()
         self.killed: list[str] = []
+        self._broken = ""
         self._folder = folder
         self._hosts = hosts
         self._means = means
@@ -70,10 +71,14 @@ class Injector(threading.Thread):
         self._began: float | None = None  # when the last rank started
 
     def run(self) -> None:
-        while not self._over.wait(POLL_S):
-            self._look()
-            for shot in self._shots:
-                self._advance(shot)
+        try:
+            while not self._over.wait(POLL_S):
+                self._look()
+                for shot in self._shots:
+                    self._advance(shot)
+        except Exception as error:  # a defect, or a disk that cannot be read: the job goes on
+            self._broken = f"muster failed: {error!r}"
+            self.said.append(f"fault: no more will come: {self._broken}")
 
     def close(self) -> list[Landing]:
         """Ends what still lasts; a report for every fault. Waits for `CLOSE_S` at most."""
@@ -82,7 +87,8 @@ class Injector(threading.Thread):
         for shot in self._shots:
             if shot.lasts:
                 self._undo(shot)
-        self._look()
+        with suppress(OSError):
+            self._look()
         self._tail.close()
         for tail in self._metrics.values():
             tail.close()
@@ -227,7 +233,9 @@ class Injector(threading.Thread):
 
     def _missed(self, fault: Fault) -> Landing:
         """Of a fault whose moment never came."""
-        if self._began is None:
+        if self._broken:
+            why = self._broken
+        elif self._began is None:
             why = "its ranks never all ran"
         elif fault.at_step is None:
             why = f"the job ended before @{fault.when}"
